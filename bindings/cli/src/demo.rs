@@ -1,0 +1,52 @@
+//! `estafette demo`: two stages over a ring of buffers, so that reads and writes of different rounds overlap and are
+//! still in order.
+
+use std::time::{Duration, Instant};
+
+use estafette::{DType, Engine, Tensor};
+
+/// Tensors streamed unless told otherwise.
+pub(crate) const TENSORS_DEFAULT: usize = 1_000;
+
+/// Buffers in the ring: rounds that may be under way at once.
+const RING: usize = 4;
+
+/// Elements of each tensor.
+const LEN: i64 = 4_096;
+
+pub(crate) fn run(tensors: usize) -> Result<(), Box<dyn std::error::Error>> {
+    let engine = Engine::builder().build()?;
+    let ring: Vec<Tensor> = (0..RING).map(|_| engine.zeros(&[LEN], DType::F32)).collect::<Result<_, _>>()?;
+    let sums = engine.zeros(&[1], DType::F64)?;
+    let began = Instant::now();
+    for round in 0..tensors {
+        let slot = &ring[round % RING];
+        engine.op("fill").writes([slot]).run(move |[], [mut out]| {
+            out.as_mut_slice::<f32>()?.fill(round as f32);
+            Ok(())
+        })?;
+        engine.op("sum").reads([slot]).updates([&sums]).run(|[input], [], [mut sums]| {
+            let sum: f64 = input.as_slice::<f32>()?.iter().map(|value| f64::from(*value)).sum();
+            sums.as_mut_slice::<f64>()?[0] += sum;
+            Ok(())
+        })?;
+    }
+    let submitted = began.elapsed();
+    sums.wait()?;
+    let total = began.elapsed();
+    let found = sums.to_vec::<f64>()?[0];
+    let expected: f64 = (0..tensors).map(|round| round as f64 * LEN as f64).sum();
+    if found != expected {
+        return Err(format!("the sum is {found}, but one after the other gives {expected}").into());
+    }
+    println!("tensors     {tensors}");
+    println!("operations  {}", 2 * tensors);
+    println!("submitted   {:.1} ms", milliseconds(submitted));
+    println!("finished    {:.1} ms", milliseconds(total));
+    println!("result      {found}, as one after the other gives");
+    Ok(())
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

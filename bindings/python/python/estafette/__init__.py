@@ -1,0 +1,131 @@
+"""Tensor exchange between array libraries as a dependency graph: every tensor is a promise.
+
+::
+
+    import numpy as np
+    import estafette as est
+
+    with est.Engine(workers=2) as eng:
+        x = eng.from_dlpack(np.arange(1024, dtype="float32"))        # zero-copy
+        y = eng.empty((1024,), "float32")
+        eng.submit(lambda x, y: np.multiply(x, 2, out=y), reads=[x], writes=[y], using=np.from_dlpack)
+        y.wait()                                                     # or: await y
+        print(np.from_dlpack(y).sum())
+
+Arrays come in by ``from_dlpack`` and go out by ``__dlpack__``, so anything that speaks DLPack is a peer; none is
+imported by this package. An export is a *lease*: engine writes wait until the array made from it is gone.
+"""
+
+from __future__ import annotations
+
+import atexit as _atexit
+import os as _os
+import threading as _threading
+from typing import TYPE_CHECKING
+
+from ._errors import (
+    CancelledError,
+    ConflictError,
+    DeviceError,
+    EstafetteError,
+    ExchangeError,
+    ForkedError,
+    InvalidError,
+    InvalidTensorError,
+    LeaseHeldError,
+    NotDefinedError,
+    OperationError,
+    ShutdownError,
+    WindowFullError,
+    WouldBlockError,
+    WouldDeadlockError,
+)
+from ._estafette import (
+    Access,
+    Engine,
+    Exporter,
+    Operation,
+    Tensor,
+    Variable,
+    View,
+    __version__,
+    _after_fork_in_child,
+    _after_fork_in_parent,
+    _at_exit,
+    _before_fork,
+)
+from ._reports import Blocked, Device, Diagnosis, ShutdownReport, Stats, Waiting
+
+if TYPE_CHECKING:
+    from ._typing import DeviceLike, SupportsDLPack
+
+__all__ = [
+    "Access",
+    "Blocked",
+    "CancelledError",
+    "ConflictError",
+    "Device",
+    "DeviceError",
+    "Diagnosis",
+    "Engine",
+    "EstafetteError",
+    "ExchangeError",
+    "Exporter",
+    "ForkedError",
+    "InvalidError",
+    "InvalidTensorError",
+    "LeaseHeldError",
+    "NotDefinedError",
+    "Operation",
+    "OperationError",
+    "ShutdownError",
+    "ShutdownReport",
+    "Stats",
+    "Tensor",
+    "Variable",
+    "View",
+    "Waiting",
+    "WindowFullError",
+    "WouldBlockError",
+    "WouldDeadlockError",
+    "__version__",
+    "default_engine",
+    "from_dlpack",
+]
+
+_default: Engine | None = None
+_default_lock = _threading.Lock()
+
+
+def default_engine() -> Engine:
+    """The engine for those who need no options; made at the first call, for the whole process."""
+    global _default
+    if _default is None:
+        with _default_lock:
+            if _default is None:
+                _default = Engine()
+    return _default
+
+
+def from_dlpack(
+    x: SupportsDLPack,
+    /,
+    *,
+    device: DeviceLike | None = None,
+    copy: bool | None = None,
+) -> Tensor:
+    """A promise of the memory behind `x`, without a copy, in the default engine. See ``Engine.from_dlpack``."""
+    return default_engine().from_dlpack(x, device=device, copy=copy)
+
+
+def _in_child() -> None:
+    # A child must get its error from the engine, not hang on a lock that another thread held during the fork.
+    global _default_lock
+    _default_lock = _threading.Lock()
+    _after_fork_in_child()
+
+
+if hasattr(_os, "register_at_fork"):
+    _os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_child)
+
+_atexit.register(_at_exit)

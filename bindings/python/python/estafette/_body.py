@@ -1,0 +1,45 @@
+"""How the Python functions of operations are run. Called by the extension, never by users."""
+
+from __future__ import annotations
+
+import contextvars
+import traceback
+
+# Which operation the calling code belongs to. A context variable and not a thread-local: it follows an asynchronous
+# body through its event loop, and `copy_context` carries it wherever the body takes it.
+operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estafette.operation", default=None)
+
+
+def run(scope, function, using, tensors):
+    """The body of an operation with a plain function."""
+    operation.set(scope)
+    if using is None:
+        return function(*tensors)
+    return function(*[using(tensor) for tensor in tensors])
+
+
+async def run_async(scope, function, using, tensors):
+    """The body of an operation with an `async def` function, as a task on the submitter's loop."""
+    operation.set(scope)
+    if using is None:
+        return await function(*tensors)
+    return await function(*[using(tensor) for tensor in tensors])
+
+
+def start_async(scope, function, using, tensors, loop, context, done):
+    """Starts `run_async` on the thread of `loop`; `done` gets the finished task."""
+    task = loop.create_task(run_async(scope, function, using, tensors), context=context)
+    task.add_done_callback(done, context=context)
+
+
+def let_go(error):
+    """Clears the local variables in the frames of an exception and of those behind it.
+
+    They would keep the views of the body alive, and with them leases of its operands, for as long as somebody keeps
+    the error.
+    """
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

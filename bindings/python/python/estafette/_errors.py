@@ -1,0 +1,105 @@
+"""What can go wrong, sorted by what the caller can do about it."""
+
+from __future__ import annotations
+
+
+class EstafetteError(Exception):
+    """Base class of everything that this package raises of its own.
+
+    Two kinds of errors are builtin ones: ``TimeoutError`` when time is up, and ``TypeError`` for an argument of the
+    wrong type.
+    """
+
+
+class InvalidError(EstafetteError, ValueError):
+    """An argument is wrong; the message names it. Nothing was submitted."""
+
+
+class InvalidTensorError(InvalidError, BufferError):
+    """A tensor from outside breaks the rules of DLPack; the message names the field. Its deleter has been called."""
+
+
+class ExchangeError(EstafetteError, BufferError):
+    """The exchange cannot be done as asked: a device, a copy or a struct that one side does not support."""
+
+
+class OperationError(EstafetteError):
+    """The operation that should have made the data failed, or an input of it had failed.
+
+    Every waiter gets the root cause: an operation that was skipped because of an earlier failure passes on the cause
+    that it was given. ``__cause__`` is the exception that the operation's function raised, with its traceback; the
+    local variables of that traceback's frames are gone, since they would hold on to the views they had.
+    """
+
+    operation: str
+    """Name of the operation that failed first."""
+    id: int
+    """Identity of that operation, as in ``Engine.diagnose``."""
+    message: str
+    """What it said."""
+
+    def __init__(self, operation: str, id: int, message: str, text: str | None = None) -> None:
+        super().__init__(operation, id, message, text)
+        self.operation = operation
+        self.id = id
+        self.message = message
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text or f"operation `{self.operation}` (op {self.id}) failed: {self.message}"
+
+
+class CancelledError(OperationError):
+    """The operation was cancelled before it began. (A cancelled *task* gets ``asyncio.CancelledError`` as usual.)"""
+
+
+class DeviceError(EstafetteError):
+    """A device refused or broke."""
+
+
+class ConflictError(EstafetteError):
+    """The memory is used in a way that excludes this use; the message says by whom."""
+
+
+class LeaseHeldError(EstafetteError):
+    """Only leases that nobody has returned hold this up."""
+
+    leases: list[str]
+    """Each of them in words: mode, taker, age."""
+
+    def __init__(self, message: str, leases: list[str] | None = None) -> None:
+        super().__init__(message, leases)
+        self.leases = list(leases or ())
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class WouldDeadlockError(EstafetteError):
+    """Waiting here could never end."""
+
+
+class WouldBlockError(EstafetteError, RuntimeError):
+    """A synchronous wait on a thread with a running event loop, which it would stop. Use ``await`` there."""
+
+
+class NotDefinedError(EstafetteError):
+    """The tensor's operation has not run yet, so it has no shape, type or memory."""
+
+
+class WindowFullError(EstafetteError):
+    """As many operations are in flight as the engine accepts."""
+
+
+class ShutdownError(EstafetteError):
+    """The engine has been shut down."""
+
+
+class ForkedError(EstafetteError):
+    """This process was forked from the one that started the engine. Start processes by *spawn* instead."""
+
+
+for _error in list(globals().values()):
+    if isinstance(_error, type) and issubclass(_error, EstafetteError):
+        _error.__module__ = "estafette"
+del _error

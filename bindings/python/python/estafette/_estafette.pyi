@@ -1,0 +1,223 @@
+"""The extension behind the package `estafette`."""
+
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from types import TracebackType
+from typing import Any, final
+
+from typing_extensions import CapsuleType, Self
+
+from ._reports import Device, Diagnosis, ShutdownReport, Stats
+from ._typing import DeviceLike, DtypeLike, Like, ShapeLike, SupportsDLPack, Using
+
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork"]
+
+__version__: str
+
+@final
+class Engine:
+    """Schedules operations in the order that their data demands."""
+
+    def __new__(
+        cls,
+        workers: int | None = None,
+        *,
+        window: int | None = None,
+        lease_timeout: float | None = None,
+    ) -> Self: ...
+    @property
+    def workers(self) -> int: ...
+    def from_dlpack(
+        self,
+        x: SupportsDLPack | CapsuleType,
+        /,
+        *,
+        device: DeviceLike | None = None,
+        copy: bool | None = None,
+    ) -> Tensor: ...
+    def empty(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
+    def zeros(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
+    def var(self) -> Variable: ...
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        reads: Iterable[Tensor | Variable] | None = None,
+        writes: Iterable[Tensor | Variable] | None = None,
+        using: Using | None = None,
+        name: str | None = None,
+        on: DeviceLike | None = None,
+        priority: int = 0,
+    ) -> Operation: ...
+    def submit_async(
+        self,
+        fn: Callable[..., Any],
+        reads: Iterable[Tensor | Variable] | None = None,
+        writes: Iterable[Tensor | Variable] | None = None,
+        using: Using | None = None,
+        name: str | None = None,
+        on: DeviceLike | None = None,
+        priority: int = 0,
+    ) -> Awaitable[Operation]: ...
+    def call(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: Like | None = None,
+        copy: bool | None = None,
+        name: str | None = None,
+        on: DeviceLike | None = None,
+        priority: int = 0,
+    ) -> Tensor: ...
+    def call_async(
+        self,
+        fn: Callable[..., Any],
+        *tensors: Tensor,
+        using: Using | None = None,
+        alias_of: Iterable[Tensor] | None = None,
+        like: Like | None = None,
+        copy: bool | None = None,
+        name: str | None = None,
+        on: DeviceLike | None = None,
+        priority: int = 0,
+    ) -> Awaitable[Tensor]: ...
+    def access(
+        self,
+        reads: Iterable[Tensor] | None = None,
+        writes: Iterable[Tensor] | None = None,
+        using: Using | None = None,
+    ) -> Access: ...
+    def wait_all(self, timeout: float | None = None) -> None: ...
+    def diagnose(self) -> Diagnosis: ...
+    def stats(self) -> Stats: ...
+    def shutdown(self, timeout: float | None = None) -> ShutdownReport: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+    def __aenter__(self) -> Awaitable[Self]: ...
+    def __aexit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> Awaitable[None]: ...
+
+@final
+class Tensor:
+    """A promise of an n-dimensional array."""
+
+    def is_ready(self) -> bool: ...
+    def is_defined(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def __await__(self) -> Generator[Any, None, Self]: ...
+    def writable(self) -> Awaitable[Self]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def data_ptr(self) -> int: ...
+    @property
+    def read_only(self) -> bool: ...
+    @property
+    def version(self) -> int: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def for_write(self) -> Exporter: ...
+    def alias(self) -> Exporter: ...
+    def read(self, using: Using | None = None) -> Access: ...
+    def write(self, using: Using | None = None) -> Access: ...
+    def clear_error(self) -> None: ...
+
+@final
+class Exporter:
+    """A tensor on its way to a library, with the access that it shall have."""
+
+    @property
+    def tensor(self) -> Tensor: ...
+    @property
+    def access(self) -> str: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Access:
+    """Leases of several tensors for the length of a block."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+    def __aenter__(self) -> Awaitable[Any]: ...
+    def __aexit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> Awaitable[None]: ...
+
+@final
+class View:
+    """A tensor under a scoped lease."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def access(self) -> str: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: Any | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+@final
+class Operation:
+    """A submitted operation: can be awaited, waited for and cancelled."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def id(self) -> int: ...
+    def is_done(self) -> bool: ...
+    def cancel(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> None: ...
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+@final
+class Variable:
+    """Something whose order is kept and that has no memory."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+
+def _after_fork_in_child() -> None: ...
+def _after_fork_in_parent() -> None: ...
+def _at_exit() -> None: ...
+def _before_fork() -> None: ...

@@ -1,0 +1,132 @@
+"""What an engine tells about itself: plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """Where memory is, in DLPack's numbers. Equal to a plain ``(type, id)`` tuple."""
+
+    type: int
+    """DLPack's device type: 1 is the CPU."""
+    id: int
+    """Which one of that type."""
+
+    def __str__(self) -> str:
+        return f"{_DEVICE_NAMES.get(self.type, f'device_type({self.type})')}:{self.id}"
+
+
+_DEVICE_NAMES = {
+    1: "cpu",
+    2: "cuda",
+    3: "cuda_host",
+    4: "opencl",
+    7: "vulkan",
+    8: "metal",
+    9: "vpi",
+    10: "rocm",
+    11: "rocm_host",
+    12: "ext_dev",
+    13: "cuda_managed",
+    14: "oneapi",
+    15: "webgpu",
+    16: "hexagon",
+    17: "maia",
+    18: "trainium",
+}
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """One reason to wait."""
+
+    id: int
+    """The operation or lease in the way."""
+    name: str
+    """Its name, or who took the lease."""
+    variable: int
+    """The variable that both use."""
+    hazard: str
+    """``"read after write"``, ``"write after read"`` or ``"write after write"``."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One operation in flight."""
+
+    id: int
+    """Identity, as in errors."""
+    name: str
+    """Name given at submission."""
+    status: str
+    """``"waiting"``, ``"granted"``, ``"running"``, ``"cancelled"`` or ``"held"`` (a lease)."""
+    age: float
+    """Seconds since submission, a few milliseconds coarse."""
+    blocked_by: tuple[Blocked, ...]
+    """What it waits for directly."""
+    text: str
+    """All of this in words."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Who waits for whom. As a string, one line per operation."""
+
+    operations: tuple[Waiting, ...]
+    """Operations in flight, in submission order; leases and waiting futures included."""
+    text: str = field(repr=False)
+    """All of this in words."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self.operations
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters of an engine and of the process."""
+
+    in_flight: int
+    """Operations in flight in this engine."""
+    window: int
+    """Its limit."""
+    imported: int
+    """Tensors that came from outside into this process's engines, results of ``call`` included."""
+    exported: int
+    """Tensors that were handed to other libraries."""
+    deleters: int
+    """Tensors from outside that were given back to their libraries: how many deleters have been called."""
+    released: int
+    """Tensors of this process, from outside or not, whose memory was given back."""
+    leaked: int
+    """Tensors whose memory is kept for ever, since its last use can never be known to be over."""
+    releasing: int
+    """Tensors that are on their way back."""
+
+
+@dataclass(frozen=True)
+class ShutdownReport:
+    """How a shutdown ended."""
+
+    drained: bool
+    """Whether everything that was in flight has ended."""
+    cancelled: tuple[str, ...]
+    """Operations that were cancelled because only leases held them up."""
+    leases: tuple[str, ...]
+    """The leases that held them up."""
+    running: tuple[str, ...]
+    """Operations that were still running."""
+
+
+for _report in (Device, Blocked, Waiting, Diagnosis, Stats, ShutdownReport):
+    _report.__module__ = "estafette"
+del _report

@@ -1,0 +1,30 @@
+"""Names for the types of arguments, as in the type stubs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, SupportsIndex, TypeAlias, Union
+
+from ._reports import Device
+
+
+class SupportsDLPack(Protocol):
+    """What ``from_dlpack`` takes: the array API's protocol."""
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = ...) -> Any: ...
+
+
+class HasShapeAndDtype(Protocol):
+    """An array, or something that looks like one."""
+
+    @property
+    def shape(self) -> Any: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
+ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
+DtypeLike: TypeAlias = Any
+Like: TypeAlias = Union[tuple[ShapeLike, DtypeLike], HasShapeAndDtype]
+Using: TypeAlias = Callable[[Any], Any]

@@ -1,0 +1,246 @@
+//! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
+
+use estafette::{Access, Error, Lease, Tensor};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::awaiting::Awaiter;
+use crate::body::would_block;
+use crate::engine::EngineHandle;
+use crate::error::{OrRaise, raise};
+use crate::export::{self, From, Request, poll_once};
+use crate::process::Own;
+use crate::tensor::{PyTensor, device_object};
+use crate::{gate, peers, running_loop};
+
+/// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
+/// end. A view that outlives the block keeps its lease.
+#[pyclass(frozen, module = "estafette", name = "Access")]
+pub struct PyAccess {
+    engine: EngineHandle,
+    wanted: Vec<(Py<PyTensor>, Access)>,
+    using: Option<Py<PyAny>>,
+    /// Whether the block gets its one view instead of a tuple.
+    single: bool,
+    views: Mutex<Views>,
+}
+
+enum Views {
+    Idle,
+    Entering,
+    Open(Vec<Py<PyView>>),
+}
+
+impl PyAccess {
+    pub fn one(tensor: &Bound<'_, PyTensor>, access: Access, using: Option<Bound<'_, PyAny>>) -> Self {
+        let engine = tensor.get().engine().clone();
+        let mut one = Self::new(engine, vec![(tensor.clone().unbind(), access)], using);
+        one.single = true;
+        one
+    }
+
+    pub fn new(
+        engine: EngineHandle,
+        wanted: Vec<(Py<PyTensor>, Access)>,
+        using: Option<Bound<'_, PyAny>>,
+    ) -> Self {
+        let using = using.map(Bound::unbind);
+        Self { engine, wanted, using, single: false, views: Mutex::new(Views::Idle) }
+    }
+
+    fn views(&self) -> MutexGuard<'_, Views> {
+        self.views.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn begin(&self, py: Python<'_>) -> PyResult<Vec<(Tensor, Access)>> {
+        let wanted =
+            self.wanted.iter().map(|(tensor, access)| Ok((tensor.get().tensor(py)?.clone(), *access)));
+        let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
+        let mut views = self.views();
+        if !matches!(*views, Views::Idle) {
+            return Err(PyRuntimeError::new_err("this access has been entered already"));
+        }
+        *views = Views::Entering;
+        Ok(wanted)
+    }
+
+    /// Gives the block what it asked for.
+    fn open(&self, py: Python<'_>, leases: Result<Vec<Lease>, Error>) -> PyResult<Py<PyAny>> {
+        match leases.or_raise(py).and_then(|leases| self.lend(py, leases)) {
+            Ok(lent) => Ok(lent),
+            Err(error) => {
+                self.close(py);
+                Err(error)
+            }
+        }
+    }
+
+    fn lend(&self, py: Python<'_>, leases: Vec<Lease>) -> PyResult<Py<PyAny>> {
+        let views = leases
+            .into_iter()
+            .map(|lease| Py::new(py, PyView { lease: Mutex::new(Some(Own::new(lease))) }))
+            .collect::<PyResult<Vec<_>>>()?;
+        let lent: Vec<Py<PyAny>> = views.iter().map(|view| view.clone_ref(py).into_any()).collect();
+        *self.views() = Views::Open(views);
+        let lent = match &self.using {
+            None => lent,
+            Some(using) => lent.into_iter().map(|view| using.call1(py, (view,))).collect::<PyResult<_>>()?,
+        };
+        match (self.single, lent.first()) {
+            (true, Some(view)) => Ok(view.clone_ref(py)),
+            _ => Ok(PyTuple::new(py, lent)?.into_any().unbind()),
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let views = std::mem::replace(&mut *self.views(), Views::Idle);
+        if let Views::Open(views) = views {
+            views.iter().for_each(|view| view.get().end(py));
+        }
+    }
+
+    fn taker(py: Python<'_>) -> String {
+        peers::caller(py).place
+    }
+}
+
+#[pymethods]
+impl PyAccess {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let wanted = self.begin(py)?;
+        let taker = Self::taker(py);
+        let leases = match self.acquire(py, &wanted, &taker) {
+            Ok(leases) => leases,
+            Err(error) => {
+                self.close(py);
+                return Err(error);
+            }
+        };
+        self.open(py, leases)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __aenter__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
+        let py = this.py();
+        let wanted = this.get().begin(py)?;
+        let engine = this.get().engine.engine(py)?.clone();
+        let (handle, taker) = (this.get().engine.clone(), Self::taker(py));
+        let entering = Entering { access: Some(this.clone().unbind()) };
+        Ok(Awaiter::pending(Some(handle), async move {
+            let leases = engine.lease_all(&wanted, &taker).await;
+            let mut entering = entering;
+            Box::new(move |py: Python<'_>| match entering.access.take() {
+                Some(access) => access.get().open(py, leases),
+                None => Ok(py.None()),
+            }) as _
+        }))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> Awaiter {
+        self.close(py);
+        Awaiter::done(Ok(py.None()))
+    }
+}
+
+impl PyAccess {
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        wanted: &[(Tensor, Access)],
+        taker: &str,
+    ) -> PyResult<Result<Vec<Lease>, Error>> {
+        let engine = self.engine.engine(py)?;
+        if running_loop::get(py)?.is_some() {
+            return poll_once(engine.lease_all(wanted, taker)).ok_or_else(|| would_block(py, "the access"));
+        }
+        Ok(gate::detach(py, || engine.lease_all_wait(wanted, taker, None)))
+    }
+}
+
+/// An `async with` that is being entered. Dropped before it was, it can be entered again.
+struct Entering {
+    access: Option<Py<PyAccess>>,
+}
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        if let Some(access) = &self.access {
+            *access.get().views() = Views::Idle;
+        }
+    }
+}
+
+/// A tensor under a scoped lease. Pass it to ``from_dlpack`` of any library; that waits for nothing.
+#[pyclass(frozen, module = "estafette", name = "View")]
+pub struct PyView {
+    lease: Mutex<Option<Own<Lease>>>,
+}
+
+impl PyView {
+    fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
+        let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match lease.as_ref() {
+            Some(lease) => lease.get(py).cloned(),
+            None => Err(raise(py, "ConflictError", "the `with` block that this view belongs to has ended")),
+        }
+    }
+
+    fn end(&self, py: Python<'_>) {
+        let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        // Returning a lease may set off much that waited for it.
+        gate::detach(py, || drop(lease));
+    }
+}
+
+#[pymethods]
+impl PyView {
+    /// Hands the leased memory out; the array API's protocol.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
+        export::export(py, From::Lease(&self.lease(py)?), &request)
+    }
+
+    /// Where the data is, for the array API's protocol.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        export::device(py, self.lease(py)?.tensor())
+    }
+
+    /// Length of each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.lease(py)?.tensor().shape().or_raise(py)?)
+    }
+
+    /// Element type in words.
+    #[getter]
+    fn dtype(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.lease(py)?.tensor().dtype().or_raise(py)?.to_string())
+    }
+
+    /// Where the data is.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        device_object(py, self.lease(py)?.tensor())
+    }
+
+    /// ``"read"`` or ``"write"``.
+    #[getter]
+    fn access(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.lease(py)?.access().to_string())
+    }
+}

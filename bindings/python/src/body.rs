@@ -1,0 +1,332 @@
+//! Running the Python functions of operations.
+//!
+//! A plain function runs on a worker of the engine, in a copy of the submitter's context. An `async def` function runs
+//! as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
+//! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
+
+use estafette::{BodyResult, Completion, Produced, Scope};
+use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
+
+use crate::error::{Raised, finalizing, raise};
+use crate::gate;
+use crate::import::{self, IMPORTED, Wanted};
+use crate::running_loop;
+use crate::tensor::PyTensor;
+
+/// A function of `estafette/_body.py`.
+pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("estafette._body").map(Bound::unbind))?;
+    module.bind(py).getattr(name)
+}
+
+/// What becomes of a function's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing: the operation is what it does to its operands.
+    Ignored,
+    /// It becomes the promised tensor.
+    Produced,
+}
+
+/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
+/// Python objects with the Python lock: they may hold leases that somebody waits for.
+pub struct Body {
+    parts: Option<Parts>,
+}
+
+struct Parts {
+    function: Py<PyAny>,
+    using: Option<Py<PyAny>>,
+    /// `Tensor` objects in the order of the function's arguments.
+    tensors: Py<PyTuple>,
+    context: Py<PyAny>,
+    /// For `async def` functions, the submitter's event loop.
+    event_loop: Option<Py<PyAny>>,
+    result: Use,
+}
+
+impl Body {
+    /// # Errors
+    /// `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
+    pub fn new(
+        function: &Bound<'_, PyAny>,
+        using: Option<&Bound<'_, PyAny>>,
+        tensors: &Bound<'_, PyTuple>,
+        result: Use,
+    ) -> PyResult<Self> {
+        static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let py = function.py();
+        if !function.is_callable() {
+            return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
+        }
+        let event_loop = if is_async(function)? {
+            let running = running_loop::get(py)?.ok_or_else(|| {
+                PyRuntimeError::new_err(
+                    "an `async def` function runs on the event loop of its submitter, and none is running",
+                )
+            })?;
+            Some(running.unbind())
+        } else {
+            None
+        };
+        let parts = Parts {
+            function: function.clone().unbind(),
+            using: using.map(|using| using.clone().unbind()),
+            tensors: tensors.clone().unbind(),
+            context: COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind(),
+            event_loop,
+            result,
+        };
+        Ok(Self { parts: Some(parts) })
+    }
+
+    /// A second body for another attempt to submit.
+    pub fn clone_ref(&self, py: Python<'_>) -> Self {
+        let parts = self.parts.as_ref().map(|parts| Parts {
+            function: parts.function.clone_ref(py),
+            using: parts.using.as_ref().map(|using| using.clone_ref(py)),
+            tensors: parts.tensors.clone_ref(py),
+            context: parts.context.clone_ref(py),
+            event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
+            result: parts.result,
+        });
+        Self { parts }
+    }
+
+    /// Drops a body that is not needed, where the Python lock is known to be held.
+    pub fn drop_attached(mut self, _py: Python<'_>) {
+        self.parts = None;
+    }
+
+    /// Runs or sends off the function; called by the engine on one of its workers, without the Python lock.
+    pub fn start(mut self, completion: Completion) {
+        let Some(parts) = &self.parts else { return };
+        // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
+        // body are gone, unless somebody kept them.
+        let scope = completion.scope().clone();
+        let completion = Pending::new(completion, parts.result);
+        let outcome =
+            gate::attach(|py| self.parts.take().map(|parts| parts.call(py, scope, completion.clone())));
+        match outcome.flatten() {
+            Some(Some(outcome)) => completion.end(outcome),
+            Some(None) => {}
+            None => completion.end(Err(finalizing())),
+        }
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some(parts) = self.parts.take() {
+            let mut parts = Some(parts);
+            // With the gate closed they are left to the interpreter that is going away.
+            gate::attach(|_| drop(parts.take()));
+            std::mem::forget(parts);
+        }
+    }
+}
+
+impl Parts {
+    /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
+    fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Produced>>> {
+        let asynchronous = self.event_loop.is_some();
+        let result = self.result;
+        let outcome = if asynchronous {
+            self.send_off(py, scope, completion)
+        } else {
+            self.run(py, scope).and_then(|value| take_result(&value, result))
+        };
+        match outcome {
+            Ok(_) if asynchronous => None,
+            Ok(produced) => Some(Ok(produced)),
+            Err(error) => Some(Err(Raised::body_error(py, error))),
+        }
+    }
+
+    fn run<'py>(self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
+        static COROUTINE_TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let _running = Running::note(py)?;
+        let scope = Bound::new(py, OperationScope { scope })?;
+        let arguments = (helper(py, "run")?, scope, self.function, self.using, self.tensors);
+        let value = self.context.bind(py).call_method1(intern!(py, "run"), arguments)?;
+        if value.is_instance(COROUTINE_TYPE.import(py, "types", "CoroutineType")?)? {
+            // An object whose `__call__` is asynchronous cannot be told apart before it is called.
+            value.call_method0(intern!(py, "close"))?;
+            return Err(PyTypeError::new_err(
+                "the function returned a coroutine; only functions defined with `async def` run asynchronously",
+            ));
+        }
+        Ok(value)
+    }
+
+    fn send_off(self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<Option<Produced>> {
+        let Some(event_loop) = self.event_loop else { return Ok(None) };
+        let scope = Bound::new(py, OperationScope { scope })?;
+        let done = Bound::new(py, TaskDone { completion, result: self.result })?;
+        let start = helper(py, "start_async")?;
+        let event_loop = event_loop.into_bound(py);
+        let arguments =
+            (start, scope, self.function, self.using, self.tensors, &event_loop, self.context, done);
+        event_loop.call_method1(intern!(py, "call_soon_threadsafe"), arguments)?;
+        Ok(None)
+    }
+}
+
+/// Python's names of the threads that run a plain body right now.
+static RUNNING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+
+fn running() -> MutexGuard<'static, Vec<u64>> {
+    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A plain body on its way through a thread; dropped when it has ended.
+struct Running {
+    thread: u64,
+}
+
+impl Running {
+    fn note(py: Python<'_>) -> PyResult<Self> {
+        let thread = gate::ident(py)?;
+        running().push(thread);
+        Ok(Self { thread })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut running = running();
+        if let Some(at) = running.iter().rposition(|thread| *thread == self.thread) {
+            running.swap_remove(at);
+        }
+    }
+}
+
+/// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back to it.
+pub fn interrupt_all(py: Python<'_>) {
+    let threads = running().clone();
+    let exit = py.get_type::<PySystemExit>();
+    for thread in threads {
+        // SAFETY: called with the Python lock; a thread that is gone is not found and not touched.
+        unsafe { ffi::PyThreadState_SetAsyncExc(thread as std::ffi::c_long, exit.as_ptr()) };
+    }
+}
+
+/// Whether calling the function gives a coroutine.
+fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+    /// `CO_COROUTINE` of CPython's `Include/cpython/code.h`.
+    const COROUTINE: u32 = 0x80;
+    static IS_COROUTINE_FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = function.py();
+    if let Ok(code) = function.getattr(intern!(py, "__code__")) {
+        return Ok(code.getattr(intern!(py, "co_flags"))?.extract::<u32>()? & COROUTINE != 0);
+    }
+    IS_COROUTINE_FUNCTION.import(py, "inspect", "iscoroutinefunction")?.call1((function,))?.extract()
+}
+
+/// What a function has returned, taken over from the library that made it.
+fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
+    if wanted == Use::Ignored {
+        return Ok(None);
+    }
+    if let Ok(tensor) = value.cast::<PyTensor>() {
+        return Ok(Some(Produced::from(tensor.get().tensor(value.py())?.clone())));
+    }
+    let (managed, immutable) = import::take(value, &Wanted::default())?;
+    IMPORTED.fetch_add(1, Ordering::Relaxed);
+    Ok(Some(if immutable { Produced::immutable(managed) } else { Produced::from(managed) }))
+}
+
+/// The duty to complete, shared by those of whom one will.
+#[derive(Clone)]
+struct Pending {
+    completion: std::sync::Arc<Mutex<Option<Completion>>>,
+    result: Use,
+}
+
+impl Pending {
+    fn new(completion: Completion, result: Use) -> Self {
+        Self { completion: std::sync::Arc::new(Mutex::new(Some(completion))), result }
+    }
+
+    fn end(&self, outcome: BodyResult<Option<Produced>>) {
+        let taken = self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let Some(completion) = taken else { return };
+        match (self.result, outcome) {
+            (Use::Ignored, outcome) => completion.complete(outcome.map(drop)),
+            (Use::Produced, Ok(Some(produced))) => completion.produce(Ok(produced)),
+            (Use::Produced, Ok(None)) => completion.produce(Err("the function gave no result".into())),
+            (Use::Produced, Err(error)) => completion.produce(Err(error)),
+        }
+    }
+}
+
+/// Names the running operation in the context variable.
+#[pyclass(frozen, module = "estafette._estafette", name = "_OperationScope")]
+pub struct OperationScope {
+    scope: Scope,
+}
+
+impl OperationScope {
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+}
+
+/// The scope of the operation whose body the calling code belongs to.
+pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, OperationScope>>> {
+    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let get = GET.get_or_try_init(py, || {
+        py.import("estafette._body")?
+            .getattr(intern!(py, "operation"))?
+            .getattr(intern!(py, "get"))
+            .map(Bound::unbind)
+    })?;
+    let current = get.bind(py).call0()?;
+    Ok(current.cast_into::<OperationScope>().ok())
+}
+
+/// Called by the event loop with the finished task of an asynchronous body.
+#[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone")]
+struct TaskDone {
+    completion: Pending,
+    result: Use,
+}
+
+#[pymethods]
+impl TaskDone {
+    fn __call__(&self, task: &Bound<'_, PyAny>) {
+        let py = task.py();
+        let outcome =
+            task.call_method0(intern!(py, "result")).and_then(|value| take_result(&value, self.result));
+        let outcome = outcome.map_err(|error| Raised::body_error(py, error));
+        gate::detach(py, || self.completion.end(outcome));
+    }
+}
+
+/// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must not wait
+/// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
+pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
+    Ok(match current_scope(py)? {
+        Some(scope) => scope.get().scope().enter(f),
+        None => f(),
+    })
+}
+
+/// The error for a synchronous wait where it would stop an event loop.
+pub fn would_block(py: Python<'_>, what: &str) -> PyErr {
+    raise(
+        py,
+        "WouldBlockError",
+        format!(
+            "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
+        ),
+    )
+}

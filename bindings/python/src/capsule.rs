@@ -1,0 +1,116 @@
+//! DLPack's capsules: the names say what is inside and whether it was consumed.
+
+use std::ffi::{CStr, c_void};
+
+use estafette::exchange::ManagedTensor;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods};
+
+use crate::error::to_py;
+
+const LEGACY: &CStr = c"dltensor";
+const VERSIONED: &CStr = c"dltensor_versioned";
+const USED_LEGACY: &CStr = c"used_dltensor";
+const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
+
+/// Takes the tensor out of a capsule, which is marked as used before anything else can fail.
+///
+/// # Errors
+/// `ValueError` for a capsule that was consumed before or has another name, or for a struct of another major version (its
+/// deleter has been called).
+pub fn consume(raw: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
+    let py = raw.py();
+    let pointer = |name: &CStr| raw.is_valid_checked(Some(name)).then(|| raw.pointer_checked(Some(name)));
+    let (pointer, used, versioned) = if let Some(pointer) = pointer(VERSIONED) {
+        (pointer?, USED_VERSIONED, true)
+    } else if let Some(pointer) = pointer(LEGACY) {
+        (pointer?, USED_LEGACY, false)
+    } else {
+        return Err(refuse(raw));
+    };
+    // SAFETY: the capsule is valid, and the name is static as it must be.
+    if unsafe { ffi::PyCapsule_SetName(raw.as_ptr(), used.as_ptr()) } != 0 {
+        return Err(PyErr::fetch(py));
+    }
+    let pointer = pointer.as_ptr().cast::<c_void>();
+    // SAFETY: by DLPack's Python specification a capsule of this name owns a valid struct of this kind, and renaming it
+    // has passed the ownership on to us; the capsule's destructor leaves used ones alone.
+    let taken = unsafe {
+        if versioned {
+            ManagedTensor::from_raw_versioned(pointer)
+        } else {
+            ManagedTensor::from_raw_legacy(pointer)
+        }
+    };
+    taken.map_err(|error| to_py(py, &error.into()))
+}
+
+fn refuse(raw: &Bound<'_, PyCapsule>) -> PyErr {
+    let name = match raw.name() {
+        Err(error) => return error,
+        Ok(None) => {
+            return PyValueError::new_err(
+                "the capsule has no name; DLPack's is `dltensor_versioned` or `dltensor`",
+            );
+        }
+        // SAFETY: the name belongs to the capsule, which is alive, and is copied here.
+        Ok(Some(name)) => unsafe { name.as_cstr() }.to_string_lossy().into_owned(),
+    };
+    PyValueError::new_err(match name.as_str() {
+        "used_dltensor" | "used_dltensor_versioned" => {
+            format!("the capsule was consumed before (it is named `{name}`); ask its producer for a new one")
+        }
+        _ => format!("the capsule is named `{name}`; DLPack's is `dltensor_versioned` or `dltensor`"),
+    })
+}
+
+/// Puts a tensor into a fresh capsule, for somebody to consume once.
+pub fn wrap(py: Python<'_>, managed: ManagedTensor) -> PyResult<Bound<'_, PyCapsule>> {
+    let (raw, name) = match managed.into_raw_versioned() {
+        Ok(raw) => (raw, VERSIONED),
+        Err(legacy) => match legacy.into_raw_legacy() {
+            Ok(raw) => (raw, LEGACY),
+            Err(_) => return Err(PyBufferError::new_err("the tensor is of neither kind")),
+        },
+    };
+    // SAFETY: the pointer is not NULL, the name is static, and the destructor expects what such a capsule holds.
+    let capsule = unsafe { ffi::PyCapsule_New(raw, name.as_ptr(), Some(delete)) };
+    if capsule.is_null() {
+        let error = PyErr::fetch(py);
+        // SAFETY: nobody else has got the struct.
+        drop(unsafe { own(raw, name) });
+        return Err(error);
+    }
+    // SAFETY: a new reference to a capsule.
+    Ok(unsafe { Bound::from_owned_ptr(py, capsule).cast_into_unchecked() })
+}
+
+/// # Safety
+/// `raw` is a struct of the kind that `name` says, and is the caller's.
+unsafe fn own(raw: *mut c_void, name: &CStr) -> Option<ManagedTensor> {
+    // SAFETY: as this function's contract says.
+    unsafe {
+        if name == VERSIONED {
+            ManagedTensor::from_raw_versioned(raw).ok()
+        } else {
+            ManagedTensor::from_raw_legacy(raw).ok()
+        }
+    }
+}
+
+/// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone, as it calls nothing
+/// that could set one.
+unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
+    for name in [VERSIONED, LEGACY] {
+        // SAFETY: Python calls this with a live capsule; a name that does not fit means consumed, hence not ours.
+        unsafe {
+            if ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0 {
+                let raw = ffi::PyCapsule_GetPointer(capsule, name.as_ptr());
+                drop(own(raw, name));
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,686 @@
+//! The class `Engine`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette::exchange::reaper;
+use estafette::{Access, Completion, Engine, Error, OpBuilder, Tensor, Variable};
+use estafette_sync::sync::atomic::Ordering;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use crate::access::PyAccess;
+use crate::awaiting::Awaiter;
+use crate::body::{self, Body, Use, would_block};
+use crate::error::{OrRaise, to_py};
+use crate::export::{EXPORTED, poll_once};
+use crate::import::{self, IMPORTED, Wanted, parse_device};
+use crate::operation::PyOperation;
+use crate::process::{self, Own};
+use crate::report;
+use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
+use crate::watch::LongWait;
+use crate::{gate, interrupt, running_loop, thread_state};
+
+/// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
+/// are due, an import stands aside for them, so that memory cannot pile up.
+const BACKLOG_MAX: u64 = 128;
+
+/// Imports between looks at the backlog.
+const BACKLOG_LOOK: u64 = 128;
+
+/// How long an import stands aside; releases that wait for unfinished work do not count on it.
+const BACKLOG_WAIT: Duration = Duration::from_millis(20);
+
+/// As the engine's own default; known here because the long waits of event loops are watched here.
+const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// What the objects of one engine share.
+#[derive(Clone)]
+pub struct EngineHandle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    engine: Own<Engine>,
+    lease_timeout: Duration,
+}
+
+impl EngineHandle {
+    pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        self.shared.engine.get(py)
+    }
+
+    /// Has the running loop look, when the lease timeout has passed, at why an `await` takes so long.
+    pub fn watch_wait(&self, running: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let look = LongWait::new(self.clone(), self.shared.lease_timeout);
+        let delay = self.shared.lease_timeout.as_secs_f64();
+        Ok(running.call_method1("call_later", (delay, Bound::new(running.py(), look)?))?.unbind())
+    }
+}
+
+/// Schedules operations in the order that their data demands.
+///
+/// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
+/// waits at the end of the block until everything submitted has ended.
+///
+/// workers: threads for operations; default one per core.
+/// window: operations in flight before a submission waits; default 65,536.
+/// lease_timeout: seconds that a wait is held up by leases alone before it raises `LeaseHeldError`; default 30.
+#[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
+pub struct PyEngine {
+    handle: EngineHandle,
+    workers: usize,
+}
+
+/// Something whose order is kept and that has no memory: a file, a counter, a device setting. Use it in the `reads` and
+/// `writes` of `submit`; the function does not get it as an argument.
+#[pyclass(frozen, module = "estafette", name = "Variable", weakref)]
+pub struct PyVariable {
+    variable: Own<Variable>,
+}
+
+#[pymethods]
+impl PyVariable {
+    /// Identity, as in diagnoses.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.variable.get(py)?.id())
+    }
+
+    /// Number of writes that have finished.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.variable.get(py)?.version())
+    }
+}
+
+/// The operands of an operation, sorted.
+#[derive(Default, Clone)]
+struct Operands {
+    reads: Vec<Tensor>,
+    writes: Vec<Tensor>,
+    read_vars: Vec<Variable>,
+    write_vars: Vec<Variable>,
+}
+
+impl Operands {
+    fn is_empty(&self) -> bool {
+        self.reads.is_empty()
+            && self.writes.is_empty()
+            && self.read_vars.is_empty()
+            && self.write_vars.is_empty()
+    }
+}
+
+/// What a submission asks for.
+#[derive(Clone)]
+struct Order {
+    operands: Operands,
+    name: String,
+    priority: i32,
+    alias_of: Vec<Tensor>,
+    like: Option<(estafette::DType, Vec<i64>)>,
+    copy: Option<bool>,
+}
+
+impl Order {
+    fn describe<'e>(&self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+        let Operands { reads, read_vars, write_vars, .. } = &self.operands;
+        let read_vars: Vec<&Variable> = read_vars.iter().collect();
+        let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
+        // An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
+        let own = self.operands.is_empty().then(|| engine.var());
+        write_vars.extend(&own);
+        engine
+            .op(self.name.clone())
+            .reads_slice(reads)
+            .reads_vars(&read_vars)
+            .writes_vars(&write_vars)
+            .priority(self.priority)
+            .unhelped()
+    }
+
+    fn operation<'e>(&self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
+        self.describe(engine).writes_slice(&self.operands.writes)
+    }
+
+    fn promise<'e>(&self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+        let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
+        let mut builder = self.describe(engine).alias_of(&alias_of);
+        if let Some((dtype, shape)) = &self.like {
+            builder = builder.like(*dtype, shape);
+        }
+        match self.copy {
+            None => builder,
+            Some(true) => builder.always_copy(),
+            Some(false) => builder.no_copy(),
+        }
+    }
+}
+
+impl PyEngine {
+    fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        self.handle.engine(py)
+    }
+
+    fn wrap(&self, tensor: Tensor) -> PyTensor {
+        PyTensor::new(tensor, self.handle.clone())
+    }
+
+    /// Submits without waiting where it can; where it must wait for room, without the Python lock.
+    fn submit_now(&self, py: Python<'_>, order: &Order, body: Body) -> PyResult<estafette::Op> {
+        let engine = self.engine(py)?;
+        let first = body.clone_ref(py);
+        let tried = body::within(py, || {
+            poll_once(order.operation(engine).run_external_async(move |end: Completion| first.start(end)))
+        })?;
+        match tried {
+            Some(outcome) => {
+                body.drop_attached(py);
+                outcome.or_raise(py)
+            }
+            None => {
+                self.may_wait(py)?;
+                gate::detach(py, || order.operation(engine).run_external(move |end| body.start(end)))
+                    .or_raise(py)
+            }
+        }
+    }
+
+    fn call_now(&self, py: Python<'_>, order: &Order, body: Body) -> PyResult<Tensor> {
+        let engine = self.engine(py)?;
+        let first = body.clone_ref(py);
+        let tried = body::within(py, || {
+            poll_once(order.promise(engine).produce_external_async(move |end: Completion| first.start(end)))
+        })?;
+        match tried {
+            Some(outcome) => {
+                body.drop_attached(py);
+                outcome.or_raise(py)
+            }
+            None => {
+                self.may_wait(py)?;
+                gate::detach(py, || order.promise(engine).produce_external(move |end| body.start(end)))
+                    .or_raise(py)
+            }
+        }
+    }
+
+    /// A full window makes a submission wait, which an event loop cannot.
+    fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
+        if running_loop::get(py)?.is_none() {
+            return Ok(());
+        }
+        let stats = self.engine(py)?.stats();
+        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
+    }
+
+    /// Waits for everything in flight, then cancels what only leases hold up.
+    fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
+        if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the engine"));
+        }
+        let report = gate::detach(py, || match timeout {
+            Some(timeout) => engine.shutdown_timeout(timeout),
+            None => {
+                // Ends early, with an error, only when leases hold up all that is left.
+                let _ = engine.wait_all(None);
+                engine.shutdown_timeout(Duration::ZERO)
+            }
+        });
+        match interrupt::take() {
+            Some(raised) => Err(raised),
+            None => report::shutdown(py, &report),
+        }
+    }
+}
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None))]
+    fn new(
+        py: Python<'_>,
+        workers: Option<usize>,
+        window: Option<usize>,
+        lease_timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut builder = Engine::builder();
+        let workers = match workers {
+            Some(0) => {
+                return Err(PyValueError::new_err(
+                    "workers must be at least 1: Python functions never run on a thread that waits",
+                ));
+            }
+            Some(workers) => workers,
+            None => std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+        };
+        builder = builder.workers(workers);
+        if let Some(window) = window {
+            builder = builder.window(window);
+        }
+        let lease_timeout = seconds(lease_timeout)?.unwrap_or(LEASE_TIMEOUT_DEFAULT);
+        let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
+        process::has_engine();
+        reaper().on_start(thread_state::prepare);
+        engine.on_lease_wait(collect_garbage);
+        engine.on_wait(interrupt::asked);
+        let shared = Shared { engine: Own::new(engine), lease_timeout };
+        Ok(Self { handle: EngineHandle { shared: Arc::new(shared) }, workers })
+    }
+
+    /// Worker threads.
+    #[getter]
+    fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, or a raw capsule.
+    ///
+    /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is.
+    ///
+    /// device: where the data shall be; default where it is.
+    /// copy: True always copies, False never does, None only if it must.
+    #[pyo3(signature = (x, /, *, device = None, copy = None))]
+    #[allow(clippy::wrong_self_convention, reason = "the array API's name")]
+    fn from_dlpack<'py>(
+        &self,
+        x: &Bound<'py, PyAny>,
+        device: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyTensor>> {
+        let py = x.py();
+        let engine = self.engine(py)?;
+        let wanted = Wanted { device: device.map(parse_device).transpose()?, copy };
+        if let Ok(tensor) = x.cast::<PyTensor>() {
+            if copy != Some(true) {
+                return Ok(tensor.clone());
+            }
+            let copied = self.copied(py, tensor.get().tensor(py)?)?;
+            return Bound::new(py, self.wrap(copied));
+        }
+        let (managed, immutable) = import::take(x, &wanted)?;
+        let made_a_copy = managed.is_copied();
+        // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
+        // when `__dlpack__` has returned.
+        let tensor = unsafe { engine.import_ordered(managed, Default::default(), immutable) }.or_raise(py)?;
+        let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
+        if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
+            py.detach(|| reaper().flush(BACKLOG_WAIT));
+        }
+        let tensor = if copy == Some(true) && !made_a_copy { self.copied(py, &tensor)? } else { tensor };
+        Bound::new(py, self.wrap(tensor))
+    }
+
+    /// A tensor of the given shape and element type in host memory, for operations to fill.
+    fn empty(
+        &self,
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+    ) -> PyResult<PyTensor> {
+        let tensor = self.engine(py)?.empty(&parse_shape(shape)?, parse_dtype(dtype)?).or_raise(py)?;
+        Ok(self.wrap(tensor))
+    }
+
+    /// A tensor of zeros in host memory.
+    fn zeros(
+        &self,
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+    ) -> PyResult<PyTensor> {
+        let tensor = self.engine(py)?.zeros(&parse_shape(shape)?, parse_dtype(dtype)?).or_raise(py)?;
+        Ok(self.wrap(tensor))
+    }
+
+    /// A variable without memory, for order alone.
+    fn var(&self, py: Python<'_>) -> PyResult<PyVariable> {
+        Ok(PyVariable { variable: Own::new(self.engine(py)?.var()) })
+    }
+
+    /// Submits an operation: ``fn(*reads, *writes)``, each passed through `using` first, for example ``np.from_dlpack``.
+    ///
+    /// Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
+    /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
+    /// the function returns is ignored; what it raises is raised again to whoever waits for the operation or for what it
+    /// writes. An ``async def`` function runs as a task on the event loop of the submitter.
+    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    fn submit(
+        &self,
+        r#fn: &Bound<'_, PyAny>,
+        reads: Option<&Bound<'_, PyAny>>,
+        writes: Option<&Bound<'_, PyAny>>,
+        using: Option<&Bound<'_, PyAny>>,
+        name: Option<String>,
+        on: Option<&Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<PyOperation> {
+        let py = r#fn.py();
+        let (order, body) = order(r#fn, reads, writes, using, name, on, priority)?;
+        let op = self.submit_now(py, &order, body)?;
+        Ok(PyOperation::new(op, self.handle.clone()))
+    }
+
+    /// As `submit`, but waits for room in the window without stopping the event loop: ``op = await eng.submit_async(...)``.
+    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    fn submit_async(
+        &self,
+        r#fn: &Bound<'_, PyAny>,
+        reads: Option<&Bound<'_, PyAny>>,
+        writes: Option<&Bound<'_, PyAny>>,
+        using: Option<&Bound<'_, PyAny>>,
+        name: Option<String>,
+        on: Option<&Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<Awaiter> {
+        let py = r#fn.py();
+        let (order, body) = order(r#fn, reads, writes, using, name, on, priority)?;
+        let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
+        Ok(Awaiter::pending(Some(handle.clone()), async move {
+            let outcome = order.operation(&engine).run_external_async(move |end| body.start(end)).await;
+            Box::new(move |py: Python<'_>| {
+                Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
+            }) as _
+        }))
+    }
+
+    /// Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
+    ///
+    /// `fn(*tensors)` gets each tensor through `using`; what it returns (anything that speaks DLPack) becomes the promise's
+    /// memory, without a copy. A result that overlaps memory already known is copied, unless `alias_of` names the tensors
+    /// that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
+    /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
+    /// once. An ``async def`` function runs as a task on the event loop of the submitter.
+    #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    fn call(
+        &self,
+        r#fn: &Bound<'_, PyAny>,
+        tensors: &Bound<'_, PyTuple>,
+        using: Option<&Bound<'_, PyAny>>,
+        alias_of: Option<&Bound<'_, PyAny>>,
+        like: Option<&Bound<'_, PyAny>>,
+        copy: Option<bool>,
+        name: Option<String>,
+        on: Option<&Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<PyTensor> {
+        let py = r#fn.py();
+        let result = ResultOptions { alias_of, like, copy };
+        let (order, body) = call_order(r#fn, tensors, using, &result, name, on, priority)?;
+        Ok(self.wrap(self.call_now(py, &order, body)?))
+    }
+
+    /// As `call`, but waits for room in the window without stopping the event loop: ``z = await eng.call_async(...)``
+    /// gives the promise.
+    #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    fn call_async(
+        &self,
+        r#fn: &Bound<'_, PyAny>,
+        tensors: &Bound<'_, PyTuple>,
+        using: Option<&Bound<'_, PyAny>>,
+        alias_of: Option<&Bound<'_, PyAny>>,
+        like: Option<&Bound<'_, PyAny>>,
+        copy: Option<bool>,
+        name: Option<String>,
+        on: Option<&Bound<'_, PyAny>>,
+        priority: i32,
+    ) -> PyResult<Awaiter> {
+        let py = r#fn.py();
+        let result = ResultOptions { alias_of, like, copy };
+        let (order, body) = call_order(r#fn, tensors, using, &result, name, on, priority)?;
+        let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
+        Ok(Awaiter::pending(Some(handle.clone()), async move {
+            let outcome = order.promise(&engine).produce_external_async(move |end| body.start(end)).await;
+            Box::new(move |py: Python<'_>| {
+                Ok(Py::new(py, PyTensor::new(outcome.or_raise(py)?, handle))?.into_any())
+            }) as _
+        }))
+    }
+
+    /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
+    /// ``async with``. The block gets a view of each, or what `using` makes of it; reads first.
+    #[pyo3(signature = (reads = None, writes = None, using = None))]
+    fn access(
+        &self,
+        py: Python<'_>,
+        reads: Option<&Bound<'_, PyAny>>,
+        writes: Option<&Bound<'_, PyAny>>,
+        using: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<PyAccess> {
+        self.engine(py)?;
+        let mut wanted = Vec::new();
+        for (list, access) in [(reads, Access::Read), (writes, Access::Write)] {
+            let Some(list) = list else { continue };
+            for item in list.try_iter()? {
+                let item = item?;
+                let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+                wanted.push((tensor.clone().unbind(), access));
+            }
+        }
+        Ok(PyAccess::new(self.handle.clone(), wanted, using))
+    }
+
+    /// Blocks until everything submitted to this engine has ended, at most `timeout` seconds. Failures of operations are
+    /// not raised here but at their outputs.
+    #[pyo3(signature = (timeout = None))]
+    fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let engine = self.engine(py)?;
+        let timeout = seconds(timeout)?;
+        if engine.stats().in_flight == 0 {
+            return Ok(());
+        }
+        if running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the engine"));
+        }
+        gate::detach(py, || engine.wait_all(timeout)).or_raise(py)
+    }
+
+    /// Who waits for whom, right now: print it, or look at its fields.
+    fn diagnose(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let diagnosis = gate::detach(py, || engine.diagnose());
+        report::diagnosis(py, &diagnosis)
+    }
+
+    /// Counters.
+    fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let stats = self.engine(py)?.stats();
+        report::stats(py, &stats, IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed))
+    }
+
+    /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only
+    /// leases hold up is cancelled, and reported with the leases. Without a timeout it waits as long as something runs,
+    /// and for leases as long as `lease_timeout` says.
+    #[pyo3(signature = (timeout = None))]
+    fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        self.drain(py, seconds(timeout)?)
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let report = self.drain(py, None)?;
+        let lifecycle = py.import("estafette._lifecycle")?;
+        lifecycle.call_method1("warn_of_leases", (report,)).map(drop)
+    }
+
+    fn __aenter__(this: Bound<'_, Self>) -> Awaiter {
+        Awaiter::done(Ok(this.into_any().unbind()))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__<'py>(
+        this: &Bound<'py, Self>,
+        _exception: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let lease_timeout = this.get().handle.shared.lease_timeout.as_secs_f64();
+        this.py().import("estafette._lifecycle")?.call_method1("leave", (this, lease_timeout))
+    }
+
+    /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
+    fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        let engine = self.engine(py)?.clone();
+        Ok(Awaiter::pending(None, async move {
+            engine.shutdown().await;
+            Box::new(|py: Python<'_>| Ok(py.None())) as _
+        }))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.handle.shared.engine.try_get() {
+            Some(engine) => {
+                format!(
+                    "<estafette.Engine, {} workers, {} in flight>",
+                    self.workers,
+                    engine.stats().in_flight
+                )
+            }
+            None => "<estafette.Engine of the parent process>".into(),
+        }
+    }
+}
+
+impl PyEngine {
+    /// A copy, made by an operation.
+    fn copied(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Tensor> {
+        let engine = self.engine(py)?;
+        let source = tensor.clone();
+        let build = || engine.op("copy").reads([tensor]);
+        let start = move |end: Completion| {
+            let options =
+                estafette::ExportOptions { copy: true, ..estafette::ExportOptions::new(Access::Read) };
+            let copied = end.scope().export(&source, &options);
+            end.produce(copied.map(Into::into).map_err(Into::into));
+        };
+        match body::within(py, || poll_once(build().produce_external_async(start.clone())))? {
+            Some(outcome) => outcome.or_raise(py),
+            None => {
+                self.may_wait(py)?;
+                gate::detach(py, || build().produce_external(start)).or_raise(py)
+            }
+        }
+    }
+}
+
+/// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
+fn collect_garbage() {
+    let collected = gate::attach(|py| py.import("gc").and_then(|gc| gc.call_method0("collect")).map(drop));
+    if let Some(Err(error)) = collected {
+        gate::attach(|py| error.write_unraisable(py, None));
+    }
+}
+
+fn order(
+    function: &Bound<'_, PyAny>,
+    reads: Option<&Bound<'_, PyAny>>,
+    writes: Option<&Bound<'_, PyAny>>,
+    using: Option<&Bound<'_, PyAny>>,
+    name: Option<String>,
+    on: Option<&Bound<'_, PyAny>>,
+    priority: i32,
+) -> PyResult<(Order, Body)> {
+    let py = function.py();
+    check_place(on)?;
+    let mut operands = Operands::default();
+    let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
+    for (list, write) in [(reads, false), (writes, true)] {
+        let Some(list) = list else { continue };
+        if list.is_instance_of::<PyTensor>() || list.is_instance_of::<PyVariable>() {
+            return Err(PyTypeError::new_err("`reads` and `writes` are lists: write `reads=[x]`"));
+        }
+        for item in list.try_iter()? {
+            let item = item?;
+            if let Ok(tensor) = item.cast::<PyTensor>() {
+                let tensors = if write { &mut operands.writes } else { &mut operands.reads };
+                tensors.push(tensor.get().tensor(py)?.clone());
+                objects.push(item);
+            } else if let Ok(variable) = item.cast::<PyVariable>() {
+                let variables = if write { &mut operands.write_vars } else { &mut operands.read_vars };
+                variables.push(variable.get().variable.get(py)?.clone());
+            } else {
+                return Err(not_a_tensor(&item));
+            }
+        }
+    }
+    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?;
+    let name = name.map_or_else(|| name_of(function), Ok)?;
+    Ok((Order { operands, name, priority, alias_of: Vec::new(), like: None, copy: None }, body))
+}
+
+/// The options of a call that concern its result.
+struct ResultOptions<'a, 'py> {
+    alias_of: Option<&'a Bound<'py, PyAny>>,
+    like: Option<&'a Bound<'py, PyAny>>,
+    copy: Option<bool>,
+}
+
+fn call_order(
+    function: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyTuple>,
+    using: Option<&Bound<'_, PyAny>>,
+    result: &ResultOptions<'_, '_>,
+    name: Option<String>,
+    on: Option<&Bound<'_, PyAny>>,
+    priority: i32,
+) -> PyResult<(Order, Body)> {
+    let py = function.py();
+    check_place(on)?;
+    let mut operands = Operands::default();
+    for item in tensors {
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        operands.reads.push(tensor.get().tensor(py)?.clone());
+    }
+    let mut alias_of = Vec::new();
+    if let Some(list) = result.alias_of {
+        for item in list.try_iter()? {
+            let item = item?;
+            let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+            alias_of.push(tensor.get().tensor(py)?.clone());
+        }
+    }
+    let like = result.like.map(parse_like).transpose()?;
+    let body = Body::new(function, using, tensors, Use::Produced)?;
+    let name = name.map_or_else(|| name_of(function), Ok)?;
+    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy }, body))
+}
+
+/// `(shape, dtype)`, or something that has both.
+fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i64>)> {
+    let (shape, dtype) = match like.cast::<PyTuple>() {
+        Ok(pair) if pair.len() == 2 => (pair.get_item(0)?, pair.get_item(1)?),
+        _ => (like.getattr("shape")?, like.getattr("dtype")?),
+    };
+    Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
+}
+
+/// Where the operation runs: only the host, in this version.
+fn check_place(on: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let Some(on) = on else { return Ok(()) };
+    parse_device(on).map(drop)
+}
+
+fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
+    for attribute in ["__qualname__", "__name__"] {
+        if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
+            return Ok(name);
+        }
+    }
+    if let Ok(inner) = function.getattr("func") {
+        // `functools.partial`
+        return name_of(&inner);
+    }
+    let kind: Bound<'_, PyType> = function.get_type();
+    Ok(kind.name()?.to_string())
+}

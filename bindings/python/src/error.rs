@@ -1,0 +1,121 @@
+//! Errors of the engine as Python exceptions. The classes are in `estafette/_errors.py`.
+
+use std::fmt;
+
+use estafette::{BodyError, Error, OperationError};
+use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::{gate, interrupt};
+
+/// An exception raised by the Python function of an operation.
+pub struct Raised {
+    text: String,
+    value: Py<PyBaseException>,
+}
+
+impl Raised {
+    /// Takes an exception out of the body that raised it, without the views in its frames.
+    pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
+        let value = error.into_value(py);
+        let bound = value.bind(py);
+        let kind = bound.get_type().name().map_or_else(|_| "exception".into(), |name| name.to_string());
+        let text = match bound.str().map(|text| text.to_string()) {
+            Ok(text) if text.is_empty() => kind,
+            Ok(text) => format!("{kind}: {text}"),
+            Err(_) => kind,
+        };
+        if let Err(error) = crate::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,))) {
+            error.write_unraisable(py, None);
+        }
+        Box::new(Self { text, value })
+    }
+}
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Raised({})", self.text)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// The class of that name in `estafette._errors`.
+fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyType>> {
+    Ok(py.import("estafette._errors")?.getattr(name)?.cast_into()?)
+}
+
+/// An exception of the class of that name.
+pub fn raise(py: Python<'_>, name: &str, message: impl Into<String>) -> PyErr {
+    match class(py, name) {
+        Ok(class) => PyErr::from_type(class, (message.into(),)),
+        Err(error) => error,
+    }
+}
+
+/// The exception for an error of the engine: a new object each time, so that tracebacks do not pile up in one.
+pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
+    let name = match error {
+        Error::Failed(failure) => return operation(py, "OperationError", failure),
+        Error::Cancelled(failure) => return operation(py, "CancelledError", failure),
+        Error::Interrupted => return interrupt::take().unwrap_or_else(|| PyKeyboardInterrupt::new_err(())),
+        Error::Timeout(_) => return PyTimeoutError::new_err(error.to_string()),
+        Error::LeaseHeld(held) => {
+            return match class(py, "LeaseHeldError") {
+                Ok(class) => PyErr::from_type(class, (error.to_string(), held.leases.clone())),
+                Err(error) => error,
+            };
+        }
+        Error::Invalid(_) => "InvalidError",
+        Error::InvalidTensor(_) => "InvalidTensorError",
+        Error::Device(_) => "DeviceError",
+        Error::Conflict(_) => "ConflictError",
+        Error::WouldDeadlock(_) => "WouldDeadlockError",
+        Error::NotDefined(_) => "NotDefinedError",
+        Error::WindowFull { .. } => "WindowFullError",
+        Error::Shutdown => "ShutdownError",
+        Error::Forked => "ForkedError",
+        _ => "EstafetteError",
+    };
+    raise(py, name, error.to_string())
+}
+
+fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {
+    let (operation, message) = (failure.operation().to_string(), failure.message().to_string());
+    let arguments = (operation, failure.id(), message, failure.to_string());
+    let error = match class(py, name) {
+        Ok(class) => PyErr::from_type(class, arguments),
+        Err(error) => return error,
+    };
+    let source = failure.source_error();
+    if let Some(raised) = source.and_then(|source| source.downcast_ref::<Raised>()) {
+        error.set_cause(py, Some(PyErr::from_value(raised.value.clone_ref(py).into_bound(py).into_any())));
+    } else if let Some(source) = source.and_then(|source| source.downcast_ref::<Error>()) {
+        error.set_cause(py, Some(to_py(py, source)));
+    }
+    error
+}
+
+/// `?` for results of the engine.
+pub trait OrRaise<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for Result<T, Error> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| to_py(py, &error))
+    }
+}
+
+/// Why a body did not run at all.
+pub fn finalizing() -> BodyError {
+    debug_assert!(gate::is_closed(), "only a closed gate turns bodies away");
+    "the Python interpreter is shutting down".into()
+}

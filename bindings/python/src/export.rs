@@ -1,0 +1,192 @@
+//! Giving tensors to other libraries: what `__dlpack__` asks for, and where the answer comes from.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use estafette::devices::{DLDevice, DeviceType};
+use estafette::exchange::{Abi, ManagedTensor};
+use estafette::{Access, Error, ExportOptions, Lease, Tensor};
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::body::{self, would_block};
+use crate::error::{OrRaise, raise, to_py};
+use crate::peers;
+use crate::{capsule, gate, running_loop};
+
+/// Tensors handed out by this process.
+pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
+
+/// The arguments of `__dlpack__`.
+pub struct Request<'a, 'py> {
+    pub stream: Option<&'a Bound<'py, PyAny>>,
+    pub max_version: Option<(u32, u32)>,
+    pub dl_device: Option<(i32, i32)>,
+    pub copy: Option<bool>,
+}
+
+impl Request<'_, '_> {
+    /// What it comes to for memory on `device`.
+    ///
+    /// # Errors
+    /// `ValueError` for a stream, which host memory has none of; `BufferError` for another device.
+    fn options(&self, py: Python<'_>, access: Access, device: DLDevice) -> PyResult<ExportOptions> {
+        if let Some(stream) = self.stream {
+            // PyTorch's consumers say -1, "do not synchronize"; waiting all the same does no harm.
+            let harmless = stream.extract::<i64>().is_ok_and(|stream| stream == -1);
+            if !harmless {
+                return Err(PyValueError::new_err(format!(
+                    "stream must be None for memory on {device}, not {}",
+                    stream.repr()?
+                )));
+            }
+        }
+        if let Some((kind, id)) = self.dl_device {
+            let wanted = DLDevice::new(DeviceType(kind), id);
+            if wanted != device {
+                let message = format!("this tensor is on {device} and cannot be exported to {wanted}");
+                return Err(raise(py, "ExchangeError", message));
+            }
+        }
+        let versioned = self.max_version.is_some_and(|(major, _)| major >= 1);
+        Ok(ExportOptions {
+            abi: if versioned { Abi::Versioned } else { Abi::Legacy },
+            copy: self.copy == Some(true),
+            ..ExportOptions::new(access)
+        })
+    }
+}
+
+/// What the tensor is exported from.
+#[derive(Clone, Copy)]
+pub enum From<'a> {
+    /// The tensor itself, with the access that the consumer is given.
+    Tensor(&'a Tensor, Access),
+    /// A lease that is held already.
+    Lease(&'a Lease),
+}
+
+/// The answer to `__dlpack__`.
+///
+/// # Errors
+/// As [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the
+/// tensor's operation; `BufferError` for a legacy struct of read-only memory.
+pub fn export<'py>(
+    py: Python<'py>,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let (tensor, access) = match from {
+        From::Tensor(tensor, access) => (tensor, access),
+        From::Lease(lease) => (lease.tensor(), lease.access()),
+    };
+    let scope = match from {
+        From::Tensor(tensor, access) if access != Access::Alias => {
+            body::current_scope(py)?.and_then(|scope| {
+                let scope = scope.get().scope();
+                scope.access_of(tensor).map(|declared| (scope.clone(), declared))
+            })
+        }
+        _ => None,
+    };
+    if scope.is_none() {
+        until_defined(py, tensor)?;
+    }
+    let device = tensor.device().or_raise(py)?;
+    let mut options = request.options(py, access, device)?;
+    let caller = peers::caller(py);
+    if options.abi == Abi::Legacy
+        && !options.copy
+        && !caller.immutable
+        && tensor.is_read_only().or_raise(py)?
+    {
+        return Err(raise(
+            py,
+            "ExchangeError",
+            "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)",
+        ));
+    }
+    options.taker = Some(caller.place);
+    let managed = match (scope, from) {
+        (Some((scope, declared)), _) => {
+            if access == Access::Write && declared == Access::Read {
+                let message = "this tensor is declared in `reads` of the running operation, not in `writes`";
+                return Err(raise(py, "ConflictError", message));
+            }
+            scope.export(tensor, &options).or_raise(py)?
+        }
+        (None, From::Lease(lease)) => lease.export_with(&options).or_raise(py)?,
+        (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
+    };
+    EXPORTED.fetch_add(1, Ordering::Relaxed);
+    capsule::wrap(py, managed)
+}
+
+fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
+    // A tensor that is ready for reading is exported without letting go of the Python lock, which may take milliseconds
+    // to get back; a copy takes its time and is made without it.
+    let quick = !options.copy
+        && (options.access == Access::Alias || options.access == Access::Read && tensor.is_ready());
+    if quick || running_loop::get(py)?.is_some() {
+        match poll_once(tensor.export_with(options.clone())) {
+            Some(outcome) => return outcome.or_raise(py),
+            None if running_loop::get(py)?.is_some() => return Err(would_block(py, "the tensor")),
+            None => {}
+        }
+    }
+    gate::detach(py, || tensor.export_wait(options)).or_raise(py)
+}
+
+/// Polls a future once; dropping it unfinished gives up.
+pub fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// Waits until the tensor has its memory and shape.
+///
+/// # Errors
+/// The failure of the operation that should have made it; `WouldBlockError` on an event loop's thread.
+pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.is_defined() {
+        return Ok(());
+    }
+    if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "the tensor"));
+    }
+    gate::detach(py, || tensor.wait()).or_raise(py)?;
+    if tensor.is_defined() {
+        return Ok(());
+    }
+    // Its version was declared good although the operation that should have made it never did.
+    Err(to_py(py, &Error::NotDefined("the operation that should have made it did not".into())))
+}
+
+/// The answer to `__dlpack_device__`.
+///
+/// # Errors
+/// As [`until_defined`].
+pub fn device(py: Python<'_>, tensor: &Tensor) -> PyResult<(i32, i32)> {
+    let in_body =
+        body::current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some());
+    if !in_body {
+        until_defined(py, tensor)?;
+    }
+    let device = tensor.device().or_raise(py)?;
+    Ok((device.device_type.0, device.device_id))
+}
+
+/// Refuses what is no DLPack version.
+pub fn version(max_version: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u32, u32)>> {
+    max_version
+        .map(|version| {
+            version.extract().map_err(|_| {
+                PyTypeError::new_err("max_version must be a pair of integers (major, minor) or None")
+            })
+        })
+        .transpose()
+}

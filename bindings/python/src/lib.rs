@@ -1,0 +1,60 @@
+//! The Python package `estafette`: a thin layer that turns Python's protocols into calls of the engine. It never decides
+//! what runs when, and imports no array library itself.
+//!
+//! | file | its one idea |
+//! |---|---|
+//! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
+//! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
+//! | `peers` | what we know of other libraries, by name |
+//! | `body` | running Python functions as operations |
+//! | `awaiting`, `watch` | `await` on asyncio's event loops |
+//! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
+//! | `error`, `report` | what is told, as Python objects |
+
+#![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
+
+mod access;
+mod awaiting;
+mod body;
+mod capsule;
+mod engine;
+mod error;
+mod exit;
+mod export;
+mod gate;
+mod import;
+mod interrupt;
+mod operation;
+mod peers;
+mod process;
+mod report;
+mod running_loop;
+mod tensor;
+mod thread_state;
+mod watch;
+
+use pyo3::prelude::*;
+
+/// The extension behind the package `estafette`.
+#[pymodule]
+mod _estafette {
+    #[pymodule_export]
+    use super::access::{PyAccess, PyView};
+    #[pymodule_export]
+    use super::engine::{PyEngine, PyVariable};
+    #[pymodule_export]
+    use super::exit::at_exit;
+    #[pymodule_export]
+    use super::operation::PyOperation;
+    #[pymodule_export]
+    use super::tensor::{Exporter, PyTensor};
+    #[pymodule_export]
+    use super::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,51 @@
+//! What an engine tells about itself, as the plain Python objects of `estafette/_reports.py`.
+
+use estafette::{Diagnosis, ShutdownReport, Stats, Status};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+fn make<'py>(
+    py: Python<'py>,
+    class: &str,
+    fields: impl pyo3::call::PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    py.import("estafette._reports")?.getattr(class)?.call1(fields)
+}
+
+pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
+    let mut operations = Vec::with_capacity(diagnosis.operations.len());
+    for op in &diagnosis.operations {
+        let blocked = op.blocked_by.iter().map(|blocked| {
+            make(py, "Blocked", (blocked.id, &blocked.name, blocked.variable, blocked.hazard.to_string()))
+        });
+        let blocked = PyTuple::new(py, blocked.collect::<PyResult<Vec<_>>>()?)?;
+        let status = match op.status {
+            Status::Waiting => "waiting",
+            Status::Granted => "granted",
+            Status::Running => "running",
+            Status::Cancelled => "cancelled",
+            Status::Held(_) => "held",
+            _ => "unknown",
+        };
+        let age = op.age.as_secs_f64();
+        operations.push(make(py, "Waiting", (op.id, &op.name, status, age, blocked, op.to_string()))?);
+    }
+    let operations = PyTuple::new(py, operations)?;
+    Ok(make(py, "Diagnosis", (operations, diagnosis.to_string()))?.unbind())
+}
+
+pub fn stats(py: Python<'_>, stats: &Stats, imported: u64, exported: u64) -> PyResult<Py<PyAny>> {
+    let Stats { in_flight, window, released, deleters, leaked, releasing, .. } = *stats;
+    let fields = (in_flight, window, imported, exported, deleters, released, leaked, releasing);
+    Ok(make(py, "Stats", fields)?.unbind())
+}
+
+pub fn shutdown(py: Python<'_>, report: &ShutdownReport) -> PyResult<Py<PyAny>> {
+    let fields = (
+        report.drained,
+        PyTuple::new(py, &report.cancelled)?,
+        PyTuple::new(py, &report.leases)?,
+        PyTuple::new(py, &report.running)?,
+    );
+    Ok(make(py, "ShutdownReport", fields)?.unbind())
+}

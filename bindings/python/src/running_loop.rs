@@ -1,0 +1,30 @@
+//! The asyncio event loop that runs on the calling thread, if any.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+
+/// The running loop; `None` when there is none. Without a process that has imported asyncio there is none, and it is not
+/// imported here just to find that out.
+pub fn get(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let get = match GET.get(py) {
+        Some(get) => get.bind(py).clone(),
+        None => {
+            let Some(get) = find(py)? else { return Ok(None) };
+            GET.get_or_init(py, || get.clone().unbind());
+            get
+        }
+    };
+    let running = get.call0()?;
+    Ok(if running.is_none() { None } else { Some(running) })
+}
+
+fn find(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let modules = MODULES.import(py, "sys", "modules")?;
+    let Some(events) = modules.get_item(intern!(py, "asyncio.events"))? else { return Ok(None) };
+    // Another thread may be in the middle of importing it; then no loop runs yet.
+    Ok(events.getattr_opt(intern!(py, "_get_running_loop")).unwrap_or(None))
+}

@@ -1,0 +1,327 @@
+//! The class `Tensor`, and what it is exported through.
+
+use std::time::Duration;
+
+use estafette::{Access, DType, Tensor, TensorState};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::access::PyAccess;
+use crate::awaiting::Awaiter;
+use crate::body::{self, would_block};
+use crate::engine::EngineHandle;
+use crate::error::OrRaise;
+use crate::export::{self, From, Request};
+use crate::process::Own;
+use crate::{gate, running_loop};
+
+/// A promise of an n-dimensional array.
+///
+/// It can be asked whether it is ready, awaited, used by operations, and handed to any library that speaks DLPack:
+/// ``np.from_dlpack(t)`` waits until it is ready and reads its memory without a copy, under a *read lease*: engine
+/// writes wait until the array is gone.
+#[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
+pub struct PyTensor {
+    tensor: Own<Tensor>,
+    engine: EngineHandle,
+}
+
+impl PyTensor {
+    pub fn new(tensor: Tensor, engine: EngineHandle) -> Self {
+        Self { tensor: Own::new(tensor), engine }
+    }
+
+    pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
+        self.tensor.get(py)
+    }
+
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+}
+
+#[pymethods]
+impl PyTensor {
+    /// Whether the current version is finished, well or not. Never waits.
+    fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tensor(py)?.is_ready())
+    }
+
+    /// Whether the tensor has its memory and shape.
+    fn is_defined(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tensor(py)?.is_defined())
+    }
+
+    /// Blocks until the version current at this call is finished, at most `timeout` seconds.
+    ///
+    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let tensor = self.tensor(py)?;
+        let timeout = seconds(timeout)?;
+        if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return tensor.wait_timeout(Duration::ZERO).or_raise(py);
+        }
+        if running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the tensor"));
+        }
+        gate::detach(py, || match timeout {
+            Some(timeout) => tensor.wait_timeout(timeout),
+            None => tensor.wait(),
+        })
+        .or_raise(py)
+    }
+
+    /// ``await t`` waits for the version current at this point and gives `t`. A ready tensor costs no turn of the event
+    /// loop; cancelling the task cancels the waiting, not the work.
+    fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
+        let py = this.py();
+        let tensor = this.get().tensor(py)?;
+        if tensor.is_ready() {
+            let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
+            return Ok(Awaiter::done(outcome.map(|()| this.clone().into_any().unbind())));
+        }
+        let (ready, result) = (body::within(py, || tensor.ready())?, this.clone().unbind());
+        let engine = this.get().engine.clone();
+        Ok(Awaiter::pending(Some(engine), async move {
+            let outcome = ready.await;
+            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
+        }))
+    }
+
+    /// ``await t.writable()`` waits until the memory may be overwritten (no unfinished write, no reader, no lease), and
+    /// gives `t`.
+    fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
+        let py = this.py();
+        let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
+        let engine = this.get().engine.clone();
+        Ok(Awaiter::pending(Some(engine), async move {
+            let outcome = writable.await;
+            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
+        }))
+    }
+
+    /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.tensor(py)?.shape().or_raise(py)?)
+    }
+
+    /// Number of dimensions.
+    #[getter]
+    fn ndim(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tensor(py)?.shape().or_raise(py)?.len())
+    }
+
+    /// Element type in words, as NumPy would say it: ``"float32"``.
+    #[getter]
+    fn dtype(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.tensor(py)?.dtype().or_raise(py)?.to_string())
+    }
+
+    /// Where the data is: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        device_object(py, self.tensor(py)?)
+    }
+
+    /// Address of the first element. What is there may be read only in an operation or under a lease.
+    #[getter]
+    fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tensor(py)?.data_ptr().or_raise(py)? as usize)
+    }
+
+    /// Whether the owner of the memory forbids writing it.
+    #[getter]
+    fn read_only(&self, py: Python<'_>) -> PyResult<bool> {
+        self.tensor(py)?.is_read_only().or_raise(py)
+    }
+
+    /// Number of finished writes of its memory.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.tensor(py)?.version())
+    }
+
+    /// Hands the tensor to a consumer under a read lease; the array API's protocol. Waits until it is ready.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
+        export::export(py, From::Tensor(self.tensor(py)?, Access::Read), &request)
+    }
+
+    /// Where the data is, for the array API's protocol. Waits until the tensor is defined.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        export::device(py, self.tensor(py)?)
+    }
+
+    /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is
+    /// exclusive, and lasts until the array is gone.
+    fn for_write(this: &Bound<'_, Self>) -> Exporter {
+        Exporter { tensor: this.clone().unbind(), access: Access::Write }
+    }
+
+    /// An object to pass to a library that shall see the memory *untracked*: no lease is taken and nothing waits. For
+    /// people who order things themselves.
+    fn alias(this: &Bound<'_, Self>) -> Exporter {
+        Exporter { tensor: this.clone().unbind(), access: Access::Alias }
+    }
+
+    /// A scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With `using`, for example
+    /// ``np.from_dlpack``, `view` is what that makes of it.
+    #[pyo3(signature = (using = None))]
+    fn read(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
+        PyAccess::one(this, Access::Read, using)
+    }
+
+    /// A scoped write lease, as `read`.
+    #[pyo3(signature = (using = None))]
+    fn write(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
+        PyAccess::one(this, Access::Write, using)
+    }
+
+    /// Declares the current version good after a failure or cancellation that left the data intact: "I looked, it is
+    /// good". Raises `ConflictError` while writes are unfinished.
+    fn clear_error(&self, py: Python<'_>) -> PyResult<()> {
+        let tensor = self.tensor(py)?;
+        gate::detach(py, || tensor.clear_error()).or_raise(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let Some(tensor) = self.tensor.try_get() else {
+            return "<estafette.Tensor of the parent process>".into();
+        };
+        let what = match (tensor.dtype(), tensor.shape()) {
+            (Ok(dtype), Ok(shape)) => format!("{dtype}{:?}", shape.as_slice()),
+            _ => "no shape yet".to_string(),
+        };
+        let place = tensor.device().map_or_else(|_| String::new(), |device| format!(", {device}"));
+        let state = match tensor.state() {
+            TensorState::Ready => "ready",
+            TensorState::Undefined | TensorState::Pending => "pending",
+            TensorState::Failed(_) => "failed",
+            _ => "unknown",
+        };
+        format!("<estafette.Tensor {what}{place}, {state}>")
+    }
+}
+
+/// A tensor on its way to a library, with the access that it shall have. Each export takes a lease of its own.
+#[pyclass(frozen, module = "estafette", name = "Exporter")]
+pub struct Exporter {
+    tensor: Py<PyTensor>,
+    access: Access,
+}
+
+#[pymethods]
+impl Exporter {
+    /// Hands the tensor out; the array API's protocol. Waits until it is free for this access.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
+        export::export(py, From::Tensor(self.tensor.get().tensor(py)?, self.access), &request)
+    }
+
+    /// Where the data is, for the array API's protocol.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        export::device(py, self.tensor.get().tensor(py)?)
+    }
+
+    /// The tensor that is exported.
+    #[getter]
+    fn tensor(&self, py: Python<'_>) -> Py<PyTensor> {
+        self.tensor.clone_ref(py)
+    }
+
+    /// ``"write"`` or ``"alias"``.
+    #[getter]
+    fn access(&self) -> String {
+        self.access.to_string()
+    }
+}
+
+/// The `Device` of a tensor.
+pub fn device_object(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
+    static DEVICE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let device = tensor.device().or_raise(py)?;
+    let class = DEVICE.import(py, "estafette._reports", "Device")?;
+    Ok(class.call1((device.device_type.0, device.device_id))?.unbind())
+}
+
+/// An element type as people write it: its name, or an object of some library that carries it.
+///
+/// # Errors
+/// `ValueError` for a name that is no element type.
+pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
+    let text = dtype_name(dtype)?;
+    // PyTorch prints `torch.float32`.
+    let name = text.rsplit('.').next().unwrap_or(&text);
+    name.parse().map_err(|_| PyValueError::new_err(format!("`{text}` is not an element type")))
+}
+
+fn dtype_name(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(text) = dtype.extract() {
+        return Ok(text);
+    }
+    // `numpy.dtype` has a name, `numpy.float32` is a class, `jax.numpy.float32` has a dtype.
+    for attribute in ["name", "__name__"] {
+        if let Ok(text) = dtype.getattr(attribute).and_then(|name| name.extract()) {
+            return Ok(text);
+        }
+    }
+    if let Ok(inner) = dtype.getattr("dtype") {
+        return dtype_name(&inner);
+    }
+    Ok(dtype.str()?.to_string())
+}
+
+/// A shape as people write it: an integer or a sequence of them.
+pub fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    if let Ok(length) = shape.extract::<i64>() {
+        return Ok(vec![length]);
+    }
+    shape.try_iter().and_then(|dims| dims.map(|dim| dim?.extract::<i64>()).collect()).map_err(|error| {
+        PyTypeError::new_err(format!("a shape is an integer or a sequence of integers: {error}"))
+    })
+}
+
+/// A time in seconds.
+///
+/// # Errors
+/// `ValueError` for one that is negative or no number.
+pub fn seconds(timeout: Option<f64>) -> PyResult<Option<Duration>> {
+    let Some(timeout) = timeout else { return Ok(None) };
+    if timeout == f64::INFINITY {
+        return Ok(None);
+    }
+    match Duration::try_from_secs_f64(timeout) {
+        Ok(timeout) => Ok(Some(timeout)),
+        Err(_) => {
+            Err(PyValueError::new_err(format!("timeout must be a number of seconds from 0, not {timeout}")))
+        }
+    }
+}
+
+/// The error for an argument that is no tensor.
+pub fn not_a_tensor(value: &Bound<'_, PyAny>) -> PyErr {
+    let kind = value.get_type().fully_qualified_name().map_or_else(|_| "?".into(), |name| name.to_string());
+    PyTypeError::new_err(format!(
+        "expected an estafette.Tensor, not {kind}; `from_dlpack` makes one of an array"
+    ))
+}

@@ -1,0 +1,97 @@
+"""Fixtures: an engine, the peers, programs of their own, and capsules made by hand."""
+
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import estafette as est
+
+
+def peer(name):
+    """The library `name`; skips the test without it, or fails it where every peer must be there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        if os.environ.get("ESTAFETTE_REQUIRE_PEERS") == "1":
+            pytest.fail(f"{name} is required (ESTAFETTE_REQUIRE_PEERS=1) and not installed", pytrace=False)
+        pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture
+def np():
+    return peer("numpy")
+
+
+@pytest.fixture
+def jax():
+    return peer("jax")
+
+
+@pytest.fixture
+def jnp(jax):
+    return importlib.import_module("jax.numpy")
+
+
+@pytest.fixture
+def torch():
+    return peer("torch")
+
+
+@pytest.fixture
+def eng():
+    """An engine that reports leases after two seconds and leaves nothing behind."""
+    engine = est.Engine(workers=2, lease_timeout=2.0)
+    yield engine
+    gc.collect()
+    report = engine.shutdown(5.0)
+    assert report.drained, report
+
+
+class Gate:
+    """Holds an operation up until the test opens it; `entered` says that the operation has begun."""
+
+    def __init__(self):
+        self._open = threading.Event()
+        self.entered = threading.Event()
+
+    def __call__(self, *_operands):
+        self.entered.set()
+        assert self._open.wait(30), "the test never opened the gate"
+
+    def open(self):
+        self._open.set()
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.open()
+
+
+def until(condition, seconds=10.0):
+    """Waits for something that another thread brings about."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.001)
+
+
+def run_program(source, *, timeout=60, expect=0, env=None):
+    """Runs a program of its own and gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(source)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **(env or {})},
+    )
+    assert done.returncode == expect, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr

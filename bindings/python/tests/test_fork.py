@@ -1,0 +1,194 @@
+"""Forked children: a clear error there, an untouched parent here. Each test is a program of its own."""
+
+import sys
+
+import pytest
+
+from conftest import run_program
+
+pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this platform")
+
+PRELUDE = """
+import os, sys, gc, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import numpy as np
+import estafette as est
+
+def in_child(check):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            check()
+            os._exit(0)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+"""
+
+
+def program(source, **options):
+    import textwrap
+
+    return run_program(PRELUDE + textwrap.dedent(source), **options)
+
+
+def test_every_use_in_a_forked_child_is_a_clear_error(np):
+    program(
+        """
+        eng = est.Engine(workers=2)
+        x = eng.from_dlpack(np.arange(3.0))
+        y = eng.zeros(3, "float32")
+        op = eng.submit(lambda y: y.fill(1), writes=[y], using=np.from_dlpack)
+        op.wait()
+        var = eng.var()
+        exporter = y.for_write()
+
+        def check():
+            uses = [
+                lambda: eng.submit(print), lambda: eng.call(print), lambda: eng.zeros(1, "int8"),
+                lambda: eng.from_dlpack(np.zeros(1)), lambda: eng.wait_all(), lambda: eng.stats(),
+                lambda: eng.diagnose(), lambda: eng.var(), lambda: eng.shutdown(), lambda: eng.access(reads=[x]),
+                lambda: x.wait(), lambda: x.is_ready(), lambda: x.shape, lambda: x.dtype, lambda: x.device,
+                lambda: x.__dlpack__(), lambda: x.__dlpack_device__(), lambda: x.clear_error(),
+                lambda: np.from_dlpack(exporter), lambda: x.read().__enter__(), lambda: x.__await__(),
+                lambda: op.wait(), lambda: op.cancel(), lambda: op.name, lambda: var.id,
+                lambda: est.Engine(workers=1), lambda: est.from_dlpack(np.zeros(1)),
+            ]
+            for number, use in enumerate(uses):
+                try:
+                    use()
+                except est.ForkedError as error:
+                    assert "spawn" in str(error), error
+                else:
+                    raise AssertionError(f"use {number} did not fail")
+            assert "parent" in repr(x) and "parent" in repr(eng) and "parent" in repr(op)
+
+        in_child(check)
+        assert np.from_dlpack(y).tolist() == [1, 1, 1]
+        eng.submit(lambda y: y.fill(2), writes=[y], using=np.from_dlpack).wait(10)
+        eng.shutdown()
+        """
+    )
+
+
+def test_a_child_drops_what_it_inherited_without_touching_the_parent(np):
+    program(
+        """
+        eng = est.Engine(workers=2)
+        source = np.arange(3.0)
+        x = eng.from_dlpack(source)
+        array = np.from_dlpack(x)
+        written = np.from_dlpack(eng.zeros(3, "float32").for_write())
+
+        def check():
+            global x, array, written, eng, source
+            del x, array, written, eng, source
+            gc.collect()
+
+        in_child(check)
+        assert array.tolist() == [0, 1, 2]
+        op = eng.submit(lambda x: x.fill(5), writes=[x], using=np.from_dlpack)
+        assert not op.is_done()
+        del array
+        op.wait(10)
+        assert source.tolist() == [5, 5, 5]
+        before = eng.stats()
+        del x
+        import time
+        while eng.stats().deleters == before.deleters:
+            time.sleep(0.001)
+        assert eng.stats().leaked == before.leaked
+        eng.shutdown()
+        """
+    )
+
+
+def test_a_fork_with_operations_in_flight_hurts_nobody(np):
+    program(
+        """
+        import threading, time
+        eng = est.Engine(workers=2)
+        x = eng.zeros(1000, "int64")
+        for i in range(300):
+            eng.submit(lambda a, b: np.add(a, 1, out=b), reads=[x], writes=[x], using=np.from_dlpack)
+            if i % 60 == 0:
+                in_child(lambda: None)
+        x.wait()
+        assert (np.from_dlpack(x) == 300).all()
+        eng.shutdown()
+        """
+    )
+
+
+def test_a_child_exits_normally_through_pythons_exit(np):
+    program(
+        """
+        eng = est.Engine(workers=2)
+        x = eng.from_dlpack(np.arange(3.0))
+        array = np.from_dlpack(x)
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(7)      # runs atexit and finalizes the interpreter
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        eng.shutdown()
+        """
+    )
+
+
+def test_a_child_forked_before_any_engine_may_have_one(np):
+    program(
+        """
+        def check():
+            with est.Engine(workers=1) as eng:
+                x = eng.zeros(3, "float32")
+                eng.submit(lambda x: x.fill(1), writes=[x], using=np.from_dlpack)
+                x.wait()
+
+        in_child(check)
+        """
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(np, tmp_path, method):
+    import os
+    import subprocess
+
+    script = tmp_path / "program.py"
+    script.write_text(
+        f"""
+import multiprocessing, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import numpy as np
+import estafette as est
+
+def child(connection):
+    try:
+        with est.Engine(workers=1) as eng:
+            x = eng.zeros(3, "float32")
+            eng.submit(lambda x: x.fill(4), writes=[x], using=np.from_dlpack)
+            x.wait()
+            connection.send(np.from_dlpack(x).tolist())
+    except est.ForkedError:
+        connection.send("forked")
+
+if __name__ == "__main__":
+    with est.Engine(workers=2) as eng:
+        y = eng.zeros(3, "float32")
+        context = multiprocessing.get_context({method!r})
+        ours, theirs = context.Pipe()
+        process = context.Process(target=child, args=(theirs,))
+        process.start()
+        print(ours.recv())
+        process.join(20)
+        assert process.exitcode == 0, process.exitcode
+        eng.submit(lambda y: y.fill(1), writes=[y], using=np.from_dlpack).wait(10)
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ("forked" if method == "fork" else "[4.0, 4.0, 4.0]")

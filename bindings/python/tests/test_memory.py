@@ -1,0 +1,154 @@
+"""Memory comes back: every deleter is called exactly once, and resident memory stays flat."""
+
+import asyncio
+import gc
+import os
+import random
+import weakref
+
+import pytest
+
+import estafette as est
+from capsules import Made
+from conftest import until
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident():
+    """Bytes of this process in memory."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * PAGE
+
+
+@pytest.fixture
+def flat(eng):
+    """Runs a round many times and checks that memory grows no more after a warm-up."""
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("no /proc on this platform: resident memory cannot be read")
+
+    def run(round_, *, warm_up, rounds, allowed):
+        def run_rounds(count):
+            for _ in range(count):
+                round_()
+            eng.wait_all(30)
+            until(lambda: eng.stats().releasing == 0)
+
+        run_rounds(warm_up)
+        before = resident()
+        run_rounds(rounds)
+        grown = resident() - before
+        assert grown <= allowed, f"{grown / 2**20:.1f} MiB more after {rounds} rounds"
+
+    return run
+
+
+def test_round_trips_through_numpy_leave_nothing(eng, np, flat):
+    before = eng.stats()
+
+    def round_():
+        x = np.empty(1000, "float32")
+        a = np.from_dlpack(eng.from_dlpack(x))
+        assert a.ctypes.data == x.ctypes.data
+
+    flat(round_, warm_up=5_000, rounds=50_000, allowed=2 << 20)
+    after = eng.stats()
+    assert after.imported - before.imported == after.deleters - before.deleters == 55_000
+    assert after.leaked == before.leaked
+
+
+def test_operations_and_results_leave_nothing(eng, np, flat):
+    def round_():
+        x = eng.from_dlpack(np.ones(1000, "float32"))
+        y = eng.empty(1000, "float32")
+        eng.submit(lambda x, y: np.add(x, 1, out=y), reads=[x], writes=[y], using=np.from_dlpack)
+        z = eng.call(lambda y: y * 2, y, using=np.from_dlpack)
+        z.wait()
+        assert np.from_dlpack(z)[0] == 4
+
+    flat(round_, warm_up=500, rounds=3_000, allowed=2 << 20)
+
+
+def test_failures_and_cancels_leave_nothing(eng, np, flat):
+    def fail(x):
+        raise ValueError(x.shape)
+
+    def round_():
+        x = eng.from_dlpack(np.ones(10_000, "float32"))
+        y = eng.call(fail, x, using=np.from_dlpack)
+        eng.submit(lambda y: None, reads=[y]).cancel()
+        with pytest.raises(est.OperationError):
+            y.wait()
+
+    flat(round_, warm_up=500, rounds=3_000, allowed=2 << 20)
+
+
+def test_awaits_leave_nothing(eng, np, flat):
+    async def main():
+        for _ in range(20):
+            x = eng.from_dlpack(np.ones(1000, "float32"))
+            y = eng.call(lambda x: x + 1, x, using=np.from_dlpack)
+            await y
+            with pytest.raises(TimeoutError):
+                z = eng.call(lambda y: y + 1, y, using=np.from_dlpack)
+                await asyncio.wait_for(asyncio.sleep(1), 0)
+            async with z.read(np.from_dlpack) as view:
+                assert view[0] == 3
+                del view
+
+    flat(lambda: asyncio.run(main()), warm_up=20, rounds=100, allowed=3 << 20)
+
+
+def test_engines_leave_nothing(np, flat):
+    def round_():
+        with est.Engine(workers=2) as eng:
+            x = eng.zeros(1000, "float32")
+            eng.submit(lambda x: x.fill(1), writes=[x], using=np.from_dlpack)
+
+    flat(round_, warm_up=30, rounds=200, allowed=4 << 20)
+
+
+def test_every_deleter_is_called_once_whatever_the_order(eng, np):
+    """Random programs of imports, exports, operations and drops."""
+    random.seed(11)
+    made, tensors, arrays = [], [], []
+
+    def body(*_views):
+        if random.random() < 0.1:
+            raise RuntimeError("sometimes")
+        if random.random() < 0.1:
+            arrays.extend(_views)
+
+    for _ in range(3_000):
+        match random.randrange(6):
+            case 0 | 1:
+                made.append(Made(shape=(16,), legacy=random.random() < 0.3))
+                tensors.append(eng.from_dlpack(made[-1].capsule))
+            case 2 if tensors:
+                arrays.append(np.from_dlpack(random.choice(tensors).alias()))
+            case 3 if tensors:
+                eng.submit(body, reads=random.sample(tensors, min(3, len(tensors))), using=np.from_dlpack)
+            case 4 if tensors:
+                del tensors[random.randrange(len(tensors))]
+            case 5 if arrays:
+                del arrays[random.randrange(len(arrays))]
+    eng.wait_all(30)
+    assert all(one.deleted <= 1 for one in made)
+    assert 0 < sum(one.deleted for one in made) < len(made)
+    tensors.clear()
+    arrays.clear()
+    gc.collect()
+    until(lambda: all(one.deleted == 1 for one in made))
+
+
+def test_an_import_inside_a_lease_keeps_the_lease(eng, np):
+    x = np.arange(4.0)
+    gone = weakref.ref(x)
+    t = eng.from_dlpack(x)
+    derived = eng.from_dlpack(np.from_dlpack(t))
+    del x, t
+    gc.collect()
+    assert gone() is not None and np.from_dlpack(derived)[3] == 3
+    del derived
+    until(lambda: gone() is None)

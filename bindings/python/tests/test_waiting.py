@@ -1,0 +1,294 @@
+"""Waiting is safe: waits that could never end are errors, event loops are never stopped, and Ctrl-C works."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import estafette as est
+from conftest import run_program, until
+
+
+class TestOnAnEventLoopsThread:
+    def test_synchronous_waits_for_what_is_not_ready_are_refused(self, eng, np, gate):
+        x = eng.zeros(1, "int8")
+        op = eng.submit(gate, writes=[x])
+        y = eng.call(lambda x: x, x, using=np.from_dlpack)
+
+        async def main():
+            waits = {
+                "tensor": x.wait,
+                "operation": op.wait,
+                "engine": eng.wait_all,
+                "shutdown": eng.shutdown,
+                "export": lambda: np.from_dlpack(x),
+                "write": lambda: np.from_dlpack(x.for_write()),
+                "undefined device": y.__dlpack_device__,
+                "undefined export": lambda: np.from_dlpack(y),
+                "undefined alias": lambda: np.from_dlpack(y.alias()),
+                "scoped": lambda: x.read().__enter__(),
+                "exit": lambda: eng.__exit__(None, None, None),
+            }
+            for name, wait in waits.items():
+                with pytest.raises(est.WouldBlockError, match="await"):
+                    wait()
+                    raise AssertionError(name)
+            with pytest.raises(TimeoutError):
+                x.wait(timeout=0)
+
+        asyncio.run(main())
+        # Nothing that was refused stays in the way, not even the shutdown.
+        gate.open()
+        eng.submit(lambda x: None, writes=[x]).wait(10)
+
+    def test_what_is_ready_needs_no_waiting(self, eng, np):
+        x = eng.zeros(3, "float32")
+
+        async def main():
+            x.wait()
+            eng.wait_all()
+            assert np.from_dlpack(x).shape == (3,)
+            assert np.from_dlpack(x.for_write()).flags.writeable
+            with x.write() as view:
+                np.from_dlpack(view)[:] = 1
+            with eng.access(reads=[x]) as (view,):
+                assert np.from_dlpack(view)[0] == 1
+
+        asyncio.run(main())
+
+    def test_other_threads_are_free_to_wait(self, eng, gate):
+        x = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[x])
+
+        async def main():
+            waiting = asyncio.create_task(asyncio.to_thread(x.wait))
+            await asyncio.sleep(0.01)
+            gate.open()
+            await waiting
+
+        asyncio.run(main())
+
+
+class TestThePythonLock:
+    def test_is_free_during_every_wait(self, eng, np, gate):
+        x = eng.zeros(1, "int8")
+        op = eng.submit(gate, writes=[x])
+        waits = [x.wait, op.wait, eng.wait_all, lambda: np.from_dlpack(x), x.read().__enter__]
+        threads = [threading.Thread(target=wait) for wait in waits]
+        for thread in threads:
+            thread.start()
+        began = time.monotonic()
+        turns = 0
+        while time.monotonic() - began < 0.2:
+            turns += 1
+        assert turns > 1000 and all(thread.is_alive() for thread in threads)
+        gate.open()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+
+    def test_is_free_while_an_operation_waits_for_room(self):
+        with est.Engine(workers=1, window=1) as eng:
+            gate = threading.Event()
+            eng.submit(gate.wait)
+            thread = threading.Thread(target=lambda: eng.submit(lambda: None))
+            thread.start()
+            time.sleep(0.02)
+            assert thread.is_alive()
+            gate.set()
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+class TestTheWindow:
+    def test_a_full_window_holds_the_submitter_up(self):
+        with est.Engine(workers=1, window=4) as eng:
+            seen = []
+            for i in range(100):
+                eng.submit(lambda i=i: seen.append(i), writes=[])
+                assert eng.stats().in_flight <= 4
+            eng.wait_all()
+            assert sorted(seen) == list(range(100))
+
+    def test_operations_may_submit_beyond_it(self):
+        with est.Engine(workers=1, window=1) as eng:
+            done = []
+
+            def outer():
+                eng.submit(lambda: done.append("inner"))
+                done.append("outer")
+
+            eng.submit(outer).wait(20)
+            eng.wait_all(20)
+            assert done == ["outer", "inner"]
+
+    def test_a_window_that_can_never_drain_is_an_error(self, np):
+        eng = est.Engine(workers=1, window=1, lease_timeout=0.2)
+        t = eng.zeros(1, "int8")
+        array = np.from_dlpack(t)
+        eng.submit(lambda _: None, writes=[t])
+        with pytest.raises(est.WouldDeadlockError, match="test_waiting.py"):
+            eng.submit(lambda: None)
+        del array
+        eng.submit(lambda: None).wait(10)
+        assert eng.shutdown(5).drained
+
+
+class TestInsideOperations:
+    def test_waiting_is_allowed_and_starves_nobody(self):
+        with est.Engine(workers=1) as eng:
+            x = eng.zeros(1, "int64")
+
+            def outer(depth):
+                inner = eng.call(lambda: depth_value(depth))
+                inner.wait()
+
+            def depth_value(depth):
+                if depth:
+                    outer(depth - 1)
+                return eng.zeros(1, "int8")
+
+            eng.submit(lambda _: outer(5), reads=[x]).wait(30)
+
+    def test_a_wait_for_the_own_operation_is_an_error(self, eng, np):
+        x = eng.zeros(1, "int8")
+        caught = []
+
+        def circle(_):
+            for wait in (x.wait, eng.wait_all, lambda: np.from_dlpack(later)):
+                try:
+                    wait()
+                except est.WouldDeadlockError as error:
+                    caught.append(str(error))
+
+        ready = threading.Event()
+        op = eng.submit(lambda a: (ready.wait(20), circle(a)), writes=[x], name="circle")
+        later = eng.call(lambda x: x + 1, x, using=np.from_dlpack)
+        ready.set()
+        op.wait(20)
+        assert len(caught) == 3
+
+    def test_an_operand_is_exported_without_waiting_and_anything_else_with(self, eng, np):
+        x, other = eng.zeros(3, "int64"), eng.zeros(3, "int64")
+        for _ in range(20):
+            eng.submit(lambda other: np.add(other, 1, out=other), writes=[other], using=np.from_dlpack)
+
+        def body(x):
+            np.from_dlpack(x)[:] = np.from_dlpack(other)
+
+        eng.submit(body, writes=[x])
+        x.wait()
+        assert np.from_dlpack(x).tolist() == [20, 20, 20]
+
+
+class TestCtrlC:
+    @pytest.mark.parametrize(
+        "wait",
+        [
+            "t.wait()",
+            "op.wait()",
+            "eng.wait_all()",
+            "np.from_dlpack(t)",
+            "t.write().__enter__()",
+            "eng.shutdown()",
+            "eng.submit(lambda: None)",
+        ],
+    )
+    def test_ends_a_blocking_wait(self, np, wait):
+        output, errors = run_program(
+            f"""
+            import os, signal, threading, time
+            import numpy as np
+            import estafette as est
+            eng = est.Engine(workers=1, window=1)
+            t = eng.zeros(1, "int8")
+            gate = threading.Event()
+            op = eng.submit(lambda _: gate.wait(20), writes=[t])
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            began = time.monotonic()
+            try:
+                {wait}
+            except KeyboardInterrupt:
+                print("interrupted", time.monotonic() - began < 5)
+            gate.set()
+            """
+        )
+        assert output == "interrupted True\n", errors
+
+    def test_a_handler_that_raises_nothing_ends_nothing(self, np):
+        output, errors = run_program(
+            """
+            import os, signal, threading
+            import estafette as est
+            eng = est.Engine(workers=1)
+            t = eng.zeros(1, "int8")
+            handled, gate = threading.Event(), threading.Event()
+            signal.signal(signal.SIGUSR1, lambda *_: (handled.set(), gate.set()))
+            eng.submit(lambda _: gate.wait(20), writes=[t])
+            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+            t.wait()
+            print(handled.is_set())
+            eng.shutdown()
+            """
+        )
+        assert output == "True\n", errors
+
+
+def test_engines_share_one_order(np):
+    first, second = est.Engine(workers=1), est.Engine(workers=1)
+    x = first.zeros(1, "int64")
+    for i in range(60):
+        engine = (first, second)[i % 2]
+        engine.submit(lambda a, b: np.add(a * 2, 1, out=b), reads=[x], writes=[x], using=np.from_dlpack)
+    x.wait()
+    assert np.from_dlpack(x)[0] == 2**60 - 1
+    assert second.from_dlpack(x) is x
+    first.shutdown()
+    second.shutdown()
+
+
+def test_dropping_the_last_handle_drops_no_work(np):
+    eng = est.Engine(workers=1)
+    x = eng.zeros(1, "int64")
+    gate = threading.Event()
+    eng.submit(lambda _: gate.wait(20), writes=[x])
+    for _ in range(10):
+        eng.submit(lambda a, b: np.add(a, 1, out=b), reads=[x], writes=[x], using=np.from_dlpack)
+    del eng
+    gate.set()
+    x.wait(20)
+    assert np.from_dlpack(x)[0] == 10
+
+
+def test_shutdown_cancels_what_only_leases_hold_up_and_reports_it(np):
+    eng = est.Engine(workers=1)
+    t = eng.zeros(1, "int8")
+    array = np.from_dlpack(t)
+    op = eng.submit(lambda _: None, writes=[t], name="held up")
+    report = eng.shutdown(0.1)
+    assert not report.drained and report.cancelled == ("held up",) and report.running == ()
+    assert "test_waiting.py" in report.leases[0]
+    with pytest.raises(est.CancelledError):
+        op.wait(10)
+    del array
+    until(lambda: eng.stats().in_flight == 0)
+
+
+def test_shutdown_reports_what_still_runs(gate):
+    eng = est.Engine(workers=1)
+    eng.submit(gate, name="slow")
+    until(gate.entered.is_set)
+    report = eng.shutdown(0.05)
+    assert not report.drained and report.running == ("slow",)
+    gate.open()
+    assert eng.shutdown(10).drained
+
+
+def test_a_block_that_only_leases_hold_up_ends_with_a_warning(np):
+    with pytest.warns(RuntimeWarning, match="held up"):
+        with est.Engine(workers=1, lease_timeout=600) as eng:
+            t = eng.zeros(1, "int8")
+            array = np.from_dlpack(t)
+            eng.submit(lambda _: None, writes=[t], name="held up")
+    del array

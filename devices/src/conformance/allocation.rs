@@ -1,0 +1,65 @@
+use crate::DeviceErrorKind;
+
+use super::{Check, Skip, bench::Bench};
+
+pub(super) const CHECKS: &[Check] = &[
+    ("allocation: is aligned, sized and of its device", aligned_and_sized),
+    ("allocation: of no bytes is fine", no_bytes),
+    ("allocation: separate ones do not overlap", separate),
+    ("allocation: impossible requests are errors", impossible),
+    ("allocation: memory that was freed can be had again", freed_memory_returns),
+];
+
+fn aligned_and_sized(bench: &Bench<'_>) -> Result<(), Skip> {
+    for align in [1, 64, 256] {
+        for bytes in [1, 63, 64, 4_097] {
+            let memory = bench.device.allocate(bytes, align).expect("a device has room for a few bytes");
+            assert_eq!(memory.len(), bytes);
+            assert_eq!(memory.ptr().addr().get() % align.max(64), 0, "at least a cache line");
+            assert_eq!(memory.device(), bench.device.id());
+        }
+    }
+    Ok(())
+}
+
+fn no_bytes(bench: &Bench<'_>) -> Result<(), Skip> {
+    let memory = bench.device.allocate(0, 64).expect("nothing is always there");
+    assert!(memory.is_empty());
+    assert_eq!(memory.ptr().addr().get() % 64, 0);
+    let queue = bench.queue();
+    bench.copy(&*queue, &memory, &memory);
+    assert!(bench.settle(&bench.record(&*queue)).is_ok());
+    Ok(())
+}
+
+fn separate(bench: &Bench<'_>) -> Result<(), Skip> {
+    let queue = bench.queue();
+    let memories: Vec<_> = (0..20).map(|_| bench.memory(100)).collect();
+    for (value, memory) in memories.iter().enumerate() {
+        bench.fill(&*queue, memory, value as u8);
+    }
+    assert!(bench.settle(&bench.record(&*queue)).is_ok());
+    for (value, memory) in memories.iter().enumerate() {
+        bench.assert_filled(memory, value as u8);
+    }
+    Ok(())
+}
+
+fn impossible(bench: &Bench<'_>) -> Result<(), Skip> {
+    for (bytes, align) in [(8, 0), (8, 3), (usize::MAX, 64)] {
+        let error = bench.device.allocate(bytes, align).expect_err("no device can do that");
+        assert!(matches!(error.kind(), DeviceErrorKind::Invalid | DeviceErrorKind::OutOfMemory), "{error:?}");
+    }
+    let error = bench.device.allocate(1 << 46, 64).expect_err("64 TiB are too much for any device");
+    assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
+    bench.memory(64);
+    Ok(())
+}
+
+fn freed_memory_returns(bench: &Bench<'_>) -> Result<(), Skip> {
+    // 64 GiB in all, more than the devices of the suite have.
+    for _ in 0..1_024 {
+        drop(bench.device.allocate(64 << 20, 64).expect("the memory before has been freed"));
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! One suite for every device: what fences, queues, frontiers, the reactor, memory and copies owe to their users.
+//!
+//! A device adds a [`Harness`], a few functions that say how to enqueue a little work, how to hold it back and how to
+//! break it, and calls [`run`]. A check that fails panics with its name. A check that the device cannot do (the host
+//! cannot hold back work that it does at once) is *skipped*, with the reason, in the [`Report`]; tests assert which.
+//!
+//! | file | concept |
+//! |---|---|
+//! | `fence.rs` | pending, done, waiting, dropping |
+//! | `ordering.rs` | queues that wait for each other; waits that need not be |
+//! | `frontier.rs` | sets of fences |
+//! | `reactor.rs` | callbacks |
+//! | `failure.rs` | faults |
+//! | `allocation.rs` | memory |
+//! | `copy.rs` | copies |
+//! | `program.rs` | random programs over several queues against the sequential result |
+
+mod allocation;
+mod bench;
+mod copy;
+mod failure;
+mod fence;
+mod frontier;
+mod ordering;
+mod program;
+mod reactor;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use crate::{Allocation, Device, DeviceError, Queue};
+
+use self::bench::Bench;
+
+/// What the suite needs to know about a device.
+pub trait Harness {
+    /// The device under test. Asked once per check; it may be a fresh one each time.
+    fn device(&self) -> Arc<dyn Device>;
+
+    /// Enqueues work that sets every byte of `memory` to `value`.
+    ///
+    /// # Errors
+    /// As for any enqueueing.
+    fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) -> Result<(), DeviceError>;
+
+    /// Enqueues work that does not complete before the returned function has been called.
+    ///
+    /// # Errors
+    /// The device cannot do that, and why.
+    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip>;
+
+    /// Enqueues work that fails, and with it its queue.
+    ///
+    /// # Errors
+    /// The device cannot do that, and why.
+    fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip>;
+
+    /// Lets the device make progress, where it does not by itself. Does not wait for anything.
+    fn advance(&self) {}
+}
+
+/// Why a check does not apply to a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skip(pub String);
+
+impl Skip {
+    /// A reason, in lower case.
+    pub fn because(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+/// What [`run`] did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The checks that passed.
+    pub passed: Vec<&'static str>,
+    /// The checks that do not apply to the device, and why.
+    pub skipped: Vec<(&'static str, Skip)>,
+}
+
+impl Report {
+    /// The names of the skipped checks.
+    pub fn skipped_names(&self) -> Vec<&'static str> {
+        self.skipped.iter().map(|(name, _)| *name).collect()
+    }
+}
+
+/// One check: its name, which is the situation, and what to do.
+type Check = (&'static str, fn(&Bench<'_>) -> Result<(), Skip>);
+
+/// Runs the whole suite.
+///
+/// # Panics
+/// A check failed; its name is printed before the panic goes on.
+pub fn run(harness: &dyn Harness) -> Report {
+    let concepts: [&[Check]; 8] = [
+        fence::CHECKS,
+        ordering::CHECKS,
+        frontier::CHECKS,
+        reactor::CHECKS,
+        failure::CHECKS,
+        allocation::CHECKS,
+        copy::CHECKS,
+        program::CHECKS,
+    ];
+    let mut report = Report::default();
+    for &(name, check) in concepts.into_iter().flatten() {
+        let bench = Bench::new(harness);
+        match catch_unwind(AssertUnwindSafe(|| check(&bench))) {
+            Ok(Ok(())) => report.passed.push(name),
+            Ok(Err(reason)) => report.skipped.push((name, reason)),
+            Err(panic) => {
+                tracing::error!(check = name, "conformance check failed");
+                eprintln!("conformance check failed: {name}");
+                resume_unwind(panic)
+            }
+        }
+    }
+    report
+}

@@ -1,0 +1,131 @@
+use estafette_sync::sync::mpsc::channel;
+use std::sync::Arc;
+
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::{Fence, Frontier, Reactor, host};
+
+use super::{Check, Skip, bench::Bench};
+
+pub(super) const CHECKS: &[Check] = &[
+    ("reactor: calls at once when nothing is pending", nothing_pending),
+    ("reactor: calls once, after the last of several queues", after_the_last),
+    ("reactor: serves many waiters on one queue", many_waiters),
+    ("reactor: a panicking callback harms nobody", panicking_callback),
+    ("reactor: a callback may wait for more", callback_waits_for_more),
+];
+
+fn nothing_pending(bench: &Bench<'_>) -> Result<(), Skip> {
+    let (queue, memory) = (bench.queue(), bench.memory(64));
+    bench.fill(&*queue, &memory, 1);
+    let fence = bench.record(&*queue);
+    assert!(bench.settle(&fence).is_ok());
+    for frontier in [Frontier::default(), Frontier::from(fence)] {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        Reactor::global().when_settled(&frontier, move |outcome| {
+            assert!(outcome.is_ok());
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
+        assert_eq!(calls.load(Ordering::SeqCst), 1, "before the call returns");
+    }
+    Ok(())
+}
+
+fn after_the_last(bench: &Bench<'_>) -> Result<(), Skip> {
+    let queues = [bench.queue(), bench.queue(), bench.queue()];
+    let mut releases = Vec::new();
+    for queue in &queues {
+        releases.push(bench.block(&**queue)?);
+    }
+    let fences: Vec<_> = queues.iter().map(|queue| bench.record(&**queue)).collect();
+    let (completer, promise) = host::promise("conformance");
+    let frontier: Frontier = fences.iter().cloned().chain([promise]).collect();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    Reactor::global().when_settled(&frontier, move |outcome| {
+        assert!(outcome.is_ok());
+        counted.fetch_add(1, Ordering::SeqCst);
+    });
+    for (release, fence) in releases.into_iter().zip(&fences) {
+        assert_eq!(calls.load(Ordering::SeqCst), 0);
+        release();
+        assert!(bench.settle(fence).is_ok());
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 0, "the promise is missing");
+    completer.complete();
+    bench.until(|| (calls.load(Ordering::SeqCst) > 0).then_some(()));
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    Ok(())
+}
+
+fn many_waiters(bench: &Bench<'_>) -> Result<(), Skip> {
+    const WAITERS: usize = 500;
+    let (queue, memory) = (bench.queue(), bench.memory(64));
+    let release = bench.block(&*queue)?;
+    let (told, tellings) = channel();
+    let mut last: Option<Fence> = None;
+    for waiter in 0..WAITERS {
+        if waiter % 10 == 0 {
+            bench.fill(&*queue, &memory, waiter as u8);
+            last = Some(bench.record(&*queue));
+        }
+        let told = told.clone();
+        Reactor::global().when_settled(last.as_ref(), move |outcome| {
+            told.send((waiter, outcome.is_ok())).expect("the check listens to the end");
+        });
+    }
+    assert!(tellings.try_recv().is_err());
+    release();
+    let mut heard: Vec<usize> = Vec::new();
+    bench.until(|| {
+        for (waiter, done) in tellings.try_iter() {
+            assert!(done);
+            heard.push(waiter);
+        }
+        (heard.len() >= WAITERS).then_some(())
+    });
+    heard.sort_unstable();
+    assert!(heard.into_iter().eq(0..WAITERS), "everybody once");
+    Ok(())
+}
+
+fn panicking_callback(bench: &Bench<'_>) -> Result<(), Skip> {
+    let queue = bench.queue();
+    let release = bench.block(&*queue)?;
+    let fence = bench.record(&*queue);
+    let calls = Arc::new(AtomicUsize::new(0));
+    for waiter in 0..4 {
+        let counted = calls.clone();
+        Reactor::global().when_settled([&fence], move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            assert!(waiter % 2 == 0, "this callback is broken on purpose");
+        });
+    }
+    release();
+    bench.until(|| (calls.load(Ordering::SeqCst) == 4).then_some(()));
+    // Whatever observes fences is still alive.
+    let release = bench.block(&*queue)?;
+    let fence = bench.record(&*queue);
+    release();
+    assert!(bench.settle(&fence).is_ok());
+    Ok(())
+}
+
+fn callback_waits_for_more(bench: &Bench<'_>) -> Result<(), Skip> {
+    let queues = [bench.queue(), bench.queue()];
+    let mut releases = Vec::new();
+    for queue in &queues {
+        releases.push(bench.block(&**queue)?);
+    }
+    let [first, second] = queues.each_ref().map(|queue| bench.record(&**queue));
+    let (told, telling) = channel();
+    Reactor::global().when_settled([first], move |_| {
+        Reactor::global().when_settled([second], move |outcome| {
+            told.send(outcome.is_ok()).expect("the check listens to the end");
+        });
+    });
+    releases.into_iter().for_each(|release| release());
+    assert!(bench.until(|| telling.try_recv().ok()));
+    Ok(())
+}

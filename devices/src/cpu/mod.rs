@@ -1,0 +1,32 @@
+//! The worker pool of the host: work-stealing deques (crossbeam), priorities, and workers that sleep when there is
+//! nothing to do.
+//!
+//! [`Pool`] is generic over what it runs, a [`Job`], so it knows no operation. What is inside:
+//!
+//! | file | idea |
+//! |---|---|
+//! | `pool.rs` | the handle: push, take, shut down |
+//! | `queues.rs` | where jobs wait: deques, injector, priorities |
+//! | `priority.rs` | the heap for jobs that are not ordinary |
+//! | `scan.rs` | taking one particular job out of the middle |
+//! | `worker.rs` | the loop of one thread |
+//! | `crew.rs` | which threads exist, and spare ones for workers that block |
+//! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
+
+#[cfg(not(estafette_loom))]
+mod crew;
+#[cfg(not(estafette_loom))]
+mod pool;
+#[cfg(not(estafette_loom))]
+mod priority;
+#[cfg(not(estafette_loom))]
+mod queues;
+#[cfg(not(estafette_loom))]
+mod scan;
+#[cfg_attr(estafette_loom, allow(dead_code, reason = "only its models use it there"))]
+mod sleep;
+#[cfg(not(estafette_loom))]
+mod worker;
+
+#[cfg(not(estafette_loom))]
+pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions};

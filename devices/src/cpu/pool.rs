@@ -1,0 +1,291 @@
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::{DeviceError, DeviceErrorKind};
+
+use super::crew::{Cover, Crew};
+use super::queues::Queues;
+use super::sleep::{Sleep, WORKERS_MAX};
+use super::worker;
+
+/// A unit of work of a [`Pool`].
+pub trait Job: Send + 'static + Sized {
+    /// Does the work, on a worker. What is pushed to `pool` from here goes to the worker's own deque. A panic is
+    /// logged, and the worker lives on.
+    fn run(self, pool: &Pool<Self>);
+}
+
+/// How a [`Pool`] is made.
+#[derive(Clone, Debug)]
+pub struct PoolOptions {
+    /// Worker threads. With 0, jobs run only where somebody takes them with [`Pool::try_take`].
+    pub workers: usize,
+    /// The threads are called this and a number.
+    pub name: String,
+    /// The most spare threads that stand in for workers that block.
+    pub spare_limit: usize,
+}
+
+impl Default for PoolOptions {
+    /// One worker per core, and as many spare threads as that.
+    fn default() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { workers: cores, name: "estafette-worker".to_owned(), spare_limit: cores }
+    }
+}
+
+/// A handle to a pool of worker threads. Clones are handles to the same pool.
+///
+/// When the last handle outside of the pool is dropped, the workers run what is queued, and leave. A pool without
+/// workers drops what is queued instead. [`Pool::shutdown`] makes workers leave after their current job, whoever holds
+/// handles.
+pub struct Pool<J: Job> {
+    shared: Arc<Shared<J>>,
+    /// Whether this handle keeps the workers from leaving. Those that workers hold themselves do not.
+    counted: bool,
+}
+
+/// What all handles and threads of a pool share.
+pub(super) struct Shared<J> {
+    pub(super) queues: Queues<J>,
+    pub(super) sleep: Sleep,
+    pub(super) crew: Crew<J>,
+    pub(super) workers: usize,
+    name: String,
+    handles: AtomicUsize,
+    shut_down: AtomicBool,
+    /// The process that the threads live in.
+    process: u32,
+}
+
+impl<J> Shared<J> {
+    /// Whether workers leave after their current job.
+    pub(super) fn is_shut_down(&self) -> bool {
+        self.shut_down.load(Ordering::SeqCst)
+    }
+
+    /// Whether no outside handle is left, so that workers leave when there is nothing more to do.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.handles.load(Ordering::SeqCst) == 0
+    }
+}
+
+impl<J: Job> Pool<J> {
+    /// Starts the workers.
+    ///
+    /// # Errors
+    /// A thread could not be started; those already started leave again.
+    pub fn new(options: PoolOptions) -> Result<Self, DeviceError> {
+        let PoolOptions { workers, name, spare_limit } = options;
+        let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
+        let threads = threads.ok_or_else(|| {
+            let message = format!("a pool of {workers} workers and {spare_limit} spare ones is too large");
+            DeviceError::new(DeviceErrorKind::Invalid, message)
+        })?;
+        // Without workers nobody can block, and so nobody needs a stand-in.
+        let (queues, deques) = Queues::new(if workers == 0 { 0 } else { threads });
+        let mut deques: Vec<_> = deques.into_iter().enumerate().collect();
+        let spare = deques.split_off(workers);
+        let shared = Arc::new(Shared {
+            queues,
+            sleep: Sleep::default(),
+            crew: Crew::new(spare),
+            workers,
+            name,
+            handles: AtomicUsize::new(1),
+            shut_down: AtomicBool::new(false),
+            process: std::process::id(),
+        });
+        let pool = Self { shared, counted: true };
+        for (index, deque) in deques {
+            pool.start(index, deque).map_err(|error| {
+                let message = format!("cannot start worker {index} of {workers}: {error}");
+                DeviceError::new(DeviceErrorKind::Other, message)
+            })?;
+        }
+        Ok(pool)
+    }
+
+    /// Queues a job: on a worker of this pool in its own deque, else for everybody.
+    pub fn push(&self, job: J) {
+        self.push_quietly(job);
+        self.shared.sleep.notify();
+    }
+
+    /// Queues several jobs with one wake-up: the worker that wakes up wakes the next one if there is more.
+    pub fn push_batch(&self, jobs: impl IntoIterator<Item = J>) {
+        let mut any = false;
+        for job in jobs {
+            self.push_quietly(job);
+            any = true;
+        }
+        if any {
+            self.shared.sleep.notify();
+        }
+    }
+
+    /// Queues a job that goes before ordinary ones (positive, the highest first) or after them (negative). 0 is
+    /// [`Pool::push`]. Jobs of equal priority run in the order in which they were pushed.
+    pub fn push_priority(&self, job: J, priority: i32) {
+        if priority == 0 {
+            return self.push(job);
+        }
+        self.shared.queues.push_priority(job, priority);
+        self.shared.sleep.notify();
+    }
+
+    /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
+    pub fn try_take(&self) -> Option<J> {
+        self.shared.queues.take_from_outside()
+    }
+
+    /// Takes the first job for which `wanted` is true and leaves the others in order. Costs a look at every job that
+    /// is in front of it.
+    ///
+    /// `wanted` only classifies: it is called under a lock and must not use this pool.
+    pub fn take_matching(&self, wanted: impl FnMut(&J) -> bool) -> Option<J> {
+        let mut wanted = Some(wanted);
+        let mut take =
+            |own: Option<&_>| wanted.take().and_then(|wanted| self.shared.queues.take_matching(own, wanted));
+        let job = worker::with_context(&self.shared, |context| take(Some(&context.deque)));
+        let job = job.unwrap_or_else(|| take(None));
+        if self.has_work() {
+            // A worker may have looked while the jobs were in hand.
+            self.shared.sleep.notify();
+        }
+        job
+    }
+
+    /// Whether a job waits.
+    pub fn has_work(&self) -> bool {
+        self.shared.queues.has_work()
+    }
+
+    /// The number of workers that the pool was made with.
+    pub fn workers(&self) -> usize {
+        self.shared.workers
+    }
+
+    /// Whether the calling thread is a worker of this pool.
+    pub fn is_worker(&self) -> bool {
+        worker::with_context(&self.shared, |_| ()).is_some()
+    }
+
+    /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role until the
+    /// guard is dropped, and its queued jobs can be stolen. On other threads, and inside of another blocking section
+    /// of the same thread, it does nothing.
+    pub fn blocking(&self) -> BlockingGuard<J> {
+        let covered = worker::with_context(&self.shared, |context| {
+            let depth = context.blocking_depth.get();
+            context.blocking_depth.set(depth + 1);
+            depth == 0
+        });
+        if covered == Some(true)
+            && let Cover::Start(index, deque) = self.shared.crew.block()
+            && let Err(error) = self.start(index, deque)
+        {
+            self.shared.crew.not_started();
+            tracing::warn!(%error, "cannot start a spare worker; a blocked one is not covered");
+        }
+        BlockingGuard { shared: covered.is_some().then(|| self.shared.clone()), not_send: PhantomData }
+    }
+
+    /// Workers leave after their current job. What is queued stays, for [`Pool::try_take`].
+    pub fn shutdown(&self) {
+        self.shared.shut_down.store(true, Ordering::SeqCst);
+        self.shared.wake_everybody();
+    }
+
+    /// Waits until every thread of the pool has left, after [`Pool::shutdown`]. False if `timeout` passed first, and
+    /// at once on a worker of this pool, which cannot wait for itself.
+    pub fn join(&self, timeout: Option<Duration>) -> bool {
+        !self.is_worker() && self.shared.crew.join(timeout)
+    }
+
+    /// A handle that does not keep the workers, for a worker.
+    pub(super) fn uncounted(shared: Arc<Shared<J>>) -> Self {
+        Self { shared, counted: false }
+    }
+
+    fn push_quietly(&self, job: J) {
+        let mut job = Some(job);
+        worker::with_context(&self.shared, |context| {
+            job.take().into_iter().for_each(|job| context.deque.push(job));
+        });
+        job.into_iter().for_each(|job| self.shared.queues.push(job));
+    }
+
+    fn start(&self, index: usize, deque: crossbeam::deque::Worker<J>) -> std::io::Result<()> {
+        let shared = self.shared.clone();
+        let name = format!("{}-{index}", shared.name);
+        self.shared.crew.start(name, move || worker::run(shared, index, deque))
+    }
+}
+
+impl<J> Shared<J> {
+    fn wake_everybody(&self) {
+        // In a forked child there is nobody to wake, and a thread of the parent may have held these locks for ever.
+        if self.process != std::process::id() {
+            return;
+        }
+        self.sleep.notify_all();
+        self.crew.call_everybody();
+    }
+}
+
+impl<J: Job> Clone for Pool<J> {
+    fn clone(&self) -> Self {
+        self.shared.handles.fetch_add(1, Ordering::SeqCst);
+        Self { shared: self.shared.clone(), counted: true }
+    }
+}
+
+impl<J: Job> Drop for Pool<J> {
+    fn drop(&mut self) {
+        if self.counted && self.shared.handles.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.shared.wake_everybody();
+        }
+    }
+}
+
+impl<J: Job> fmt::Debug for Pool<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("name", &self.shared.name)
+            .field("workers", &self.shared.workers)
+            .field("sleep", &self.shared.sleep)
+            .finish_non_exhaustive()
+    }
+}
+
+/// While it lives, a spare thread covers the worker that called [`Pool::blocking`]. It stays on that thread.
+#[must_use = "the worker counts as blocked while the guard lives"]
+pub struct BlockingGuard<J: Job> {
+    /// `None` when the thread is no worker.
+    shared: Option<Arc<Shared<J>>>,
+    not_send: PhantomData<*const ()>,
+}
+
+impl<J: Job> Drop for BlockingGuard<J> {
+    fn drop(&mut self) {
+        let Some(shared) = self.shared.take() else { return };
+        let outermost = worker::with_context(&shared, |context| {
+            let depth = context.blocking_depth.get() - 1;
+            context.blocking_depth.set(depth);
+            depth == 0
+        });
+        if outermost == Some(true) {
+            shared.crew.unblock();
+        }
+    }
+}
+
+impl<J: Job> fmt::Debug for BlockingGuard<J> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockingGuard").field("on_worker", &self.shared.is_some()).finish()
+    }
+}

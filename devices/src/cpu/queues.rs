@@ -1,0 +1,150 @@
+//! Where jobs wait.
+//!
+//! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is warm), jobs
+//! that were looked at and put back, the injector (oldest first), the other workers' deques (oldest first), jobs of
+//! negative priority. Every [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of
+//! its own deque can starve while it feeds itself.
+
+use std::collections::VecDeque;
+use std::sync::PoisonError;
+
+use crossbeam::deque::{Injector, Steal, Stealer, Worker};
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use super::priority::Priorities;
+
+/// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not fall into
+/// step with loops in the work; the number is tokio's.
+pub(super) const FAIR_TICKS: u32 = 61;
+
+/// How often a steal that lost a race is tried again before it counts as "found nothing here". Each loss means that
+/// another thread got a job, and a worker looks once more before it sleeps.
+const STEAL_RETRIES_MAX: usize = 32;
+
+/// All queues of one pool.
+#[derive(Debug)]
+pub(super) struct Queues<J> {
+    pub(super) priorities: Priorities<J>,
+    /// Jobs that a scan took from the front of the injector or from the old end of a deque and did
+    /// not want. They are older than what is still there, so they go first.
+    pub(super) returned: Mutex<VecDeque<J>>,
+    pub(super) returned_len: AtomicUsize,
+    pub(super) injector: Injector<J>,
+    pub(super) stealers: Box<[Stealer<J>]>,
+    /// Held while somebody looks for a particular job: see `scan.rs`.
+    scan: Mutex<()>,
+    /// Scans that hold jobs in their hands.
+    pub(super) scanning: AtomicUsize,
+}
+
+impl<J> Queues<J> {
+    /// Queues with one deque for each of `deques` threads.
+    pub(super) fn new(deques: usize) -> (Self, Vec<Worker<J>>) {
+        let owned: Vec<_> = std::iter::repeat_with(Worker::new_lifo).take(deques).collect();
+        let queues = Self {
+            priorities: Priorities::new(),
+            returned: Mutex::new(VecDeque::new()),
+            returned_len: AtomicUsize::new(0),
+            injector: Injector::new(),
+            stealers: owned.iter().map(Worker::stealer).collect(),
+            scan: Mutex::new(()),
+            scanning: AtomicUsize::new(0),
+        };
+        (queues, owned)
+    }
+
+    /// Puts a job into the queue for everybody.
+    pub(super) fn push(&self, job: J) {
+        self.injector.push(job);
+    }
+
+    /// Puts a job into the heap.
+    pub(super) fn push_priority(&self, job: J, priority: i32) {
+        self.priorities.push(job, priority);
+    }
+
+    /// Whether a job waits anywhere, or is in the hands of somebody who may put it back.
+    pub(super) fn has_work(&self) -> bool {
+        self.scanning.load(Ordering::SeqCst) > 0
+            || !self.priorities.is_empty()
+            || self.returned_len.load(Ordering::SeqCst) > 0
+            || !self.injector.is_empty()
+            || self.stealers.iter().any(|stealer| !stealer.is_empty())
+    }
+
+    /// The next job for the worker that owns deque number `index`; `ticks` counts the jobs that it has run.
+    pub(super) fn take(&self, index: usize, own: &Worker<J>, ticks: u32) -> Option<J> {
+        let fair = || {
+            let tick = ticks % FAIR_TICKS == FAIR_TICKS - 1;
+            tick.then(|| {
+                self.pop_returned()
+                    .or_else(|| retried(|| self.injector.steal()))
+                    .or_else(|| retried(|| self.stealers[index].steal()))
+            })
+            .flatten()
+        };
+        self.priorities
+            .pop_positive()
+            .or_else(fair)
+            .or_else(|| own.pop())
+            .or_else(|| self.pop_returned())
+            .or_else(|| retried(|| self.injector.steal_batch_and_pop(own)))
+            .or_else(|| self.steal(index, |stealer| stealer.steal_batch_and_pop(own)))
+            .or_else(|| self.priorities.pop())
+    }
+
+    /// The next job for a thread that has no deque of this pool.
+    pub(super) fn take_from_outside(&self) -> Option<J> {
+        loop {
+            let job = self
+                .priorities
+                .pop_positive()
+                .or_else(|| self.pop_returned())
+                .or_else(|| retried(|| self.injector.steal()))
+                .or_else(|| self.steal(0, Stealer::steal))
+                .or_else(|| self.priorities.pop());
+            if job.is_some() || !self.await_scan() {
+                return job;
+            }
+        }
+    }
+
+    /// Waits until no scan has jobs in hand. False if none had.
+    fn await_scan(&self) -> bool {
+        let scanning = self.scanning.load(Ordering::SeqCst) > 0;
+        if scanning {
+            drop(self.lock_scan());
+        }
+        scanning
+    }
+
+    fn pop_returned(&self) -> Option<J> {
+        if self.returned_len.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut returned = self.lock_returned();
+        let job = returned.pop_front();
+        self.returned_len.store(returned.len(), Ordering::SeqCst);
+        job
+    }
+
+    /// Steals from the deques in turn, beginning behind `start`, so that thieves spread over their victims.
+    fn steal(&self, start: usize, mut steal: impl FnMut(&Stealer<J>) -> Steal<J>) -> Option<J> {
+        let (before, behind) = self.stealers.split_at(start);
+        behind.iter().chain(before).find_map(|stealer| retried(|| steal(stealer)))
+    }
+
+    pub(super) fn lock_scan(&self) -> MutexGuard<'_, ()> {
+        self.scan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn lock_returned(&self) -> MutexGuard<'_, VecDeque<J>> {
+        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Repeats a steal that lost a race, a bounded number of times.
+pub(super) fn retried<J>(mut steal: impl FnMut() -> Steal<J>) -> Option<J> {
+    (0..STEAL_RETRIES_MAX).map(|_| steal()).find(|attempt| !attempt.is_retry()).and_then(Steal::success)
+}

@@ -1,0 +1,130 @@
+//! Taking one particular job out of the middle of the queues, for a thread that waits for just that job.
+//!
+//! Deques cannot be searched in place, so a scan takes jobs in hand, one after the other, until it finds a wanted one,
+//! and puts the others back: what came from the shared ends goes to the front of the shared queues, what came from the
+//! scanning worker's own deque goes back on top of it, priorities return to the heap. So the others keep their order,
+//! but for those of other workers' deques, which become shared.
+//!
+//! # The excluded race
+//! While jobs are in hand nobody else finds them, so somebody could go to sleep although a job for him exists. Hence
+//! [`Queues::scanning`] is raised before the first job is taken and lowered after the last one is back;
+//! [`Queues::has_work`] is true meanwhile, which keeps workers awake, and a thread that finds nothing waits for the
+//! lock of the scan and looks again. Scans exclude each other by that lock, which `wanted` is called under: it only
+//! classifies, and must not use the pool.
+
+use std::collections::VecDeque;
+use std::mem;
+
+use crossbeam::deque::{Stealer, Worker};
+use estafette_sync::sync::atomic::Ordering;
+
+use super::priority::Entry;
+use super::queues::{Queues, retried};
+
+impl<J> Queues<J> {
+    /// The first job for which `wanted` is true. `own` is the deque of the calling worker.
+    pub(super) fn take_matching(
+        &self,
+        own: Option<&Worker<J>>,
+        mut wanted: impl FnMut(&J) -> bool,
+    ) -> Option<J> {
+        let _scan = self.lock_scan();
+        Hand::new(self, own).find(&mut wanted)
+    }
+}
+
+/// The jobs in the hand of a scan. They are put back when it ends, also when `wanted` panics.
+struct Hand<'a, J> {
+    queues: &'a Queues<J>,
+    own: Option<&'a Worker<J>>,
+    /// All of the heap, best first.
+    entries: Vec<Entry<J>>,
+    /// From the worker's own deque, newest first.
+    popped: Vec<J>,
+    /// From the shared queues, oldest first.
+    shared: VecDeque<J>,
+}
+
+impl<'a, J> Hand<'a, J> {
+    fn new(queues: &'a Queues<J>, own: Option<&'a Worker<J>>) -> Self {
+        queues.scanning.fetch_add(1, Ordering::SeqCst);
+        Self {
+            queues,
+            own,
+            entries: queues.priorities.take_all(),
+            popped: Vec::new(),
+            shared: VecDeque::new(),
+        }
+    }
+
+    fn find(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        self.find_entry(|entry| entry.is_positive() && wanted(&entry.job))
+            .or_else(|| self.find_own(wanted))
+            .or_else(|| self.find_returned(wanted))
+            .or_else(|| self.find_injected(wanted))
+            .or_else(|| self.find_stolen(wanted))
+            .or_else(|| self.find_entry(|entry| !entry.is_positive() && wanted(&entry.job)))
+    }
+
+    fn find_entry(&mut self, wanted: impl FnMut(&Entry<J>) -> bool) -> Option<J> {
+        let place = self.entries.iter().position(wanted)?;
+        Some(self.entries.remove(place).job)
+    }
+
+    fn find_own(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        while let Some(job) = self.own?.pop() {
+            self.popped.push(job);
+            if self.popped.last().is_some_and(&mut *wanted) {
+                return self.popped.pop();
+            }
+        }
+        None
+    }
+
+    fn find_returned(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        let mut returned = self.queues.lock_returned();
+        self.queues.returned_len.store(0, Ordering::SeqCst);
+        self.shared = mem::take(&mut *returned);
+        drop(returned);
+        let place = self.shared.iter().position(wanted)?;
+        self.shared.remove(place)
+    }
+
+    fn find_injected(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        let injector = &self.queues.injector;
+        // No more than is there now, or a busy pusher would keep the scan going for ever.
+        (0..injector.len()).find_map(|_| self.consider(retried(|| injector.steal())?, wanted))
+    }
+
+    fn find_stolen(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        let from = |hand: &mut Self, stealer: &Stealer<J>, wanted: &mut _| {
+            (0..stealer.len()).find_map(|_| hand.consider(retried(|| stealer.steal())?, wanted))
+        };
+        self.queues.stealers.iter().find_map(|stealer| from(self, stealer, wanted))
+    }
+
+    /// Takes the job in hand and gives it back if it is wanted.
+    fn consider(&mut self, job: J, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        self.shared.push_back(job);
+        if self.shared.back().is_some_and(wanted) { self.shared.pop_back() } else { None }
+    }
+}
+
+impl<J> Drop for Hand<'_, J> {
+    fn drop(&mut self) {
+        if !self.entries.is_empty() {
+            self.queues.priorities.put_back(self.entries.drain(..));
+        }
+        if let Some(own) = self.own {
+            // The newest comes out first and goes back last.
+            self.popped.drain(..).rev().for_each(|job| own.push(job));
+        }
+        if !self.shared.is_empty() {
+            let mut returned = self.queues.lock_returned();
+            self.shared.append(&mut returned);
+            *returned = mem::take(&mut self.shared);
+            self.queues.returned_len.store(returned.len(), Ordering::SeqCst);
+        }
+        self.queues.scanning.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,309 @@
+//! Who sleeps and who wakes whom. Knows nothing of deques: a queue of jobs is "whatever `has_work` says".
+//!
+//! # Aim
+//! Waking a thread costs the waker several microseconds, so it happens only when it must: never when somebody is
+//! already searching (that thread will find the job), and once for a whole batch (the woken thread wakes the next one
+//! when it finds that there is more).
+//!
+//! # States of a worker
+//! *busy* (runs a job or takes one from its own deque) → *searching* (looks everywhere, for a bounded while) →
+//! *sleeping* (parked in the lot). One word counts the searching and the sleeping workers; a lock guards the lot, and
+//! a worker is in the lot exactly while it is counted as sleeping.
+//!
+//! # Steps
+//! *Post work*
+//! 1. PushJob: make the job visible in some queue.
+//! 2. PushFence: `fence(SeqCst)`.
+//! 3. ReadCounters: if somebody is searching or nobody sleeps, stop here.
+//! 4. Under the lock: if still nobody is searching, take a sleeper out of the lot, count it as searching, and wake it.
+//!
+//! *Fall asleep* (a searching worker that found nothing)
+//! 1. Under the lock: enter the lot, and count as sleeping instead of searching (IncSleepers).
+//! 2. SleepFence: `fence(SeqCst)`.
+//! 3. ReadJob: look at every queue once more. If there is work, leave the lot again unless somebody took us out.
+//! 4. Park until somebody takes us out.
+//!
+//! *Stop searching* (found a job)
+//! 1. Count as searching no more (DecSearching). Not the last one: done.
+//! 2. `fence(SeqCst)`, then look whether there is more work. If so, *post work* from step 3: wake the next one.
+//!
+//! # The excluded race
+//! A job in a queue while every worker sleeps, or is about to. Suppose PushJob went unnoticed: the pusher read in
+//! ReadCounters a searching worker *W*, or no sleeper.
+//! - *W* later either finds this job, or falls asleep, or stops searching as the last one (else another searching
+//!   worker takes its part). In the latter two cases it looks at the queues after a change of the word that the pusher
+//!   did not see. With both fences, either the pusher saw that change or *W* sees the job: whichever fence comes first
+//!   in the single order of SeqCst fences makes what precedes it visible to what follows the other.
+//! - *No sleeper and no searcher*: then every worker is busy, or its change of the word came later than the read and it
+//!   looks at the queues after that. A busy worker searches before it sleeps.
+//!
+//! The models at the end of this file check this with loom. Each of the three fences, the second look before parking and
+//! the chain of wake-ups has been taken out once; each time a model failed.
+
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
+use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::PoisonError;
+
+/// The sleeping state of the workers of one pool.
+#[derive(Debug, Default)]
+pub(super) struct Sleep {
+    /// Searching workers in the low half, sleeping ones in the high half.
+    counters: AtomicUsize,
+    /// The sleepers, the one that fell asleep last on top: its cache is the warmest.
+    lot: Mutex<Vec<Arc<Parker>>>,
+}
+
+/// One searching worker in [`Sleep::counters`].
+const SEARCHING: usize = 1;
+/// One sleeping worker in [`Sleep::counters`].
+const SLEEPING: usize = 1 << (usize::BITS / 2);
+/// The most workers (with spare ones) that the counters can hold; far more than any machine has.
+pub(super) const WORKERS_MAX: usize = (1 << (usize::BITS / 2 - 1)) - 1;
+
+/// Where one thread parks. Not `thread::park`, whose one token jobs may use as well.
+#[derive(Debug, Default)]
+pub(super) struct Parker {
+    /// Set by whoever took this thread out of the lot.
+    taken: Mutex<bool>,
+    woken: Condvar,
+}
+
+impl Parker {
+    fn wake(&self) {
+        *self.taken() = true;
+        self.woken.notify_one();
+    }
+
+    fn park(&self) {
+        let mut taken = self.taken();
+        while !*taken {
+            taken = self.woken.wait(taken).unwrap_or_else(PoisonError::into_inner);
+        }
+        *taken = false;
+    }
+
+    fn taken(&self) -> MutexGuard<'_, bool> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sleep {
+    /// Work has been posted: makes sure that somebody will look. Steps 2 to 4 of *post work*.
+    pub(super) fn notify(&self) {
+        fence(Ordering::SeqCst);
+        if !wants_waking(self.counters.load(Ordering::SeqCst)) {
+            return;
+        }
+        let parker = {
+            let mut lot = self.lot();
+            if !wants_waking(self.counters.load(Ordering::SeqCst)) {
+                return;
+            }
+            let Some(parker) = lot.pop() else { return };
+            self.one_sleeper_searches();
+            parker
+        };
+        parker.wake();
+    }
+
+    /// The conditions under which workers sleep have changed: everybody shall look.
+    pub(super) fn notify_all(&self) {
+        fence(Ordering::SeqCst);
+        let parkers = {
+            let mut lot = self.lot();
+            lot.iter().for_each(|_| self.one_sleeper_searches());
+            std::mem::take(&mut *lot)
+        };
+        parkers.iter().for_each(|parker| parker.wake());
+    }
+
+    /// The calling worker begins to search.
+    pub(super) fn start_searching(&self) {
+        self.counters.fetch_add(SEARCHING, Ordering::SeqCst);
+    }
+
+    /// The calling worker stops searching, because it found a job or leaves. Wakes another one if there is more.
+    pub(super) fn stop_searching(&self, has_work: impl FnOnce() -> bool) {
+        let before = self.counters.fetch_sub(SEARCHING, Ordering::SeqCst);
+        debug_assert!(searching(before) > 0, "stop_searching comes after start_searching");
+        if searching(before) == 1 {
+            fence(Ordering::SeqCst);
+            if has_work() {
+                self.notify();
+            }
+        }
+    }
+
+    /// The calling worker, which is searching, sleeps until it is notified, or returns at once if `stay_awake` says so
+    /// after it was counted as sleeping. It is searching again when this returns.
+    pub(super) fn sleep(&self, parker: &Arc<Parker>, stay_awake: impl FnOnce() -> bool) {
+        {
+            let mut lot = self.lot();
+            lot.push(parker.clone());
+            // Wrapping: adds one sleeper and takes one searcher away in a single step.
+            self.counters.fetch_add(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+        if stay_awake() {
+            let mut lot = self.lot();
+            if let Some(place) = lot.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) {
+                lot.remove(place);
+                self.one_sleeper_searches();
+                return;
+            }
+            // Somebody took us out already and wakes us: that wake-up has to be consumed.
+        }
+        parker.park();
+    }
+
+    /// One worker that just left the lot counts as searching. The caller holds the lock of the lot.
+    fn one_sleeper_searches(&self) {
+        self.counters.fetch_sub(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
+    }
+
+    fn lot(&self) -> MutexGuard<'_, Vec<Arc<Parker>>> {
+        self.lot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn wants_waking(counters: usize) -> bool {
+    searching(counters) == 0 && counters >= SLEEPING
+}
+
+fn searching(counters: usize) -> usize {
+    counters % SLEEPING
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --lib --release`.
+///
+/// The queue is a counter that is pushed and looked at with relaxed accesses, so that nothing but this protocol orders
+/// them. A wake-up that is lost leaves a worker parked for ever, which loom reports as a deadlock.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::sync::atomic::AtomicBool;
+    use estafette_sync::thread;
+    use loom::model::Builder;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Model {
+        sleep: Sleep,
+        jobs: AtomicUsize,
+        closed: AtomicBool,
+    }
+
+    impl Model {
+        fn push(&self, jobs: usize) {
+            self.jobs.fetch_add(jobs, Ordering::Relaxed);
+            self.sleep.notify();
+        }
+
+        fn take(&self) -> bool {
+            let taken =
+                self.jobs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |jobs| jobs.checked_sub(1));
+            taken.is_ok()
+        }
+
+        fn has_work(&self) -> bool {
+            self.jobs.load(Ordering::Relaxed) > 0
+        }
+
+        /// A worker that leaves after its first job, so that nobody else can make up for a lost wake-up. False if it
+        /// left because of the end.
+        fn run_one(&self) -> bool {
+            let parker = Arc::default();
+            self.sleep.start_searching();
+            loop {
+                if self.take() {
+                    self.sleep.stop_searching(|| self.has_work());
+                    return true;
+                }
+                if self.closed.load(Ordering::SeqCst) {
+                    self.sleep.stop_searching(|| self.has_work());
+                    return false;
+                }
+                self.sleep.sleep(&parker, || self.has_work() || self.closed.load(Ordering::SeqCst));
+            }
+        }
+
+        fn assert_quiet(&self) {
+            assert_eq!(self.sleep.counters.load(Ordering::SeqCst), 0, "nobody searches, nobody sleeps");
+            assert!(self.sleep.lot().is_empty());
+        }
+    }
+
+    fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+        let mut builder = Builder::new();
+        builder.preemption_bound = preemptions;
+        builder.check(model);
+    }
+
+    fn spawn_worker(model: &Arc<Model>) -> thread::JoinHandle<bool> {
+        let model = model.clone();
+        thread::spawn(move || model.run_one())
+    }
+
+    #[test]
+    fn a_job_that_meets_a_worker_falling_asleep_is_run() {
+        check(None, || {
+            let model = Arc::new(Model::default());
+            let worker = spawn_worker(&model);
+            model.push(1);
+            assert!(worker.join().unwrap());
+            model.assert_quiet();
+        });
+    }
+
+    #[test]
+    fn two_jobs_pushed_one_by_one_wake_two_workers() {
+        check(Some(3), || {
+            let model = Arc::new(Model::default());
+            let workers = [spawn_worker(&model), spawn_worker(&model)];
+            model.push(1);
+            model.push(1);
+            assert!(workers.into_iter().all(|worker| worker.join().unwrap()));
+            model.assert_quiet();
+        });
+    }
+
+    #[test]
+    fn a_batch_with_one_wake_up_reaches_two_workers() {
+        check(Some(3), || {
+            let model = Arc::new(Model::default());
+            let workers = [spawn_worker(&model), spawn_worker(&model)];
+            model.push(2);
+            assert!(workers.into_iter().all(|worker| worker.join().unwrap()));
+            model.assert_quiet();
+        });
+    }
+
+    #[test]
+    fn jobs_of_two_pushers_are_run() {
+        check(Some(2), || {
+            let model = Arc::new(Model::default());
+            let worker = spawn_worker(&model);
+            let pusher = thread::spawn({
+                let model = model.clone();
+                move || model.push(1)
+            });
+            model.push(1);
+            pusher.join().unwrap();
+            assert!(worker.join().unwrap());
+            assert!(model.take(), "the other job is still there");
+            model.assert_quiet();
+        });
+    }
+
+    #[test]
+    fn the_end_wakes_everybody() {
+        check(Some(3), || {
+            let model = Arc::new(Model::default());
+            let workers = [spawn_worker(&model), spawn_worker(&model)];
+            model.closed.store(true, Ordering::SeqCst);
+            model.sleep.notify_all();
+            assert!(workers.into_iter().all(|worker| !worker.join().unwrap()));
+            model.assert_quiet();
+        });
+    }
+}

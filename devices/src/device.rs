@@ -1,0 +1,120 @@
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::{DLDevice, DeviceError, Queue};
+
+/// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// DLPack's name for it.
+    fn id(&self) -> DLDevice;
+
+    /// A name for people.
+    fn name(&self) -> &str;
+
+    /// Whether the host may load and store in memory of this device directly.
+    fn host_accessible(&self) -> bool;
+
+    /// The queue for work that asks for no particular one. The same at every call.
+    fn default_queue(&self) -> Arc<dyn Queue>;
+
+    /// A new queue.
+    ///
+    /// # Errors
+    /// The device has no more queues to give, or has failed.
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError>;
+
+    /// Memory for `bytes` bytes aligned to `align`, a power of two. Its contents are unspecified.
+    ///
+    /// # Errors
+    /// Out of memory, or an impossible size or alignment.
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
+
+    /// Enqueues a copy of `bytes` bytes on `queue`. It is done when a fence recorded afterwards is.
+    ///
+    /// # Errors
+    /// The queue is none of this device, or has failed. Nothing was enqueued then.
+    ///
+    /// # Safety
+    /// Both ranges are valid, do not overlap, and stay alive and unused by others until the copy is done; each of
+    /// them is memory of this device or of the host.
+    unsafe fn copy(
+        &self,
+        queue: &dyn Queue,
+        src: *const u8,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError>;
+}
+
+/// Owned device memory, freed on drop. Whoever drops it has made sure that no work uses it any more.
+pub struct Allocation {
+    ptr: NonNull<u8>,
+    len: usize,
+    device: DLDevice,
+    release: Option<Release>,
+}
+
+/// Gives memory back: called once with the pointer and the length.
+type Release = Box<dyn FnOnce(NonNull<u8>, usize) + Send + Sync>;
+
+// SAFETY: an allocation is memory that nobody else owns plus a `Send + Sync` way to give it back; reading or writing
+// through `ptr` is unsafe and up to the caller.
+unsafe impl Send for Allocation {}
+// SAFETY: shared access only hands out the pointer and the length.
+unsafe impl Sync for Allocation {}
+
+impl Allocation {
+    /// Takes ownership of `len` bytes at `ptr` in memory of `device`. `release` gives them back on drop, from any
+    /// thread.
+    ///
+    /// # Safety
+    /// The memory is valid and nobody else's until `release` is called.
+    pub unsafe fn from_raw(
+        ptr: NonNull<u8>,
+        len: usize,
+        device: DLDevice,
+        release: impl FnOnce(NonNull<u8>, usize) + Send + Sync + 'static,
+    ) -> Self {
+        Self { ptr, len, device, release: Some(Box::new(release)) }
+    }
+
+    /// An allocation of no bytes: a pointer with the right alignment and nothing behind it.
+    pub fn empty(align: std::num::NonZeroUsize, device: DLDevice) -> Self {
+        Self { ptr: NonNull::without_provenance(align), len: 0, device, release: None }
+    }
+
+    /// The first byte. Valid for [`Allocation::len`] bytes, on the device.
+    pub fn ptr(&self) -> NonNull<u8> {
+        self.ptr
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where the memory is.
+    pub fn device(&self) -> DLDevice {
+        self.device
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if let Some(release) = self.release.take() {
+            release(self.ptr, self.len);
+        }
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation({} bytes on {} at {:p})", self.len, self.device, self.ptr)
+    }
+}

@@ -1,0 +1,118 @@
+use std::sync::Arc;
+use std::{error, fmt};
+
+use crate::QueueId;
+
+/// What a device has to say when something went wrong. Cloning shares the one root error.
+#[derive(Clone)]
+pub struct DeviceError(Arc<Inner>);
+
+#[derive(Clone)]
+struct Inner {
+    kind: DeviceErrorKind,
+    code: Option<i64>,
+    message: Box<str>,
+    queue: Option<QueueId>,
+}
+
+/// What the caller can do about a [`DeviceError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceErrorKind {
+    /// The device or the work on it broke. Its queue is poisoned: everything unfinished on it has failed.
+    Fault,
+    /// The device has no room. Free something or ask for less; the queue is unharmed.
+    OutOfMemory,
+    /// The request makes no sense; the message names the argument. Nothing happened.
+    Invalid,
+    /// Whoever promised the work gave it up. Nothing is broken.
+    Cancelled,
+    /// Anything else; the message says what.
+    Other,
+}
+
+impl DeviceError {
+    /// An error without a driver code and without a queue. Messages are lower case and name what is wrong.
+    pub fn new(kind: DeviceErrorKind, message: impl Into<String>) -> Self {
+        Self(Arc::new(Inner { kind, code: None, message: message.into().into_boxed_str(), queue: None }))
+    }
+
+    /// The same error with the driver's own code.
+    #[must_use]
+    pub fn with_code(self, code: i64) -> Self {
+        self.changed(|inner| inner.code = Some(code))
+    }
+
+    /// The same error, saying on which queue it happened.
+    #[must_use]
+    pub fn with_queue(self, queue: QueueId) -> Self {
+        self.changed(|inner| inner.queue = Some(queue))
+    }
+
+    /// What the caller can do about it.
+    pub fn kind(&self) -> DeviceErrorKind {
+        self.0.kind
+    }
+
+    /// The driver's own code, where there is one.
+    pub fn code(&self) -> Option<i64> {
+        self.0.code
+    }
+
+    /// What is wrong, in lower case.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The queue on which it happened, where there is one.
+    pub fn queue(&self) -> Option<QueueId> {
+        self.0.queue
+    }
+
+    /// Whether both are the same occurrence, not merely equal words: every waiter gets the one root error.
+    pub fn same_root(&self, other: &DeviceError) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    fn changed(self, change: impl FnOnce(&mut Inner)) -> Self {
+        let mut inner = Inner::clone(&self.0);
+        change(&mut inner);
+        Self(Arc::new(inner))
+    }
+}
+
+impl fmt::Display for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.message)?;
+        if let Some(code) = self.0.code {
+            write!(f, " (code {code})")?;
+        }
+        if let Some(queue) = self.0.queue {
+            write!(f, " on {queue}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}({self})", self.0.kind)
+    }
+}
+
+impl error::Error for DeviceError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_carry_code_and_queue() {
+        let queue = QueueId::next();
+        let error =
+            DeviceError::new(DeviceErrorKind::Fault, "illegal address").with_code(700).with_queue(queue);
+        assert_eq!(error.to_string(), format!("illegal address (code 700) on {queue}"));
+        assert_eq!(error.kind(), DeviceErrorKind::Fault);
+        assert!(error.same_root(&error.clone()));
+    }
+}

@@ -1,0 +1,364 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Condvar, Mutex};
+
+use crate::source::{Event, Outcome, Subscriber, Timeline, Watch};
+use crate::{Clock, DLDevice, DeviceError, QueueId, Reactor};
+
+/// A point in the work of a device: pending, done or failed. Cheap to clone and to ask.
+///
+/// On an in-order queue it is (queue, sequence number), and *done* is a comparison with the queue's completed counter.
+/// Elsewhere it is an event of its own. Once settled it stays settled, and a failed fence gives the same root error as
+/// often as it is asked.
+#[derive(Clone)]
+pub struct Fence {
+    source: Source,
+    /// The number on the queue; for events, the number among the records of their queue, or 0.
+    sequence: u64,
+    /// What the queue had seen of other queues when this was recorded.
+    seen: Clock,
+}
+
+#[derive(Clone)]
+enum Source {
+    Point(Arc<dyn Timeline>),
+    Event(Arc<dyn Event>),
+}
+
+/// Where a fence stands.
+#[derive(Clone, Debug)]
+pub enum FenceState {
+    /// The work is not finished.
+    Pending,
+    /// The work is finished and its effects are visible to whoever learned it from this fence.
+    Done,
+    /// The work will never finish, for this reason.
+    Failed(DeviceError),
+}
+
+impl FenceState {
+    /// The outcome, `None` while pending.
+    pub fn outcome(self) -> Option<Outcome> {
+        match self {
+            FenceState::Pending => None,
+            FenceState::Done => Some(Ok(())),
+            FenceState::Failed(error) => Some(Err(error)),
+        }
+    }
+
+    /// Whether it is [`FenceState::Pending`].
+    pub fn is_pending(&self) -> bool {
+        matches!(self, FenceState::Pending)
+    }
+}
+
+impl From<Outcome> for FenceState {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Ok(()) => FenceState::Done,
+            Err(error) => FenceState::Failed(error),
+        }
+    }
+}
+
+impl Fence {
+    /// The point `sequence` of an in-order queue. `seen` is what the queue knew of others when it was recorded.
+    pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
+        Self { source: Source::Point(timeline), sequence, seen }
+    }
+
+    /// A stand-alone fence.
+    pub fn event(event: Arc<dyn Event>) -> Self {
+        Self { source: Source::Event(event), sequence: 0, seen: Clock::default() }
+    }
+
+    /// Record number `sequence` (from 1) of the out-of-order queue that the event names, covering everything enqueued
+    /// there before: it settles no earlier than records with smaller numbers. `seen` as for [`Fence::point`].
+    pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
+        Self { source: Source::Event(event), sequence, seen }
+    }
+
+    /// Where it stands. Asks the backend when the answer is not known yet.
+    pub fn state(&self) -> FenceState {
+        match &self.source {
+            Source::Event(event) => event.state(),
+            Source::Point(timeline) => {
+                if timeline.completed() >= self.sequence {
+                    return FenceState::Done;
+                }
+                // A failure freezes the counter, so a failure that was read before the counter is final. One that the
+                // poll found is read after it, and the loop goes round once more.
+                let mut failure = timeline.failure();
+                loop {
+                    if timeline.poll() >= self.sequence {
+                        return FenceState::Done;
+                    }
+                    if let Some(error) = failure {
+                        return FenceState::Failed(error);
+                    }
+                    failure = timeline.failure();
+                    if failure.is_none() {
+                        return FenceState::Pending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the work is finished. Asks the backend when the answer is not known yet.
+    pub fn is_done(&self) -> bool {
+        self.observed_done() || matches!(self.state(), FenceState::Done)
+    }
+
+    /// Whether the work is known to be finished without asking the backend: one load.
+    pub fn observed_done(&self) -> bool {
+        match &self.source {
+            Source::Point(timeline) => timeline.completed() >= self.sequence,
+            Source::Event(event) => event.observed_done(),
+        }
+    }
+
+    /// The queue, where there is one.
+    pub fn queue(&self) -> Option<QueueId> {
+        match &self.source {
+            Source::Point(timeline) => Some(timeline.queue()),
+            Source::Event(event) => event.queue(),
+        }
+    }
+
+    /// The device that does the work.
+    pub fn device(&self) -> DLDevice {
+        match &self.source {
+            Source::Point(timeline) => timeline.device(),
+            Source::Event(event) => event.device(),
+        }
+    }
+
+    /// The number on its queue, where there is a queue.
+    pub fn sequence(&self) -> Option<u64> {
+        self.queue().map(|_| self.sequence)
+    }
+
+    /// The timeline, when this is a point on an in-order queue. For devices to recognise their own.
+    pub fn as_point(&self) -> Option<(&Arc<dyn Timeline>, u64)> {
+        match &self.source {
+            Source::Point(timeline) => Some((timeline, self.sequence)),
+            Source::Event(_) => None,
+        }
+    }
+
+    /// The event, when this is a stand-alone fence. For devices to recognise their own.
+    pub fn as_event(&self) -> Option<&Arc<dyn Event>> {
+        match &self.source {
+            Source::Point(_) => None,
+            Source::Event(event) => Some(event),
+        }
+    }
+
+    /// What its queue had seen of other queues when it was recorded.
+    pub fn seen(&self) -> &Clock {
+        &self.seen
+    }
+
+    /// Whether this fence is known to settle no earlier than `other`: the same fence, a later point of the same queue,
+    /// or a point of a queue that had been made to wait for `other` (or for something later) before.
+    ///
+    /// `false` means "not known", never "earlier".
+    pub fn same_or_later_on_queue(&self, other: &Fence) -> bool {
+        if let (Source::Event(mine), Source::Event(theirs)) = (&self.source, &other.source)
+            && Arc::ptr_eq(mine, theirs)
+        {
+            return true;
+        }
+        let Some(queue) = other.queue() else { return false };
+        (self.queue() == Some(queue) && self.sequence >= other.sequence)
+            || self.seen.covers(queue, other.sequence)
+    }
+
+    /// Whether both are on the same queue. Stand-alone fences are on none.
+    pub fn on_same_queue(&self, other: &Fence) -> bool {
+        self.queue().is_some() && self.queue() == other.queue()
+    }
+
+    /// Waits without blocking a thread, under any executor. The work goes on when the future is dropped.
+    pub fn settled(&self) -> Settled {
+        Settled { fence: self.clone(), slot: None }
+    }
+
+    /// Blocks the calling thread until the fence has settled; `None` when `timeout` passed first. No timeout means
+    /// waiting for as long as it takes.
+    pub fn wait_timeout(&self, timeout: Option<Duration>) -> Option<Outcome> {
+        if let Some(outcome) = self.state().outcome() {
+            return Some(outcome);
+        }
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return None;
+        }
+        let gate = Arc::new(Gate::default());
+        Reactor::global().watch(self, gate.clone());
+        gate.wait(deadline)
+    }
+
+    /// Asks the source to tell `subscriber`.
+    pub(crate) fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        match &self.source {
+            Source::Point(timeline) => timeline.watch(self.sequence, subscriber),
+            Source::Event(event) => event.watch(subscriber),
+        }
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.source {
+            Source::Point(timeline) => write!(f, "Fence({} at {})", timeline.queue(), self.sequence),
+            Source::Event(event) => write!(f, "Fence({event:?})"),
+        }
+    }
+}
+
+/// The future of [`Fence::settled`]: ready when the fence is.
+///
+/// Registers with the source first and looks again afterwards, so no settling is missed; dropping it leaves a
+/// tombstone that the source sweeps out later.
+#[must_use = "futures do nothing unless polled"]
+#[derive(Debug)]
+pub struct Settled {
+    fence: Fence,
+    slot: Option<Arc<Slot>>,
+}
+
+impl Future for Settled {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+        let slot = match &self.slot {
+            Some(slot) => slot.clone(),
+            None => {
+                if let Some(outcome) = self.fence.state().outcome() {
+                    return Poll::Ready(outcome);
+                }
+                let slot = Arc::new(Slot::default());
+                // The waker goes in before the fence can settle.
+                let _ = slot.poll(context);
+                Reactor::global().watch(&self.fence, slot.clone());
+                self.slot = Some(slot.clone());
+                slot
+            }
+        };
+        slot.poll(context)
+    }
+}
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        if let Some(slot) = &self.slot {
+            slot.abandon();
+        }
+    }
+}
+
+/// Where the fence leaves its outcome for a [`Settled`] future.
+#[derive(Debug, Default)]
+struct Slot {
+    abandoned: AtomicBool,
+    state: Mutex<SlotState>,
+}
+
+#[derive(Debug, Default)]
+struct SlotState {
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+}
+
+impl Slot {
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Outcome> {
+        {
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(outcome) = &state.outcome {
+                return Poll::Ready(outcome.clone());
+            }
+            if state.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                return Poll::Pending;
+            }
+        }
+        // Cloning and dropping wakers is foreign code: done outside of the lock.
+        let fresh = context.waker().clone();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(outcome) = &state.outcome {
+            return Poll::Ready(outcome.clone());
+        }
+        let old = state.waker.replace(fresh);
+        drop(state);
+        drop(old);
+        Poll::Pending
+    }
+
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+        let waker = self.state.lock().unwrap_or_else(PoisonError::into_inner).waker.take();
+        drop(waker);
+    }
+}
+
+impl Subscriber for Slot {
+    fn settled(self: Arc<Self>, outcome: Outcome) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.outcome = Some(outcome);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a thread blocks in [`Fence::wait_timeout`].
+#[derive(Default)]
+struct Gate {
+    abandoned: AtomicBool,
+    outcome: Mutex<Option<Outcome>>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        while outcome.is_none() {
+            outcome = match deadline {
+                None => self.opened.wait(outcome).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        self.abandoned.store(true, Ordering::Relaxed);
+                        return None;
+                    }
+                    self.opened.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        outcome.clone()
+    }
+}
+
+impl Subscriber for Gate {
+    fn settled(self: Arc<Self>, outcome: Outcome) {
+        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        self.opened.notify_all();
+    }
+
+    fn abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,121 @@
+use smallvec::SmallVec;
+
+use crate::{Fence, FenceState};
+
+/// A set of fences: what has to settle before a range of memory is free of earlier work.
+///
+/// It keeps at most the newest fence per queue whose fences are ordered among themselves, since that one settles last.
+/// Stand-alone fences are kept each. Two fit without an allocation: one writer and one reader elsewhere is the usual
+/// set.
+#[derive(Clone, Debug, Default)]
+pub struct Frontier {
+    fences: SmallVec<[Fence; 2]>,
+}
+
+impl Frontier {
+    /// Whether there is nothing to wait for.
+    pub fn is_empty(&self) -> bool {
+        self.fences.is_empty()
+    }
+
+    /// The number of fences.
+    pub fn len(&self) -> usize {
+        self.fences.len()
+    }
+
+    /// The fences, in no particular order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Fence> {
+        self.fences.iter()
+    }
+
+    /// Adds a fence. On a queue that is in the set already, only the newer one stays.
+    pub fn insert(&mut self, fence: Fence) {
+        for present in &mut self.fences {
+            if present.on_same_queue(&fence) {
+                if fence.same_or_later_on_queue(present) {
+                    *present = fence;
+                }
+                return;
+            }
+            if present.same_or_later_on_queue(&fence) && fence.queue().is_none() {
+                return;
+            }
+        }
+        self.fences.push(fence);
+    }
+
+    /// Adds all fences of `other`.
+    pub fn merge(&mut self, other: &Frontier) {
+        for fence in &other.fences {
+            self.insert(fence.clone());
+        }
+    }
+
+    /// Drops the fences that are known to be done. Asks no backend; failed fences stay.
+    pub fn prune(&mut self) {
+        self.fences.retain(|fence| !fence.observed_done());
+    }
+
+    /// Puts `fence` in the place of exactly those entries that it is known to be ordered after, and keeps the others:
+    /// what a write does with the fences of its variable.
+    pub fn replace_ordered_after(&mut self, fence: &Fence) {
+        self.fences.retain(|present| !fence.same_or_later_on_queue(present));
+        self.insert(fence.clone());
+    }
+
+    /// Drops every fence.
+    pub fn clear(&mut self) {
+        self.fences.clear();
+    }
+
+    /// Pending while any fence is; then failed with the first failure in the set, else done.
+    pub fn state(&self) -> FenceState {
+        let mut failure = None;
+        for fence in &self.fences {
+            match fence.state() {
+                FenceState::Pending => return FenceState::Pending,
+                FenceState::Done => {}
+                FenceState::Failed(error) => failure = failure.or(Some(error)),
+            }
+        }
+        failure.map_or(FenceState::Done, FenceState::Failed)
+    }
+}
+
+impl From<Fence> for Frontier {
+    fn from(fence: Fence) -> Self {
+        Self { fences: SmallVec::from_iter([fence]) }
+    }
+}
+
+impl Extend<Fence> for Frontier {
+    fn extend<I: IntoIterator<Item = Fence>>(&mut self, fences: I) {
+        fences.into_iter().for_each(|fence| self.insert(fence));
+    }
+}
+
+impl FromIterator<Fence> for Frontier {
+    fn from_iter<I: IntoIterator<Item = Fence>>(fences: I) -> Self {
+        let mut frontier = Self::default();
+        frontier.extend(fences);
+        frontier
+    }
+}
+
+impl IntoIterator for Frontier {
+    type Item = Fence;
+    type IntoIter = smallvec::IntoIter<[Fence; 2]>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.fences.into_iter()
+    }
+}
+
+impl<'a> IntoIterator for &'a Frontier {
+    type Item = &'a Fence;
+    type IntoIter = std::slice::Iter<'a, Fence>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}

@@ -1,0 +1,173 @@
+use std::alloc::{Layout, alloc, dealloc};
+use std::any::Any;
+use std::num::NonZeroUsize;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::source::{Outcome, Subscriber, Timeline, Watch};
+use crate::{
+    Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
+};
+
+/// Host memory is aligned at least like this: a cache line, and what DLPack asks of new allocations on the host.
+const ALIGN_MIN: usize = 64;
+
+/// The host as a device, `cpu:0`. Work "enqueued" on its queues has run when the call returns, so their fences are done
+/// when they are recorded.
+#[derive(Debug)]
+pub struct HostDevice {
+    default_queue: Arc<HostQueue>,
+}
+
+impl HostDevice {
+    /// The host.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { default_queue: HostQueue::new() })
+    }
+}
+
+impl Device for HostDevice {
+    fn id(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn name(&self) -> &str {
+        "host"
+    }
+
+    fn host_accessible(&self) -> bool {
+        true
+    }
+
+    fn default_queue(&self) -> Arc<dyn Queue> {
+        self.default_queue.clone()
+    }
+
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
+        Ok(HostQueue::new())
+    }
+
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        allocate_host(bytes, align, DLDevice::CPU)
+    }
+
+    unsafe fn copy(
+        &self,
+        queue: &dyn Queue,
+        src: *const u8,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        if !queue.as_any().is::<HostQueue>() {
+            return Err(DeviceError::new(
+                DeviceErrorKind::Invalid,
+                format!(
+                    "cannot copy on {}: it is a queue of {}, not of the host",
+                    queue.id(),
+                    queue.device()
+                ),
+            ));
+        }
+        if bytes > 0 {
+            // SAFETY: the caller vouches for both ranges, that they do not overlap and that they are host memory.
+            unsafe { std::ptr::copy_nonoverlapping(src, dst, bytes) };
+        }
+        Ok(())
+    }
+}
+
+/// Host memory that claims to be memory of `device`.
+pub(crate) fn allocate_host(bytes: usize, align: usize, device: DLDevice) -> Result<Allocation, DeviceError> {
+    let layout = align
+        .is_power_of_two()
+        .then(|| Layout::from_size_align(bytes, align.max(ALIGN_MIN)).ok())
+        .flatten()
+        .ok_or_else(|| {
+            let message = format!("cannot allocate {bytes} bytes aligned to {align}");
+            DeviceError::new(DeviceErrorKind::Invalid, message)
+        })?;
+    if bytes == 0 {
+        let align = NonZeroUsize::new(layout.align()).expect("alignments are powers of two");
+        return Ok(Allocation::empty(align, device));
+    }
+    // SAFETY: the layout is not empty.
+    let ptr = NonNull::new(unsafe { alloc(layout) }).ok_or_else(|| {
+        DeviceError::new(DeviceErrorKind::OutOfMemory, format!("out of host memory for {bytes} bytes"))
+    })?;
+    // SAFETY: allocated right here with this very layout, given back once.
+    Ok(unsafe { Allocation::from_raw(ptr, bytes, device, move |ptr, _| dealloc(ptr.as_ptr(), layout)) })
+}
+
+/// A queue on which everything has run already.
+#[derive(Debug)]
+struct HostQueue {
+    id: QueueId,
+    timeline: Arc<HostTimeline>,
+}
+
+impl HostQueue {
+    fn new() -> Arc<Self> {
+        let id = QueueId::next();
+        Arc::new(Self { id, timeline: Arc::new(HostTimeline(id)) })
+    }
+}
+
+impl Queue for HostQueue {
+    fn id(&self) -> QueueId {
+        self.id
+    }
+
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        match fence.state().outcome() {
+            None => Ok(Order::Host),
+            Some(Ok(())) => Ok(Order::Nothing),
+            Some(Err(error)) => Err(error),
+        }
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        Ok(Fence::point(self.timeline.clone(), 0, Clock::default()))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A timeline that has always arrived.
+#[derive(Debug)]
+struct HostTimeline(QueueId);
+
+impl Timeline for HostTimeline {
+    fn queue(&self) -> QueueId {
+        self.0
+    }
+
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn completed(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn failure(&self) -> Option<DeviceError> {
+        None
+    }
+
+    fn poll(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        Watch::Settled(Outcome::Ok(()))
+    }
+}

@@ -1,0 +1,12 @@
+//! The host as a device, and its fences: promises that any thread keeps, and Rust futures.
+
+mod device;
+mod future;
+mod promise;
+
+pub(crate) use self::device::allocate_host;
+pub use self::{
+    device::HostDevice,
+    future::{IntoOutcome, fence_of},
+    promise::{Completer, promise},
+};

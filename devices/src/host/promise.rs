@@ -1,0 +1,102 @@
+//! A fence that the host settles by hand. The protocol is that of `signal.rs`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::signal::Signal;
+use crate::source::{Event, Outcome, Subscriber, Watch, deliver};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
+
+/// A fence and the one token that settles it. `name` appears in messages.
+///
+/// ```
+/// use estafette_devices::{DeviceErrorKind, FenceState, host};
+///
+/// let (completer, fence) = host::promise("frame 7");
+/// drop(completer);
+/// let FenceState::Failed(error) = fence.state() else { panic!("a dropped completer fails its fence") };
+/// assert_eq!(error.kind(), DeviceErrorKind::Cancelled);
+/// ```
+pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
+    let promise = Arc::new(Promise { name: name.into(), signal: Signal::new() });
+    (Completer { promise: Some(promise.clone()) }, Fence::event(promise))
+}
+
+/// Settles the fence of a [`promise`], exactly once, from any thread. Dropped without a word, it fails the fence with
+/// kind [`DeviceErrorKind::Cancelled`].
+#[must_use = "dropping the completer fails its fence"]
+pub struct Completer {
+    promise: Option<Arc<Promise>>,
+}
+
+impl Completer {
+    /// The work is finished. Calls those who wait, on this thread, before it returns.
+    pub fn complete(self) {
+        self.settle(Ok(()));
+    }
+
+    /// The work will never be finished, because of `error`. Calls those who wait, on this thread, before it returns.
+    pub fn fail(self, error: DeviceError) {
+        self.settle(Err(error));
+    }
+
+    /// [`Completer::complete`] or [`Completer::fail`].
+    pub fn settle(mut self, outcome: Outcome) {
+        if let Some(promise) = self.promise.take() {
+            promise.settle(outcome);
+        }
+    }
+}
+
+impl Drop for Completer {
+    fn drop(&mut self) {
+        if let Some(promise) = self.promise.take() {
+            let message = format!("completer dropped: nobody will finish {:?}", promise.name);
+            promise.settle(Err(DeviceError::new(DeviceErrorKind::Cancelled, message)));
+        }
+    }
+}
+
+impl fmt::Debug for Completer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Completer").field(&self.promise.as_ref().map(|promise| &promise.name)).finish()
+    }
+}
+
+struct Promise {
+    name: Cow<'static, str>,
+    signal: Signal,
+}
+
+impl Promise {
+    fn settle(&self, outcome: Outcome) {
+        for subscriber in self.signal.settle(&outcome) {
+            deliver(subscriber, outcome.clone());
+        }
+    }
+}
+
+impl Event for Promise {
+    fn device(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn state(&self) -> FenceState {
+        self.signal.state()
+    }
+
+    fn observed_done(&self) -> bool {
+        self.signal.is_done()
+    }
+
+    fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        self.signal.watch(subscriber)
+    }
+}
+
+impl fmt::Debug for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "promise {:?}, {:?}", self.name, self.signal)
+    }
+}

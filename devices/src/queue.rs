@@ -1,0 +1,84 @@
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{DLDevice, DeviceError, Fence};
+
+/// A lane of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
+///
+/// The order of one operation is: [`Queue::order_after`] for each earlier fence, enqueue the work, [`Queue::record`].
+/// The caller makes sure that nobody else enqueues between its work and its `record` where that matters; a fence that
+/// covers more than it should is late, never wrong.
+pub trait Queue: Send + Sync + fmt::Debug + Any {
+    /// The identity of this queue, unique in the process and never used again.
+    fn id(&self) -> QueueId;
+
+    /// The device it belongs to.
+    fn device(&self) -> DLDevice;
+
+    /// Whether work runs in the order in which it was enqueued. Only then is a fence of this queue ordered before
+    /// later work of this queue without a wait.
+    fn in_order(&self) -> bool;
+
+    /// Makes the work that is enqueued here next run after `fence`, in the cheapest way this queue knows.
+    ///
+    /// # Errors
+    /// The fence has failed, this queue has failed, or the driver refused the wait. No wait was enqueued then.
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError>;
+
+    /// The fence of everything enqueued here so far.
+    ///
+    /// # Errors
+    /// The queue has failed or the driver refused the marker.
+    fn record(&self) -> Result<Fence, DeviceError>;
+
+    /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
+    fn native(&self) -> usize {
+        0
+    }
+
+    /// For the device's own code to recognise its queues.
+    fn as_any(&self) -> &dyn Any;
+}
+
+/// How an earlier fence was settled for the work that a queue gets next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Nothing had to be done: it is done, or the queue is ordered after it already.
+    Nothing,
+    /// A device-side wait was enqueued; the host goes on.
+    Device,
+    /// Only the host can wait: the caller parks the work until the fence has settled.
+    Host,
+}
+
+/// Identity of a queue, unique in the process and never used again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct QueueId(u64);
+
+impl QueueId {
+    /// A new identity, for a new queue (or a new acquisition of a foreign one).
+    pub fn next() -> Self {
+        // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under model
+        // checkers too.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The number, for traces.
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for QueueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "queue {}", self.0)
+    }
+}
+
+impl fmt::Debug for QueueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

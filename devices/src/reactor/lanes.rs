@@ -1,0 +1,198 @@
+//! What the reactor polls: one lane per in-order queue, and the stand-alone events. No thread, no clock.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::source::{Event, Subscriber, Timeline};
+use crate::waiting::{Ready, Waiting};
+use crate::{DeviceError, DeviceErrorKind, Fence, FenceState, QueueId};
+
+/// A fence to be polled and who waits for it.
+pub(super) struct Armed {
+    pub(super) fence: Fence,
+    pub(super) subscriber: Arc<dyn Subscriber>,
+}
+
+/// Everything that is being polled.
+#[derive(Default)]
+pub(super) struct Lanes {
+    /// Ordered by identity, so that sweeps are deterministic.
+    queues: BTreeMap<QueueId, Lane>,
+    events: Vec<(Arc<dyn Event>, Arc<dyn Subscriber>)>,
+}
+
+/// One in-order queue. Only the queue is asked, never a single fence: one answer settles a whole prefix.
+struct Lane {
+    timeline: Arc<dyn Timeline>,
+    waiting: Waiting,
+}
+
+impl Lanes {
+    pub(super) fn add(&mut self, armed: Armed) {
+        let Armed { fence, subscriber } = armed;
+        if let Some((timeline, sequence)) = fence.as_point() {
+            let lane = || Lane { timeline: timeline.clone(), waiting: Waiting::default() };
+            self.queues.entry(timeline.queue()).or_insert_with(lane).waiting.add(sequence, subscriber);
+        } else if let Some(event) = fence.as_event() {
+            self.events.push((event.clone(), subscriber));
+        }
+    }
+
+    /// Asks every queue once and every event once, and moves what has settled to `ready`. Abandoned subscriptions go
+    /// there as well: telling them does nothing.
+    pub(super) fn sweep(&mut self, ready: &mut Vec<Ready>) {
+        self.queues.retain(|_, lane| {
+            lane.sweep(ready);
+            !lane.waiting.is_empty()
+        });
+        let mut index = 0;
+        while let Some((event, subscriber)) = self.events.get(index) {
+            let outcome = if subscriber.abandoned() { Some(Ok(())) } else { ask(event).outcome() };
+            match outcome {
+                None => index += 1,
+                Some(outcome) => ready.push((self.events.swap_remove(index).1, outcome)),
+            }
+        }
+    }
+}
+
+impl Lane {
+    fn sweep(&mut self, ready: &mut Vec<Ready>) {
+        let (failure, completed) = poll(&self.timeline);
+        self.waiting.settle_through(completed, ready);
+        if let Some(error) = failure {
+            self.waiting.fail(&error, ready);
+        }
+        self.waiting.tidy(ready);
+    }
+}
+
+/// Polls a queue. The failure is read before the counter, which it freezes: what the counter covers is done even if the
+/// queue failed since. A failure that only this poll finds is seen by the next sweep.
+///
+/// A backend that panics has failed: those who wait must not hang.
+fn poll(timeline: &Arc<dyn Timeline>) -> (Option<DeviceError>, u64) {
+    let polled = catch_unwind(AssertUnwindSafe(|| (timeline.failure(), timeline.poll())));
+    polled.unwrap_or_else(|_| {
+        let who = format!("{} of {}", timeline.queue(), timeline.device());
+        (Some(panicked(&who)), timeline.completed())
+    })
+}
+
+/// Asks an event, in the same way.
+fn ask(event: &Arc<dyn Event>) -> FenceState {
+    catch_unwind(AssertUnwindSafe(|| event.state()))
+        .unwrap_or_else(|_| FenceState::Failed(panicked("a stand-alone fence")))
+}
+
+fn panicked(who: &str) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Fault, format!("asking for the progress of {who} panicked"))
+}
+
+#[cfg(test)]
+mod tests {
+    use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    use estafette_sync::sync::{Mutex, MutexGuard};
+
+    use super::*;
+    use crate::source::{Outcome, Watch};
+    use crate::{Clock, DLDevice};
+
+    #[derive(Debug)]
+    struct Driver {
+        queue: QueueId,
+        completed: AtomicU64,
+        failure: Mutex<Option<DeviceError>>,
+        queries: AtomicUsize,
+    }
+
+    impl Driver {
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                queue: QueueId::next(),
+                completed: AtomicU64::new(0),
+                failure: Mutex::new(None),
+                queries: AtomicUsize::new(0),
+            })
+        }
+
+        fn failure(&self) -> MutexGuard<'_, Option<DeviceError>> {
+            self.failure.lock().unwrap()
+        }
+    }
+
+    impl Timeline for Driver {
+        fn queue(&self) -> QueueId {
+            self.queue
+        }
+
+        fn device(&self) -> DLDevice {
+            DLDevice::CPU
+        }
+
+        fn completed(&self) -> u64 {
+            self.completed.load(Ordering::Acquire)
+        }
+
+        fn failure(&self) -> Option<DeviceError> {
+            self.failure().clone()
+        }
+
+        fn poll(&self) -> u64 {
+            self.queries.fetch_add(1, Ordering::Relaxed);
+            self.completed()
+        }
+
+        fn watch(&self, _sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+            Watch::MustPoll
+        }
+    }
+
+    struct Nobody;
+
+    impl Subscriber for Nobody {
+        fn settled(self: Arc<Self>, _outcome: Outcome) {}
+    }
+
+    fn armed(driver: &Arc<Driver>, sequence: u64) -> Armed {
+        let fence = Fence::point(driver.clone(), sequence, Clock::default());
+        Armed { fence, subscriber: Arc::new(Nobody) }
+    }
+
+    #[test]
+    fn a_queue_with_many_fences_is_asked_once_per_sweep() {
+        let (one, two) = (Driver::new(), Driver::new());
+        let mut lanes = Lanes::default();
+        for sequence in 1..=1_000 {
+            lanes.add(armed(&one, sequence));
+            lanes.add(armed(&two, sequence));
+        }
+        let mut ready = Vec::new();
+        lanes.sweep(&mut ready);
+        assert!(ready.is_empty());
+        one.completed.store(400, Ordering::Release);
+        lanes.sweep(&mut ready);
+        assert_eq!(ready.len(), 400);
+        one.completed.store(1_000, Ordering::Release);
+        lanes.sweep(&mut ready);
+        lanes.sweep(&mut ready);
+        assert_eq!(ready.len(), 1_000);
+        let queries = [&one, &two].map(|driver| driver.queries.load(Ordering::Relaxed));
+        assert_eq!(queries, [3, 4], "a queue without pending fences is not asked any more");
+    }
+
+    #[test]
+    fn a_failed_queue_fails_what_its_counter_does_not_cover() {
+        let driver = Driver::new();
+        let mut lanes = Lanes::default();
+        (1..=3).for_each(|sequence| lanes.add(armed(&driver, sequence)));
+        driver.completed.store(1, Ordering::Release);
+        *driver.failure() = Some(DeviceError::new(DeviceErrorKind::Fault, "gone"));
+        let mut ready = Vec::new();
+        lanes.sweep(&mut ready);
+        let done: Vec<_> = ready.iter().map(|(_, outcome)| outcome.is_ok()).collect();
+        assert_eq!(done, [true, false, false]);
+        assert!(lanes.queues.is_empty());
+    }
+}

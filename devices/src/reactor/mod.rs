@@ -1,0 +1,126 @@
+//! The one thread of the process that observes fences which cannot announce themselves.
+//!
+//! # Who needs the thread
+//! Promises and simulated queues push: they call their subscribers themselves and the thread is not even started for
+//! them. A fence of a driver must be polled: [`Watch::MustPoll`] puts it in the reactor's inbox.
+//!
+//! # Sleeping protocol
+//! `armed` counts the subscriptions in the inbox and in the lanes.
+//! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1` (SeqCst). If it was 0, unpark the thread.
+//! 2. *Sleep*: the thread drains the inbox; if `armed` is 0 it parks, else it polls.
+//! 3. *Settle*: `armed` goes down only after the settled subscriptions have left the lanes.
+//!
+//! The excluded race is a subscription that arrives while the thread decides to park. Then `armed` went from 0 to 1
+//! after the thread read 0, so the arming thread unparks it, and an unpark before a park makes the park return at
+//! once. An arrival that finds `armed` above 0 needs no unpark: the thread naps at most `NAP_MAX` (1 ms) and then drains
+//! the inbox. On a busy device that spares one futex call per fence.
+
+mod gather;
+mod lanes;
+mod thread;
+
+use std::sync::Arc;
+
+use crate::source::{Subscriber, Watch, deliver};
+use crate::{DeviceError, DeviceErrorKind, Fence, Outcome};
+
+use self::gather::Gather;
+use self::lanes::Armed;
+use self::thread::Shared;
+
+/// Watches pending fences and calls whoever waits for them. One per process, started when first needed.
+#[derive(Debug)]
+pub struct Reactor {
+    shared: Arc<Shared>,
+    /// The process that the thread runs in. A forked child has no such thread.
+    process: u32,
+}
+
+impl Reactor {
+    /// The reactor of the process. Asking for it starts no thread.
+    #[cfg(not(estafette_shuttle))]
+    pub fn global() -> &'static Reactor {
+        use estafette_sync::sync::OnceLock;
+        static GLOBAL: OnceLock<Reactor> = OnceLock::new();
+        GLOBAL.get_or_init(Reactor::new)
+    }
+
+    /// The reactor of one model execution.
+    #[cfg(estafette_shuttle)]
+    pub fn global() -> &'static Reactor {
+        shuttle::lazy_static! {
+            static ref GLOBAL: Reactor = Reactor::new();
+        }
+        &GLOBAL
+    }
+
+    fn new() -> Self {
+        Self { shared: Arc::new(Shared::default()), process: std::process::id() }
+    }
+
+    /// Calls `f` once, when every one of `fences` has settled: with `Ok` if all are done, else with the failure that
+    /// was observed first.
+    ///
+    /// `f` runs on the thread that observes the last one, which may be the caller, before this returns. It runs under
+    /// no lock, must be short and must not block; a panic in it is logged.
+    ///
+    /// In a forked child nobody would observe a pending fence, so there `f` gets an error at once.
+    pub fn when_settled<I, F>(&self, fences: I, f: F)
+    where
+        I: IntoIterator<Item: AsFence>,
+        F: FnOnce(Outcome) + Send + 'static,
+    {
+        let gather = Arc::new(Gather::new(f));
+        for fence in fences {
+            gather.expect_one();
+            self.watch(fence.as_fence(), gather.clone());
+        }
+        // The gather counts itself too, so that it cannot finish while fences are still being added.
+        deliver(gather, Ok(()));
+    }
+
+    /// Tells `subscriber` once how `fence` settled; at once and on this thread if it has already.
+    pub fn watch(&self, fence: &Fence, subscriber: Arc<dyn Subscriber>) {
+        if let Some(outcome) = fence.state().outcome() {
+            return deliver(subscriber, outcome);
+        }
+        // Locks may be held for ever by threads that did not survive a fork, so the process is checked before any.
+        if std::process::id() != self.process {
+            return deliver(subscriber, Err(forked()));
+        }
+        match fence.watch(&subscriber) {
+            Watch::Subscribed => {}
+            Watch::Settled(outcome) => deliver(subscriber, outcome),
+            Watch::MustPoll => {
+                if let Err((armed, error)) = self.shared.arm(Armed { fence: fence.clone(), subscriber }) {
+                    deliver(armed.subscriber, Err(error));
+                }
+            }
+        }
+    }
+}
+
+/// What [`Reactor::when_settled`] accepts: fences by value or by reference.
+pub trait AsFence {
+    /// The fence.
+    fn as_fence(&self) -> &Fence;
+}
+
+impl AsFence for Fence {
+    fn as_fence(&self) -> &Fence {
+        self
+    }
+}
+
+impl AsFence for &Fence {
+    fn as_fence(&self) -> &Fence {
+        self
+    }
+}
+
+fn forked() -> DeviceError {
+    DeviceError::new(
+        DeviceErrorKind::Other,
+        "forked child: the threads that observe fences live in the parent process only",
+    )
+}

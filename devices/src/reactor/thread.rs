@@ -1,0 +1,158 @@
+use std::time::{Duration, Instant};
+use std::{fmt, mem};
+
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::thread;
+
+use crate::source::deliver;
+use crate::waiting::Ready;
+use crate::{DeviceError, DeviceErrorKind};
+
+use super::lanes::{Armed, Lanes};
+
+/// Sweeps with a busy pause between them after something settled: most work that is nearly done is done within them.
+const SPIN_SWEEPS: u32 = 64;
+/// Sweeps with a yield between them after that: on a machine with two cores the work itself may need ours.
+const YIELD_SWEEPS: u32 = 64;
+/// The first nap.
+const NAP_MIN: Duration = Duration::from_micros(50);
+/// The longest nap, and so the longest that a settled fence goes unobserved while others are armed.
+const NAP_MAX: Duration = Duration::from_millis(1);
+/// A nap is this fraction of the time waited so far, so observing late costs about an eighth of the wait at most.
+const NAP_FRACTION: u32 = 8;
+
+/// What the arming threads and the reactor thread share.
+#[derive(Default)]
+pub(super) struct Shared {
+    /// Subscriptions in the inbox and in the lanes. See the module's protocol.
+    armed: AtomicUsize,
+    inbox: Mutex<Inbox>,
+}
+
+#[derive(Default)]
+struct Inbox {
+    arrived: Vec<Armed>,
+    /// The thread, once it has been started.
+    thread: Option<thread::Thread>,
+}
+
+impl Shared {
+    /// Hands a subscription to the thread, starting it if there is none.
+    pub(super) fn arm(self: &Arc<Self>, armed: Armed) -> Result<(), (Armed, DeviceError)> {
+        let (thread, first) = {
+            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let thread = match &inbox.thread {
+                Some(thread) => thread.clone(),
+                None => match self.start() {
+                    Ok(thread) => inbox.thread.insert(thread).clone(),
+                    Err(error) => return Err((armed, error)),
+                },
+            };
+            inbox.arrived.push(armed);
+            // Counted under the lock: the thread never takes out a subscription that is not counted yet.
+            (thread, self.armed.fetch_add(1, Ordering::SeqCst) == 0)
+        };
+        if first {
+            thread.unpark();
+        }
+        Ok(())
+    }
+
+    fn start(self: &Arc<Self>) -> Result<thread::Thread, DeviceError> {
+        let shared = self.clone();
+        thread::Builder::new()
+            .name("estafette-reactor".to_owned())
+            .spawn(move || shared.run())
+            .map(|handle| handle.thread().clone())
+            .map_err(|error| {
+                DeviceError::new(DeviceErrorKind::Other, format!("cannot start the reactor thread: {error}"))
+            })
+    }
+
+    /// The thread. It lives as long as the process.
+    fn run(&self) {
+        let mut lanes = Lanes::default();
+        let mut ready: Vec<Ready> = Vec::new();
+        let mut pace = Pace::new();
+        loop {
+            let arrived = mem::take(&mut self.inbox.lock().unwrap_or_else(PoisonError::into_inner).arrived);
+            if !arrived.is_empty() {
+                pace = Pace::new();
+                arrived.into_iter().for_each(|armed| lanes.add(armed));
+            }
+            if self.armed.load(Ordering::SeqCst) == 0 {
+                if self.ends() {
+                    return;
+                }
+                thread::park();
+                continue;
+            }
+            lanes.sweep(&mut ready);
+            if ready.is_empty() {
+                pace.pause();
+                continue;
+            }
+            pace = Pace::new();
+            let count = ready.len();
+            for (subscriber, outcome) in ready.drain(..) {
+                deliver(subscriber, outcome);
+            }
+            self.armed.fetch_sub(count, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(not(estafette_shuttle))]
+impl Shared {
+    /// The thread never ends.
+    fn ends(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(estafette_shuttle)]
+impl Shared {
+    /// A model execution is over when all of its threads are, so there the idle thread ends instead of parking, and
+    /// the next subscription starts another one.
+    fn ends(&self) -> bool {
+        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = self.armed.load(Ordering::SeqCst) == 0;
+        if idle {
+            inbox.thread = None;
+        }
+        idle
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("armed", &self.armed).finish_non_exhaustive()
+    }
+}
+
+/// How long to pause between sweeps: spin, then yield, then nap.
+struct Pace {
+    sweeps: u32,
+    since: Option<Instant>,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self { sweeps: 0, since: None }
+    }
+
+    fn pause(&mut self) {
+        self.sweeps = self.sweeps.saturating_add(1);
+        if self.sweeps <= SPIN_SWEEPS {
+            estafette_sync::hint::spin_loop();
+        } else if self.sweeps <= SPIN_SWEEPS + YIELD_SWEEPS {
+            thread::yield_now();
+        } else {
+            let since = *self.since.get_or_insert_with(Instant::now);
+            thread::park_timeout((since.elapsed() / NAP_FRACTION).clamp(NAP_MIN, NAP_MAX));
+        }
+    }
+}

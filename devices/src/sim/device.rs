@@ -1,0 +1,372 @@
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::guarded::guarded;
+use crate::host::allocate_host;
+use crate::source::deliver;
+use crate::{Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
+
+use super::free_running::Runner;
+use super::queue::SimQueue;
+use super::schedule::{Completing, Effects, Latency, Schedule};
+use super::trace::{Counters, DriverCalls, TraceEvent};
+
+/// How a [`SimDevice`] behaves.
+#[derive(Clone, Debug)]
+pub struct SimOptions {
+    /// The number in its [`DLDevice`].
+    pub device_id: i32,
+    /// Everything that is left to chance is drawn from this.
+    pub seed: u64,
+    /// Added to the duration of every piece of work, in virtual nanoseconds.
+    pub latency_ns: u64,
+    /// At most this is added as well, drawn from the seed.
+    pub jitter_ns: u64,
+    /// Whether [`Device::default_queue`] and [`Device::create_queue`] give out-of-order queues.
+    pub out_of_order: bool,
+    /// How fast copies are, in bytes per virtual nanosecond.
+    pub copy_bytes_per_ns: u64,
+    /// How much memory it has, in bytes.
+    pub memory_bytes: usize,
+    /// How the host learns of progress.
+    pub notify: SimNotify,
+    /// What makes time pass.
+    pub pace: SimPace,
+}
+
+impl Default for SimOptions {
+    /// In-order queues, no latency, 16 bytes per nanosecond, 1 GiB of memory; it pushes, and time passes by hand.
+    fn default() -> Self {
+        Self {
+            device_id: 0,
+            seed: 0,
+            latency_ns: 0,
+            jitter_ns: 0,
+            out_of_order: false,
+            copy_bytes_per_ns: 16,
+            memory_bytes: 1 << 30,
+            notify: SimNotify::Push,
+            pace: SimPace::Manual,
+        }
+    }
+}
+
+/// How the host learns of the progress of a [`SimDevice`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SimNotify {
+    /// The device calls whoever waits.
+    #[default]
+    Push,
+    /// The device has to be asked, as drivers must be: the reactor polls it.
+    Poll,
+}
+
+/// What makes virtual time pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SimPace {
+    /// Calls of [`SimDevice::advance`] and the like.
+    #[default]
+    Manual,
+    /// A thread of the device that completes everything as soon as it can, whatever its duration.
+    Immediate,
+    /// A thread of the device that lets virtual time follow real time.
+    RealTime,
+}
+
+/// A simulated device; see the [module](super).
+///
+/// When the last handle to it and to its queues is dropped, work that still runs freely ends first; in manual mode, and
+/// for held pieces, nobody could complete it any more, so its fences fail with kind [`DeviceErrorKind::Cancelled`].
+pub struct SimDevice {
+    core: Arc<Core>,
+    default_queue: Arc<SimQueue>,
+}
+
+impl SimDevice {
+    /// A device in its initial state, at time 0.
+    ///
+    /// # Errors
+    /// The thread of a free-running device could not be started.
+    pub fn new(options: SimOptions) -> Result<Arc<Self>, DeviceError> {
+        let latency = Latency { fixed_ns: options.latency_ns, jitter_ns: options.jitter_ns };
+        let core = Arc::new(Core {
+            device: DLDevice::new(DeviceType::EXT_DEV, options.device_id),
+            name: format!("simulated device {}", options.device_id),
+            schedule: Mutex::new(Schedule::new(options.seed, latency)),
+            counters: Arc::new(Counters::default()),
+            memory: Arc::new(Memory { free_bytes: AtomicUsize::new(options.memory_bytes) }),
+            runner: Runner::new(options.pace),
+            options,
+        });
+        Runner::start(&core)?;
+        let default_queue = SimQueue::new(&core, core.options.out_of_order);
+        Ok(Arc::new(Self { core, default_queue }))
+    }
+
+    /// A new queue of the given kind, whatever the options say.
+    pub fn queue(&self, out_of_order: bool) -> Arc<SimQueue> {
+        SimQueue::new(&self.core, out_of_order)
+    }
+
+    /// Virtual time, in nanoseconds since the device was made.
+    pub fn now_ns(&self) -> u64 {
+        self.core.schedule().now_ns
+    }
+
+    /// Lets `ns` nanoseconds of virtual time pass, and completes what falls into them.
+    pub fn advance(&self, ns: u64) {
+        let until_ns = self.now_ns().saturating_add(ns);
+        while self.core.step(until_ns) {}
+        let mut schedule = self.core.schedule();
+        schedule.now_ns = schedule.now_ns.max(until_ns);
+    }
+
+    /// Completes the piece of work that is due next, and moves virtual time there. False if none can complete.
+    pub fn step(&self) -> bool {
+        self.core.step(u64::MAX)
+    }
+
+    /// Completes everything that can complete.
+    pub fn run_until_idle(&self) {
+        while self.step() {}
+    }
+
+    /// Unfinished pieces of work, held ones included.
+    pub fn unfinished(&self) -> usize {
+        self.core.schedule().unfinished_pieces()
+    }
+
+    /// Keeps pieces called `name`, present and future, from completing.
+    pub fn hold(&self, name: &str) {
+        self.core.schedule().script.hold(name);
+    }
+
+    /// Lets pieces called `name` complete again. False if they were not held.
+    pub fn release(&self, name: &str) -> bool {
+        self.core.change(|schedule, _| schedule.release(name))
+    }
+
+    /// The piece that would complete next fails instead, and with it its queue, for good.
+    pub fn fail_next(&self, error: DeviceError) {
+        self.core.schedule().script.fail_next(error);
+    }
+
+    /// The next piece called `name` fails instead of completing, and with it its queue, for good.
+    pub fn fail_named(&self, name: &str, error: DeviceError) {
+        self.core.schedule().script.fail_named(name, error);
+    }
+
+    /// Every queue of the device fails at once, for good.
+    pub fn fail_everything(&self, error: DeviceError) {
+        self.core.change(|schedule, effects| schedule.fail_everything(&error, effects));
+    }
+
+    /// What happened, oldest first (the newest 65,536 events).
+    pub fn trace(&self) -> Vec<TraceEvent> {
+        self.core.schedule().trace.to_vec()
+    }
+
+    /// The names of the completed pieces, in order.
+    pub fn completed(&self) -> Vec<String> {
+        let trace = self.trace();
+        let completed = trace.iter().filter(|event| event.is_completed());
+        completed.filter_map(|event| event.name().map(str::to_owned)).collect()
+    }
+
+    /// What would have been calls into a driver so far.
+    pub fn driver_calls(&self) -> DriverCalls {
+        self.core.counters.calls()
+    }
+
+    /// Memory that is not allocated, in bytes.
+    pub fn free_bytes(&self) -> usize {
+        self.core.memory.free_bytes.load(Ordering::Acquire)
+    }
+}
+
+impl Device for SimDevice {
+    fn id(&self) -> DLDevice {
+        self.core.device
+    }
+
+    fn name(&self) -> &str {
+        &self.core.name
+    }
+
+    fn host_accessible(&self) -> bool {
+        true
+    }
+
+    fn default_queue(&self) -> Arc<dyn Queue> {
+        self.default_queue.clone()
+    }
+
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
+        Ok(SimQueue::new(&self.core, self.core.options.out_of_order))
+    }
+
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        let share = self.core.memory.take(bytes)?;
+        let host = allocate_host(bytes, align, self.core.device)?;
+        if host.is_empty() {
+            return Ok(host);
+        }
+        // SAFETY: the memory belongs to `host`, which is kept until it is given back.
+        Ok(unsafe {
+            Allocation::from_raw(host.ptr(), bytes, self.core.device, move |_, _| drop((host, share)))
+        })
+    }
+
+    unsafe fn copy(
+        &self,
+        queue: &dyn Queue,
+        src: *const u8,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let queue =
+            SimQueue::from_queue(queue).filter(|queue| queue.belongs_to(&self.core)).ok_or_else(|| {
+                let message =
+                    format!("cannot copy on {}: it is no queue of {}", queue.id(), self.core.device);
+                DeviceError::new(DeviceErrorKind::Invalid, message)
+            })?;
+        let transfer = Transfer { src, dst, bytes };
+        let duration_ns = bytes as u64 / self.core.options.copy_bytes_per_ns.max(1);
+        queue.launch("copy", duration_ns, move || {
+            // SAFETY: the caller of `copy` vouches for the ranges until the copy is done, which is now.
+            unsafe { transfer.run() }
+        })
+    }
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimDevice({} at {} ns)", self.core.device, self.now_ns())
+    }
+}
+
+/// A copy that has been enqueued.
+struct Transfer {
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: only pointers, used once, under the promise that the caller of `Device::copy` gave.
+unsafe impl Send for Transfer {}
+
+impl Transfer {
+    /// # Safety
+    /// As for [`Device::copy`].
+    unsafe fn run(self) {
+        if self.bytes > 0 {
+            // SAFETY: both ranges are valid and do not overlap, says the caller.
+            unsafe { std::ptr::copy_nonoverlapping(self.src, self.dst, self.bytes) };
+        }
+    }
+}
+
+/// What the device, its queues and its thread share.
+pub(super) struct Core {
+    pub(super) options: SimOptions,
+    pub(super) device: DLDevice,
+    pub(super) counters: Arc<Counters>,
+    pub(super) runner: Runner,
+    name: String,
+    schedule: Mutex<Schedule>,
+    memory: Arc<Memory>,
+}
+
+impl Core {
+    pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the schedule, then calls whom it concerns, under no lock.
+    pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut Schedule, &mut Effects) -> R) -> R {
+        let mut effects = Effects::default();
+        let result = {
+            let mut schedule = self.schedule();
+            if let Some(real_ns) = self.runner.real_time_ns() {
+                schedule.now_ns = schedule.now_ns.max(real_ns);
+            }
+            change(&mut schedule, &mut effects)
+        };
+        effects.happen();
+        self.runner.ring(self);
+        result
+    }
+
+    /// Completes the next piece that is due at `until_ns` or before. False if there is none.
+    pub(super) fn step(&self, until_ns: u64) -> bool {
+        let completing = self.schedule().pop_due(until_ns);
+        let Some(Completing { entry, work }) = completing else { return false };
+        let outcome = work.and_then(|work| {
+            let mut outcome = Err(DeviceError::new(DeviceErrorKind::Fault, "the work panicked"));
+            guarded("simulated work", || {
+                work();
+                outcome = Ok(());
+            });
+            outcome
+        });
+        let mut effects = Effects::default();
+        self.schedule().finish(entry, outcome, &mut effects);
+        effects.happen();
+        true
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.runner.stop();
+        let error = DeviceError::new(DeviceErrorKind::Cancelled, format!("{} was dropped", self.name));
+        let mut effects = Effects::default();
+        self.schedule().fail_everything(&error, &mut effects);
+        effects.happen();
+    }
+}
+
+impl Effects {
+    fn happen(self) {
+        for (subscriber, outcome) in self.ready {
+            deliver(subscriber, outcome);
+        }
+        for work in self.dropped {
+            guarded("dropping simulated work", move || drop(work));
+        }
+    }
+}
+
+/// The memory of a device.
+struct Memory {
+    free_bytes: AtomicUsize,
+}
+
+/// A part of the memory that is taken, given back on drop.
+struct Share {
+    memory: Arc<Memory>,
+    bytes: usize,
+}
+
+impl Memory {
+    fn take(self: &Arc<Self>, bytes: usize) -> Result<Share, DeviceError> {
+        let taken =
+            self.free_bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, |free| free.checked_sub(bytes));
+        match taken {
+            Ok(_) => Ok(Share { memory: self.clone(), bytes }),
+            Err(free) => {
+                let message = format!("out of memory: {bytes} bytes asked for, {free} free");
+                Err(DeviceError::new(DeviceErrorKind::OutOfMemory, message))
+            }
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.memory.free_bytes.fetch_add(self.bytes, Ordering::AcqRel);
+    }
+}

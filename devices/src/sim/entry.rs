@@ -1,0 +1,68 @@
+//! What is enqueued on a simulated device: see `schedule.rs`, which is the only file that changes any of it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{DeviceError, QueueClock, QueueId};
+
+use super::mark::SimMark;
+use super::timeline::SimTimeline;
+
+/// Names an entry of one schedule; ascending, never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct EntryId(pub(super) u64);
+
+impl fmt::Display for EntryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The effect of a piece of work.
+pub(super) type Work = Box<dyn FnOnce() + Send>;
+
+/// Something enqueued and unfinished.
+pub(super) struct Entry {
+    pub(super) queue: QueueId,
+    /// Its number on the queue, from 1.
+    pub(super) number: u64,
+    pub(super) kind: EntryKind,
+    /// Entries that it still waits for.
+    pub(super) missing: usize,
+    /// Entries that wait for it.
+    pub(super) dependents: Vec<EntryId>,
+}
+
+pub(super) enum EntryKind {
+    /// Work; its effect is taken out when it completes.
+    Piece { name: Cow<'static, str>, duration_ns: u64, work: Option<Work> },
+    /// What comes later on the queue waits for an entry of another one.
+    Wait,
+    /// The fence of everything enqueued before on an out-of-order queue.
+    Mark(Arc<SimMark>),
+}
+
+/// One queue.
+pub(super) struct Lane {
+    pub(super) clock: QueueClock,
+    pub(super) failure: Option<DeviceError>,
+    /// Unfinished entries by their number on this queue.
+    pub(super) pending: BTreeMap<u64, EntryId>,
+    pub(super) enqueued: u64,
+    /// Nobody can enqueue any more; the lane goes when nothing is pending.
+    pub(super) closed: bool,
+    pub(super) kind: LaneKind,
+}
+
+pub(super) enum LaneKind {
+    InOrder(Arc<SimTimeline>),
+    OutOfOrder {
+        /// Unfinished waits: later pieces wait for them.
+        waits: Vec<EntryId>,
+        /// The last mark and its number on the queue.
+        last_mark: Option<(EntryId, u64)>,
+        marks: u64,
+    },
+}

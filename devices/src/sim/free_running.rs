@@ -1,0 +1,135 @@
+//! The thread that makes time pass on a device that runs freely.
+//!
+//! # Protocol
+//! The thread sleeps on a [`Bell`] and owns no device; whoever changes the schedule lends it one.
+//! 1. *Change* (launch, release): change the schedule, then ring: put a reference to the device on the bell, notify.
+//! 2. *Run*: take the reference from the bell, sleeping until there is one; do what is due; while something is due
+//!    later, sleep until then or until the bell rings, and go on; when nothing is due any more, let go of the device.
+//!
+//! The excluded race is a change while the thread lets go: it rings afterwards or the thread sees it, so the thread
+//! either finds the reference on the bell or the work in the schedule. As long as work is left that can complete, the
+//! bell or the thread holds the device; so dropping the last handle lets that work end, and then the device's drop stops
+//! the thread.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::thread;
+
+use crate::{DeviceError, DeviceErrorKind};
+
+use super::device::{Core, SimPace};
+
+/// The part of a device that drives it. Does nothing in manual mode.
+#[derive(Debug)]
+pub(super) struct Runner {
+    pace: SimPace,
+    began: Instant,
+    bell: Arc<Bell>,
+}
+
+/// Wakes the thread.
+#[derive(Debug, Default)]
+struct Bell {
+    state: Mutex<BellState>,
+    rung: Condvar,
+}
+
+#[derive(Default)]
+struct BellState {
+    /// The device to be looked after.
+    lent: Option<Arc<Core>>,
+    stopped: bool,
+}
+
+impl Runner {
+    pub(super) fn new(pace: SimPace) -> Self {
+        Self { pace, began: Instant::now(), bell: Arc::default() }
+    }
+
+    /// Starts the thread of `core`, if its pace asks for one.
+    pub(super) fn start(core: &Arc<Core>) -> Result<(), DeviceError> {
+        let runner = &core.runner;
+        if runner.pace == SimPace::Manual {
+            return Ok(());
+        }
+        let bell = runner.bell.clone();
+        thread::Builder::new().name("estafette-sim".to_owned()).spawn(move || run(&bell)).map_err(
+            |error| {
+                let message = format!("cannot start the thread of a simulated device: {error}");
+                DeviceError::new(DeviceErrorKind::Other, message)
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Real time since the device was made, if virtual time follows it.
+    pub(super) fn real_time_ns(&self) -> Option<u64> {
+        (self.pace == SimPace::RealTime)
+            .then(|| self.began.elapsed().as_nanos().try_into().unwrap_or(u64::MAX))
+    }
+
+    /// The schedule of `core`, whose runner this is, has changed.
+    pub(super) fn ring(&self, core: &Arc<Core>) {
+        if self.pace != SimPace::Manual {
+            self.bell.lock().lent.get_or_insert_with(|| core.clone());
+            self.bell.rung.notify_all();
+        }
+    }
+
+    /// The device is gone.
+    pub(super) fn stop(&self) {
+        self.bell.lock().stopped = true;
+        self.bell.rung.notify_all();
+    }
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, BellState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the device from the bell, sleeping until there is one. `None` when there never will be.
+    fn take(&self) -> Option<Arc<Core>> {
+        let mut state = self.lock();
+        loop {
+            if let Some(core) = state.lent.take() {
+                return Some(core);
+            }
+            if state.stopped {
+                return None;
+            }
+            state = self.rung.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Sleeps until the bell rings, at most for `most`. Waking too early is harmless: the thread looks again.
+    fn sleep(&self, most: Duration) {
+        let state = self.lock();
+        if state.lent.is_none() {
+            drop(self.rung.wait_timeout(state, most));
+        }
+    }
+}
+
+impl fmt::Debug for BellState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BellState(rung: {}, stopped: {})", self.lent.is_some(), self.stopped)
+    }
+}
+
+fn run(bell: &Bell) {
+    while let Some(core) = bell.take() {
+        loop {
+            while core.step(core.runner.real_time_ns().unwrap_or(u64::MAX)) {}
+            let Some(due_ns) = core.schedule().next_due_ns() else { break };
+            if let Some(now_ns) = core.runner.real_time_ns() {
+                bell.sleep(Duration::from_nanos(due_ns.saturating_sub(now_ns)));
+            }
+            // The device that was lent meanwhile is this one.
+            drop(bell.lock().lent.take());
+        }
+    }
+}

@@ -1,0 +1,95 @@
+use std::fmt;
+use std::sync::Arc;
+
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+
+use crate::signal::Signal;
+use crate::source::{Event, Subscriber, Watch};
+use crate::{DLDevice, FenceState, QueueId};
+
+use super::device::SimNotify;
+use super::entry::EntryId;
+use super::trace::Counters;
+
+/// A mark in an out-of-order queue: done when everything that was enqueued before it is.
+pub(super) struct SimMark {
+    queue: QueueId,
+    device: DLDevice,
+    notify: SimNotify,
+    counters: Arc<Counters>,
+    /// Its entry in the schedule of its device.
+    pub(super) entry: EntryId,
+    pub(super) signal: Signal,
+    /// Whether the host has seen that it is done; see [`super::timeline::SimTimeline`].
+    observed: AtomicBool,
+    recorded: AtomicBool,
+}
+
+impl SimMark {
+    pub(super) fn new(
+        queue: QueueId,
+        device: DLDevice,
+        notify: SimNotify,
+        counters: Arc<Counters>,
+        entry: EntryId,
+    ) -> Self {
+        Self {
+            queue,
+            device,
+            notify,
+            counters,
+            entry,
+            signal: Signal::new(),
+            observed: AtomicBool::new(false),
+            recorded: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes sure that there is a native event.
+    pub(super) fn record_natively(&self) {
+        if !self.recorded.swap(true, Ordering::Relaxed) {
+            Counters::count(&self.counters.records);
+        }
+    }
+}
+
+impl Event for SimMark {
+    fn device(&self) -> DLDevice {
+        self.device
+    }
+
+    fn queue(&self) -> Option<QueueId> {
+        Some(self.queue)
+    }
+
+    fn state(&self) -> FenceState {
+        if self.observed_done() {
+            return FenceState::Done;
+        }
+        Counters::count(&self.counters.queries);
+        let state = self.signal.state();
+        self.observed.store(matches!(state, FenceState::Done), Ordering::Release);
+        state
+    }
+
+    fn observed_done(&self) -> bool {
+        self.observed.load(Ordering::Acquire) || (self.notify == SimNotify::Push && self.signal.is_done())
+    }
+
+    fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        if let Some(outcome) = self.signal.state().outcome() {
+            return Watch::Settled(outcome);
+        }
+        self.record_natively();
+        match self.notify {
+            SimNotify::Push => self.signal.watch(subscriber),
+            SimNotify::Poll => Watch::MustPoll,
+        }
+    }
+}
+
+impl fmt::Debug for SimMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "mark {} of {}, {:?}", self.entry, self.queue, self.signal)
+    }
+}

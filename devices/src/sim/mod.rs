@@ -1,0 +1,62 @@
+//! A simulated device: virtual time, scripted completion, latencies, reordering and faults.
+//!
+//! Everything about fences, ordering and failure can be tested without a GPU, and deterministically: the same calls
+//! with the same seed give the same trace. Its memory is host memory.
+//!
+//! # How it runs
+//! Work is [launched](SimQueue::launch) on a [`SimQueue`] with a duration in virtual nanoseconds and a closure, its
+//! effect. A piece of work *starts* when everything that it waits for is done, and *completes* its latency and duration
+//! later; only then does its closure run. So a wait that is missing shows as a wrong value, not as luck.
+//! - An in-order queue runs one piece after the other. An out-of-order queue runs everything at once that no wait
+//!   holds back, and pieces that end at the same time complete in an order drawn from the seed.
+//! - Time moves when somebody moves it: [`SimDevice::advance`], [`SimDevice::step`], [`SimDevice::run_until_idle`], or
+//!   by a thread of the device in the [free-running](SimPace) modes.
+//! - [`SimDevice::hold`] keeps named pieces from completing until [`SimDevice::release`].
+//! - [`SimDevice::fail_next`] and its relatives break things. A failed piece poisons its queue: everything unfinished
+//!   on it fails with the same root error, as does every queue that was made to wait for it.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU32, Ordering};
+//! use estafette_devices::sim::{SimDevice, SimOptions, SimQueue};
+//! use estafette_devices::{Device, Order, Queue};
+//!
+//! let device = SimDevice::new(SimOptions::default())?;
+//! let (producer, consumer) = (device.create_queue()?, device.create_queue()?);
+//! let value = Arc::new(AtomicU32::new(0));
+//!
+//! let write = value.clone();
+//! let sim = SimQueue::from_queue(&*producer).expect("a queue of this device");
+//! sim.launch("write", 1_000, move || write.store(42, Ordering::SeqCst))?;
+//! let written = producer.record()?;
+//!
+//! // The consumer is made to wait on the device; the host goes on at once.
+//! assert_eq!(consumer.order_after(&written)?, Order::Device);
+//! let read = value.clone();
+//! let sim = SimQueue::from_queue(&*consumer).expect("a queue of this device");
+//! sim.launch("read", 1, move || assert_eq!(read.load(Ordering::SeqCst), 42))?;
+//! let done = consumer.record()?;
+//!
+//! device.advance(999);
+//! assert!(!written.is_done());
+//! device.run_until_idle();
+//! assert!(done.is_done());
+//! assert_eq!(device.now_ns(), 1_001);
+//! # Ok::<(), estafette_devices::DeviceError>(())
+//! ```
+
+mod device;
+mod entry;
+mod free_running;
+mod mark;
+mod queue;
+mod schedule;
+mod script;
+mod timeline;
+mod trace;
+
+pub use self::{
+    device::{SimDevice, SimNotify, SimOptions, SimPace},
+    queue::SimQueue,
+    trace::{DriverCalls, TraceEvent},
+};

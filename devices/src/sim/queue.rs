@@ -1,0 +1,162 @@
+use std::any::Any;
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId};
+
+use super::device::Core;
+use super::entry::EntryId;
+use super::mark::SimMark;
+use super::timeline::SimTimeline;
+use super::trace::Counters;
+
+/// A queue of a [`SimDevice`](super::SimDevice). Work that is enqueued goes on when the queue is dropped.
+pub struct SimQueue {
+    core: Arc<Core>,
+    id: QueueId,
+    in_order: bool,
+}
+
+impl SimQueue {
+    pub(super) fn new(core: &Arc<Core>, out_of_order: bool) -> Arc<Self> {
+        let id = QueueId::next();
+        let timeline = (!out_of_order)
+            .then(|| Arc::new(SimTimeline::new(id, core.device, core.options.notify, core.counters.clone())));
+        core.schedule().add_queue(id, timeline);
+        Arc::new(Self { core: core.clone(), id, in_order: !out_of_order })
+    }
+
+    /// The simulated queue behind `queue`, if it is one.
+    pub fn from_queue(queue: &dyn Queue) -> Option<&SimQueue> {
+        queue.as_any().downcast_ref()
+    }
+
+    /// Enqueues a piece of work that takes `duration_ns` virtual nanoseconds. Its effect `work` happens when it
+    /// completes; a panic in it is a fault of the queue. `name` is what scripts and traces call it.
+    ///
+    /// # Errors
+    /// The queue has failed; `work` is dropped.
+    pub fn launch(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        duration_ns: u64,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<(), DeviceError> {
+        let name = name.into();
+        let work = Box::new(work);
+        self.core.change(move |schedule, effects| {
+            if let Err(error) = schedule.check(self.id) {
+                effects.dropped.push(work);
+                return Err(error);
+            }
+            schedule.launch(self.id, name, duration_ns, work, effects);
+            Counters::count(&self.core.counters.launches);
+            Ok(())
+        })
+    }
+
+    pub(super) fn belongs_to(&self, core: &Arc<Core>) -> bool {
+        Arc::ptr_eq(&self.core, core)
+    }
+
+    /// What this device needs to wait for one of its own fences: nothing if it is somebody else's.
+    fn own_target(&self, fence: &Fence) -> Option<Target> {
+        if let Some((timeline, sequence)) = fence.as_point() {
+            let timeline: &dyn Any = &**timeline;
+            return timeline.downcast_ref::<SimTimeline>().map(|timeline| {
+                timeline.record_natively(sequence);
+                Target::Point(sequence)
+            });
+        }
+        let event: &dyn Any = &**fence.as_event()?;
+        event.downcast_ref::<SimMark>().map(|mark| {
+            mark.record_natively();
+            Target::Mark(mark.entry)
+        })
+    }
+}
+
+/// An entry of the schedule that a fence stands for.
+enum Target {
+    Point(u64),
+    Mark(EntryId),
+}
+
+impl Queue for SimQueue {
+    fn id(&self) -> QueueId {
+        self.id
+    }
+
+    fn device(&self) -> DLDevice {
+        self.core.device
+    }
+
+    fn in_order(&self) -> bool {
+        self.in_order
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        {
+            let schedule = self.core.schedule();
+            schedule.check(self.id)?;
+            if fence.observed_done() || schedule.clock_covers(self.id, fence) {
+                return Ok(Order::Nothing);
+            }
+        }
+        // A foreign promise may know how to order work here; it is asked under no lock.
+        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
+            return order;
+        }
+        let own = fence.queue().filter(|&on| self.core.schedule().has_queue(on));
+        let Some((on, target)) = own.and_then(|on| Some((on, self.own_target(fence)?))) else {
+            return match fence.state().outcome() {
+                None => Ok(Order::Host),
+                Some(outcome) => outcome.map(|()| Order::Nothing),
+            };
+        };
+        self.core.change(|schedule, effects| {
+            schedule.check(self.id)?;
+            if schedule.has_queue(on) {
+                schedule.check(on)?;
+            }
+            let target = match target {
+                Target::Point(sequence) => schedule.unfinished(on, sequence),
+                Target::Mark(entry) => Some(entry),
+            };
+            schedule.wait(self.id, target, fence, effects);
+            Counters::count(&self.core.counters.waits);
+            Ok(Order::Device)
+        })
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        self.core.change(|schedule, effects| {
+            schedule.check(self.id)?;
+            if let Some((timeline, sequence, seen)) = schedule.point(self.id) {
+                return Ok(Fence::point(timeline, sequence, seen));
+            }
+            let Core { device, options, counters, .. } = &*self.core;
+            let mark = |entry| SimMark::new(self.id, *device, options.notify, counters.clone(), entry);
+            let (mark, sequence, seen) = schedule.mark(self.id, mark, effects);
+            Ok(Fence::recorded_event(mark, sequence, seen))
+        })
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for SimQueue {
+    fn drop(&mut self) {
+        self.core.schedule().close_queue(self.id);
+    }
+}
+
+impl fmt::Debug for SimQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.in_order { "in-order" } else { "out-of-order" };
+        write!(f, "SimQueue({}, {kind}, of {})", self.id, self.core.device)
+    }
+}

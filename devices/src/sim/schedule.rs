@@ -1,0 +1,392 @@
+//! The deterministic core of the simulated device: what is enqueued, what waits for what, and what happens next. No
+//! thread, no lock, no clock but the virtual one; foreign code and subscribers are handed out to be called elsewhere.
+//!
+//! # Entries
+//! Everything enqueued is an *entry*: a piece of work, a wait, or a mark. An entry knows how many others it still waits
+//! for (`missing`) and which others wait for it (`dependents`).
+//!
+//! | entry | waits for |
+//! |---|---|
+//! | anything on an in-order queue | the entry before it |
+//! | a wait | also the entry of the fence, on another queue |
+//! | a piece on an out-of-order queue | the unfinished waits enqueued before it |
+//! | a mark (out-of-order queues only) | the mark before it and everything enqueued since |
+//!
+//! Waits and marks end when they can start. A piece goes into a heap of completions, ordered by time and then by a
+//! number drawn from the seed, unless the script holds it.
+
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::sync::Arc;
+
+use crate::waiting::Ready;
+use crate::{Clock, DeviceError, Fence, QueueClock, QueueId};
+
+use super::entry::{Entry, EntryId, EntryKind, Lane, LaneKind, Work};
+use super::mark::SimMark;
+use super::script::Script;
+use super::timeline::SimTimeline;
+use super::trace::{Trace, TraceEvent};
+
+/// A piece that completes now: the caller runs its work under no lock and then calls [`Schedule::finish`].
+pub(super) struct Completing {
+    pub(super) entry: EntryId,
+    /// The effect, or the fault that the script has for this piece.
+    pub(super) work: Result<Work, DeviceError>,
+}
+
+/// What has to be done under no lock after a change.
+#[derive(Default)]
+pub(super) struct Effects {
+    /// Subscribers to be told.
+    pub(super) ready: Vec<Ready>,
+    /// Work that will never run, to be dropped.
+    pub(super) dropped: Vec<Work>,
+}
+
+/// How long a piece takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Latency {
+    /// Added to every piece.
+    pub(super) fixed_ns: u64,
+    /// At most this is added as well, drawn from the seed.
+    pub(super) jitter_ns: u64,
+}
+
+/// Everything that one device has to do.
+pub(super) struct Schedule {
+    pub(super) now_ns: u64,
+    pub(super) script: Script,
+    pub(super) trace: Trace,
+    latency: Latency,
+    queues: HashMap<QueueId, Lane>,
+    entries: HashMap<EntryId, Entry>,
+    next_entry: u64,
+    /// (time, number drawn from the seed, entry).
+    completions: BinaryHeap<Reverse<(u64, u64, EntryId)>>,
+    /// Pieces that have run their time and are held by the script.
+    held: Vec<EntryId>,
+}
+
+impl Schedule {
+    pub(super) fn new(seed: u64, latency: Latency) -> Self {
+        Self {
+            now_ns: 0,
+            script: Script::new(seed),
+            trace: Trace::default(),
+            latency,
+            queues: HashMap::new(),
+            entries: HashMap::new(),
+            next_entry: 0,
+            completions: BinaryHeap::new(),
+            held: Vec::new(),
+        }
+    }
+
+    /// Adds a queue: in-order with a timeline, out-of-order without.
+    pub(super) fn add_queue(&mut self, id: QueueId, timeline: Option<Arc<SimTimeline>>) {
+        let clock = QueueClock::new(id, timeline.is_some());
+        let kind = match timeline {
+            Some(timeline) => LaneKind::InOrder(timeline),
+            None => LaneKind::OutOfOrder { waits: Vec::new(), last_mark: None, marks: 0 },
+        };
+        let pending = BTreeMap::new();
+        self.queues.insert(id, Lane { clock, failure: None, pending, enqueued: 0, closed: false, kind });
+    }
+
+    /// The last handle of a queue is gone. What is enqueued goes on.
+    pub(super) fn close_queue(&mut self, id: QueueId) {
+        if let Some(lane) = self.queues.get_mut(&id) {
+            lane.closed = true;
+        }
+        self.remove_if_finished(id);
+    }
+
+    /// Whether a queue belongs to this schedule and has something unfinished, or may get it.
+    pub(super) fn has_queue(&self, id: QueueId) -> bool {
+        self.queues.contains_key(&id)
+    }
+
+    /// Why nothing more can be enqueued on a queue.
+    pub(super) fn check(&self, queue: QueueId) -> Result<(), DeviceError> {
+        self.lane(queue).failure.clone().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn clock_covers(&self, queue: QueueId, fence: &Fence) -> bool {
+        self.lane(queue).clock.covers(fence)
+    }
+
+    /// Enqueues a piece of work on a queue that has not failed.
+    pub(super) fn launch(
+        &mut self,
+        queue: QueueId,
+        name: Cow<'static, str>,
+        duration_ns: u64,
+        work: Work,
+        effects: &mut Effects,
+    ) {
+        self.trace.push(TraceEvent::Launched { at_ns: self.now_ns, queue, name: name.clone() });
+        let waits = match &self.lane(queue).kind {
+            LaneKind::InOrder(_) => Vec::new(),
+            LaneKind::OutOfOrder { waits, .. } => waits.clone(),
+        };
+        let kind = EntryKind::Piece { name, duration_ns, work: Some(work) };
+        let entry = self.add(queue, kind, &waits);
+        self.start_if_ready(entry, effects);
+    }
+
+    /// Makes what comes later on a queue wait for `fence`, whose entry is `target` (`None` when it has finished and the
+    /// host does not know yet).
+    pub(super) fn wait(
+        &mut self,
+        queue: QueueId,
+        target: Option<EntryId>,
+        fence: &Fence,
+        effects: &mut Effects,
+    ) {
+        let entry = self.add(queue, EntryKind::Wait, target.as_slice());
+        let lane = self.lane_mut(queue);
+        if let LaneKind::OutOfOrder { waits, .. } = &mut lane.kind {
+            waits.push(entry);
+        }
+        lane.clock.note_wait(fence);
+        if let (Some(on), Some(sequence)) = (fence.queue(), fence.sequence()) {
+            self.trace.push(TraceEvent::Waited { at_ns: self.now_ns, queue, on, sequence });
+        }
+        self.start_if_ready(entry, effects);
+    }
+
+    /// The fence of an in-order queue: its timeline, the number of the newest entry, and its clock.
+    pub(super) fn point(&self, queue: QueueId) -> Option<(Arc<SimTimeline>, u64, Clock)> {
+        let lane = self.lane(queue);
+        match &lane.kind {
+            LaneKind::InOrder(timeline) => Some((timeline.clone(), lane.enqueued, lane.clock.snapshot())),
+            LaneKind::OutOfOrder { .. } => None,
+        }
+    }
+
+    /// Enqueues a mark on an out-of-order queue. Gives it with its number among the marks and the clock.
+    pub(super) fn mark(
+        &mut self,
+        queue: QueueId,
+        mark: impl FnOnce(EntryId) -> SimMark,
+        effects: &mut Effects,
+    ) -> (Arc<SimMark>, u64, Clock) {
+        let mark = Arc::new(mark(EntryId(self.next_entry)));
+        let lane = self.lane(queue);
+        let previous = match &lane.kind {
+            LaneKind::OutOfOrder { last_mark, .. } => *last_mark,
+            LaneKind::InOrder(_) => None,
+        };
+        let since = previous.map_or(0, |(_, number)| number);
+        let targets: Vec<_> = lane.pending.range(since..).map(|(_, &entry)| entry).collect();
+        let entry = self.add(queue, EntryKind::Mark(mark.clone()), &targets);
+        let lane = self.lane_mut(queue);
+        let number = lane.enqueued;
+        let mut sequence = 0;
+        if let LaneKind::OutOfOrder { last_mark, marks, .. } = &mut lane.kind {
+            *last_mark = Some((entry, number));
+            *marks += 1;
+            sequence = *marks;
+        }
+        let clock = lane.clock.snapshot();
+        self.start_if_ready(entry, effects);
+        (mark, sequence, clock)
+    }
+
+    /// The unfinished entry number `number` of an in-order queue.
+    pub(super) fn unfinished(&self, queue: QueueId, number: u64) -> Option<EntryId> {
+        self.queues.get(&queue)?.pending.get(&number).copied()
+    }
+
+    /// When the next piece completes; `None` when nothing will without somebody's help.
+    pub(super) fn next_due_ns(&self) -> Option<u64> {
+        self.completions.peek().map(|&Reverse((due_ns, ..))| due_ns)
+    }
+
+    /// Unfinished pieces of work.
+    pub(super) fn unfinished_pieces(&self) -> usize {
+        self.entries.values().filter(|entry| matches!(entry.kind, EntryKind::Piece { .. })).count()
+    }
+
+    /// The next piece that completes at `until_ns` or before; virtual time moves there.
+    pub(super) fn pop_due(&mut self, until_ns: u64) -> Option<Completing> {
+        while self.next_due_ns().is_some_and(|due_ns| due_ns <= until_ns) {
+            let Some(Reverse((due_ns, _, id))) = self.completions.pop() else { break };
+            self.now_ns = self.now_ns.max(due_ns);
+            // Entries of failed queues are gone.
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            let EntryKind::Piece { name, work, .. } = &mut entry.kind else { continue };
+            if self.script.holds(name) {
+                self.held.push(id);
+                continue;
+            }
+            let work = match self.script.fault_of(name) {
+                Some(error) => Err(error),
+                None => Ok(work.take().expect("a piece completes once")),
+            };
+            return Some(Completing { entry: id, work });
+        }
+        None
+    }
+
+    /// The work of a piece has run, and everything that waited for it goes on; or it has failed, and its queue with it.
+    pub(super) fn finish(&mut self, entry: EntryId, outcome: Result<(), DeviceError>, effects: &mut Effects) {
+        let Some(queue) = self.entries.get(&entry).map(|entry| entry.queue) else { return };
+        match outcome {
+            Ok(()) => self.complete(entry, effects),
+            Err(error) => self.fail(queue, &error.with_queue(queue), effects),
+        }
+    }
+
+    /// Lets pieces called `name` complete again.
+    pub(super) fn release(&mut self, name: &str) -> bool {
+        let released = self.script.release(name);
+        let held = std::mem::take(&mut self.held);
+        for id in held {
+            match self.entries.get(&id).map(|entry| &entry.kind) {
+                Some(EntryKind::Piece { name: piece, .. }) if piece == name => {
+                    let tie = self.script.draw();
+                    self.completions.push(Reverse((self.now_ns, tie, id)));
+                }
+                Some(_) => self.held.push(id),
+                None => {}
+            }
+        }
+        released
+    }
+
+    /// Fails every queue, as when a device is lost.
+    pub(super) fn fail_everything(&mut self, error: &DeviceError, effects: &mut Effects) {
+        let mut queues: Vec<_> = self.queues.keys().copied().collect();
+        queues.sort_unstable();
+        queues.into_iter().for_each(|queue| self.fail(queue, error, effects));
+    }
+
+    /// Fails a queue and everything that waits for its entries: a failed queue completes nothing more.
+    pub(super) fn fail(&mut self, queue: QueueId, error: &DeviceError, effects: &mut Effects) {
+        let mut poisoned = vec![queue];
+        while let Some(queue) = poisoned.pop() {
+            let Some(lane) = self.queues.get_mut(&queue).filter(|lane| lane.failure.is_none()) else {
+                continue;
+            };
+            lane.failure = Some(error.clone());
+            let pending = std::mem::take(&mut lane.pending);
+            if let LaneKind::InOrder(timeline) = &lane.kind {
+                timeline.fail(error, &mut effects.ready);
+            }
+            let message = error.message().to_owned();
+            self.trace.push(TraceEvent::Failed { at_ns: self.now_ns, queue, message });
+            for id in pending.into_values() {
+                let Some(entry) = self.entries.remove(&id) else { continue };
+                poisoned.extend(entry.dependents.iter().filter_map(|id| Some(self.entries.get(id)?.queue)));
+                match entry.kind {
+                    EntryKind::Piece { work, .. } => effects.dropped.extend(work),
+                    EntryKind::Mark(mark) => settle_mark(&mark, &Err(error.clone()), effects),
+                    EntryKind::Wait => {}
+                }
+            }
+            self.remove_if_finished(queue);
+        }
+    }
+
+    /// Adds an entry that waits for `targets` (those that are unfinished) and for what its queue demands.
+    fn add(&mut self, queue: QueueId, kind: EntryKind, targets: &[EntryId]) -> EntryId {
+        let id = EntryId(self.next_entry);
+        self.next_entry += 1;
+        let lane = self.lane_mut(queue);
+        lane.enqueued += 1;
+        let number = lane.enqueued;
+        let before = match lane.kind {
+            LaneKind::InOrder(_) => lane.pending.last_key_value().map(|(_, &entry)| entry),
+            LaneKind::OutOfOrder { .. } => None,
+        };
+        lane.pending.insert(number, id);
+        let mut missing = 0;
+        for target in targets.iter().chain(&before) {
+            if let Some(entry) = self.entries.get_mut(target) {
+                entry.dependents.push(id);
+                missing += 1;
+            }
+        }
+        self.entries.insert(id, Entry { queue, number, kind, missing, dependents: Vec::new() });
+        id
+    }
+
+    fn start_if_ready(&mut self, entry: EntryId, effects: &mut Effects) {
+        if self.entries.get(&entry).is_some_and(|entry| entry.missing == 0) {
+            self.start(entry, effects);
+        }
+    }
+
+    /// Starts an entry; waits and marks complete at once, and with them what waited for them.
+    fn start(&mut self, id: EntryId, effects: &mut Effects) {
+        let Some(entry) = self.entries.get(&id) else { return };
+        let EntryKind::Piece { name, duration_ns, .. } = &entry.kind else {
+            return self.complete(id, effects);
+        };
+        let (name, duration_ns, queue) = (name.clone(), *duration_ns, entry.queue);
+        self.trace.push(TraceEvent::Started { at_ns: self.now_ns, queue, name });
+        let jitter_ns = match self.latency.jitter_ns {
+            0 => 0,
+            most => self.script.draw() % most.saturating_add(1),
+        };
+        let takes_ns = duration_ns.saturating_add(self.latency.fixed_ns).saturating_add(jitter_ns);
+        let tie = self.script.draw();
+        self.completions.push(Reverse((self.now_ns.saturating_add(takes_ns), tie, id)));
+    }
+
+    /// Completes an entry, and every wait and mark that becomes possible by it. Iterative: chains may be long.
+    fn complete(&mut self, first: EntryId, effects: &mut Effects) {
+        let mut completed = vec![first];
+        while let Some(id) = completed.pop() {
+            let Some(entry) = self.entries.remove(&id) else { continue };
+            let (queue, number, at_ns) = (entry.queue, entry.number, self.now_ns);
+            let lane = self.lane_mut(queue);
+            lane.pending.remove(&number);
+            match &mut lane.kind {
+                LaneKind::InOrder(timeline) => timeline.reach(number, &mut effects.ready),
+                LaneKind::OutOfOrder { waits, .. } => waits.retain(|&wait| wait != id),
+            }
+            match entry.kind {
+                EntryKind::Piece { name, .. } => {
+                    self.trace.push(TraceEvent::Completed { at_ns, queue, name });
+                }
+                EntryKind::Mark(mark) => settle_mark(&mark, &Ok(()), effects),
+                EntryKind::Wait => {}
+            }
+            for dependent in entry.dependents {
+                let Some(entry) = self.entries.get_mut(&dependent) else { continue };
+                entry.missing -= 1;
+                if entry.missing > 0 {
+                    continue;
+                }
+                match entry.kind {
+                    EntryKind::Piece { .. } => self.start(dependent, effects),
+                    EntryKind::Wait | EntryKind::Mark(_) => completed.push(dependent),
+                }
+            }
+            self.remove_if_finished(queue);
+        }
+    }
+
+    fn remove_if_finished(&mut self, queue: QueueId) {
+        if self.queues.get(&queue).is_some_and(|lane| lane.closed && lane.pending.is_empty()) {
+            self.queues.remove(&queue);
+        }
+    }
+
+    fn lane(&self, queue: QueueId) -> &Lane {
+        self.queues.get(&queue).expect("a queue stays in the schedule while it has handles or entries")
+    }
+
+    fn lane_mut(&mut self, queue: QueueId) -> &mut Lane {
+        self.queues.get_mut(&queue).expect("a queue stays in the schedule while it has handles or entries")
+    }
+}
+
+fn settle_mark(mark: &SimMark, outcome: &Result<(), DeviceError>, effects: &mut Effects) {
+    let told = mark.signal.settle(outcome);
+    effects.ready.extend(told.into_iter().map(|subscriber| (subscriber, outcome.clone())));
+}

@@ -1,0 +1,59 @@
+//! What a test or an example has asked the device to do differently: held pieces, faults, jitter.
+
+use std::collections::HashSet;
+
+use crate::DeviceError;
+
+/// The script of one device. Deterministic: chance comes from the seed only.
+#[derive(Debug)]
+pub(super) struct Script {
+    seed: u64,
+    held: HashSet<String>,
+    /// Fails the piece that would complete next.
+    fail_next: Option<DeviceError>,
+    /// Fails the piece of that name when it would complete.
+    fail_named: Vec<(String, DeviceError)>,
+}
+
+impl Script {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { seed, held: HashSet::new(), fail_next: None, fail_named: Vec::new() }
+    }
+
+    pub(super) fn hold(&mut self, name: &str) {
+        self.held.insert(name.to_owned());
+    }
+
+    /// False if it was not held.
+    pub(super) fn release(&mut self, name: &str) -> bool {
+        self.held.remove(name)
+    }
+
+    pub(super) fn holds(&self, name: &str) -> bool {
+        self.held.contains(name)
+    }
+
+    pub(super) fn fail_next(&mut self, error: DeviceError) {
+        self.fail_next = Some(error);
+    }
+
+    pub(super) fn fail_named(&mut self, name: &str, error: DeviceError) {
+        self.fail_named.push((name.to_owned(), error));
+    }
+
+    /// The fault that the piece `name`, which would complete now, was given. Each fault happens once.
+    pub(super) fn fault_of(&mut self, name: &str) -> Option<DeviceError> {
+        let named = self.fail_named.iter().position(|(victim, _)| victim == name);
+        named.map(|place| self.fail_named.remove(place).1).or_else(|| self.fail_next.take())
+    }
+
+    /// The next number from the seed.
+    pub(super) fn draw(&mut self) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.seed;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}

@@ -1,0 +1,182 @@
+//! What stands behind a [`Fence`](crate::Fence): the two small traits that a device implements.
+//!
+//! An in-order queue completes a prefix, so one [`Timeline`] serves all its fences: a fence is done when the
+//! timeline's completed counter has reached its sequence number. Everything else (a promise of the host, a marker in
+//! an out-of-order queue, a fence of a foreign scheduler) is an [`Event`] of its own.
+//!
+//! # How progress becomes known
+//! [`Watch`] is the answer of a source to "tell this subscriber": some sources *push* (promises, simulated queues),
+//! others must be *polled* by the reactor (drivers that offer no cheap notification).
+//!
+//! # Threads
+//! All methods may be called from any thread, under no lock of this crate. A source calls a [`Subscriber`] under no
+//! lock either, through [`Subscriber::settled`], exactly once per successful subscription unless it is
+//! [abandoned](Subscriber::abandoned).
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::guarded::guarded;
+use crate::shim::thread_local;
+use crate::{DLDevice, DeviceError, FenceState, Order, Queue, QueueId};
+
+/// How a fence settled.
+pub type Outcome = Result<(), DeviceError>;
+
+/// The progress of one in-order queue.
+pub trait Timeline: Send + Sync + Debug + Any {
+    /// The queue.
+    fn queue(&self) -> QueueId;
+
+    /// Its device.
+    fn device(&self) -> DLDevice;
+
+    /// The newest sequence number known to be done. One load, never a driver call; never goes back.
+    fn completed(&self) -> u64;
+
+    /// The failure of the queue. Sticky: whatever [`Timeline::poll`] does not cover from now on has failed with this
+    /// root error, as the queue completes nothing more.
+    fn failure(&self) -> Option<DeviceError>;
+
+    /// Asks the driver about the oldest unfinished fence and returns the new [`Timeline::completed`]. A failure found
+    /// on the way becomes [`Timeline::failure`].
+    fn poll(&self) -> u64;
+
+    /// Arranges that `subscriber` learns how `sequence` settled. A queue that records native events lazily makes sure
+    /// now that one covers `sequence`.
+    fn watch(&self, sequence: u64, subscriber: &Arc<dyn Subscriber>) -> Watch;
+}
+
+/// A stand-alone thing that settles once.
+pub trait Event: Send + Sync + Debug + Any {
+    /// The device that runs the work (the host for promises).
+    fn device(&self) -> DLDevice;
+
+    /// The queue on which it was recorded, where there is one.
+    fn queue(&self) -> Option<QueueId> {
+        None
+    }
+
+    /// Where it stands. May query the driver while pending; the answer after pending never changes.
+    fn state(&self) -> FenceState;
+
+    /// Whether it is known to be done without asking anybody. May be false for something done.
+    fn observed_done(&self) -> bool;
+
+    /// Arranges that `subscriber` learns how it settled.
+    fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch;
+
+    /// A foreign promise that can order work on one of our queues does so and says how; `None` means that it cannot.
+    fn order_on(&self, queue: &dyn Queue) -> Option<Result<Order, DeviceError>> {
+        let _ = queue;
+        None
+    }
+}
+
+/// The answer to "tell this subscriber".
+#[derive(Debug)]
+pub enum Watch {
+    /// It has settled already; the subscriber was not kept and the caller tells it.
+    Settled(Outcome),
+    /// The source keeps the subscriber and will call it.
+    Subscribed,
+    /// The source cannot push: the reactor has to poll it. The subscriber was not kept.
+    MustPoll,
+}
+
+/// Somebody who waits for fences.
+pub trait Subscriber: Send + Sync {
+    /// One watched fence has settled. Runs on the thread that observed it, under no lock; it must be short and must
+    /// not block. A panic is logged and goes no further.
+    fn settled(self: Arc<Self>, outcome: Outcome);
+
+    /// Nobody is interested any more. Lists of subscribers drop abandoned ones from time to time, so a waiter that
+    /// went away leaves a harmless tombstone and no list grows without bound.
+    fn abandoned(&self) -> bool {
+        false
+    }
+}
+
+/// How deep [`deliver`] lets callbacks nest (a callback that completes a promise whose callback completes another)
+/// before it queues them instead: enough for every honest chain, far from the end of any stack.
+const DELIVERY_DEPTH_MAX: usize = 8;
+
+thread_local! {
+    static DELIVERY: std::cell::RefCell<Delivery> = std::cell::RefCell::new(Delivery::default());
+}
+
+#[derive(Default)]
+struct Delivery {
+    depth: usize,
+    postponed: VecDeque<(Arc<dyn Subscriber>, Outcome)>,
+}
+
+/// Tells `subscriber`, on this thread, before the outermost delivery of this thread returns. The caller holds no lock.
+pub(crate) fn deliver(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
+    let mut now = Some((subscriber, outcome));
+    // Without thread-locals (the thread is ending) nesting cannot be counted, and deliveries run where they are.
+    let depth = with_delivery(|delivery| {
+        if delivery.depth == DELIVERY_DEPTH_MAX {
+            delivery.postponed.extend(now.take());
+        } else {
+            delivery.depth += 1;
+        }
+        delivery.depth
+    });
+    let Some((subscriber, outcome)) = now else { return };
+    tell(subscriber, outcome);
+    if depth == Some(1) {
+        while let Some((subscriber, outcome)) =
+            with_delivery(|delivery| delivery.postponed.pop_front()).flatten()
+        {
+            tell(subscriber, outcome);
+        }
+    }
+    if depth.is_some() {
+        with_delivery(|delivery| delivery.depth -= 1);
+    }
+}
+
+fn with_delivery<R>(f: impl FnOnce(&mut Delivery) -> R) -> Option<R> {
+    DELIVERY.try_with(|delivery| f(&mut delivery.borrow_mut())).ok()
+}
+
+fn tell(subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
+    guarded("a callback of a fence", || subscriber.settled(outcome));
+}
+
+/// Subscribers of one thing, with the tombstones of those who left swept out as the list grows.
+#[derive(Default)]
+pub(crate) struct Subscribers {
+    list: Vec<Arc<dyn Subscriber>>,
+    sweep_at: usize,
+}
+
+/// A list shorter than this is never swept: the sweep would cost more than the tombstones.
+const SWEEP_MIN: usize = 16;
+
+impl Subscribers {
+    /// Adds one. Returns abandoned ones, to be dropped under no lock.
+    #[must_use = "drop what was swept outside of the lock"]
+    pub(crate) fn add(&mut self, subscriber: Arc<dyn Subscriber>) -> Vec<Arc<dyn Subscriber>> {
+        let mut swept = Vec::new();
+        if self.list.len() >= self.sweep_at.max(SWEEP_MIN) {
+            swept = self.list.extract_if(.., |subscriber| subscriber.abandoned()).collect();
+            self.sweep_at = self.list.len() * 2;
+        }
+        self.list.push(subscriber);
+        swept
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<Arc<dyn Subscriber>> {
+        self.sweep_at = 0;
+        std::mem::take(&mut self.list)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+}

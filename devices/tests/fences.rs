@@ -1,0 +1,208 @@
+//! Situations of fences, promises and the reactor on the host.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Frontier, Reactor, host};
+
+/// Counts wake-ups.
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn poll_once<F: Future>(future: Pin<&mut F>, waker: &Waker) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(waker))
+}
+
+#[test]
+fn a_completed_promise_is_done_for_everybody_and_for_ever() {
+    let (completer, fence) = host::promise("answer");
+    assert!(fence.state().is_pending());
+    assert_eq!(fence.device(), DLDevice::CPU);
+    assert_eq!(fence.queue(), None);
+    completer.complete();
+    for fence in [&fence, &fence.clone()] {
+        assert!(fence.is_done() && fence.observed_done());
+        assert!(matches!(fence.wait_timeout(None), Some(Ok(()))));
+    }
+}
+
+#[test]
+fn a_failed_promise_gives_the_same_error_as_often_as_it_is_asked() {
+    let (completer, fence) = host::promise("answer");
+    let root = DeviceError::new(DeviceErrorKind::Other, "no answer").with_code(-7);
+    completer.fail(root.clone());
+    for _ in 0..3 {
+        let FenceState::Failed(error) = fence.state() else { panic!("it has failed") };
+        assert!(error.same_root(&root));
+        assert!(fence.wait_timeout(None).unwrap().unwrap_err().same_root(&root));
+        assert!(futures::executor::block_on(fence.settled()).unwrap_err().same_root(&root));
+    }
+    assert!(!fence.is_done());
+}
+
+#[test]
+fn a_dropped_completer_cancels_its_fence_and_names_it() {
+    let (completer, fence) = host::promise("frame 7");
+    drop(completer);
+    let FenceState::Failed(error) = fence.state() else { panic!("nobody will finish it") };
+    assert_eq!(error.kind(), DeviceErrorKind::Cancelled);
+    assert_eq!(error.to_string(), "completer dropped: nobody will finish \"frame 7\"");
+}
+
+#[test]
+fn a_future_as_a_fence_finishes_with_the_future() {
+    let (sender, receiver) = futures::channel::oneshot::channel::<u32>();
+    let (fence, driver) = host::fence_of(async move {
+        match receiver.await {
+            Ok(_) => Ok(()),
+            Err(cancelled) => Err(cancelled),
+        }
+    });
+    let mut driver = pin!(driver);
+    assert!(poll_once(driver.as_mut(), Waker::noop()).is_pending());
+    assert!(fence.state().is_pending());
+    sender.send(1).unwrap();
+    assert!(poll_once(driver.as_mut(), Waker::noop()).is_ready());
+    assert!(fence.is_done());
+}
+
+#[test]
+fn a_future_that_is_dropped_or_panics_cancels_its_fence() {
+    let (fence, driver) = host::fence_of(std::future::pending::<()>());
+    drop(driver);
+    assert!(matches!(fence.state(), FenceState::Failed(error) if error.kind() == DeviceErrorKind::Cancelled));
+
+    let (fence, driver) = host::fence_of(async { assert_eq!(1, 2, "this future is broken on purpose") });
+    let driving = std::thread::spawn(|| futures::executor::block_on(driver));
+    assert!(driving.join().is_err());
+    assert!(matches!(fence.state(), FenceState::Failed(error) if error.kind() == DeviceErrorKind::Cancelled));
+}
+
+#[test]
+fn a_waiter_that_is_polled_with_another_waker_wakes_the_last_one_only() {
+    let (completer, fence) = host::promise("answer");
+    let wakes = [Arc::new(Wakes::default()), Arc::new(Wakes::default())];
+    let wakers = wakes.each_ref().map(|wakes| Waker::from(wakes.clone()));
+    let mut settled = pin!(fence.settled());
+    assert!(poll_once(settled.as_mut(), &wakers[0]).is_pending());
+    assert!(poll_once(settled.as_mut(), &wakers[1]).is_pending());
+    completer.complete();
+    assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::SeqCst)), [0, 1]);
+    assert!(poll_once(settled.as_mut(), &wakers[0]).is_ready());
+}
+
+#[test]
+fn completing_and_waiting_at_the_same_time_never_misses() {
+    //  completer:  complete()
+    //  waiter:             register ... look again
+    for round in 0..2_000 {
+        let (completer, fence) = host::promise("race");
+        let together = Arc::new(Barrier::new(2));
+        let waiter = std::thread::spawn({
+            let together = together.clone();
+            move || {
+                together.wait();
+                if round % 2 == 0 {
+                    fence.wait_timeout(None).unwrap()
+                } else {
+                    futures::executor::block_on(fence.settled())
+                }
+            }
+        });
+        together.wait();
+        completer.complete();
+        assert!(waiter.join().unwrap().is_ok());
+    }
+}
+
+#[test]
+fn a_callback_runs_before_complete_returns_and_exactly_once() {
+    let (completer, fence) = host::promise("answer");
+    let calls = Arc::new(AtomicUsize::new(0));
+    for _ in 0..3 {
+        let calls = calls.clone();
+        Reactor::global().when_settled([&fence], move |outcome| {
+            assert!(outcome.is_ok());
+            calls.fetch_add(1, Ordering::SeqCst);
+        });
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+    completer.complete();
+    assert_eq!(calls.load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn several_fences_with_failures_report_the_failure_seen_first_after_all_have_settled() {
+    let (completers, fences): (Vec<_>, Vec<_>) = (0..4).map(|_| host::promise("part")).unzip();
+    let frontier: Frontier = fences.into_iter().collect();
+    assert_eq!(frontier.len(), 4, "promises are never merged");
+    let (told, telling) = std::sync::mpsc::channel();
+    Reactor::global().when_settled(&frontier, move |outcome| told.send(outcome).unwrap());
+    for (part, completer) in completers.into_iter().enumerate() {
+        assert!(telling.try_recv().is_err());
+        match part {
+            1 | 2 => completer.fail(DeviceError::new(DeviceErrorKind::Other, format!("part {part}"))),
+            _ => completer.complete(),
+        }
+    }
+    assert_eq!(telling.recv().unwrap().unwrap_err().message(), "part 1");
+    assert!(matches!(frontier.state(), FenceState::Failed(error) if error.message() == "part 1"));
+}
+
+#[test]
+fn a_long_chain_of_promises_that_complete_each_other_does_not_overflow_the_stack() {
+    const LINKS: usize = 200_000;
+    let (first, mut previous) = host::promise("first");
+    for _ in 0..LINKS {
+        let (completer, next) = host::promise("link");
+        Reactor::global().when_settled([&previous], move |outcome| completer.settle(outcome));
+        previous = next;
+    }
+    first.complete();
+    assert!(previous.is_done(), "the whole chain settles before complete returns");
+}
+
+#[test]
+fn a_panicking_callback_does_not_reach_the_completing_thread() {
+    let (completer, fence) = host::promise("answer");
+    Reactor::global().when_settled([&fence], |_| panic!("this callback is broken on purpose"));
+    let (told, telling) = std::sync::mpsc::channel();
+    Reactor::global().when_settled([&fence], move |_| told.send(()).unwrap());
+    completer.complete();
+    telling.try_recv().unwrap();
+}
+
+#[test]
+fn giving_up_many_times_leaves_nothing_behind() {
+    let (completer, fence) = host::promise("slow");
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(wakes.clone());
+    for _ in 0..10_000 {
+        assert!(poll_once(pin!(fence.settled()).as_mut(), &waker).is_pending());
+    }
+    assert_eq!(Arc::strong_count(&wakes), 2);
+    for _ in 0..10 {
+        assert!(fence.wait_timeout(Some(Duration::from_micros(1))).is_none());
+    }
+    completer.complete();
+    assert_eq!(wakes.0.load(Ordering::SeqCst), 0, "nobody is woken who went away");
+}
+
+#[test]
+fn fences_and_frontiers_may_be_shared_between_threads() {
+    fn shared<T: Send + Sync + 'static>() {}
+    shared::<Fence>();
+    shared::<Frontier>();
+    shared::<DeviceError>();
+    shared::<host::Completer>();
+}

@@ -1,0 +1,94 @@
+//! A bell that rings whenever something may have changed; waiters look again after each ring.
+
+use std::task::Waker;
+use std::time::Instant;
+
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+
+/// Ringing costs one load while nobody listens.
+///
+/// Protocol: a listener calls [`listen`](Self::listen), *then* checks its condition, then waits. Whoever changes the
+/// condition does so with a sequentially consistent read-modify-write, then rings. `listen` increments `listeners` the same way, so
+/// either the ringer sees the listener or the listener's check sees the change.
+#[derive(Debug, Default)]
+pub(crate) struct Bell {
+    listeners: AtomicUsize,
+    inner: Mutex<Rings>,
+    rang: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Rings {
+    count: u64,
+    wakers: Vec<Waker>,
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, Rings> {
+        // Nothing foreign runs under this lock, so it cannot be poisoned by a panic that matters.
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Tells every listener to look again.
+    pub(crate) fn ring(&self) {
+        if self.listeners.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut rings = self.lock();
+        rings.count += 1;
+        let wakers = std::mem::take(&mut rings.wakers);
+        drop(rings);
+        self.listeners.fetch_sub(wakers.len(), Ordering::SeqCst);
+        self.rang.notify_all();
+        wakers.into_iter().for_each(crate::signal::wake);
+    }
+
+    /// Starts listening with the calling thread; check the condition between this and [`Listening::wait_until`].
+    pub(crate) fn listen(&self) -> Listening<'_> {
+        self.listeners.fetch_add(1, Ordering::SeqCst);
+        let seen = self.lock().count;
+        Listening { bell: self, seen }
+    }
+
+    /// Wakes `waker` at the next ring; check the condition after this.
+    pub(crate) fn wake_at_ring(&self, waker: &Waker) {
+        if self.lock().wakers.iter().any(|known| known.will_wake(waker)) {
+            return;
+        }
+        // Cloning a waker is foreign code. One that is entered twice is woken twice.
+        let waker = waker.clone();
+        let mut rings = self.lock();
+        rings.wakers.push(waker);
+        self.listeners.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A thread that listens.
+#[derive(Debug)]
+pub(crate) struct Listening<'a> {
+    bell: &'a Bell,
+    seen: u64,
+}
+
+impl Listening<'_> {
+    /// Blocks until a ring that came after the last look, or `deadline`.
+    pub(crate) fn wait_until(&mut self, deadline: Instant) {
+        let mut rings = self.bell.lock();
+        while rings.count == self.seen {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            (rings, _) =
+                self.bell.rang.wait_timeout(rings, left).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        self.seen = rings.count;
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.bell.listeners.fetch_sub(1, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,115 @@
+//! The bodies of operations: closures that own the operands, run the user's code, and complete.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use estafette_graph::Mode;
+
+use crate::completion::{self, Completion};
+use crate::context::{self, Current, RunAs};
+use crate::error::BodyResult;
+use crate::guards::Open;
+use crate::import::{Copying, Produced};
+use crate::lease::check_writable;
+use crate::operands::{OpenRef, Operands};
+use crate::run::{Body, Running};
+use crate::tensor::Tensor;
+
+pub(crate) fn operands<R: Operands, W: Operands, U: Operands>(
+    reads: &R,
+    writes: &W,
+    updates: &U,
+) -> Vec<(Tensor, Mode)> {
+    let reads = reads.tensors().iter().map(|tensor| (tensor.clone(), Mode::Read));
+    let writes = writes.tensors().iter().map(|tensor| (tensor.clone(), Mode::Write));
+    let updates = updates.tensors().iter().map(|tensor| (tensor.clone(), Mode::Update));
+    reads.chain(writes).chain(updates).collect()
+}
+
+pub(crate) fn external_body<F>(
+    operands: Vec<(Tensor, Mode)>,
+    produced: Option<(Tensor, Copying)>,
+    start: F,
+) -> Body
+where
+    F: FnOnce(Completion) + Send + 'static,
+{
+    Box::new(move |running: Running| {
+        Completion::start(running, operands, produced, start);
+        None
+    })
+}
+
+/// Runs `body` if the tensors that it writes, which were promises at submission, have turned out to be writable. Else skips
+/// it: one still has no memory, because the operation that should have made it has failed, or is read-only.
+pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
+    Box::new(move |running: Running| {
+        let wrong = promised.iter().find_map(|tensor| {
+            if !tensor.is_defined() {
+                return Some(tensor.inner.why_undefined(&running.tag()));
+            }
+            check_writable(tensor).err().map(|error| running.tag().body_failure(Box::new(error)))
+        });
+        match wrong {
+            None => body(running),
+            Some(cause) => running.skip(cause),
+        }
+    })
+}
+
+pub(crate) fn sync_body<R: Operands, W: Operands, F>(reads: R, writes: W, body: F) -> Body
+where
+    F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
+{
+    Box::new(move |running: Running| {
+        let result = running.call(|| body(reads.views(), writes.views_mut()));
+        let next = running.finish(result);
+        // Operands go last: memory whose last handle this was must see what the operation left on its variables.
+        drop((reads, writes));
+        next
+    })
+}
+
+pub(crate) fn future_body<R, W, U, F, Fut>(
+    reads: R,
+    writes: W,
+    updates: U,
+    produced: Option<(Tensor, Copying)>,
+    body: F,
+) -> Body
+where
+    R: Operands,
+    W: Operands,
+    U: Operands,
+    F: FnOnce(&OpenRef, R::Guards, &W, &U) -> Fut + Send + 'static,
+    Fut: Future<Output = BodyResult<Option<Produced>>> + Send + 'static,
+{
+    Box::new(move |running: Running| {
+        let core = Arc::clone(&running.op().payload().core);
+        let (tag, current) = (running.tag(), Current::of(running.op()));
+        let kept = reads.tensors().iter().chain(writes.tensors()).chain(updates.tensors()).cloned().collect();
+        let open = OpenRef(Open::new(running, kept));
+        let guards = reads.guards(&open);
+        let entered = context::enter(current);
+        let started = catch_unwind(AssertUnwindSafe(|| body(&open, guards, &writes, &updates)));
+        drop(entered);
+        let future = match started {
+            Ok(future) => future,
+            Err(panic) => {
+                open.0.conclude(Err(tag.panic_failure(panic)));
+                return None;
+            }
+        };
+        let (task_open, task_tag) = (open.clone(), tag.clone());
+        let task = RunAs::new(current, async move {
+            let outcome = completion::catch(future).await;
+            let held = |tensor: &Tensor| task_open.0.holds(tensor);
+            task_open.0.conclude(completion::settle(&task_tag, outcome, produced.as_ref(), &held));
+        });
+        if let Err(error) = core.spawn(task) {
+            open.0.conclude(Err(tag.result_failure(error)));
+        }
+        None
+    })
+}

@@ -1,0 +1,17 @@
+//! The cheap clock behind "since when" (a few nanoseconds to read, a few milliseconds coarse), and deadlines.
+
+use std::time::{Duration, Instant};
+
+/// When `timeout` from now is; `None` when that is beyond what the clock can say, which is as good as never.
+pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
+/// Milliseconds of a monotonic clock with the resolution of the system tick.
+pub(crate) fn coarse_ms() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
+    let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    debug_assert_eq!(status, 0, "the coarse clock exists on every Linux since 2.6.32");
+    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
+}

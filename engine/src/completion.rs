@@ -1,0 +1,271 @@
+//! Operations that end elsewhere: the token that says how, and the views it lends out meanwhile.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+
+use estafette_devices::Fence;
+use estafette_graph::Mode;
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::context::Current;
+use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
+use crate::exchange::ManagedTensor;
+use crate::export::{ExportOptions, export_held};
+use crate::import::{Copying, Produced, define};
+use crate::lease::{Access, LeaseInner, check_writable};
+use crate::operation::{OpTag, Panic, bury};
+use crate::run::{self, ReadyList, Running};
+use crate::tensor::Tensor;
+
+/// The duty to say how an operation ended. Send it wherever the work goes; dropping it unused fails the operation.
+pub struct Completion {
+    scope: Scope,
+}
+
+/// Lends the operands of a running operation to other libraries.
+///
+/// A view taken here belongs to the operation and waits for nothing. One that is still alive when the operation ends
+/// becomes a lease of the same mode, with no gap in between.
+#[derive(Clone)]
+pub struct Scope {
+    inner: Arc<Mutex<Inner>>,
+    id: u64,
+}
+
+struct Inner {
+    /// `None` once the operation has ended.
+    running: Option<Running>,
+    operands: Vec<(Tensor, Mode)>,
+    produced: Option<(Tensor, Copying)>,
+    views: Vec<(Weak<LeaseInner>, Mode)>,
+}
+
+impl Completion {
+    /// Starts the body of an operation; a panic in it fails the operation.
+    pub(crate) fn start<F>(
+        running: Running,
+        operands: Vec<(Tensor, Mode)>,
+        produced: Option<(Tensor, Copying)>,
+        start: F,
+    ) where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        let op = Current::of(running.op());
+        let id = op.op.get();
+        let inner = Inner { running: Some(running), operands, produced, views: Vec::new() };
+        let scope = Scope { inner: Arc::new(Mutex::new(inner)), id };
+        let fallback = scope.clone();
+        let _current = crate::context::enter(op);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope }))) {
+            // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.
+            fallback.end_by_panic(panic);
+        }
+    }
+
+    /// Identity of the operation.
+    pub fn id(&self) -> u64 {
+        self.scope.id
+    }
+
+    /// The operation's scope, for lending out its operands.
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// Ends the operation. For operations that produce a tensor use [`produce`](Self::produce).
+    pub fn complete(self, result: BodyResult) {
+        self.scope.end(None, result.map(|()| None));
+    }
+
+    /// Ends an operation that produces a tensor, with its result.
+    pub fn produce(self, result: BodyResult<Produced>) {
+        self.scope.end(None, result.map(Some));
+    }
+
+    /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
+    /// the host waiting; its failure becomes the operation's.
+    pub fn complete_after(self, fence: &Fence) {
+        self.scope.end(Some(fence), Ok(None));
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        let unused = self.scope.lock().running.is_some();
+        if unused {
+            let why: BodyError = if std::thread::panicking() {
+                "its body panicked".into()
+            } else {
+                "its completion was dropped without being used".into()
+            };
+            self.scope.end(None, Err(why));
+        }
+    }
+}
+
+impl std::fmt::Debug for Completion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("id", &self.scope.id).finish()
+    }
+}
+
+impl std::fmt::Debug for Scope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("id", &self.id).finish()
+    }
+}
+
+impl Scope {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Identity of the operation.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Runs `f` as this operation: waits inside it know whom they must not wait for.
+    pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
+        let op = self.lock().running.as_ref().map(|running| Current::of(running.op()));
+        let _current = op.map(crate::context::enter);
+        f()
+    }
+
+    /// Whether the operation is still running and `tensor` is one of its operands; then, how it may be used.
+    pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
+        let inner = self.lock();
+        inner.running.as_ref()?;
+        inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+    }
+
+    /// Lends an operand out, in the mode it was declared with, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`] when it is to be
+    /// written and turned out to be read-only once it was defined.
+    pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        if self.access_of(tensor) == Some(Access::Write) {
+            check_writable(tensor)?;
+        }
+        let mut inner = self.lock();
+        let Some(mode) = inner.mode_of(tensor).filter(|_| inner.running.is_some()) else {
+            return Err(Error::invalid("this tensor is not an operand of the running operation"));
+        };
+        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
+        let lease = LeaseInner::unheld(tensor, access, options.taker_text());
+        inner.views.retain(|(view, _)| view.strong_count() > 0);
+        inner.views.push((Arc::downgrade(&lease), mode));
+        drop(inner);
+        export_held(lease, options)
+    }
+
+    fn end_by_panic(&self, panic: Panic) {
+        let mut inner = self.lock();
+        let Some(running) = inner.running.take() else {
+            drop(inner);
+            return bury(panic);
+        };
+        let failure = running.tag().panic_failure(panic);
+        let operands = std::mem::take(&mut inner.operands);
+        let views = std::mem::take(&mut inner.views);
+        drop(inner);
+        hand_over(&running, views, None);
+        dispatch_next(running.finish(Err(failure)));
+        drop(operands);
+    }
+
+    fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
+        let mut inner = self.lock();
+        let Some(running) = inner.running.take() else { return };
+        let operands = std::mem::take(&mut inner.operands);
+        let views = std::mem::take(&mut inner.views);
+        let produced = inner.produced.take();
+        drop(inner);
+        let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
+        let result = settle(&running.tag(), Ok(outcome), produced.as_ref(), &held);
+        let aliased = produced.as_ref().map(|(tensor, _)| tensor);
+        hand_over(&running, views, aliased);
+        dispatch_next(running.finish_with(fence, result));
+        // After completion, so that memory whose last handle this was sees what the operation left.
+        drop((operands, produced));
+    }
+}
+
+impl Inner {
+    fn mode_of(&self, tensor: &Tensor) -> Option<Mode> {
+        let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor)).map(|(_, mode)| *mode);
+        modes.reduce(|a, b| if a == b { a } else { Mode::Update })
+    }
+}
+
+/// Turns the views that are still alive into leases. Not those of tensors that `aliased`, the result, was declared an
+/// alias of: the result keeps such a view alive, and is ordered with the tensor by their common variables instead.
+fn hand_over(running: &Running, views: Vec<(Weak<LeaseInner>, Mode)>, aliased: Option<&Tensor>) {
+    let ordered = |tensor: &Tensor| {
+        let mut vars = aliased.into_iter().flat_map(|result| &result.inner.vars);
+        vars.any(|var| tensor.inner.vars.iter().any(|its| its.id() == var.id()))
+    };
+    for (view, mode) in views {
+        let Some(lease) = view.upgrade() else { continue };
+        if ordered(&lease.tensor) {
+            lease.untrack();
+        } else {
+            lease.hold_from(running.op(), mode);
+        }
+    }
+}
+
+/// What comes next goes to a worker: this may be any thread.
+fn dispatch_next(next: Option<crate::operation::OpGranted>) {
+    if let Some(next) = next {
+        run::dispatch(ReadyList::from_iter([next]));
+    }
+}
+
+/// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
+/// tensors the operation may read.
+pub(crate) fn settle(
+    tag: &OpTag,
+    outcome: Result<BodyResult<Option<Produced>>, Panic>,
+    target: Option<&(Tensor, Copying)>,
+    held: &dyn Fn(&Tensor) -> bool,
+) -> Result<(), OperationError> {
+    let produced = match outcome {
+        Ok(Ok(produced)) => produced,
+        Ok(Err(error)) => return Err(tag.body_failure(error)),
+        Err(panic) => return Err(tag.panic_failure(panic)),
+    };
+    match (target, produced) {
+        (None, None) => Ok(()),
+        (Some((tensor, copying)), Some(produced)) => {
+            define(&tensor.inner, produced, *copying, held).map_err(|error| tag.result_failure(error))
+        }
+        (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
+        (None, Some(_)) => {
+            Err(tag.failure(FailureKind::Result, "the operation was not submitted to produce", None))
+        }
+    }
+}
+
+/// A future whose panics are caught.
+pub(crate) fn catch<F: Future>(future: F) -> Catch<F> {
+    Catch(Box::pin(future))
+}
+
+/// See [`catch`].
+pub(crate) struct Catch<F>(Pin<Box<F>>);
+
+impl<F: Future> Future for Catch<F> {
+    type Output = Result<F::Output, Panic>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(cx))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    }
+}

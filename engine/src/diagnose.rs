@@ -1,0 +1,158 @@
+//! Who waits for whom: a picture of everything in flight, in words.
+
+use std::fmt;
+use std::time::Duration;
+
+use estafette_graph::{Hazard, Roots};
+
+use crate::core::{Core, graph};
+use crate::operation::{Kind, Phase};
+use crate::wait::{Seen, see};
+
+/// Everything that is in flight, and what each waiting operation waits for.
+///
+/// Its `Display` form is one line per operation; the fields are for programs.
+#[derive(Debug, Clone)]
+pub struct Diagnosis {
+    /// Operations in flight, in submission order; leases and waiting futures included.
+    pub operations: Vec<Waiting>,
+}
+
+/// One operation in flight.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// Identity, as in errors and traces.
+    pub id: u64,
+    /// Name given at submission.
+    pub name: String,
+    /// What it is doing.
+    pub status: Status,
+    /// Time since submission, a few milliseconds coarse.
+    pub age: Duration,
+    /// What it waits for directly; empty unless `status` is [`Status::Waiting`].
+    pub blocked_by: Vec<Blocked>,
+}
+
+/// What an operation in flight is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// Waits for earlier operations or leases.
+    Waiting,
+    /// May proceed, but has not begun: no worker is free, or fences of its inputs are pending.
+    Granted,
+    /// Its body runs, or the work it started has not reported back.
+    Running,
+    /// Cancelled; skipped as soon as it is granted.
+    Cancelled,
+    /// A lease that is held, in words.
+    Held(String),
+}
+
+/// One reason to wait.
+#[derive(Debug, Clone)]
+pub struct Blocked {
+    /// The operation or lease in the way.
+    pub id: u64,
+    /// Its name, or who took the lease.
+    pub name: String,
+    /// The variable both use.
+    pub variable: u64,
+    /// Read after write, write after read, or write after write.
+    pub hazard: Hazard,
+}
+
+pub(crate) fn diagnose(core: &Core) -> Diagnosis {
+    if core.check_fork().is_err() {
+        // A forked child: nothing runs here, and locks may be held by threads that do not exist.
+        return Diagnosis { operations: Vec::new() };
+    }
+    let snapshot = graph().snapshot(Roots::All, see);
+    let now = crate::clock::coarse_ms();
+    let mut operations: Vec<Waiting> = snapshot
+        .ops
+        .iter()
+        .filter(|op| op.label.core == core.id)
+        .map(|op| Waiting {
+            id: op.id.get(),
+            name: op.label.name.as_str().to_string(),
+            status: status(&op.label, op.granted),
+            age: Duration::from_millis(now.saturating_sub(op.label.since_ms)),
+            blocked_by: snapshot
+                .blockers(op.id)
+                .into_iter()
+                .map(|blocker| Blocked {
+                    id: blocker.op.get(),
+                    name: snapshot.op(blocker.op).map_or_else(String::new, |op| describe(&op.label)),
+                    variable: blocker.var.get(),
+                    hazard: blocker.kind,
+                })
+                .collect(),
+        })
+        .collect();
+    operations.sort_by_key(|op| op.id);
+    Diagnosis { operations }
+}
+
+fn describe(seen: &Seen) -> String {
+    match &seen.lease {
+        Some(lease) => lease.text.clone(),
+        None => format!("`{}`", seen.name.as_str()),
+    }
+}
+
+fn status(seen: &Seen, granted: bool) -> Status {
+    match (seen.phase, &seen.lease) {
+        (Phase::Cancelled, _) => Status::Cancelled,
+        (_, _) if !granted => Status::Waiting,
+        (Phase::Begun, Some(lease)) if seen.kind == Kind::Lease => Status::Held(lease.text.clone()),
+        (Phase::Begun | Phase::Done, _) => Status::Running,
+        (Phase::Queued, _) => Status::Granted,
+    }
+}
+
+impl Diagnosis {
+    /// Whether nothing is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.operations.is_empty()
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_idle() {
+            return f.write_str("nothing in flight");
+        }
+        for (at, op) in self.operations.iter().enumerate() {
+            if at > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{op}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operation {} `{}` ", self.id, self.name)?;
+        match &self.status {
+            Status::Held(text) => write!(f, "is a {text}")?,
+            Status::Granted => f.write_str("may run, but has not begun")?,
+            Status::Running => f.write_str("is running")?,
+            Status::Cancelled => f.write_str("is cancelled")?,
+            Status::Waiting => {
+                f.write_str("waits for ")?;
+                for (at, blocked) in self.blocked_by.iter().enumerate() {
+                    let comma = if at > 0 { ", " } else { "" };
+                    write!(
+                        f,
+                        "{comma}operation {} {} ({} on variable {})",
+                        blocked.id, blocked.name, blocked.hazard, blocked.variable
+                    )?;
+                }
+            }
+        }
+        write!(f, "; submitted {:.1?} ago", self.age)
+    }
+}

@@ -1,0 +1,377 @@
+//! The engine handle and its builder.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::cpu::{Pool, PoolOptions};
+use estafette_devices::host::HostDevice;
+use estafette_devices::{DLDevice, Device, Frontier};
+use estafette_graph::Roots;
+use estafette_sync::sync::atomic::Ordering;
+
+use crate::core::{Core, CoreOptions, graph};
+use crate::diagnose::{Diagnosis, diagnose};
+use crate::error::Error;
+use crate::exchange::{DType, Element, ManagedTensor, reaper};
+use crate::operation::{Kind, Name};
+use crate::submit::OpBuilder;
+use crate::tensor::Tensor;
+use crate::variable::Variable;
+use crate::wait::see;
+use crate::{clock, import, stuck};
+
+/// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers
+/// busy, few enough that a producer cannot outrun its consumers by gigabytes of bookkeeping.
+const WINDOW_DEFAULT: usize = 65_536;
+
+/// How long a wait is held up by leases alone before it ends with their names, unless told otherwise.
+const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Schedules operations in the order that their data demands. Cloning gives another handle to the same engine.
+///
+/// Dropping the last handle detaches: what was submitted still runs, and nothing waits for it. Use
+/// [`shutdown`](Self::shutdown) to wait for the end.
+#[derive(Clone)]
+pub struct Engine {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    core: Arc<Core>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.core.check_fork().is_err() {
+            // A forked child: the pool's threads do not exist here, and its locks may be held for ever.
+            return std::mem::forget(Arc::clone(&self.core));
+        }
+        // Without workers nobody else would ever run what is ready.
+        if self.core.alone() && !std::thread::panicking() {
+            while self.core.help_any() {}
+        }
+    }
+}
+
+/// Collects the options of an [`Engine`].
+#[derive(Debug)]
+pub struct EngineBuilder {
+    workers: Option<usize>,
+    window: usize,
+    lease_timeout: Duration,
+    devices: Vec<Arc<dyn Device>>,
+    runtime: Option<tokio::runtime::Handle>,
+}
+
+impl EngineBuilder {
+    /// Worker threads for host operations. Default: one per core. With 0 the threads that wait run everything.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = Some(workers);
+        self
+    }
+
+    /// Operations that may be in flight before a submission waits. Default 65,536.
+    pub fn window(mut self, operations: usize) -> Self {
+        self.window = operations;
+        self
+    }
+
+    /// How long a wait is held up by leases alone before it ends with [`Error::LeaseHeld`]. Default 30 s.
+    pub fn lease_timeout(mut self, timeout: Duration) -> Self {
+        self.lease_timeout = timeout;
+        self
+    }
+
+    /// Adds a device beside the host.
+    pub fn device(mut self, device: Arc<dyn Device>) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// The tokio runtime for asynchronous bodies. Default: one of the engine's own with one thread, made at first use.
+    pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Starts the engine.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a window of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
+    /// [`Error::Forked`] in a process forked from one that had an engine.
+    pub fn build(self) -> Result<Engine, Error> {
+        if self.window == 0 {
+            return Err(Error::invalid("a window of 0 admits no operation"));
+        }
+        Core::check_process()?;
+        let mut devices: Vec<Arc<dyn Device>> = vec![HostDevice::new()];
+        for device in self.devices {
+            if devices.iter().any(|known| known.id() == device.id()) {
+                return Err(Error::invalid(format!("device {} is given twice", device.id())));
+            }
+            devices.push(device);
+        }
+        let workers = self
+            .workers
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
+        let options = PoolOptions { workers, name: "estafette".into(), ..PoolOptions::default() };
+        let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
+        let core = Core::new(CoreOptions {
+            pool,
+            devices,
+            lease_timeout: self.lease_timeout,
+            window: self.window,
+            runtime: self.runtime,
+        });
+        Ok(Engine { handle: Arc::new(Handle { core }) })
+    }
+}
+
+/// How a shutdown ended.
+#[derive(Debug, Clone)]
+pub struct ShutdownReport {
+    /// Whether everything that was in flight has ended.
+    pub drained: bool,
+    /// Operations that were cancelled because only leases held them up.
+    pub cancelled: Vec<String>,
+    /// The leases that held them up.
+    pub leases: Vec<String>,
+    /// Operations that were still running.
+    pub running: Vec<String>,
+}
+
+/// Counters of an engine and of the process.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Operations in flight in this engine.
+    pub in_flight: usize,
+    /// Its limit.
+    pub window: usize,
+    /// Deleters run by this process's reaper.
+    pub released: u64,
+    /// Those among them that were tensors of other libraries: how many of their deleters have been called.
+    pub deleters: u64,
+    /// Tensors whose memory was leaked because its last use can never be known to be over.
+    pub leaked: u64,
+    /// Tensors handed to the reaper whose last use is not over yet.
+    pub releasing: u64,
+}
+
+impl Engine {
+    /// Options for a new engine.
+    pub fn builder() -> EngineBuilder {
+        EngineBuilder {
+            workers: None,
+            window: WINDOW_DEFAULT,
+            lease_timeout: LEASE_TIMEOUT_DEFAULT,
+            devices: Vec::new(),
+            runtime: None,
+        }
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+
+    /// Begins the description of an operation.
+    pub fn op(&self, name: impl Into<Cow<'static, str>>) -> OpBuilder<'_> {
+        OpBuilder::new(self.core(), Name::from(name.into()))
+    }
+
+    /// A variable without memory, for order alone.
+    pub fn var(&self) -> Variable {
+        Variable::new()
+    }
+
+    /// Takes over a tensor from another library, without a copy. On an error its deleter has been called.
+    ///
+    /// Memory that overlaps tensors already known is ordered with them.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] names the field that breaks the rules; [`Error::Invalid`] for a device that the engine does
+    /// not have.
+    ///
+    /// # Safety
+    /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is called, and
+    /// nobody but the engine's operations and leases writes it meanwhile. Its content is ready to be read.
+    pub unsafe fn import(&self, managed: ManagedTensor) -> Result<Tensor, Error> {
+        import::import(self.core(), managed, Frontier::default(), false)
+    }
+
+    /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and that may be
+    /// declared read-only even if its struct cannot say so.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    ///
+    /// # Safety
+    /// As for [`import`](Self::import), once the fences are done.
+    pub unsafe fn import_ordered(
+        &self,
+        managed: ManagedTensor,
+        ready: Frontier,
+        read_only: bool,
+    ) -> Result<Tensor, Error> {
+        import::import(self.core(), managed, ready, read_only)
+    }
+
+    /// A tensor with the elements of a vector in row-major order, without a copy.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `shape` does not hold exactly these elements.
+    pub fn from_vec<T: Element>(&self, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
+        import::from_vec(self.core(), values, shape)
+    }
+
+    /// A tensor of zeros in host memory.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
+    pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        import::allocate(self.core(), DLDevice::CPU, shape, dtype, true)
+    }
+
+    /// A tensor of the given type and shape in host memory. Its bytes are zero: safe views must not see uninitialized memory.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros).
+    pub fn empty(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        self.zeros(shape, dtype)
+    }
+
+    /// A tensor in the memory of `device`, with whatever bytes are there.
+    ///
+    /// # Errors
+    /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
+    pub fn empty_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
+        let host = self.core().device(device).is_some_and(|device| device.host_accessible());
+        import::allocate(self.core(), device, shape, dtype, host)
+    }
+
+    /// The devices of this engine; the host is the first.
+    pub fn devices(&self) -> &[Arc<dyn Device>] {
+        &self.core().devices
+    }
+
+    /// Waits until everything submitted to this engine has ended. Leases do not count.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left; [`Error::WouldDeadlock`] inside an
+    /// operation. Failures of operations are not reported here but at their outputs.
+    pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        self.core().check_fork()?;
+        let deadline = timeout.and_then(clock::deadline);
+        match (self.core().wait_idle(deadline)?, timeout) {
+            (true, _) => Ok(()),
+            (false, timeout) => Err(Error::Timeout(timeout.unwrap_or_default())),
+        }
+    }
+
+    /// Who waits for whom, right now.
+    pub fn diagnose(&self) -> Diagnosis {
+        diagnose(self.core())
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> Stats {
+        let reaper = reaper().stats();
+        Stats {
+            in_flight: self.core().in_flight(),
+            window: self.core().window(),
+            released: reaper.released,
+            deleters: reaper.deleters,
+            leaked: reaper.leaked,
+            releasing: reaper.pending,
+        }
+    }
+
+    /// Sets what is called, once per wait, when only leases hold a wait up: the place to run a garbage collector, which may
+    /// let go of them. Only the first call counts.
+    pub fn on_lease_wait(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.core().on_lease_wait.set(Box::new(hook));
+    }
+
+    /// Sets what is asked now and then during each blocking wait, on the thread that waits: whether the wait shall end, with
+    /// [`Error::Interrupted`]. A language whose signal handlers run between its own instructions looks for them here.
+    /// Only the first call counts.
+    pub fn on_wait(&self, hook: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.core().on_wait.set(Box::new(hook));
+    }
+
+    /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
+    ///
+    /// Waits as long as it takes; drop the future to stop waiting, and use
+    /// [`shutdown_timeout`](Self::shutdown_timeout) to cancel what leases hold up.
+    pub async fn shutdown(&self) -> ShutdownReport {
+        let core = self.core();
+        core.closing.store(true, Ordering::Release);
+        std::future::poll_fn(|cx| {
+            core.help_alone(cx);
+            core.bell.wake_at_ring(cx.waker());
+            if core.in_flight() == 0 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        })
+        .await;
+        ShutdownReport { drained: true, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() }
+    }
+
+    /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`; then what only leases hold
+    /// up is cancelled, and reported with the leases.
+    pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
+        let core = self.core();
+        core.closing.store(true, Ordering::Release);
+        if let Ok(true) = core.wait_idle(clock::deadline(timeout)) {
+            return ShutdownReport {
+                drained: true,
+                cancelled: Vec::new(),
+                leases: Vec::new(),
+                running: Vec::new(),
+            };
+        }
+        self.cancel_held()
+    }
+
+    /// Cancels every operation of this engine that is queued behind leases only.
+    fn cancel_held(&self) -> ShutdownReport {
+        let core = self.core();
+        let snapshot = graph().snapshot(Roots::All, see);
+        let mut report =
+            ShutdownReport { drained: false, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() };
+        let mut held = Vec::new();
+        for op in &snapshot.ops {
+            if op.label.core != core.id || !op.label.counted {
+                continue;
+            }
+            match stuck::only_leases(&snapshot, op.id) {
+                Some(leases) => {
+                    held.push(op.id);
+                    report.cancelled.push(op.label.name.as_str().to_string());
+                    for lease in leases {
+                        if !report.leases.contains(&lease.text) {
+                            report.leases.push(lease.text);
+                        }
+                    }
+                }
+                None => report.running.push(op.label.name.as_str().to_string()),
+            }
+        }
+        for op in graph().queued() {
+            if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
+                crate::operation::Op::new(op).cancel();
+            }
+        }
+        report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
+        report
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("id", &self.core().id)
+            .field("workers", &self.core().pool.workers())
+            .field("in_flight", &self.core().in_flight())
+            .finish()
+    }
+}

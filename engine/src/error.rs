@@ -1,0 +1,207 @@
+//! What can go wrong, sorted by what the caller can do about it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::DeviceError;
+use estafette_graph::OpId;
+
+use crate::exchange::InvalidTensor;
+
+/// The error of this crate. Every variant says what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is wrong; the message names it. Nothing was submitted.
+    #[error("{0}")]
+    Invalid(Cow<'static, str>),
+    /// A tensor from outside breaks the rules of DLPack; the field is named. Its deleter has been called.
+    #[error("invalid tensor: {0}")]
+    InvalidTensor(#[from] InvalidTensor),
+    /// The operation that should have made the data failed, or was skipped because an input had failed.
+    #[error("{0}")]
+    Failed(OperationError),
+    /// The operation was cancelled before it began.
+    #[error("{0}")]
+    Cancelled(OperationError),
+    /// A device refused or broke.
+    #[error("device error: {0}")]
+    Device(#[from] DeviceError),
+    /// The memory is used in a way that excludes this use; the message says by whom.
+    #[error("conflict: {0}")]
+    Conflict(String),
+    /// Only leases that nobody has returned hold this up.
+    #[error("{0}")]
+    LeaseHeld(LeaseHeld),
+    /// Waiting here could never end.
+    #[error("would deadlock: {0}")]
+    WouldDeadlock(String),
+    /// The tensor's operation has not run yet, so it has no shape, type or memory.
+    #[error("tensor is not defined yet: {0}")]
+    NotDefined(String),
+    /// The time is up; the work goes on.
+    #[error("not ready within {0:?}")]
+    Timeout(Duration),
+    /// The hook of [`Engine::on_wait`](crate::Engine::on_wait) has ended the wait; the work goes on.
+    #[error("the wait was interrupted")]
+    Interrupted,
+    /// As many operations are in flight as the engine accepts.
+    #[error("window is full: {in_flight} operations in flight, limit {limit}")]
+    WindowFull {
+        /// Operations in flight when the submission was refused.
+        in_flight: usize,
+        /// The engine's limit.
+        limit: usize,
+    },
+    /// The engine has been shut down.
+    #[error("the engine is shut down")]
+    Shutdown,
+    /// This process was forked from the one that started the engine; its threads do not exist here.
+    #[error(
+        "this process was forked after an engine was started and cannot use one; start the process by spawn instead of fork"
+    )]
+    Forked,
+    /// The operating system refused something the engine needs.
+    #[error("cannot start the engine: {0}")]
+    Start(String),
+}
+
+impl Error {
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Invalid(message.into())
+    }
+
+    /// The operation at the root of the failure, when there is one.
+    pub fn operation(&self) -> Option<&OperationError> {
+        match self {
+            Self::Failed(error) | Self::Cancelled(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// What the body of an operation may return: any error, or a message by `.into()`.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// The result of an operation's body.
+pub type BodyResult<T = ()> = Result<T, BodyError>;
+
+/// Why an operation failed: the root cause, shared by everybody who asks.
+///
+/// Operations that are skipped because an input had failed pass on the cause they were given, so `operation` is
+/// always the one that failed first.
+#[derive(Clone)]
+pub struct OperationError(Arc<Failure>);
+
+struct Failure {
+    operation: Cow<'static, str>,
+    id: OpId,
+    kind: FailureKind,
+    message: String,
+    source: Option<BodyError>,
+}
+
+/// How an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// Its body returned an error.
+    Error,
+    /// Its body panicked.
+    Panic,
+    /// It was cancelled before it began.
+    Cancelled,
+    /// Its device work failed after it had been issued.
+    Device,
+    /// Its result could not be taken over: the message says why.
+    Result,
+}
+
+impl OperationError {
+    pub(crate) fn new(
+        operation: &crate::operation::Name,
+        id: OpId,
+        kind: FailureKind,
+        message: impl Into<String>,
+        source: Option<BodyError>,
+    ) -> Self {
+        Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message: message.into(), source }))
+    }
+
+    /// Name of the operation that failed first.
+    pub fn operation(&self) -> &str {
+        &self.0.operation
+    }
+
+    /// Identity of that operation, as in traces and diagnoses.
+    pub fn id(&self) -> u64 {
+        self.0.id.get()
+    }
+
+    /// How it failed.
+    pub fn kind(&self) -> FailureKind {
+        self.0.kind
+    }
+
+    /// What it said.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The error value that the body returned, when it returned one.
+    pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
+        self.0.source.as_deref()
+    }
+
+    pub(crate) fn into_error(self) -> Error {
+        match self.kind() {
+            FailureKind::Cancelled => Error::Cancelled(self),
+            _ => Error::Failed(self),
+        }
+    }
+}
+
+impl fmt::Display for OperationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.0.kind {
+            FailureKind::Cancelled => "was cancelled",
+            FailureKind::Panic => "panicked",
+            _ => "failed",
+        };
+        write!(f, "operation `{}` ({}) {verb}: {}", self.0.operation, self.0.id, self.0.message)
+    }
+}
+
+impl fmt::Debug for OperationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OperationError({self})")
+    }
+}
+
+impl std::error::Error for OperationError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// The leases that hold up a wait, oldest first.
+#[derive(Debug, Clone)]
+pub struct LeaseHeld {
+    /// What waited.
+    pub waiting: String,
+    /// Each blocking lease in words: mode, tensor, taker, age.
+    pub leases: Vec<String>,
+}
+
+impl fmt::Display for LeaseHeld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} waits only for leases that were never returned: {}",
+            self.waiting,
+            self.leases.join("; ")
+        )
+    }
+}

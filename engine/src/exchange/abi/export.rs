@@ -1,0 +1,142 @@
+//! Making a managed tensor for a consumer. See the [parent](super) for the rules about deleters.
+
+use std::alloc;
+use std::mem::ManuallyDrop;
+use std::ptr::{self, NonNull};
+
+use super::super::contain::contain;
+use super::{
+    Abi, DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
+    DLTensor, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION, fork,
+};
+
+/// What an exported tensor says about its memory. [Padding](Layout::is_padded) comes from the layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ExportFlags {
+    /// The consumer must not write. Lost in the legacy struct.
+    pub read_only: bool,
+    /// The memory is a copy made for this consumer. Lost in the legacy struct.
+    pub is_copied: bool,
+}
+
+/// Makes a managed tensor for a consumer: a fresh struct with shape and strides in the same allocation.
+///
+/// `owner` is called once, when the consumer calls the deleter, on the consumer's thread, which may hold
+/// any lock (or the Python one) and may be any thread: it should hand over to the reaper and return. A
+/// panic in it is logged and goes no further. In a forked child it is not called.
+///
+/// `data` is the address of the first element (or the handle). Strides are always written out, those of
+/// dimensions of size 0 or 1 normalized; `data` becomes NULL when there are no elements, as the header
+/// asks.
+///
+/// # Safety
+/// `data` points to memory as `layout` describes it, initialized, and valid until `owner` is called; unless
+/// `flags` say read-only, the consumer may write it.
+pub unsafe fn export<F>(
+    layout: &Layout,
+    data: *mut u8,
+    flags: ExportFlags,
+    abi: Abi,
+    owner: F,
+) -> ManagedTensor
+where
+    F: FnOnce() + Send + 'static,
+{
+    let tensor = describe_raw(layout, data);
+    ManagedTensor::new(match abi {
+        Abi::Legacy => Raw::Legacy(Exported::allocate(layout, owner, |dims| DLManagedTensor {
+            dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
+            manager_ctx: ptr::null_mut(),
+            deleter: Some(Exported::<DLManagedTensor, F>::delete),
+        })),
+        Abi::Versioned => {
+            let mut bits = DlpackFlags::empty();
+            bits.set(DlpackFlags::READ_ONLY, flags.read_only);
+            bits.set(DlpackFlags::IS_COPIED, flags.is_copied);
+            bits.set(DlpackFlags::IS_SUBBYTE_TYPE_PADDED, layout.is_padded());
+            Raw::Versioned(Exported::allocate(layout, owner, |dims| DLManagedTensorVersioned {
+                version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
+                manager_ctx: ptr::null_mut(),
+                deleter: Some(Exported::<DLManagedTensorVersioned, F>::delete),
+                flags: bits,
+                dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
+            }))
+        }
+    })
+}
+
+/// One exported tensor: the struct that the consumer sees first, our own fields behind it, then shape and
+/// strides.
+#[repr(C)]
+struct Exported<M, F> {
+    /// First, so that a pointer to it is a pointer to the whole.
+    managed: M,
+    owner: ManuallyDrop<F>,
+    generation: u32,
+    ndim: usize,
+}
+
+impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
+    /// The layout of the allocation and where in it shape and strides (one array) begin.
+    fn place(ndim: usize) -> (alloc::Layout, usize) {
+        let dims = alloc::Layout::array::<i64>(2 * ndim).expect("ndim is small");
+        let (whole, offset) = alloc::Layout::new::<Self>().extend(dims).expect("ndim is small");
+        (whole.pad_to_align(), offset)
+    }
+
+    /// Allocates and fills everything; `managed` gets the addresses of shape and strides (NULL for a scalar).
+    fn allocate(layout: &Layout, owner: F, managed: impl FnOnce((*mut i64, *mut i64)) -> M) -> NonNull<M> {
+        let ndim = layout.ndim();
+        let (whole, offset) = Self::place(ndim);
+        // SAFETY: the layout is not empty, it contains a managed tensor.
+        let memory = unsafe { alloc::alloc(whole) };
+        let Some(start) = NonNull::new(memory.cast::<Self>()) else { alloc::handle_alloc_error(whole) };
+        // SAFETY: `place` made room for `2 * ndim` entries at `offset`, aligned; and for `Self` at the start.
+        unsafe {
+            let shape = memory.add(offset).cast::<i64>();
+            let strides = shape.add(ndim);
+            ptr::copy_nonoverlapping(layout.shape().as_ptr(), shape, ndim);
+            ptr::copy_nonoverlapping(layout.strides().as_ptr(), strides, ndim);
+            let dims = if ndim == 0 { (ptr::null_mut(), ptr::null_mut()) } else { (shape, strides) };
+            let generation = fork::generation();
+            start.write(Self { managed: managed(dims), owner: ManuallyDrop::new(owner), generation, ndim });
+        }
+        start.cast()
+    }
+
+    /// What the consumer calls, once.
+    ///
+    /// # Safety
+    /// `managed` came from [`allocate`](Self::allocate) with the same types and was not deleted before.
+    unsafe extern "C" fn delete(managed: *mut M) {
+        let start = managed.cast::<Self>();
+        // SAFETY: as above: `managed` is the first field of a live `Self`, made by the allocation that
+        // `place` describes. The owner is moved out exactly once; the memory is not used after it is freed.
+        unsafe {
+            if (*start).generation != fork::generation() {
+                fork::count_leak();
+                return;
+            }
+            let owner = ManuallyDrop::take(&mut (*start).owner);
+            alloc::dealloc(start.cast(), Self::place((*start).ndim).0);
+            contain("owner of an exported tensor", owner);
+        }
+    }
+}
+
+/// The description without shape and strides, which get their place later.
+fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
+    let (dtype, device) = (layout.dtype(), layout.device());
+    DLTensor {
+        data: if layout.is_empty() { ptr::null_mut() } else { data.cast() },
+        device: RawDevice {
+            device_type: DLDeviceType(device.device_type.0 as u32),
+            device_id: device.device_id,
+        },
+        ndim: i32::try_from(layout.ndim()).expect("a layout has at most NDIM_MAX dimensions"),
+        dtype: DLDataType { code: DLDataTypeCode(dtype.code), bits: dtype.bits, lanes: dtype.lanes },
+        shape: ptr::null_mut(),
+        strides: ptr::null_mut(),
+        byte_offset: layout.byte_offset(),
+    }
+}

@@ -1,0 +1,33 @@
+//! The bottom half of the exchange: what a tensor from outside *is* (type, layout, address range), who owns
+//! its memory, and who gives it back and when. It knows fences, so that memory outlives its last use on a
+//! device; it knows neither operations nor the graph.
+//!
+//! | file | its one idea |
+//! |---|---|
+//! | [`dtype`] | element types, as DLPack writes them; unknown ones are carried, not refused |
+//! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
+//! | [`invalid`] | the one error of validation: a field and what is wrong with it |
+//! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
+//! | [`storage`] | what keeps memory alive |
+//! | [`ranges`] | who else knows memory that overlaps this one |
+//! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
+//! | [`fork`] | what must not run in a forked child |
+
+pub mod abi;
+pub mod dtype;
+pub mod fork;
+pub mod invalid;
+pub mod layout;
+pub mod ranges;
+pub mod reaper;
+pub mod storage;
+
+mod contain;
+
+pub use abi::{Abi, ExportFlags, ManagedTensor, export};
+pub use dtype::{BF16Bits, DType, Element, F16Bits};
+pub use invalid::InvalidTensor;
+pub use layout::Layout;
+pub use ranges::{Key, Ranges, Space};
+pub use reaper::{Reaper, ReaperStats, reaper};
+pub use storage::Storage;

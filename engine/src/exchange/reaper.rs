@@ -1,0 +1,278 @@
+//! The thread that gives memory back: it drops each [`Storage`] after its last use on a device, with no
+//! lock held, and never on a driver callback or a user's thread. Foreign deleters may take any lock, the
+//! Python one included, and may run for as long as they like; here they can only delay each other.
+//!
+//! # The way of a storage
+//! 1. *Handed over* by [`Reaper::release`] with the fences that its memory still carries.
+//! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile.
+//! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:
+//!
+//! | leaked because | why that is right |
+//! |---|---|
+//! | a fence failed with kind [`Fault`](DeviceErrorKind::Fault) | what still runs in a broken context is unknown |
+//! | nobody can observe a fence | it may be pending for all we know |
+//! | this is a forked child | the parent owns the other half |
+//! | [`Reaper::stop`] has been called | the interpreter that the deleter needs may be gone |
+//!
+//! Any other failure of a fence says that the work never ran or is over, so memory is released after it.
+//!
+//! # Sleeping protocol
+//! All state is under one lock, so there are no orderings to get wrong; the protocol only spares wake-ups.
+//! The thread is *busy*, *napping* or *asleep*. Only a sleeping thread is woken by a release (which marks
+//! it busy, so the next release does not wake it again). When its queue runs dry it naps for `NAP` first:
+//! a steady stream of releases costs a timer per nap, not a futex call per release.
+//! [`flush`](Reaper::flush), [`stop`](Reaper::stop) and a queue of `BACKLOG` end a nap at once.
+
+mod queue;
+mod thread;
+
+use std::fmt;
+use std::mem::{self, ManuallyDrop};
+use std::time::Duration;
+
+use estafette_devices::{DeviceError, DeviceErrorKind, FenceState, Frontier, Reactor};
+use estafette_sync::sync::Arc;
+use estafette_sync::sync::atomic::Ordering;
+
+use self::queue::{Phase, Ready};
+use self::thread::Shared;
+
+use super::fork;
+use super::storage::Storage;
+
+/// How long the thread stays awake for more when its queue is empty: long against a wake-up (some 20 µs),
+/// short against anything that waits for memory to come back.
+const NAP: Duration = Duration::from_millis(1);
+
+/// So many storages ready during a nap end it: memory should not pile up for want of a wake-up.
+const BACKLOG: usize = 256;
+
+/// After so many deleters the thread reports progress, so that a flush need not wait for a whole queue that
+/// grew meanwhile.
+const REPORT: usize = 256;
+
+/// The reaper of the process. The thread starts with the first storage that needs it.
+#[cfg(not(estafette_shuttle))]
+pub fn reaper() -> &'static Reaper {
+    use estafette_sync::sync::OnceLock;
+    static REAPER: OnceLock<Reaper> = OnceLock::new();
+    REAPER.get_or_init(Reaper::new)
+}
+
+/// The reaper of one model execution.
+#[cfg(estafette_shuttle)]
+pub fn reaper() -> &'static Reaper {
+    shuttle::lazy_static! {
+        static ref REAPER: Reaper = Reaper::new();
+    }
+    &REAPER
+}
+
+/// Gives memory back when it is safe to. See the module for the rules.
+pub struct Reaper {
+    shared: Arc<Shared>,
+}
+
+/// What became of the storages handed to the reaper, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReaperStats {
+    /// Dropped: their deleter has returned.
+    pub released: u64,
+    /// Those among them that were tensors of other libraries.
+    pub deleters: u64,
+    /// Kept for ever, for one of the reasons in the table of the module.
+    pub leaked: u64,
+    /// Handed over and neither released nor leaked yet. Memory that waits for fences is in here: whoever
+    /// bounds bytes in flight should look at it.
+    pub pending: u64,
+    /// The most that were ever pending at once.
+    pub peak_pending: u64,
+}
+
+impl Reaper {
+    fn new() -> Self {
+        Self { shared: Arc::new(Shared::default()) }
+    }
+
+    /// Takes over `storage`, to be dropped once when all of `frontier` has settled.
+    ///
+    /// Never blocks and never runs foreign code on this thread. Plain memory of our own whose fences are
+    /// known to be done is freed right here, which is cheaper than handing it over. Must not be called
+    /// under a lock that a fence's subscriber may take.
+    pub fn release(&self, mut frontier: Frontier, storage: Storage) {
+        if self.shared.is_forked() || storage.is_from_before_fork() {
+            // No lock may be taken here: its holder may not exist in this process.
+            return self.shared.leak(storage);
+        }
+        frontier.prune();
+        if !frontier.is_empty() {
+            return self.release_after(frontier, storage);
+        }
+        if !storage.runs_foreign_code() {
+            drop(storage);
+            self.shared.released.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let mut queue = self.shared.lock();
+        if queue.phase != Phase::Running {
+            drop(queue);
+            return self.shared.leak(storage);
+        }
+        let epoch = queue.enter();
+        self.shared.push(queue, Ready { storage, epoch });
+    }
+
+    /// Waits until everything handed over before this call has been released or leaked, at most `timeout`.
+    /// Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
+    ///
+    /// On the reaper's own thread, in a deleter, it does not wait: it would wait for itself.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        if self.shared.is_forked() {
+            return true;
+        }
+        let mut queue = self.shared.lock();
+        let last = queue.close_epoch();
+        if queue.on_own_thread() {
+            return queue.first_epoch > last;
+        }
+        self.shared.start(&mut queue);
+        self.shared.work.notify_all();
+        let done = self.shared.wait_until(queue, timeout, |queue| {
+            // What still waits for fences after a stop will leak some day; nothing can hurry it.
+            queue.first_epoch > last || queue.phase == Phase::Stopped
+        });
+        done.first_epoch > last
+    }
+
+    /// Runs what is ready and ends the thread; whatever is handed over or settles later leaks. For the
+    /// shutdown of an interpreter that deleters need. Returns whether the thread has ended within
+    /// `timeout`; if not, it ends after the deleter that it is in, and leaks the rest.
+    pub fn stop(&self, timeout: Duration) -> bool {
+        if self.shared.is_forked() {
+            return true;
+        }
+        let mut queue = self.shared.lock();
+        if queue.phase == Phase::Running {
+            queue.phase = if queue.thread.is_some() { Phase::Stopping } else { Phase::Stopped };
+        }
+        if queue.on_own_thread() {
+            return false;
+        }
+        self.shared.work.notify_all();
+        let mut queue = self.shared.wait_until(queue, timeout, |queue| queue.phase == Phase::Stopped);
+        let ended = queue.phase == Phase::Stopped;
+        if !ended {
+            // The thread is in a deleter that does not return. It sees this before the next one.
+            self.shared.abandoned.store(true, Ordering::Relaxed);
+            queue.phase = Phase::Stopped;
+        }
+        let thread = if ended { queue.thread.take() } else { None };
+        let rest = mem::take(&mut queue.ready);
+        drop(queue);
+        rest.into_iter().for_each(|ready| self.shared.leak_entered(ready));
+        if let Some(thread) = thread {
+            // It has left its loop, so this waits for a few instructions. It cannot have panicked: deleters
+            // are contained.
+            let _ = thread.join();
+        }
+        ended
+    }
+
+    /// Sets what the thread does first when it starts: whatever its deleters want to find there, such as an interpreter's
+    /// notion of the thread. Only the first call counts, and only before the thread has started.
+    pub fn on_start(&self, hook: fn()) {
+        if !self.shared.is_forked() {
+            self.shared.lock().on_start.get_or_insert(hook);
+        }
+    }
+
+    /// What became of everything handed over so far. In a forked child only `leaked` moves.
+    pub fn stats(&self) -> ReaperStats {
+        let released = self.shared.released.load(Ordering::Relaxed);
+        let deleters = self.shared.deleters.load(Ordering::Relaxed);
+        let leaked = self.shared.leaked.load(Ordering::Relaxed);
+        if self.shared.is_forked() {
+            return ReaperStats { released, deleters, leaked, ..ReaperStats::default() };
+        }
+        let queue = self.shared.lock();
+        let (pending, peak_pending) = (queue.pending, queue.peak_pending);
+        ReaperStats { released, deleters, leaked, pending, peak_pending }
+    }
+
+    fn release_after(&self, frontier: Frontier, storage: Storage) {
+        let mut queue = self.shared.lock();
+        let epoch = queue.enter();
+        drop(queue);
+        let waiting = Waiting { storage: ManuallyDrop::new(storage), epoch, shared: self.shared.clone() };
+        let fences = frontier.clone();
+        Reactor::global().when_settled(&frontier, move |outcome| match outcome {
+            Ok(()) => waiting.proceed(),
+            Err(_) if may_release(&fences) => waiting.proceed(),
+            Err(error) => waiting.give_up(&error),
+        });
+    }
+}
+
+impl fmt::Debug for Reaper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reaper").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+/// Whether memory behind these fences, of which at least one failed, is certainly out of use. The reactor
+/// reports one failure; a worse one may hide behind it, and its own failure to observe says nothing about
+/// the fence.
+fn may_release(fences: &Frontier) -> bool {
+    fences.iter().all(|fence| match fence.state() {
+        FenceState::Done => true,
+        FenceState::Pending => false,
+        FenceState::Failed(error) => error.kind() != DeviceErrorKind::Fault,
+    })
+}
+
+/// A storage that waits for fences. It is leaked unless it is told to proceed: a callback that is lost must
+/// not free early.
+struct Waiting {
+    storage: ManuallyDrop<Storage>,
+    epoch: u64,
+    shared: Arc<Shared>,
+}
+
+impl Waiting {
+    fn proceed(self) {
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never dropped nor used again, so storage and count are moved out exactly once.
+        let (storage, shared) =
+            unsafe { (ManuallyDrop::take(&mut this.storage), std::ptr::read(&this.shared)) };
+        let ready = Ready { storage, epoch: this.epoch };
+        if shared.is_forked() {
+            // The child has copies of the parent's promises and may settle them; the lock may be held for
+            // ever.
+            return shared.leak(ready.storage);
+        }
+        let queue = shared.lock();
+        if queue.phase == Phase::Running {
+            shared.push(queue, ready);
+        } else {
+            drop(queue);
+            shared.leak_entered(ready);
+        }
+    }
+
+    fn give_up(self, error: &DeviceError) {
+        tracing::error!(storage = ?*self.storage, %error, "memory leaked: it may still be in use on a device");
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.shared.leaked.fetch_add(1, Ordering::Relaxed);
+        if !self.shared.is_forked() {
+            self.shared.lock().leave(self.epoch, 1);
+            self.shared.progress.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! What keeps a tensor's memory alive: a foreign tensor, device memory, or something of Rust's.
+//!
+//! A storage is never dropped where it happens to fall: it goes to the reaper, which drops
+//! it after the last use on a device, with no lock held.
+
+use std::any::Any;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use estafette_devices::{Allocation, DeviceType};
+
+use super::abi::ManagedTensor;
+use super::dtype::Element;
+use super::fork;
+
+/// The owner of a tensor's memory. Dropping it gives the memory back.
+pub struct Storage {
+    owner: Owner,
+    /// The fork generation in which it was made: in another one it must not be dropped.
+    generation: u32,
+}
+
+enum Owner {
+    Foreign(ManagedTensor),
+    Device(Allocation),
+    Vec(RawVec),
+    Any { data: *mut u8, _owner: Box<dyn Any + Send> },
+}
+
+// SAFETY: the only part that is not `Send` by itself is the data pointer beside an owner; it is an address
+// that this type hands out and never follows.
+unsafe impl Send for Storage {}
+// SAFETY: shared access copies the data pointer and asks what kind of owner there is; it never reaches the
+// boxed owner, which need not be `Sync`.
+unsafe impl Sync for Storage {}
+
+impl Storage {
+    /// Memory of another library, given back by its deleter.
+    pub fn foreign(tensor: ManagedTensor) -> Self {
+        Self::new(Owner::Foreign(tensor))
+    }
+
+    /// Memory allocated from a device.
+    pub fn device(allocation: Allocation) -> Self {
+        Self::new(Owner::Device(allocation))
+    }
+
+    /// The elements of a vector, used in place.
+    pub fn vec<T: Element>(elements: Vec<T>) -> Self {
+        Self::new(Owner::Vec(RawVec::new(elements)))
+    }
+
+    /// Memory at `data` that `owner` keeps valid, for example an `Arc` of an array from another crate.
+    pub fn owned(owner: Box<dyn Any + Send>, data: *mut u8) -> Self {
+        Self::new(Owner::Any { data, _owner: owner })
+    }
+
+    /// The first element's address, or the handle of the memory on devices without addresses. May be NULL
+    /// or dangling when there are no bytes.
+    pub fn data(&self) -> *mut u8 {
+        match &self.owner {
+            Owner::Foreign(tensor) => tensor.data(),
+            Owner::Device(allocation) => allocation.ptr().as_ptr(),
+            Owner::Vec(vec) => vec.data.as_ptr(),
+            Owner::Any { data, .. } => *data,
+        }
+    }
+
+    /// The foreign tensor, where that is what it is.
+    pub fn as_foreign(&self) -> Option<&ManagedTensor> {
+        match &self.owner {
+            Owner::Foreign(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+
+    /// Whether dropping it may run code that we do not know (a deleter, the `Drop` of a user's type) or
+    /// call a driver. Such a storage is only ever dropped by the reaper; plain host memory of our own may
+    /// be freed anywhere.
+    pub fn runs_foreign_code(&self) -> bool {
+        match &self.owner {
+            Owner::Foreign(_) | Owner::Any { .. } => true,
+            Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
+            Owner::Vec(_) => false,
+        }
+    }
+
+    /// Whether it was made before a fork and this is the child.
+    pub fn is_from_before_fork(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    fn new(owner: Owner) -> Self {
+        Self { owner, generation: fork::generation() }
+    }
+}
+
+impl fmt::Debug for Storage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.owner {
+            Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            Owner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
+            Owner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
+            Owner::Any { data, .. } => write!(f, "Owned({data:p})"),
+        }
+    }
+}
+
+/// A `Vec<T>` that forgot its `T`: cheaper than boxing the vector, since it needs no second allocation.
+struct RawVec {
+    data: NonNull<u8>,
+    len: usize,
+    capacity: usize,
+    free: unsafe fn(NonNull<u8>, usize, usize),
+}
+
+impl RawVec {
+    fn new<T: Element>(elements: Vec<T>) -> Self {
+        /// # Safety
+        /// The arguments are the parts of a `Vec<T>` that nobody else owns.
+        unsafe fn free<T>(data: NonNull<u8>, len: usize, capacity: usize) {
+            // SAFETY: as this function's own contract says.
+            drop(unsafe { Vec::from_raw_parts(data.cast::<T>().as_ptr(), len, capacity) });
+        }
+        let mut elements = ManuallyDrop::new(elements);
+        let data = NonNull::new(elements.as_mut_ptr()).expect("a vector's pointer is never null").cast();
+        Self { data, len: elements.len(), capacity: elements.capacity(), free: free::<T> }
+    }
+}
+
+impl Drop for RawVec {
+    fn drop(&mut self) {
+        // SAFETY: the parts are those of the vector given to `new`, whose type `free` was made for; this is
+        // the only place that gives them up, and it runs once.
+        unsafe { (self.free)(self.data, self.len, self.capacity) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vector_is_used_in_place_and_freed() {
+        let elements = vec![1.0_f64, 2.0];
+        let address = elements.as_ptr();
+        let storage = Storage::vec(elements);
+        assert_eq!(storage.data().cast_const().cast(), address);
+        assert!(!storage.runs_foreign_code());
+        // SAFETY: the storage owns two f64 there.
+        assert_eq!(unsafe { *storage.data().cast::<f64>().add(1) }, 2.0);
+        drop(Storage::vec(Vec::<u8>::new()));
+    }
+
+    #[test]
+    fn an_owner_is_dropped_with_its_storage() {
+        let owner = std::sync::Arc::new([1_u8, 2, 3]);
+        let data = owner.as_ptr().cast_mut();
+        let storage = Storage::owned(Box::new(owner.clone()), data);
+        assert_eq!((storage.data(), storage.runs_foreign_code()), (data, true));
+        drop(storage);
+        assert_eq!(std::sync::Arc::strong_count(&owner), 1);
+    }
+}

@@ -1,0 +1,148 @@
+//! Handing tensors to other libraries.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use crate::import::copied;
+use crate::lease::{Access, Lease, LeaseInner};
+use crate::tensor::{Tensor, TensorInner};
+
+/// How a tensor is exported.
+#[derive(Debug, Clone)]
+pub struct ExportOptions {
+    /// What the consumer may do.
+    pub access: Access,
+    /// Which struct it gets. A legacy struct cannot say that memory is read-only.
+    pub abi: Abi,
+    /// Who takes it, for diagnoses.
+    pub taker: Option<String>,
+    /// How long a blocking export waits; `None` waits as long as it takes.
+    pub timeout: Option<Duration>,
+    /// Whether the consumer gets a copy of its own, in host memory and flagged as one, instead of a lease. The copy is made
+    /// when the lease is granted, on the thread that exports.
+    pub copy: bool,
+}
+
+impl ExportOptions {
+    /// The versioned struct, for `access`.
+    pub fn new(access: Access) -> Self {
+        Self { access, abi: Abi::Versioned, taker: None, timeout: None, copy: false }
+    }
+
+    pub(crate) fn taker_text(&self) -> String {
+        match &self.taker {
+            Some(taker) => taker.clone(),
+            None => format!("thread `{}`", std::thread::current().name().unwrap_or("unnamed")),
+        }
+    }
+}
+
+impl Tensor {
+    /// Hands the tensor to another library once it is defined, ready, and free for `access`. The lease ends when the
+    /// consumer calls the deleter.
+    ///
+    /// # Errors
+    /// The root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may not be written.
+    pub async fn export(&self, access: Access) -> Result<ManagedTensor, Error> {
+        self.export_with(ExportOptions::new(access)).await
+    }
+
+    /// As [`export`](Self::export), with all options.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub async fn export_with(&self, options: ExportOptions) -> Result<ManagedTensor, Error> {
+        let lease = self.lease(options.access, &options.taker_text()).await?;
+        export_held(lease.inner, &options)
+    }
+
+    /// As [`export_with`](Self::export_with), blocking.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export), and those of [`Tensor::wait`].
+    pub fn export_wait(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        let lease = match options.access {
+            Access::Alias => {
+                if !self.is_defined() {
+                    crate::wait::block_on_tensor(self, options.timeout)?;
+                }
+                LeaseInner::unheld(self, Access::Alias, options.taker_text())
+            }
+            access => {
+                let lease = Lease::acquire_wait_as(self, access, options.timeout, options.taker_text())?;
+                check_still_writable(self, access)?;
+                lease.inner
+            }
+        };
+        export_held(lease, options)
+    }
+
+    /// Takes a lease without exporting: the tensor stays as it is (read), is the holder's alone (write), or is only kept
+    /// alive (alias).
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub async fn lease(&self, access: Access, taker: &str) -> Result<Lease, Error> {
+        if access == Access::Alias {
+            if !self.is_defined() {
+                self.ready().await?;
+            }
+            return Ok(Lease { inner: LeaseInner::unheld(self, access, taker.to_string()) });
+        }
+        let lease = Lease::acquire(self, access, taker.to_string())?.await?;
+        check_still_writable(self, access)?;
+        Ok(lease)
+    }
+}
+
+impl Lease {
+    /// Hands the leased tensor to another library; the lease then lasts until the consumer has called the deleter and all
+    /// clones are gone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the struct cannot describe the tensor.
+    pub fn export(&self, abi: Abi) -> Result<ManagedTensor, Error> {
+        self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access) })
+    }
+
+    /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and taker are the
+    /// lease's.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export), and as [`Tensor::export_with`] for a copy.
+    pub fn export_with(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        export_held(Arc::clone(&self.inner), options)
+    }
+}
+
+/// A tensor defined only while its lease was waited for may have turned out to be read-only.
+fn check_still_writable(tensor: &Tensor, access: Access) -> Result<(), Error> {
+    if access == Access::Write { crate::lease::check_writable(tensor) } else { Ok(()) }
+}
+
+/// Makes the struct for a consumer; `lease` lives until its deleter is called.
+pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+    let tensor: &TensorInner = &lease.tensor.inner;
+    let definition = tensor.definition()?;
+    if options.copy {
+        let (layout, storage) = copied(&tensor.core, &definition.layout, definition.data)?;
+        let flags = ExportFlags { read_only: false, is_copied: true };
+        let data = storage.data();
+        // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
+        return Ok(unsafe { export(&layout, data, flags, options.abi, move || drop(storage)) });
+    }
+    if lease.access != Access::Alias
+        && let Some(placed) = &definition.placed
+    {
+        placed.region.add_lease(&lease);
+    }
+    let flags =
+        ExportFlags { read_only: lease.access == Access::Read || definition.read_only, is_copied: false };
+    let (layout, data) = (definition.layout.clone(), definition.data);
+    // SAFETY: the lease holds the tensor, and with it the memory that the layout describes at `data`, until the consumer
+    // calls the deleter; a read lease is flagged read-only, a write lease has the memory to itself, and an alias is
+    // documented to be the caller's responsibility.
+    Ok(unsafe { export(&layout, data, flags, options.abi, move || drop(lease)) })
+}

@@ -1,0 +1,286 @@
+//! Tensors from outside and from Rust, and results of operations.
+
+use std::sync::Arc;
+
+use estafette_devices::{DLDevice, DeviceType, Frontier};
+
+use crate::copy;
+use crate::core::Core;
+use crate::error::Error;
+use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::lease::{Access, Lease};
+use crate::regions::{self, Placement};
+use crate::tensor::{Definition, Tensor, TensorInner};
+
+/// Memory with a description, not yet known to the engine.
+struct Arrival {
+    layout: Layout,
+    data: *mut u8,
+    storage: Storage,
+    read_only: bool,
+}
+
+/// A result that an operation's body gives to the tensor it was promised for.
+///
+/// Made by `From` from a [`Tensor`], a [`ManagedTensor`], or a vector with its shape.
+pub struct Produced(Source);
+
+enum Source {
+    Tensor(Tensor),
+    Managed { managed: ManagedTensor, read_only: bool },
+    Ready { layout: Layout, storage: Storage },
+}
+
+impl std::fmt::Debug for Produced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match &self.0 {
+            Source::Tensor(_) => "Produced(tensor)",
+            Source::Managed { .. } => "Produced(managed tensor)",
+            Source::Ready { .. } => "Produced(memory)",
+        })
+    }
+}
+
+impl From<Tensor> for Produced {
+    fn from(tensor: Tensor) -> Self {
+        Self(Source::Tensor(tensor))
+    }
+}
+
+impl From<ManagedTensor> for Produced {
+    fn from(tensor: ManagedTensor) -> Self {
+        Self(Source::Managed { managed: tensor, read_only: false })
+    }
+}
+
+impl Produced {
+    /// A tensor from outside that nobody may write, even if its struct cannot say so.
+    pub fn immutable(managed: ManagedTensor) -> Self {
+        Self(Source::Managed { managed, read_only: true })
+    }
+
+    /// The elements of a vector, in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `shape` does not hold exactly the elements of `values`.
+    pub fn from_vec<T: Element>(values: Vec<T>, shape: &[i64]) -> Result<Self, Error> {
+        let layout = vec_layout::<T>(values.len(), shape)?;
+        Ok(Self(Source::Ready { layout, storage: Storage::vec(values) }))
+    }
+}
+
+/// Whether the host may load and store in memory of `device`.
+fn host_can_use(core: &Core, device: DLDevice) -> bool {
+    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
+    kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
+}
+
+fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
+    let layout = Layout::contiguous(T::DTYPE, DLDevice::CPU, shape)?;
+    if layout.len() != len {
+        return Err(Error::invalid(format!(
+            "shape {shape:?} holds {} elements, the vector {len}",
+            layout.len()
+        )));
+    }
+    Ok(layout)
+}
+
+/// Takes over a foreign tensor whose content is ready when `ready` is done.
+pub(crate) fn import(
+    core: &Arc<Core>,
+    managed: ManagedTensor,
+    ready: Frontier,
+    read_only: bool,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let arrival = arrive(core, managed, read_only)?;
+    Ok(enter(core, arrival, ready))
+}
+
+fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
+    let layout = managed.describe()?;
+    let device = layout.device();
+    if !host_can_use(core, device) && core.device(device).is_none() {
+        return Err(Error::invalid(format!("device {device} is not available in this engine")));
+    }
+    let read_only = read_only || managed.read_only();
+    let data = managed.data();
+    Ok(Arrival { layout, data, storage: Storage::foreign(managed), read_only })
+}
+
+pub(crate) fn from_vec<T: Element>(core: &Arc<Core>, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let layout = vec_layout::<T>(values.len(), shape)?;
+    let storage = Storage::vec(values);
+    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+}
+
+/// Fresh memory on `device`; zeroed when asked, which needs memory that the host can write.
+pub(crate) fn allocate(
+    core: &Arc<Core>,
+    device: DLDevice,
+    shape: &[i64],
+    dtype: DType,
+    zeroed: bool,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let layout = Layout::contiguous(dtype, device, shape)?;
+    let storage = fresh(core, &layout, zeroed)?;
+    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+}
+
+/// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
+const ALIGN: usize = 64;
+
+fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
+    let id = layout.device();
+    let device = core
+        .device(id)
+        .ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))?;
+    if zeroed && !device.host_accessible() {
+        return Err(Error::invalid(format!(
+            "zeros on {id}: the host cannot write there; use empty and an operation"
+        )));
+    }
+    let allocation = device.allocate(layout.byte_len().max(1), ALIGN)?;
+    if zeroed {
+        // SAFETY: the allocation is ours alone, at least this long, and the host may write it.
+        unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
+    }
+    Ok(Storage::device(allocation))
+}
+
+/// Gives an arrival its variables.
+fn enter(core: &Arc<Core>, arrival: Arrival, ready: Frontier) -> Tensor {
+    let Arrival { layout, data, storage, read_only } = arrival;
+    let range = layout.byte_range(data);
+    let Placement { vars, placed, lease } = regions::place(core, Space::of(layout.device()), range, ready);
+    let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
+    let host = host_can_use(core, layout.device());
+    let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
+    Tensor::defined(Arc::clone(core), vars, definition, lease)
+}
+
+/// Whether a result is copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Copying {
+    /// When it overlaps memory already known.
+    #[default]
+    Allowed,
+    Refused,
+    Always,
+}
+
+/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation may read.
+///
+/// # Errors
+/// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused;
+/// [`Error::Invalid`] when it is not what was declared.
+pub(crate) fn define(
+    target: &TensorInner,
+    produced: Produced,
+    copying: Copying,
+    held: &dyn Fn(&Tensor) -> bool,
+) -> Result<(), Error> {
+    let core = &target.core;
+    let arrival = match produced.0 {
+        Source::Managed { managed, read_only } => arrive(core, managed, read_only)?,
+        Source::Ready { layout, storage } => {
+            Arrival { data: storage.data(), layout, storage, read_only: false }
+        }
+        Source::Tensor(tensor) => {
+            let held = held(&tensor);
+            take_over(core, tensor, held)?
+        }
+    };
+    if let Some((dtype, shape)) = target.declared() {
+        let found = &arrival.layout;
+        if found.dtype() != *dtype || found.shape() != shape.as_slice() {
+            return Err(Error::invalid(format!(
+                "the result is {} {:?}, but {dtype} {:?} was declared",
+                found.dtype(),
+                found.shape(),
+                shape.as_slice()
+            )));
+        }
+    }
+    let range = arrival.layout.byte_range(arrival.data);
+    let space = Space::of(arrival.layout.device());
+    let own = &target.vars[0];
+    let placed = match copying {
+        Copying::Always => Err(0),
+        Copying::Allowed | Copying::Refused => regions::place_result(space, range, own, &target.vars),
+    };
+    let (arrival, placed) = match placed {
+        Ok(placed) => (arrival, placed),
+        Err(strangers) if copying == Copying::Refused => {
+            return Err(Error::Conflict(format!(
+                "the result overlaps {strangers} tensor(s) already known; declare it with alias_of, or allow copying"
+            )));
+        }
+        Err(_) => {
+            let copy = copy_of(core, &arrival.layout, arrival.data)?;
+            let range = copy.layout.byte_range(copy.data);
+            let placed = regions::place_result(Space::of(copy.layout.device()), range, own, &target.vars)
+                .map_err(|_| {
+                    Error::Conflict("fresh memory overlaps a tensor whose memory was freed elsewhere".into())
+                })?;
+            // The original's deleter is foreign code.
+            reaper().release(Frontier::default(), arrival.storage);
+            (copy, placed)
+        }
+    };
+    let Arrival { layout, data, storage, read_only } = arrival;
+    let host = host_can_use(core, layout.device());
+    target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
+    Ok(())
+}
+
+/// Takes the memory out of a tensor that nobody else has, or copies it. The operation may read it if it is `held`; else it
+/// takes a lease for as long as the copy takes.
+fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> {
+    if held {
+        let definition = tensor.inner.definition()?;
+        return copy_of(core, &definition.layout, definition.data);
+    }
+    let lease = Lease::acquire_now(&tensor, Access::Read, "the operation that returns it")?
+        .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))?;
+    // The lease has a handle of its own.
+    let shared = Arc::strong_count(&tensor.inner) > 2;
+    if shared || tensor.inner.lease.is_some() || !tensor.inner.all_fences().is_empty() {
+        let definition = tensor.inner.definition()?;
+        return copy_of(core, &definition.layout, definition.data);
+    }
+    drop(lease);
+    let inner = match Arc::try_unwrap(tensor.inner) {
+        Ok(inner) => inner,
+        // Somebody has found another handle in this moment; it will not do.
+        Err(_) => return Err(Error::invalid("the produced tensor is in use elsewhere")),
+    };
+    let definition =
+        inner.take_definition().ok_or_else(|| Error::invalid("the produced tensor is not defined"))?;
+    let Definition { layout, data, storage, read_only, placed, .. } = definition;
+    drop(placed);
+    Ok(Arrival { layout, data, storage, read_only })
+}
+
+/// A row-major copy in fresh host memory, for somebody else.
+pub(crate) fn copied(core: &Core, layout: &Layout, data: *const u8) -> Result<(Layout, Storage), Error> {
+    let copy = copy_of(core, layout, data)?;
+    Ok((copy.layout, copy.storage))
+}
+
+/// A row-major copy in fresh host memory.
+fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Error> {
+    if !host_can_use(core, layout.device()) {
+        return Err(Error::Conflict(format!("the host cannot copy a result on {}", layout.device())));
+    }
+    let target =
+        Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?.with_padding(layout.is_padded());
+    let storage = fresh(core, &target, false)?;
+    // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
+    // row-major layout of the same type and shape is.
+    unsafe { copy::to_contiguous(layout, data, storage.data()) }?;
+    Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
+}

@@ -1,0 +1,410 @@
+//! Leases: external uses of a tensor, from export until the deleter ran and the last device work is done.
+//!
+//! A lease is an operation without a body. It is appended like any other, so it waits for earlier conflicting
+//! operations and later ones wait for it; once granted and settled it is held until its last holder lets go, on
+//! whatever thread that happens.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use estafette_devices::{Fence, Reactor};
+use estafette_graph::Mode;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use smallvec::SmallVec;
+
+use crate::core::graph;
+use crate::error::{Error, OperationError};
+use crate::exchange::fork;
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar};
+use crate::ready::ReadySignal;
+use crate::run::{self, ReadyList};
+use crate::signal::Signal;
+use crate::state::{Ending, VarState};
+use crate::tensor::Tensor;
+use crate::wait;
+
+/// What a holder of exported memory may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Read; engine writes wait until the lease is returned.
+    Read,
+    /// Read and write, alone; every other use waits until the lease is returned.
+    Write,
+    /// Untracked: no lease is taken and nothing waits. For people who order things themselves.
+    Alias,
+}
+
+impl std::fmt::Display for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Alias => "alias",
+        })
+    }
+}
+
+/// Who took a lease, and since when.
+#[derive(Debug)]
+pub(crate) struct LeaseLabel {
+    pub(crate) access: Access,
+    pub(crate) taker: String,
+    pub(crate) thread: ThreadId,
+    pub(crate) since: Instant,
+    slot: Mutex<Slot>,
+    /// Whether it was granted and all earlier work is done, so that only its holder keeps others waiting.
+    held: AtomicBool,
+    signal: Arc<ReadySignal>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// Not granted yet.
+    Waiting,
+    /// Granted and settled: holding this is holding the lease.
+    Held(OpGranted),
+    /// Nobody wants it any more: to be completed as soon as it is granted.
+    Abandoned,
+}
+
+impl LeaseLabel {
+    pub(crate) fn new(access: Access, taker: String, signal: Arc<ReadySignal>) -> Self {
+        Self {
+            access,
+            taker,
+            thread: std::thread::current().id(),
+            since: Instant::now(),
+            slot: Mutex::new(Slot::Waiting),
+            held: AtomicBool::new(false),
+            signal,
+        }
+    }
+
+    fn slot(&self) -> estafette_sync::sync::MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether only its holder keeps others waiting.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Gives up the lease, whether it was granted or not; the operation, if it was, is the caller's to complete.
+    pub(crate) fn abandon(&self) -> Option<OpGranted> {
+        match std::mem::replace(&mut *self.slot(), Slot::Abandoned) {
+            Slot::Held(granted) => Some(granted),
+            Slot::Waiting | Slot::Abandoned => None,
+        }
+    }
+}
+
+impl std::fmt::Display for LeaseLabel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} lease taken by {} {:.1?} ago", self.access, self.taker, self.since.elapsed())
+    }
+}
+
+/// A use of a tensor outside any operation, held until dropped.
+///
+/// Engine operations that conflict with it wait. Cloning shares the lease; it ends with the last clone.
+#[derive(Clone)]
+pub struct Lease {
+    pub(crate) inner: Arc<LeaseInner>,
+}
+
+pub(crate) struct LeaseInner {
+    pub(crate) tensor: Tensor,
+    pub(crate) access: Access,
+    label: Arc<LeaseLabel>,
+    /// Orders the uses of tensors that were imported from inside this lease among each other.
+    pub(crate) scope: OpVar,
+    generation: u32,
+    /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
+    untracked: AtomicBool,
+    /// Device work of the holder that the release must wait for.
+    done: Mutex<Option<Fence>>,
+}
+
+impl LeaseInner {
+    /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
+    /// [`hold_from`](Self::hold_from).
+    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: String) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, taker, Arc::new(Signal::new())));
+        Arc::new(Self::with_label(tensor.clone(), access, label))
+    }
+
+    fn with_label(tensor: Tensor, access: Access, label: Arc<LeaseLabel>) -> Self {
+        Self {
+            tensor,
+            access,
+            label,
+            scope: graph().var(VarState::default()),
+            generation: fork::generation(),
+            untracked: AtomicBool::new(access == Access::Alias),
+            done: Mutex::new(None),
+        }
+    }
+
+    /// Whether memory inside this lease is protected by it.
+    pub(crate) fn protects(&self) -> bool {
+        !self.untracked.load(Ordering::Acquire)
+    }
+
+    /// Makes it an alias.
+    pub(crate) fn untrack(&self) {
+        self.untracked.store(true, Ordering::Release);
+    }
+
+    /// Makes a view of `running` a lease of its own that stands beside the operation in every queue, so that nothing gets
+    /// in between when the operation ends.
+    pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
+        let mut state =
+            OpState::new(Arc::clone(&self.tensor.inner.core), Name::Static("lease"), Kind::Lease, None);
+        state.lease = Some(Arc::clone(&self.label));
+        state.begin();
+        let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
+        // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
+        let mode = if mode.is_exclusive() { Mode::Update } else { mode };
+        let granted = running.split(state, &vars, mode);
+        let mut slot = self.label.slot();
+        if matches!(*slot, Slot::Waiting) {
+            *slot = Slot::Held(granted);
+            self.label.held.store(true, Ordering::Release);
+        } else {
+            // The last holder let go in the meantime.
+            drop(slot);
+            end(granted, None);
+        }
+    }
+}
+
+impl Lease {
+    /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
+    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: String) -> Result<Acquire, Error> {
+        tensor.inner.core.check_fork()?;
+        if access == Access::Write {
+            check_writable(tensor)?;
+        }
+        let signal = Arc::new(Signal::new());
+        let label = Arc::new(LeaseLabel::new(access, taker, Arc::clone(&signal)));
+        let mut state =
+            OpState::new(Arc::clone(&tensor.inner.core), Name::Static("lease"), Kind::Lease, None);
+        state.lease = Some(Arc::clone(&label));
+        let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
+        let (handle, granted) = graph().submit_ref(state, tensor.inner.vars.iter().map(|var| (var, mode)));
+        if let Some(granted) = granted {
+            run::dispatch(ReadyList::from_iter([granted]));
+        }
+        Ok(Acquire { tensor: tensor.clone(), access, label: Some(label), signal, handle })
+    }
+
+    /// As [`acquire`](Self::acquire), but gives up when it would have to wait.
+    pub(crate) fn acquire_now(tensor: &Tensor, access: Access, taker: &str) -> Result<Option<Self>, Error> {
+        let acquire = Self::acquire(tensor, access, taker.to_string())?;
+        match acquire.signal.get() {
+            Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`acquire`](Self::acquire), blocking for at most `timeout`.
+    pub(crate) fn acquire_wait(
+        tensor: &Tensor,
+        access: Access,
+        timeout: Option<Duration>,
+    ) -> Result<Self, Error> {
+        Self::acquire_wait_as(tensor, access, timeout, "a host reader".into())
+    }
+
+    pub(crate) fn acquire_wait_as(
+        tensor: &Tensor,
+        access: Access,
+        timeout: Option<Duration>,
+        taker: String,
+    ) -> Result<Self, Error> {
+        let acquire = Self::acquire(tensor, access, taker)?;
+        let what = format!("a {access} lease");
+        wait::block(
+            &tensor.inner.core,
+            &acquire.handle,
+            Some(&tensor.inner.vars),
+            &what,
+            &acquire.signal,
+            timeout,
+        )??;
+        Ok(acquire.into_lease())
+    }
+
+    /// The leased tensor.
+    pub fn tensor(&self) -> &Tensor {
+        &self.inner.tensor
+    }
+
+    /// What the holder may do.
+    pub fn access(&self) -> Access {
+        self.inner.access
+    }
+
+    /// Makes the end of this lease wait for `fence`, the holder's last device work.
+    pub fn release_after(self, fence: Fence) {
+        *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(fence);
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lease({})", self.inner.label)
+    }
+}
+
+/// Refuses a write to memory that may not be written.
+pub(crate) fn check_writable(tensor: &Tensor) -> Result<(), Error> {
+    if let Some(lease) = &tensor.inner.lease
+        && lease.access == Access::Read
+    {
+        return Err(Error::Conflict(format!(
+            "this tensor was imported from memory under a {}; write through the original tensor once it is returned",
+            lease.label
+        )));
+    }
+    if tensor.inner.definition().is_ok_and(|definition| definition.read_only) {
+        return Err(Error::Conflict("the owner of this tensor's memory declares it read-only".into()));
+    }
+    Ok(())
+}
+
+/// A lease being taken. Dropping it gives up; the tensor is not affected.
+#[must_use = "futures do nothing unless awaited"]
+pub(crate) struct Acquire {
+    tensor: Tensor,
+    access: Access,
+    /// `None` once the lease was handed over.
+    label: Option<Arc<LeaseLabel>>,
+    signal: Arc<ReadySignal>,
+    handle: OpHandle,
+}
+
+impl Acquire {
+    fn into_lease(mut self) -> Lease {
+        let label = self.label.take().expect("taken once, by value");
+        Lease { inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, label)) }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<Lease, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.tensor.inner.core.help_alone(cx);
+        match self.signal.poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => {
+                let label = self.label.take().expect("a future is not polled after it has finished");
+                let again = Acquire {
+                    tensor: self.tensor.clone(),
+                    access: self.access,
+                    label: Some(label),
+                    signal: Arc::clone(&self.signal),
+                    handle: self.handle.clone(),
+                };
+                Poll::Ready(Ok(again.into_lease()))
+            }
+        }
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        let Some(label) = self.label.take() else { return };
+        if self.tensor.inner.core.check_fork().is_err() {
+            // A forked child: the graph's locks may be held by threads that do not exist here.
+            return std::mem::forget(label);
+        }
+        self.handle.payload().cancel();
+        if let Some(granted) = label.abandon() {
+            end(granted, None);
+        }
+    }
+}
+
+/// Handles a granted lease: once its fences are done it is held.
+pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let state = granted.payload();
+    let label = state.lease.clone().expect("every lease is submitted with its label");
+    if !state.begin() {
+        let failure = state.failure().cloned();
+        run::complete(granted, &Ending::Looked, None, ready);
+        if let Some(failure) = failure {
+            label.signal.set(Err(failure.into_error()));
+        }
+        return;
+    }
+    settle(granted, label, ready);
+}
+
+/// Holds the lease once the fences of earlier uses are done, or refuses it when the version has failed. A failed *reader*
+/// concerns nobody.
+fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
+    let found = run::inspect(&granted);
+    if let Some(failure) = found.failure {
+        refuse(granted, &label, failure, ready);
+    } else if found.pending.is_empty() {
+        hold(granted, &label, ready);
+    } else {
+        Reactor::global().when_settled(&found.pending, move |_settled| {
+            let mut ready = ReadyList::new();
+            settle(granted, label, &mut ready);
+            run::dispatch(ready);
+        });
+    }
+}
+
+fn refuse(granted: OpGranted, label: &LeaseLabel, failure: OperationError, ready: &mut ReadyList) {
+    run::complete(granted, &Ending::Looked, None, ready);
+    label.signal.set(Err(failure.into_error()));
+}
+
+fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
+    {
+        let mut slot = label.slot();
+        if matches!(*slot, Slot::Waiting) {
+            *slot = Slot::Held(granted);
+            label.held.store(true, Ordering::Release);
+            drop(slot);
+            label.signal.set(Ok(()));
+            return;
+        }
+    }
+    run::complete(granted, &Ending::Looked, None, ready);
+}
+
+impl Drop for LeaseInner {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            // A forked child: the graph's locks may be held by threads that do not exist here.
+            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.clone()));
+            return;
+        }
+        if let Some(granted) = self.label.abandon() {
+            let done = self.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            end(granted, done);
+        }
+    }
+}
+
+/// Ends a held lease; whatever waited for it goes on.
+pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
+    let core = Arc::clone(&granted.payload().core);
+    let tag = OpTag::of(&granted);
+    let mut ready = ReadyList::new();
+    let ending = Ending::Ran { fence: done.as_ref(), failure: None, tag: &tag };
+    run::complete(granted, &ending, None, &mut ready);
+    run::dispatch(ready);
+    core.bell.ring();
+}

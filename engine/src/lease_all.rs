@@ -1,0 +1,151 @@
+//! Leases of several tensors, taken at once.
+//!
+//! One lease operation names all the tensors, so taking them is a single step in the order of submission: two takers
+//! of the same tensors in different orders cannot get in each other's way. Once it is granted it is split into one
+//! lease per tensor, each of which is returned on its own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use estafette_graph::Mode;
+
+use crate::core::{Core, graph};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end};
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar};
+use crate::ready::ReadySignal;
+use crate::run::{self, ReadyList};
+use crate::signal::Signal;
+use crate::tensor::{Tensor, VarSet};
+use crate::wait;
+
+impl Engine {
+    /// Takes leases of several tensors in one step, once all of them are defined, ready, and free. The leases come in the
+    /// order of `wanted`. A tensor may be wanted twice; if one of the two is a write, both are exclusive.
+    ///
+    /// # Errors
+    /// As [`Tensor::lease`]; [`Error::Invalid`] for [`Access::Alias`], which is no lease.
+    pub async fn lease_all(&self, wanted: &[(Tensor, Access)], taker: &str) -> Result<Vec<Lease>, Error> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        AcquireAll::submit(self.core(), wanted, taker)?.await
+    }
+
+    /// As [`lease_all`](Self::lease_all), blocking for at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`lease_all`](Self::lease_all), and those of [`Tensor::wait`].
+    pub fn lease_all_wait(
+        &self,
+        wanted: &[(Tensor, Access)],
+        taker: &str,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Lease>, Error> {
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut acquire = AcquireAll::submit(self.core(), wanted, taker)?;
+        let vars: VarSet = wanted.iter().flat_map(|(tensor, _)| tensor.inner.vars.iter().cloned()).collect();
+        let roots: &[OpVar] = &vars;
+        wait::block(self.core(), &acquire.handle, Some(roots), "a scoped lease", &acquire.signal, timeout)??;
+        acquire.hand_over()
+    }
+}
+
+/// Leases being taken. Dropping it gives up; the tensors are not affected.
+struct AcquireAll {
+    wanted: Vec<(Tensor, Access)>,
+    taker: String,
+    /// `None` once the leases were handed over.
+    label: Option<Arc<LeaseLabel>>,
+    signal: Arc<ReadySignal>,
+    handle: OpHandle,
+}
+
+impl AcquireAll {
+    fn submit(core: &Arc<Core>, wanted: &[(Tensor, Access)], taker: &str) -> Result<Self, Error> {
+        core.check_fork()?;
+        for (tensor, access) in wanted {
+            match access {
+                Access::Read => {}
+                Access::Write => check_writable(tensor)?,
+                Access::Alias => return Err(Error::invalid("an alias is not a lease")),
+            }
+        }
+        let exclusive = wanted.iter().any(|(_, access)| *access == Access::Write);
+        let access = if exclusive { Access::Write } else { Access::Read };
+        let signal = Arc::new(Signal::new());
+        let label = Arc::new(LeaseLabel::new(access, taker.to_string(), Arc::clone(&signal)));
+        let mut state = OpState::new(Arc::clone(core), Name::Static("lease"), Kind::Lease, None);
+        state.lease = Some(Arc::clone(&label));
+        let accesses = wanted
+            .iter()
+            .flat_map(|(tensor, access)| tensor.inner.vars.iter().map(|var| (var, mode_of(*access))));
+        let (handle, granted) = graph().submit_ref(state, accesses);
+        if let Some(granted) = granted {
+            run::dispatch(ReadyList::from_iter([granted]));
+        }
+        Ok(Self { wanted: wanted.to_vec(), taker: taker.to_string(), label: Some(label), signal, handle })
+    }
+
+    /// Splits what was granted into one lease per tensor.
+    fn hand_over(&mut self) -> Result<Vec<Lease>, Error> {
+        let granted =
+            self.granted().expect("the signal is set once the lease is held, and it is handed over once");
+        let leases: Vec<Lease> = self
+            .wanted
+            .iter()
+            .map(|(tensor, access)| {
+                let lease = LeaseInner::unheld(tensor, *access, self.taker.clone());
+                lease.hold_from(&granted, mode_of(*access));
+                Lease { inner: lease }
+            })
+            .collect();
+        end(granted, None);
+        // Tensors that were not defined at submission may have turned out to be read-only.
+        for (tensor, access) in &self.wanted {
+            if *access == Access::Write {
+                check_writable(tensor)?;
+            }
+        }
+        Ok(leases)
+    }
+
+    fn granted(&mut self) -> Option<OpGranted> {
+        self.label.take().and_then(|label| label.abandon())
+    }
+}
+
+fn mode_of(access: Access) -> Mode {
+    if access == Access::Write { Mode::Update } else { Mode::Read }
+}
+
+impl Future for AcquireAll {
+    type Output = Result<Vec<Lease>, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.handle.payload().core.help_alone(cx);
+        match self.signal.poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => Poll::Ready(self.hand_over()),
+        }
+    }
+}
+
+impl Drop for AcquireAll {
+    fn drop(&mut self) {
+        if self.label.is_none() {
+            return;
+        }
+        self.handle.payload().cancel();
+        if let Some(granted) = self.granted() {
+            end(granted, None);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! **Estafette** orchestrates tensor exchange as a dependency graph: every tensor is a promise that can be asked whether
+//! it is ready, awaited, chained on, and handed to another library, and its memory goes back to its owner only when
+//! the last reader and writer are really done. It never stops the world: only a host consumer waits, and only for its
+//! own data.
+//!
+//! ```
+//! use estafette::{DType, Engine};
+//!
+//! let engine = Engine::builder().workers(2).build()?;
+//! let x = engine.from_vec(vec![1.0_f32, 2.0, 3.0], &[3])?;
+//! let y = engine.zeros(&[3], DType::F32)?;
+//! engine.op("double").reads([&x]).writes([&y]).run(|[x], [mut y]| {
+//!     for (y, x) in y.as_mut_slice::<f32>()?.iter_mut().zip(x.as_slice::<f32>()?) {
+//!         *y = 2.0 * x;
+//!     }
+//!     Ok(())
+//! })?;
+//! y.wait()?;                                   // or `y.ready().await`
+//! assert_eq!(y.to_vec::<f32>()?, [2.0, 4.0, 6.0]);
+//! # Ok::<(), estafette::Error>(())
+//! ```
+//!
+//! # Promises
+//!
+//! What an operation produces is a tensor at once, and has memory later. Asynchronous bodies get owned guards:
+//!
+//! ```
+//! # use estafette::{Engine, Produced};
+//! # let engine = Engine::builder().workers(1).build()?;
+//! let x = engine.from_vec(vec![3_i64, 1, 2], &[3])?;
+//! let sorted = engine.op("sort").reads([&x]).produce_async(|[x]| async move {
+//!     let mut values = x.as_slice::<i64>()?.to_vec();
+//!     values.sort();
+//!     Ok(Produced::from_vec(values, &[3])?)
+//! })?;
+//! futures::executor::block_on(sorted.ready())?;   // any executor
+//! assert_eq!(sorted.to_vec::<i64>()?, [1, 2, 3]);
+//! # Ok::<(), estafette::Error>(())
+//! ```
+//!
+//! # Exchange
+//!
+//! An exported tensor is under a lease until its consumer calls the deleter. A failure follows the data, and every waiter
+//! gets its root cause:
+//!
+//! ```
+//! # use estafette::{Access, Engine};
+//! # let engine = Engine::builder().workers(1).build()?;
+//! let x = engine.from_vec(vec![1.0_f64, 2.0], &[2])?;
+//! let exported = futures::executor::block_on(x.export(Access::Read))?;   // for another library
+//! let write = engine.op("write").writes([&x]).run(|[], [_x]| Err("out of paper".into()))?;
+//! assert!(!x.is_ready());                                                // it waits for the lease
+//! drop(exported);                                                        // the consumer calls the deleter
+//! assert!(write.wait().unwrap_err().to_string().ends_with("failed: out of paper"));
+//! assert!(x.wait().unwrap_err().to_string().contains("out of paper"));
+//! # Ok::<(), estafette::Error>(())
+//! ```
+//!
+//! # How it fits together
+//!
+//! An [`Engine`] accepts operations ([`Engine::op`]) that declare which tensors they read and write. The graph decides
+//! who may go next; fences of the devices say when it is done. Results are the same as if the operations had run one
+//! by one in the order of submission.
+//!
+//! Other libraries' memory comes in by [`Engine::import`] and goes out by [`Tensor::export`], as DLPack structs. An
+//! export is a *lease*: engine writes wait until it is returned.
+//!
+//! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules
+//! that touch foreign memory (`exchange`, `views`, `guards`, `copy`) and the coarse clock.
+
+mod bell;
+mod blocked;
+mod bodies;
+mod clock;
+mod completion;
+mod context;
+mod copy;
+mod core;
+mod diagnose;
+mod doom;
+mod engine;
+mod error;
+pub mod exchange;
+mod export;
+mod guards;
+mod import;
+mod lease;
+mod lease_all;
+mod operands;
+mod operation;
+mod ready;
+mod regions;
+mod run;
+mod signal;
+mod state;
+mod stuck;
+mod submit;
+mod tensor;
+mod variable;
+mod views;
+mod wait;
+
+pub use completion::{Completion, Scope};
+pub use diagnose::{Blocked, Diagnosis, Status, Waiting};
+pub use engine::{Engine, EngineBuilder, ShutdownReport, Stats};
+pub use error::{BodyError, BodyResult, Error, FailureKind, LeaseHeld, OperationError};
+pub use estafette_devices as devices;
+pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor};
+pub use export::ExportOptions;
+pub use guards::{ReadGuard, WriteGuard};
+pub use import::Produced;
+pub use lease::{Access, Lease};
+pub use operands::Operands;
+pub use operation::Op;
+pub use ready::{Ready, Writable};
+pub use submit::OpBuilder;
+pub use tensor::{Tensor, TensorState};
+pub use variable::Variable;
+pub use views::{View, ViewMut};

@@ -1,0 +1,132 @@
+//! The tensors of an operation, in a form whose number the compiler checks.
+
+use std::sync::Arc;
+
+use crate::guards::{Open, ReadGuard, WriteGuard};
+use crate::tensor::Tensor;
+use crate::views::{View, ViewMut};
+
+/// Operands of an operation: an array of tensors, whose number the compiler checks, or a vector.
+///
+/// Sealed: implemented for `[Tensor; N]` and `Vec<Tensor>`.
+pub trait Operands: sealed::Sealed + Send + 'static {
+    /// What a synchronous body gets to read.
+    type Views<'a>;
+    /// What a synchronous body gets to write.
+    type ViewsMut<'a>;
+    /// What an asynchronous body gets to read.
+    type Guards: Send + 'static;
+    /// What an asynchronous body gets to write.
+    type GuardsMut: Send + 'static;
+    #[doc(hidden)]
+    fn tensors(&self) -> &[Tensor];
+    #[doc(hidden)]
+    fn views(&self) -> Self::Views<'_>;
+    #[doc(hidden)]
+    fn views_mut(&self) -> Self::ViewsMut<'_>;
+    #[doc(hidden)]
+    fn guards(&self, open: &OpenRef) -> Self::Guards;
+    #[doc(hidden)]
+    fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
+}
+
+/// Keeps an asynchronous operation open: its task and every guard hold one. Internal to [`Operands`].
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct OpenRef(pub(crate) Arc<Open>);
+
+impl std::fmt::Debug for OpenRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenRef").finish_non_exhaustive()
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for () {}
+    impl<const N: usize> Sealed for [crate::Tensor; N] {}
+    impl Sealed for Vec<crate::Tensor> {}
+}
+
+fn view(tensor: &Tensor) -> View<'_> {
+    View::new(tensor.inner.granted_definition())
+}
+
+/// Only for tensors that the operation was granted to write; submission has refused overlapping ones.
+fn view_mut(tensor: &Tensor) -> ViewMut<'_> {
+    ViewMut::new(tensor.inner.granted_definition())
+}
+
+impl<const N: usize> Operands for [Tensor; N] {
+    type Views<'a> = [View<'a>; N];
+    type ViewsMut<'a> = [ViewMut<'a>; N];
+    type Guards = [ReadGuard; N];
+    type GuardsMut = [WriteGuard; N];
+
+    fn tensors(&self) -> &[Tensor] {
+        self
+    }
+
+    fn views(&self) -> [View<'_>; N] {
+        self.each_ref().map(view)
+    }
+
+    fn views_mut(&self) -> [ViewMut<'_>; N] {
+        self.each_ref().map(view_mut)
+    }
+
+    fn guards(&self, open: &OpenRef) -> [ReadGuard; N] {
+        self.clone().map(|tensor| ReadGuard::new(tensor, open.clone()))
+    }
+
+    fn guards_mut(&self, open: &OpenRef) -> [WriteGuard; N] {
+        self.clone().map(|tensor| WriteGuard::new(tensor, open.clone()))
+    }
+}
+
+impl Operands for Vec<Tensor> {
+    type Views<'a> = Vec<View<'a>>;
+    type ViewsMut<'a> = Vec<ViewMut<'a>>;
+    type Guards = Vec<ReadGuard>;
+    type GuardsMut = Vec<WriteGuard>;
+
+    fn tensors(&self) -> &[Tensor] {
+        self
+    }
+
+    fn views(&self) -> Vec<View<'_>> {
+        self.iter().map(view).collect()
+    }
+
+    fn views_mut(&self) -> Vec<ViewMut<'_>> {
+        self.iter().map(view_mut).collect()
+    }
+
+    fn guards(&self, open: &OpenRef) -> Vec<ReadGuard> {
+        self.iter().map(|tensor| ReadGuard::new(tensor.clone(), open.clone())).collect()
+    }
+
+    fn guards_mut(&self, open: &OpenRef) -> Vec<WriteGuard> {
+        self.iter().map(|tensor| WriteGuard::new(tensor.clone(), open.clone())).collect()
+    }
+}
+
+/// No update in place.
+impl Operands for () {
+    type Views<'a> = ();
+    type ViewsMut<'a> = ();
+    type Guards = ();
+    type GuardsMut = ();
+
+    fn tensors(&self) -> &[Tensor] {
+        &[]
+    }
+
+    fn views(&self) {}
+
+    fn views_mut(&self) {}
+
+    fn guards(&self, _open: &OpenRef) {}
+
+    fn guards_mut(&self, _open: &OpenRef) {}
+}

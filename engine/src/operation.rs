@@ -1,0 +1,373 @@
+//! What the engine keeps per operation, and the handle that people hold.
+//!
+//! # Life of an operation
+//!
+//! ```text
+//! queued ──begin──► BEGUN ──finish──► DONE
+//!    └──cancel──► CANCELLED ──(when granted: skipped)──► DONE
+//! ```
+//!
+//! `begin` and `cancel` race for the same word, so an operation either runs or is cancelled, never both. A lease is
+//! an operation without a body that stays in `BEGUN` until its last holder lets go.
+
+use std::borrow::Cow;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use estafette_devices::{DeviceError, Queue};
+use estafette_graph::{Granted, Graph, OpId, OpRef, Var};
+use estafette_sync::sync::atomic::{AtomicU8, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
+
+use crate::core::Core;
+use crate::doom;
+use crate::error::{BodyError, Error, FailureKind, OperationError};
+use crate::run::Body;
+use crate::signal::Signal;
+use crate::state::VarState;
+
+pub(crate) type OpGraph = Graph<VarState, OpState>;
+pub(crate) type OpVar = Var<VarState, OpState>;
+pub(crate) type OpGranted = Granted<VarState, OpState>;
+pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
+pub(crate) type OpHandle = OpRef<VarState, OpState>;
+
+/// Name of an operation: static text costs nothing, other text is shared.
+#[derive(Debug, Clone)]
+pub(crate) enum Name {
+    Static(&'static str),
+    Shared(Arc<str>),
+}
+
+impl Name {
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Static(text) => text,
+            Self::Shared(text) => text,
+        }
+    }
+
+    pub(crate) fn to_cow(&self) -> Cow<'static, str> {
+        match self {
+            Self::Static(text) => Cow::Borrowed(text),
+            Self::Shared(text) => Cow::Owned(text.to_string()),
+        }
+    }
+}
+
+impl From<Cow<'static, str>> for Name {
+    fn from(text: Cow<'static, str>) -> Self {
+        match text {
+            Cow::Borrowed(text) => Self::Static(text),
+            Cow::Owned(text) => Self::Shared(text.into()),
+        }
+    }
+}
+
+/// Name and identity of an operation: what errors and diagnoses say of it.
+#[derive(Clone)]
+pub(crate) struct OpTag {
+    pub(crate) name: Name,
+    pub(crate) id: OpId,
+}
+
+impl OpTag {
+    pub(crate) fn of(granted: &OpGranted) -> Self {
+        Self { name: granted.payload().name.clone(), id: granted.id() }
+    }
+
+    /// This operation's failure.
+    pub(crate) fn failure(
+        &self,
+        kind: FailureKind,
+        message: impl Into<String>,
+        source: Option<BodyError>,
+    ) -> OperationError {
+        OperationError::new(&self.name, self.id, kind, message, source)
+    }
+
+    /// It was cancelled before it began.
+    pub(crate) fn cancellation(&self) -> OperationError {
+        self.failure(FailureKind::Cancelled, "cancelled before it began", None)
+    }
+
+    pub(crate) fn body_failure(&self, error: BodyError) -> OperationError {
+        // What a foreign error does when it is printed is its own affair, and may be a panic.
+        let text = catch_unwind(AssertUnwindSafe(|| error.to_string())).unwrap_or_else(|panic| {
+            bury(panic);
+            "an error that panics when it is printed".into()
+        });
+        self.failure(FailureKind::Error, text, Some(error))
+    }
+
+    pub(crate) fn panic_failure(&self, panic: Panic) -> OperationError {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        bury(panic);
+        self.failure(FailureKind::Panic, text.unwrap_or_else(|| "a payload that is not text".into()), None)
+    }
+
+    /// Its result could not be taken over.
+    pub(crate) fn result_failure(&self, error: Error) -> OperationError {
+        self.failure(FailureKind::Result, error.to_string(), Some(Box::new(error)))
+    }
+
+    /// Its device work could not be issued, or failed afterwards.
+    pub(crate) fn device_failure(&self, error: DeviceError) -> OperationError {
+        self.failure(FailureKind::Device, error.to_string(), Some(Box::new(error)))
+    }
+}
+
+impl std::fmt::Debug for OpTag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} `{}`", self.id, self.name.as_str())
+    }
+}
+
+/// A panic's payload.
+pub(crate) type Panic = Box<dyn std::any::Any + Send>;
+
+/// Drops a panic's payload, which may panic in turn: then that payload leaks, or this would never end.
+pub(crate) fn bury(panic: Panic) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(another);
+    }
+}
+
+/// What kind of use of its variables an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Runs a body.
+    Work,
+    /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
+    Unhelped,
+    /// Observes readiness and is gone.
+    Probe,
+    /// Joins variables into one group.
+    Merge,
+    /// An external use, from export until its last holder lets go.
+    Lease,
+}
+
+/// The body (or the lease) has taken over.
+const BEGUN: u8 = 1;
+/// Cancelled before it began; excludes `BEGUN` at the moment it is set.
+const CANCELLED: u8 = 2;
+/// Completed in the graph; the outcome is final.
+const DONE: u8 = 4;
+/// Somebody has installed a signal and wants it set when `DONE` comes. Set by a read-modify-write, as is `DONE`, so one
+/// of the two sides always sees the other.
+const OBSERVED: u8 = 8;
+
+/// Where an operation stands; for diagnoses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Queued,
+    Begun,
+    Cancelled,
+    Done,
+}
+
+/// What the engine keeps per operation (the graph's `T`).
+pub(crate) struct OpState {
+    pub(crate) core: Arc<Core>,
+    pub(crate) name: Name,
+    pub(crate) kind: Kind,
+    pub(crate) priority: i32,
+    /// The queue its body enqueues on; `None` for host operations.
+    pub(crate) queue: Option<Arc<dyn Queue>>,
+    /// Coarse monotonic time of submission in milliseconds, for "since when".
+    pub(crate) since_ms: u64,
+    /// Whether it holds a permit of the window and counts as in flight.
+    pub(crate) counted: bool,
+    phase: AtomicU8,
+    body: Mutex<Option<Body>>,
+    failure: OnceLock<OperationError>,
+    /// Made by the first waiter: most operations are never waited for by name.
+    signal: OnceLock<Box<OutcomeSignal>>,
+    /// For probes: whom to tell early when the version they wait for can no longer come.
+    pub(crate) probe: Option<Arc<Signal<Result<(), Error>>>>,
+    /// For leases: who took it.
+    pub(crate) lease: Option<Arc<crate::lease::LeaseLabel>>,
+}
+
+impl OpState {
+    pub(crate) fn new(core: Arc<Core>, name: Name, kind: Kind, body: Option<Body>) -> Self {
+        Self {
+            core,
+            name,
+            kind,
+            priority: 0,
+            queue: None,
+            since_ms: crate::clock::coarse_ms(),
+            counted: false,
+            phase: AtomicU8::new(0),
+            body: Mutex::new(body),
+            failure: OnceLock::new(),
+            signal: OnceLock::new(),
+            probe: None,
+            lease: None,
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        let bits = self.phase.load(Ordering::Acquire);
+        if bits & DONE != 0 {
+            Phase::Done
+        } else if bits & CANCELLED != 0 {
+            Phase::Cancelled
+        } else if bits & BEGUN != 0 {
+            Phase::Begun
+        } else {
+            Phase::Queued
+        }
+    }
+
+    /// Takes the right to run; false when the operation was cancelled first.
+    pub(crate) fn begin(&self) -> bool {
+        self.phase.fetch_or(BEGUN, Ordering::AcqRel) & CANCELLED == 0
+    }
+
+    /// Takes the right to run away; false when it has begun, was cancelled already or has ended.
+    pub(crate) fn cancel(&self) -> bool {
+        self.phase
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |bits| {
+                (bits & (BEGUN | CANCELLED | DONE) == 0).then_some(bits | CANCELLED)
+            })
+            .is_ok()
+    }
+
+    pub(crate) fn take_body(&self) -> Option<Body> {
+        self.body.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    }
+
+    /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
+    /// and is skipped later.
+    pub(crate) fn fail(&self, cause: OperationError) {
+        let _ = self.failure.set(cause);
+    }
+
+    pub(crate) fn failure(&self) -> Option<&OperationError> {
+        self.failure.get()
+    }
+
+    /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
+    pub(crate) fn done(&self) {
+        if self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0 {
+            self.tell();
+        }
+    }
+
+    fn tell(&self) {
+        if let Some(signal) = self.signal.get() {
+            signal.set(self.failure.get().cloned().map_or(Ok(()), Err));
+        }
+    }
+
+    /// Polls the end of the operation, however it ends.
+    pub(crate) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.signal().poll(cx) {
+            // A cancelled operation has its outcome before it leaves the graph, which is what counts here.
+            Poll::Ready(_) if self.phase() == Phase::Done => Poll::Ready(()),
+            Poll::Ready(_) => {
+                self.core.bell.wake_at_ring(cx.waker());
+                if self.phase() == Phase::Done { Poll::Ready(()) } else { Poll::Pending }
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// The signal of the outcome, made on first use.
+    fn signal(&self) -> &OutcomeSignal {
+        let signal = self.signal.get_or_init(|| Box::new(Signal::new()));
+        let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
+        if before & DONE != 0 || (before & CANCELLED != 0 && self.failure.get().is_some()) {
+            self.tell();
+        }
+        signal
+    }
+}
+
+/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing.
+#[derive(Clone)]
+pub struct Op {
+    handle: OpHandle,
+}
+
+impl Op {
+    /// Wraps a counted reference taken at submission, before the operation could end.
+    pub(crate) fn new(handle: OpHandle) -> Self {
+        Self { handle }
+    }
+
+    /// The name given at submission.
+    pub fn name(&self) -> &str {
+        self.handle.payload().name.as_str()
+    }
+
+    /// Identity in traces, diagnoses and errors.
+    pub fn id(&self) -> u64 {
+        self.handle.id().get()
+    }
+
+    /// Whether the operation has ended, well or not.
+    pub fn is_done(&self) -> bool {
+        matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
+    }
+
+    /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*; memory that it
+    /// would have updated is untouched. Returns whether it was cancelled; `false` means that it has begun or ended.
+    pub fn cancel(&self) -> bool {
+        let state = self.handle.payload();
+        // In a forked child the operation is the parent's.
+        if state.core.check_fork().is_err() || !state.cancel() {
+            return false;
+        }
+        let tag = OpTag { name: state.name.clone(), id: self.handle.id() };
+        state.fail(tag.cancellation());
+        // Whoever waits for this operation by name need not wait until it would have been granted. A read-modify-write, like
+        // the waiter's: one of the two sides sees the other.
+        if state.phase.fetch_or(0, Ordering::AcqRel) & OBSERVED != 0 {
+            state.tell();
+        }
+        doom::cancelled_enters();
+        true
+    }
+
+    /// Waits until the operation has ended and gives its outcome; `timeout` of `None` waits as long as it takes.
+    pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let state = self.handle.payload();
+        crate::wait::block_on_op(&state.core, &self.handle, state.signal(), timeout)
+    }
+
+    /// Waits until the operation has ended and gives its outcome.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.wait_timeout(None)
+    }
+}
+
+impl Future for Op {
+    type Output = Result<(), Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let state = self.handle.payload();
+        state.core.check_fork()?;
+        state.core.help_alone(cx);
+        state.signal().poll(cx).map(|outcome| outcome.map_err(OperationError::into_error))
+    }
+}
+
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let phase = self.handle.payload().phase();
+        f.debug_struct("Op")
+            .field("id", &self.id())
+            .field("name", &self.name())
+            .field("phase", &phase)
+            .finish()
+    }
+}

@@ -1,0 +1,202 @@
+//! Readiness: futures and probes.
+//!
+//! A *probe* is an operation that reads the tensor's variables and has no body. It is appended like any other, so it
+//! sees exactly the version that is current at the call; it leaves the graph as soon as it is granted, so it never
+//! holds up a writer; then its fences are watched by the reactor.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use estafette_devices::{Frontier, Reactor};
+use estafette_graph::Mode;
+
+use crate::core::{Core, graph};
+use crate::doom;
+use crate::error::Error;
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState};
+use crate::run::{self, ReadyList};
+use crate::signal::Signal;
+use crate::state::{Ending, FAILED, WRITE_FENCES};
+use crate::tensor::{Tensor, TensorInner};
+use crate::wait;
+
+pub(crate) type ReadySignal = Signal<Result<(), Error>>;
+
+/// A probe on its way.
+pub(crate) struct Probe {
+    pub(crate) signal: Arc<ReadySignal>,
+    pub(crate) handle: OpHandle,
+}
+
+/// Either the outcome, when it is known, or a probe for the version that is current now.
+pub(crate) enum Looked {
+    Known(Result<(), Error>),
+    Probing(Probe),
+}
+
+pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
+    if let Some(outcome) = tensor.look() {
+        return Looked::Known(outcome);
+    }
+    if let Err(error) = tensor.core.check_fork() {
+        return Looked::Known(Err(error));
+    }
+    let signal = Arc::new(Signal::new());
+    let mut state = OpState::new(Arc::clone(&tensor.core), Name::Static("ready"), Kind::Probe, None);
+    state.probe = Some(Arc::clone(&signal));
+    doom::probe_enters();
+    let (handle, granted) = graph().submit_ref(state, tensor.vars.iter().map(|var| (var, Mode::Read)));
+    if let Some(granted) = granted {
+        run::dispatch(ReadyList::from_iter([granted]));
+    } else if let Err(error) = wait::check_self_wait(&handle, &tensor.vars) {
+        return Looked::Known(Err(error));
+    } else {
+        doom::tell_probes();
+    }
+    Looked::Probing(Probe { signal, handle })
+}
+
+/// Handles a granted probe: takes the version's failure or fences along and leaves the graph.
+pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let state = granted.payload();
+    let signal = state.probe.clone().expect("every probe is submitted with its signal");
+    doom::probe_leaves();
+    let mut fences = Frontier::default();
+    let mut failure = None;
+    for access in granted.accesses() {
+        if access.flags() & (FAILED | WRITE_FENCES) == 0 {
+            continue;
+        }
+        access.with_state(|state, flags| {
+            state.collect(access.mode(), &mut fences, flags);
+            if failure.is_none() {
+                failure = state.failure().cloned();
+            }
+        });
+    }
+    let writers: Vec<_> =
+        granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
+    run::complete(granted, &Ending::Looked, None, ready);
+    match failure {
+        Some(failure) => {
+            signal.set(Err(failure.into_error()));
+        }
+        None if fences.is_empty() => {
+            signal.set(Ok(()));
+        }
+        None => {
+            Reactor::global().when_settled(&fences, move |settled| {
+                signal.set(
+                    settled
+                        .map_err(|error| crate::state::device_failure(writers.first(), error).into_error()),
+                );
+            });
+        }
+    }
+}
+
+/// Waits for the version that was current when it was made. See [`Tensor::ready`].
+#[must_use = "futures do nothing unless awaited"]
+pub struct Ready {
+    core: Arc<Core>,
+    looked: Looked,
+    /// Whether it was looked at why this is not ready; once is enough.
+    explained: bool,
+}
+
+impl Ready {
+    pub(crate) fn new(tensor: &Tensor) -> Self {
+        Self { core: Arc::clone(&tensor.inner.core), looked: look_or_probe(&tensor.inner), explained: false }
+    }
+}
+
+impl Future for Ready {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        match &this.looked {
+            Looked::Known(outcome) => Poll::Ready(outcome.clone()),
+            Looked::Probing(probe) => {
+                if let Poll::Ready(outcome) = probe.signal.poll(cx) {
+                    return Poll::Ready(outcome);
+                }
+                this.core.help_alone(cx);
+                let polled = probe.signal.poll(cx);
+                if polled.is_pending() && !std::mem::replace(&mut this.explained, true) {
+                    wait::log_if_own_lease(probe.handle.id());
+                }
+                polled
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let known = matches!(self.looked, Looked::Known(_));
+        f.debug_struct("Ready").field("known", &known).finish()
+    }
+}
+
+/// Waits until every use that was submitted before it was made has ended. See [`Tensor::writable`].
+///
+/// It is an observer, not an access: later readers are not held up by it.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Writable {
+    tensor: Tensor,
+    uses: Vec<OpHandle>,
+    fences: Option<Arc<ReadySignal>>,
+}
+
+impl Writable {
+    pub(crate) fn new(tensor: &Tensor) -> Self {
+        let mut uses: Vec<OpHandle> = Vec::new();
+        for var in &tensor.inner.vars {
+            for handle in var.queued() {
+                if handle.payload().kind != Kind::Probe && uses.iter().all(|known| known.id() != handle.id())
+                {
+                    uses.push(handle);
+                }
+            }
+        }
+        Self { tensor: tensor.clone(), uses, fences: None }
+    }
+}
+
+impl Future for Writable {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.tensor.inner.core.check_fork()?;
+        self.tensor.inner.core.help_alone(cx);
+        while let Some(last) = self.uses.last() {
+            // How a use ended is not our business; that it ended is.
+            if last.payload().poll_done(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.uses.pop();
+        }
+        if self.fences.is_none() {
+            let signal = Arc::new(Signal::new());
+            let fences = self.tensor.inner.all_fences();
+            let done = Arc::clone(&signal);
+            Reactor::global().when_settled(&fences, move |_settled| {
+                done.set(Ok(()));
+            });
+            self.fences = Some(signal);
+        }
+        match &self.fences {
+            Some(signal) => signal.poll(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl std::fmt::Debug for Writable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writable").field("uses", &self.uses.len()).finish()
+    }
+}

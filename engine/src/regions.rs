@@ -1,0 +1,201 @@
+//! Which variables order the uses of a piece of memory.
+//!
+//! Every tensor with memory has an entry in one process-wide map of ranges, with a variable of its own. A tensor that is
+//! imported later and overlaps it takes that variable into its set, so any two overlapping tensors share at least one:
+//! the later one has the own variable of the earlier. A tensor that lies inside an older one needs no variable beyond
+//! those it found.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use estafette_devices::Frontier;
+use estafette_graph::Mode;
+use estafette_sync::sync::Mutex;
+use smallvec::SmallVec;
+
+use crate::core::{Core, graph};
+use crate::exchange::{Key, Ranges, Space};
+use crate::lease::LeaseInner;
+use crate::operation::{Kind, Name, OpGranted, OpState, OpVar};
+use crate::run::{self, ReadyList};
+use crate::state::{Ending, VarState};
+use crate::tensor::VarSet;
+
+/// A tensor that overlaps more than this many others collapses them into one group variable: the cost of an operation
+/// grows with its variables, and the finer order is lost to whoever uses the whole.
+const OVERLAP_MAX: usize = 16;
+
+/// The entry of one tensor.
+pub(crate) struct Region {
+    range: Range<usize>,
+    own: Mutex<OpVar>,
+    /// Leases taken on this memory, newest last; dead ones are swept when a new one comes.
+    leases: Mutex<Vec<Weak<LeaseInner>>>,
+}
+
+impl Region {
+    fn own(&self) -> OpVar {
+        self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// Makes imports from inside this memory find `lease`.
+    pub(crate) fn add_lease(&self, lease: &Arc<LeaseInner>) {
+        let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        leases.retain(|known| known.strong_count() > 0);
+        leases.push(Arc::downgrade(lease));
+    }
+
+    /// The newest open lease under which all of `range` was handed out. Clones may be the last: they go to `keep`, to be
+    /// dropped where no lock is held.
+    fn covering(
+        &self,
+        range: &Range<usize>,
+        keep: &mut SmallVec<[Arc<LeaseInner>; 2]>,
+    ) -> Option<Arc<LeaseInner>> {
+        if self.range.start > range.start || self.range.end < range.end {
+            return None;
+        }
+        let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for lease in leases.iter().rev().filter_map(Weak::upgrade) {
+            keep.push(Arc::clone(&lease));
+            if lease.protects() {
+                return Some(lease);
+            }
+        }
+        None
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+/// The process-wide map.
+pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
+    static REGIONS: Ranges<Arc<Region>> = Ranges::new();
+    &REGIONS
+}
+
+/// A tensor's hold on its entry; dropping it takes the entry out.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    pub(crate) region: Arc<Region>,
+    key: Option<Key>,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            regions().remove(key);
+        }
+    }
+}
+
+/// Where a new tensor stands among those that are known.
+pub(crate) struct Placement {
+    pub(crate) vars: VarSet,
+    pub(crate) placed: Placed,
+    /// The open lease it lies inside, if any.
+    pub(crate) lease: Option<Arc<LeaseInner>>,
+}
+
+/// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer.
+pub(crate) fn place(core: &Arc<Core>, space: Space, range: Range<usize>, ready: Frontier) -> Placement {
+    let mut keep = SmallVec::new();
+    let mut collapsed: Option<(OpVar, VarSet)> = None;
+    let (key, (vars, region, lease)) = regions().resolve(space, range.clone(), |found| {
+        if let Some((region, lease)) =
+            found.iter().find_map(|region| region.covering(&range, &mut keep).map(|lease| (region, lease)))
+        {
+            let vars = VarSet::from_iter([lease.scope.clone()]);
+            return (None, (vars, Arc::clone(region), Some(lease)));
+        }
+        let mut vars = VarSet::new();
+        let mut inside = false;
+        for region in found {
+            let own = region.own();
+            inside |= region.range.start <= range.start && range.end <= region.range.end;
+            if vars.iter().all(|known| known.id() != own.id()) {
+                vars.push(own);
+            }
+        }
+        let own = if vars.len() > OVERLAP_MAX {
+            let group = graph().var(VarState::default());
+            for region in found {
+                *region.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = group.clone();
+            }
+            let members = std::mem::replace(&mut vars, VarSet::from_iter([group.clone()]));
+            collapsed = Some((group.clone(), members));
+            group
+        } else if inside {
+            vars[0].clone()
+        } else {
+            let own = graph().var(VarState::default());
+            vars.push(own.clone());
+            own
+        };
+        let region =
+            Arc::new(Region { range: range.clone(), own: Mutex::new(own), leases: Mutex::new(Vec::new()) });
+        (Some(Arc::clone(&region)), (vars, region, None))
+    });
+    drop(keep);
+    if let Some((group, members)) = collapsed {
+        collapse(core, &group, &members);
+    }
+    if !ready.is_empty() {
+        // The fences belong to the memory's present content, whichever variable stands for it.
+        vars[vars.len() - 1].ordering().with_state(|state, flags| state.add_writers(&ready, flags));
+    }
+    Placement { vars, placed: Placed { region, key }, lease }
+}
+
+/// Enters the memory of a produced result, ordered by `own`. Gives back the overlapping entries instead, when there are
+/// any that `allowed` does not order.
+pub(crate) fn place_result(
+    space: Space,
+    range: Range<usize>,
+    own: &OpVar,
+    allowed: &[OpVar],
+) -> Result<Placed, usize> {
+    let (key, result) = regions().resolve(space, range.clone(), |found| {
+        let strangers = found
+            .iter()
+            .filter(|region| {
+                // What was collapsed meanwhile is ordered by its group.
+                let known = region.own().ordering();
+                allowed.iter().all(|var| var.ordering().id() != known.id())
+            })
+            .count();
+        if strangers > 0 {
+            return (None, Err(strangers));
+        }
+        let region = Arc::new(Region { range, own: Mutex::new(own.clone()), leases: Mutex::new(Vec::new()) });
+        (Some(Arc::clone(&region)), Ok(region))
+    });
+    result.map(|region| Placed { region, key })
+}
+
+/// From now on `members` are ordered as one variable.
+fn collapse(core: &Arc<Core>, group: &OpVar, members: &[OpVar]) {
+    let state = OpState::new(Arc::clone(core), Name::Static("collapse"), Kind::Merge, None);
+    let members: SmallVec<[&OpVar; 32]> = members.iter().collect();
+    if let Some(granted) = graph().collapse(state, &members, group) {
+        run::dispatch(ReadyList::from_iter([granted]));
+    }
+}
+
+/// Handles a granted collapse: what the members still carry moves to the group.
+pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let mut sum = VarState::default();
+    for access in granted.accesses() {
+        debug_assert!(access.mode() != Mode::Read, "a collapse writes all its variables");
+        access.with_state(|state, flags| state.move_into(&mut sum, flags));
+    }
+    // Every variable of the collapse gets the sum: the group for those who come, the members for those who look.
+    for access in granted.accesses() {
+        access.with_state(|state, flags| state.take_over(&sum, flags));
+    }
+    run::complete(granted, &Ending::Looked, None, ready);
+}

@@ -1,0 +1,361 @@
+//! Running granted operations: settle what their variables still carry, run the body, complete, hand on.
+//!
+//! ```text
+//! granted ─► start ─┬─ an input failed, or cancelled ──────────────► complete(skipped) ─► newly granted …
+//!                   ├─ host body, fences pending ─► parked (reactor) ─► pushed to a worker ─► start
+//!                   ├─ device body ─► device-side waits, then the body enqueues, then one fence is recorded
+//!                   └─ body ─► complete(ran) ─► newly granted …
+//! ```
+//!
+//! Probes and leases have no body of their own: they are handled at once on the thread that granted them. Everything
+//! else is pushed to its engine's pool, but for the first operation that a worker has just granted: that one runs next
+//! on the same worker, in a loop and not by recursion.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use estafette_devices::cpu::{self, Pool};
+use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
+use smallvec::SmallVec;
+
+use crate::context::{self, Current};
+use crate::doom;
+use crate::error::{BodyError, FailureKind, OperationError};
+use crate::operation::{Kind, OpGranted, OpTag, bury};
+use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
+
+/// What an operation does once its inputs are there. It owns its completion, and may hand on the operation to run
+/// next on this thread.
+pub(crate) type Body = Box<dyn FnOnce(Running) -> Option<OpGranted> + Send>;
+
+/// Newly granted operations on their way to where they run.
+pub(crate) type ReadyList = SmallVec<[OpGranted; 8]>;
+
+/// A granted operation in a pool's queue.
+pub(crate) struct ReadyOp(pub(crate) OpGranted);
+
+impl cpu::Job for ReadyOp {
+    fn run(self, _pool: &Pool<Self>) {
+        execute(self.0);
+    }
+}
+
+/// Operations that a worker runs one after the other, each granted by the one before, until it looks at its pool again:
+/// a long chain must not keep operations of higher priority waiting.
+const INLINE_MAX: usize = 32;
+
+/// Runs `granted` and, one after the other, the first operation that each one granted.
+pub(crate) fn execute(granted: OpGranted) {
+    let mut next = start(granted);
+    for _ in 1..INLINE_MAX {
+        let Some(granted) = next else { return };
+        next = start(granted);
+    }
+    dispatch(next.into_iter().collect());
+}
+
+/// Runs `granted`; what it granted goes to the pool.
+pub(crate) fn execute_one(granted: OpGranted) {
+    if let Some(next) = start(granted) {
+        dispatch(ReadyList::from_iter([next]));
+    }
+}
+
+/// Hands granted operations to where they run.
+pub(crate) fn dispatch(ready: ReadyList) {
+    let next = dispatch_keeping_first(ready, None);
+    debug_assert!(next.is_none(), "nothing was kept back");
+}
+
+/// As [`dispatch`], but may keep the first host operation of the engine `keep_for` for the calling thread.
+fn dispatch_keeping_first(mut ready: ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
+    let mut first = None;
+    // In steady state nothing or one operation is granted; both need no batch.
+    let mut batch: SmallVec<[OpGranted; 8]> = SmallVec::new();
+    let mut at = 0;
+    while at < ready.len() {
+        // Probes and leases may grant more while they are handled: the list grows behind `at`.
+        match ready[at].payload().kind {
+            Kind::Probe => {
+                let granted = ready.remove(at);
+                crate::ready::probe_granted(granted, &mut ready);
+            }
+            Kind::Lease => {
+                let granted = ready.remove(at);
+                crate::lease::lease_granted(granted, &mut ready);
+            }
+            Kind::Merge => {
+                let granted = ready.remove(at);
+                crate::regions::merge_granted(granted, &mut ready);
+            }
+            Kind::Work | Kind::Unhelped => at += 1,
+        }
+    }
+    let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
+    for granted in ready {
+        let state = granted.payload();
+        if !urgent && first.is_none() && state.priority == 0 && keep_for == Some(state.core.id) {
+            first = Some(granted);
+        } else {
+            batch.push(granted);
+        }
+    }
+    push_batch(batch);
+    first
+}
+
+/// Pushes granted operations to their engines' pools: one wake-up per engine.
+fn push_batch(mut batch: SmallVec<[OpGranted; 8]>) {
+    while let Some(head) = batch.first() {
+        let core = Arc::clone(&head.payload().core);
+        if batch.len() == 1 || batch.iter().any(|granted| granted.payload().priority != 0) {
+            let granted = batch.remove(0);
+            let priority = granted.payload().priority;
+            core.pool.push_priority(ReadyOp(granted), priority);
+        } else {
+            let (mine, others): (SmallVec<[OpGranted; 8]>, SmallVec<[OpGranted; 8]>) =
+                batch.into_iter().partition(|granted| Arc::ptr_eq(&granted.payload().core, &core));
+            core.pool.push_batch(mine.into_iter().map(ReadyOp));
+            batch = others;
+        }
+        core.work_arrived();
+    }
+}
+
+/// Outcome of looking at what an operation's variables carry.
+pub(crate) struct Inspection {
+    /// Root cause of the first input that failed.
+    pub(crate) failure: Option<OperationError>,
+    /// Fences that are not done.
+    pub(crate) pending: Frontier,
+}
+
+/// Looks at every access. Fences are asked outside the variable's bit, since asking may call a driver.
+pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
+    let mut found = Inspection { failure: None, pending: Frontier::default() };
+    for access in granted.accesses() {
+        let mode = access.mode();
+        let relevant = FAILED | WRITE_FENCES | if mode.is_exclusive() { READ_FENCES } else { 0 };
+        if access.flags() & relevant == 0 {
+            continue;
+        }
+        let (writers, readers) =
+            access.with_state(|state, _| (state.writers().clone(), state.readers().clone()));
+        let writers = Asked::ask(&writers);
+        let readers = if mode.is_exclusive() { Asked::ask(&readers) } else { Asked::default() };
+        found.pending.merge(&writers.pending);
+        found.pending.merge(&readers.pending);
+        let failure = access.with_state(|state, flags| {
+            state.note(&writers, &readers, flags);
+            state.failure().cloned()
+        });
+        // A pure write does not look at the version it replaces, so its failure does not matter.
+        if mode.reads() && found.failure.is_none() {
+            found.failure = failure;
+        }
+    }
+    found
+}
+
+/// Starts one granted operation; gives the one to run next on this thread.
+fn start(granted: OpGranted) -> Option<OpGranted> {
+    let state = granted.payload();
+    let quiet = granted.accesses().all(|access| access.flags() == 0);
+    if !quiet {
+        match settle(&granted) {
+            Settled::Go => {}
+            Settled::Skip(cause) => return skip(granted, cause),
+            Settled::Park(frontier) => {
+                park(granted, frontier);
+                return None;
+            }
+        }
+    }
+    if !state.begin() {
+        let cause = state.failure().cloned().unwrap_or_else(|| OpTag::of(&granted).cancellation());
+        return skip(granted, cause);
+    }
+    let body =
+        state.take_body().expect("a granted operation starts once, and its body was put there at submission");
+    body(Running { granted: Some(granted) })
+}
+
+/// What a granted operation does about the work that its variables still carry.
+enum Settled {
+    /// All of it is done, or the operation's queue is ordered after it.
+    Go,
+    /// An input has failed, or the queue refuses.
+    Skip(OperationError),
+    /// Only the host can wait for these.
+    Park(Frontier),
+}
+
+fn settle(granted: &OpGranted) -> Settled {
+    let mut pending_before = usize::MAX;
+    loop {
+        let found = inspect(granted);
+        if let Some(cause) = found.failure {
+            return Settled::Skip(cause);
+        }
+        if found.pending.is_empty() {
+            return Settled::Go;
+        }
+        let Some(queue) = &granted.payload().queue else { return Settled::Park(found.pending) };
+        match order_on(queue.as_ref(), &found.pending) {
+            Ok(host) if host.is_empty() => return Settled::Go,
+            Ok(host) => return Settled::Park(host),
+            // A fence that has failed since it was looked at is the failure of its writer, and none of a pure write's: that is
+            // for another look to say. It is the queue that refuses when the same fences are still pending.
+            Err(_) if found.pending.len() < pending_before => pending_before = found.pending.len(),
+            Err(error) => return Settled::Skip(OpTag::of(granted).device_failure(error)),
+        }
+    }
+}
+
+/// Makes the queue wait for `pending` where it can, and gives back what only the host can wait for.
+fn order_on(queue: &dyn Queue, pending: &Frontier) -> Result<Frontier, DeviceError> {
+    let mut host = Frontier::default();
+    for fence in pending {
+        if queue.order_after(fence)? == Order::Host {
+            host.insert(fence.clone());
+        }
+    }
+    Ok(host)
+}
+
+/// Sets the operation aside until `frontier` has settled. No thread blocks.
+fn park(granted: OpGranted, frontier: Frontier) {
+    // Whether the fences failed is seen when the operation starts again and inspects its inputs.
+    Reactor::global().when_settled(&frontier, move |_settled| {
+        let mut batch = SmallVec::new();
+        batch.push(granted);
+        push_batch(batch);
+    });
+}
+
+/// Ends an operation whose body never ran.
+fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
+    // From here on it cannot be cancelled.
+    if !granted.payload().begin() {
+        // Whoever cancelled it was told so, and may not have noted the failure yet; `cause` is that of its inputs.
+        granted.payload().fail(OpTag::of(&granted).cancellation());
+        doom::cancelled_leaves();
+    }
+    drop_body(&granted);
+    let core = granted.payload().core.id;
+    let mut ready = ReadyList::new();
+    complete(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()), &mut ready);
+    dispatch_keeping_first(ready, Some(core))
+}
+
+/// Drops the body, which holds the operands: user code may run here, so a panic is contained.
+fn drop_body(granted: &OpGranted) {
+    let body = granted.payload().take_body();
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
+        bury(panic);
+        tracing::error!(operation = granted.payload().name.as_str(), "dropping the skipped body panicked");
+    }
+}
+
+/// Completes in the graph, then makes the outcome known.
+pub(crate) fn complete(
+    granted: OpGranted,
+    ending: &Ending<'_>,
+    failure: Option<OperationError>,
+    ready: &mut ReadyList,
+) {
+    let state = granted.payload();
+    if let Some(failure) = failure {
+        state.fail(failure);
+    }
+    let core = state.counted.then(|| Arc::clone(&state.core));
+    let mut replaced: SmallVec<[OperationError; 1]> = SmallVec::new();
+    let left = granted.complete(
+        |finish| replaced.extend(finish.state.finish(finish.mode, ending, finish.flags)),
+        |next| ready.push(next),
+    );
+    drop(replaced);
+    if let Some(handle) = left {
+        // Somebody holds the operation by name.
+        handle.payload().done();
+    }
+    if let Some(core) = core {
+        core.operation_ended();
+    }
+}
+
+/// A running operation: the right, and the duty, to say how it ended.
+pub(crate) struct Running {
+    granted: Option<OpGranted>,
+}
+
+impl Running {
+    fn granted(&self) -> &OpGranted {
+        self.granted.as_ref().expect("present until finished, and finishing consumes")
+    }
+
+    pub(crate) fn op(&self) -> &OpGranted {
+        self.granted()
+    }
+
+    /// Ends a host operation, handing on the operation that this thread should run next.
+    pub(crate) fn finish(self, result: Result<(), OperationError>) -> Option<OpGranted> {
+        self.finish_with(None, result)
+    }
+
+    /// Ends an operation; `fence` marks the device work it left, even when it then failed.
+    pub(crate) fn finish_with(
+        mut self,
+        fence: Option<&Fence>,
+        result: Result<(), OperationError>,
+    ) -> Option<OpGranted> {
+        let granted = self.granted.take().expect("present until finished, and finishing consumes");
+        let core = granted.payload().core.id;
+        let mut ready = ReadyList::new();
+        finish_into(granted, fence, result, &mut ready);
+        dispatch_keeping_first(ready, Some(core))
+    }
+
+    /// Ends an operation without running its body, as if an input had failed by `cause`.
+    pub(crate) fn skip(mut self, cause: OperationError) -> Option<OpGranted> {
+        skip(self.granted.take().expect("present until finished, and finishing consumes"), cause)
+    }
+
+    pub(crate) fn tag(&self) -> OpTag {
+        OpTag::of(self.granted())
+    }
+
+    /// Runs user code as this operation, turning errors and panics into the operation's failure.
+    pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
+        let _current = context::enter(Current::of(self.granted()));
+        match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(self.tag().body_failure(error)),
+            Err(panic) => Err(self.tag().panic_failure(panic)),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(granted) = self.granted.take() {
+            let why = "its completion was dropped without being used";
+            let cause = OpTag::of(&granted).failure(FailureKind::Error, why, None);
+            let mut ready = ReadyList::new();
+            finish_into(granted, None, Err(cause), &mut ready);
+            dispatch(ready);
+        }
+    }
+}
+
+fn finish_into(
+    granted: OpGranted,
+    fence: Option<&Fence>,
+    result: Result<(), OperationError>,
+    ready: &mut ReadyList,
+) {
+    let failure = result.err();
+    let tag = OpTag::of(&granted);
+    let ending = Ending::Ran { fence, failure: failure.as_ref(), tag: &tag };
+    complete(granted, &ending, failure.clone(), ready);
+}

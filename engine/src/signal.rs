@@ -1,0 +1,121 @@
+//! A value set once, for any number of waiters: threads that block and tasks that await.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+
+use crate::operation::bury;
+
+/// Set at most once; the first value stands and every waiter gets a clone of it.
+///
+/// Wakers are called after the lock is released, since they are foreign code.
+pub(crate) struct Signal<V> {
+    inner: Mutex<Inner<V>>,
+    changed: Condvar,
+}
+
+struct Inner<V> {
+    value: Option<V>,
+    wakers: Vec<Waker>,
+    sleepers: usize,
+}
+
+impl<V: Clone> Signal<V> {
+    pub(crate) fn new() -> Self {
+        Self {
+            inner: Mutex::new(Inner { value: None, wakers: Vec::new(), sleepers: 0 }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<V>> {
+        // A panic under this lock is impossible: nothing foreign runs under it.
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Sets the value; false when one was there already.
+    pub(crate) fn set(&self, value: V) -> bool {
+        let mut inner = self.lock();
+        if inner.value.is_some() {
+            return false;
+        }
+        inner.value = Some(value);
+        let wakers = std::mem::take(&mut inner.wakers);
+        let sleepers = inner.sleepers;
+        drop(inner);
+        if sleepers > 0 {
+            self.changed.notify_all();
+        }
+        wakers.into_iter().for_each(wake);
+        true
+    }
+
+    pub(crate) fn get(&self) -> Option<V> {
+        self.lock().value.clone()
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<V> {
+        {
+            let inner = self.lock();
+            if let Some(value) = &inner.value {
+                return Poll::Ready(value.clone());
+            }
+            if inner.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                return Poll::Pending;
+            }
+        }
+        // Cloning and dropping a waker is foreign code.
+        let waker = cx.waker().clone();
+        let mut inner = self.lock();
+        if let Some(value) = inner.value.clone() {
+            drop(inner);
+            return Poll::Ready(value);
+        }
+        inner.wakers.push(waker);
+        Poll::Pending
+    }
+
+    /// Blocks the thread until the value is there or `deadline` has passed.
+    pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> Option<V> {
+        let mut inner = self.lock();
+        inner.sleepers += 1;
+        let value = loop {
+            if let Some(value) = &inner.value {
+                break Some(value.clone());
+            }
+            inner = match deadline {
+                None => self.changed.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break None;
+                    }
+                    let (inner, _) = self
+                        .changed
+                        .wait_timeout(inner, left)
+                        .unwrap_or_else(|poisoned| poisoned.into_inner());
+                    inner
+                }
+            };
+        };
+        inner.sleepers -= 1;
+        value
+    }
+}
+
+/// Wakes a task. Wakers are foreign code: one that panics must not keep the others from being woken, nor the engine from going
+/// on.
+pub(crate) fn wake(waker: Waker) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        tracing::error!("a waker panicked");
+        bury(panic);
+    }
+}
+
+impl<V> std::fmt::Debug for Signal<V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Signal").finish_non_exhaustive()
+    }
+}

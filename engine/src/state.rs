@@ -1,0 +1,261 @@
+//! What the engine keeps per variable: the version, its failure, and the fences it still carries.
+
+use estafette_devices::{DeviceError, Fence, FenceState, Frontier};
+use estafette_graph::{Mode, OpId};
+
+use crate::error::{Error, OperationError};
+use crate::operation::{Name, OpTag};
+
+/// Flag on a variable: its current version is poisoned.
+pub(crate) const FAILED: u32 = 1;
+/// Flag on a variable: its current version still has fences of writers that were pending when last looked at.
+pub(crate) const WRITE_FENCES: u32 = 2;
+/// Flag on a variable: fences of readers were pending when last looked at.
+pub(crate) const READ_FENCES: u32 = 4;
+/// Flag on a variable: fences of the memory have failed. It concerns only whoever gives the memory back.
+pub(crate) const BROKEN_FENCES: u32 = 8;
+
+/// State of one variable (the graph's `V`). A version is the state between two writes.
+#[derive(Debug, Default)]
+pub(crate) struct VarState {
+    /// Number of finished writes.
+    version: u64,
+    /// Fences that must be done before the current version may be read.
+    writers: Frontier,
+    /// Fences that must be done, beside `writers`, before the memory may be overwritten.
+    readers: Frontier,
+    /// Fences of readers and writers that have failed: order and later versions have nothing to do with them any more, but what
+    /// they stood for may never have ended, which matters when the memory is given back.
+    broken: Frontier,
+    /// Root cause, when the current version is poisoned.
+    failure: Option<OperationError>,
+    /// Who issued the newest write whose fence is in `writers`: the root cause should that fence fail.
+    writer: Option<OpTag>,
+}
+
+/// The failure of a version whose device work failed after it had been issued.
+pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> OperationError {
+    let outside = OpTag { name: Name::Static("import"), id: OpId::new(0) };
+    writer.unwrap_or(&outside).device_failure(error)
+}
+
+/// How an access ended, as far as its variable is concerned.
+pub(crate) enum Ending<'a> {
+    /// The body ran. `fence` marks its device work; `None` means that the host work is over.
+    Ran { fence: Option<&'a Fence>, failure: Option<&'a OperationError>, tag: &'a OpTag },
+    /// The body never ran: what the variable carried stays.
+    Skipped { failure: &'a OperationError },
+    /// An access that changed nothing.
+    Looked,
+}
+
+impl VarState {
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(crate) fn failure(&self) -> Option<&OperationError> {
+        self.failure.as_ref()
+    }
+
+    /// Adds the fences that an access must see done (or be ordered after) to `into`.
+    pub(crate) fn collect(&mut self, mode: Mode, into: &mut Frontier, flags: &mut u32) {
+        self.prune(flags);
+        into.merge(&self.writers);
+        if mode != Mode::Read {
+            into.merge(&self.readers);
+        }
+    }
+
+    /// Fences of every use of the memory so far.
+    pub(crate) fn all_fences(&mut self, into: &mut Frontier, flags: &mut u32) {
+        self.collect(Mode::Write, into, flags);
+        into.merge(&self.broken);
+    }
+
+    /// Notes what was found when the fences were asked, which happens outside the bit, since it may call a driver: drops
+    /// what is known to be done, turns the failure of a writer's fence into one of the version, and sets failed fences aside,
+    /// so that they do not poison the versions to come.
+    pub(crate) fn note(&mut self, writers: &Asked, readers: &Asked, flags: &mut u32) {
+        let found = self.writers.iter().any(|fence| writers.broken.iter().any(|broken| same(fence, broken)));
+        if found
+            && self.failure.is_none()
+            && let Some(error) = &writers.failed
+        {
+            self.failure = Some(device_failure(self.writer.as_ref(), error.clone()));
+        }
+        for (fences, broken) in [(&mut self.writers, &writers.broken), (&mut self.readers, &readers.broken)] {
+            if !broken.is_empty() {
+                *fences = without(fences, broken);
+                self.broken.merge(broken);
+            }
+        }
+        self.prune(flags);
+    }
+
+    fn prune(&mut self, flags: &mut u32) {
+        self.writers.prune();
+        self.readers.prune();
+        self.update(flags);
+    }
+
+    /// Applies the end of one access. Called under the variable's bit. Gives back the failure that this replaces, to be
+    /// dropped where no lock is held: it owns an error of the user's.
+    pub(crate) fn finish(
+        &mut self,
+        mode: Mode,
+        ending: &Ending<'_>,
+        flags: &mut u32,
+    ) -> Option<OperationError> {
+        let mut replaced = None;
+        match (mode, ending) {
+            (_, Ending::Looked) => return None,
+            (Mode::Read, Ending::Ran { fence: Some(fence), .. }) => self.readers.insert((*fence).clone()),
+            (Mode::Read, _) => {}
+            (Mode::Write | Mode::Update, Ending::Ran { fence, failure, tag }) => {
+                self.version += 1;
+                // An update begins on a good version. A failure that it finds at its end was left by the operation that
+                // lent it a view, and what the view was used for does not mend that.
+                if mode == Mode::Write || failure.is_some() {
+                    replaced = std::mem::replace(&mut self.failure, failure.cloned());
+                }
+                match fence {
+                    Some(fence) => {
+                        self.writers.replace_ordered_after(fence);
+                        self.readers.replace_ordered_after(fence);
+                        self.writers.insert((*fence).clone());
+                        self.writer = Some((*tag).clone());
+                    }
+                    None => {
+                        // A host body began only after everything the variable carried had settled.
+                        self.writers.clear();
+                        self.readers.clear();
+                        self.writer = None;
+                    }
+                }
+            }
+            (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
+                self.version += 1;
+                replaced = self.failure.replace((*failure).clone());
+            }
+        }
+        self.update(flags);
+        replaced
+    }
+
+    /// Declares the current version good: "I looked". `writers` is what its fences said.
+    /// Gives back the failure, as [`finish`](Self::finish) does.
+    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32) -> Option<OperationError> {
+        self.note(writers, &Asked::default(), flags);
+        let replaced = self.failure.take();
+        self.update(flags);
+        replaced
+    }
+
+    /// Adds fences that the current version becomes ready with.
+    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32) {
+        self.writers.merge(fences);
+        self.update(flags);
+    }
+
+    /// Adds what this variable carries to `sum`.
+    pub(crate) fn move_into(&mut self, sum: &mut Self, flags: &mut u32) {
+        self.prune(flags);
+        sum.version += self.version;
+        sum.writers.merge(&self.writers);
+        sum.readers.merge(&self.readers);
+        sum.broken.merge(&self.broken);
+        if sum.failure.is_none() {
+            sum.failure.clone_from(&self.failure);
+        }
+        if self.writer.is_some() {
+            sum.writer.clone_from(&self.writer);
+        }
+    }
+
+    /// Becomes a copy of `sum`.
+    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32) {
+        self.version = sum.version;
+        self.writers = sum.writers.clone();
+        self.readers = sum.readers.clone();
+        self.broken = sum.broken.clone();
+        self.failure.clone_from(&sum.failure);
+        self.writer.clone_from(&sum.writer);
+        self.update(flags);
+    }
+
+    /// Who issued the newest write that still has a fence.
+    pub(crate) fn writer_tag(&self) -> Option<OpTag> {
+        self.writer.clone()
+    }
+
+    pub(crate) fn writers(&self) -> &Frontier {
+        &self.writers
+    }
+
+    pub(crate) fn readers(&self) -> &Frontier {
+        &self.readers
+    }
+
+    /// The version's outcome as far as it is known without its fences.
+    pub(crate) fn outcome(&self) -> Result<(), Error> {
+        self.failure.clone().map_or(Ok(()), |failure| Err(failure.into_error()))
+    }
+
+    fn update(&self, flags: &mut u32) {
+        *flags = 0;
+        if self.failure.is_some() {
+            *flags |= FAILED;
+        }
+        if !self.writers.is_empty() {
+            *flags |= WRITE_FENCES;
+        }
+        if !self.readers.is_empty() {
+            *flags |= READ_FENCES;
+        }
+        if !self.broken.is_empty() {
+            *flags |= BROKEN_FENCES;
+        }
+    }
+}
+
+/// What asking a set of fences has told. Asking may call a driver, so it never happens under a variable's bit.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// Those that are still pending.
+    pub(crate) pending: Frontier,
+    /// The failure of one that failed.
+    pub(crate) failed: Option<DeviceError>,
+    /// Those that have failed.
+    pub(crate) broken: Frontier,
+}
+
+impl Asked {
+    pub(crate) fn ask(fences: &Frontier) -> Self {
+        let mut asked = Self::default();
+        for fence in fences {
+            match fence.state() {
+                FenceState::Pending => asked.pending.insert(fence.clone()),
+                FenceState::Failed(error) => {
+                    asked.failed.get_or_insert(error);
+                    asked.broken.insert(fence.clone());
+                }
+                FenceState::Done => {}
+            }
+        }
+        asked
+    }
+}
+
+/// Whether both are the same point of a queue, or the same stand-alone fence.
+fn same(a: &Fence, b: &Fence) -> bool {
+    a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
+}
+
+fn without(fences: &Frontier, gone: &Frontier) -> Frontier {
+    let mut kept = Frontier::default();
+    for fence in fences.iter().filter(|fence| !gone.iter().any(|gone| same(fence, gone))) {
+        kept.insert(fence.clone());
+    }
+    kept
+}

@@ -1,0 +1,118 @@
+//! Can anything still move? What a wait asks before it goes on waiting for room, or for everything to end.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use estafette_graph::{OpId, Roots, Snapshot};
+
+use crate::blocked::{self, On};
+use crate::context;
+use crate::core::{Core, graph};
+use crate::error::{Error, LeaseHeld};
+use crate::operation::Kind;
+use crate::wait::{Seen, SeenLease, let_go, see};
+
+/// The leases that hold `waiting` up, when nothing else does.
+pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Vec<SeenLease>> {
+    let leaves = snapshot.leaves(waiting);
+    if leaves.is_empty() {
+        return None;
+    }
+    leaves.into_iter().map(|leaf| snapshot.op(leaf).and_then(|op| held_lease(&op.label))).collect()
+}
+
+/// The lease, when this operation is one that is held.
+fn held_lease(seen: &Seen) -> Option<SeenLease> {
+    seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
+}
+
+/// Fails when a full window can never drain.
+pub(crate) fn check_progress(core: &Core, in_flight: usize) -> Result<(), Error> {
+    if standstill(&graph().snapshot(Roots::All, see), core).is_none() {
+        return Ok(());
+    }
+    let_go(core);
+    let Some(leases) = standstill(&graph().snapshot(Roots::All, see), core) else { return Ok(()) };
+    let held: Vec<String> = leases.into_iter().map(|lease| lease.text).collect();
+    Err(Error::WouldDeadlock(format!(
+        "all {in_flight} operations in flight wait for {}",
+        if held.is_empty() { "the submitting operation".to_string() } else { held.join("; ") }
+    )))
+}
+
+/// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
+/// that asks.
+pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
+    if standstill(&graph().snapshot(Roots::All, see), core).is_none() {
+        return Ok(());
+    }
+    let_go(core);
+    let snapshot = graph().snapshot(Roots::All, see);
+    let Some(leases) = standstill(&snapshot, core) else { return Ok(()) };
+    if leases.is_empty() {
+        return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
+    }
+    let own = leases.iter().any(|lease| lease.own);
+    let oldest = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
+    let oldest = oldest.map(|op| op.label.since_ms).min().unwrap_or(u64::MAX);
+    let waited = Duration::from_millis(crate::clock::coarse_ms().saturating_sub(oldest));
+    if own || waited >= core.lease_timeout {
+        let leases = leases.into_iter().map(|lease| lease.text).collect();
+        return Err(Error::LeaseHeld(LeaseHeld { waiting: "waiting for all operations".into(), leases }));
+    }
+    Ok(())
+}
+
+/// When none of the engine's operations in flight can move: the leases they are behind. None of those means that they are
+/// behind the current operation, or behind others that are blocked as it is.
+fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<SeenLease>> {
+    let mine: Vec<_> =
+        snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
+    // Operations without variables are not in the picture. Unless they are blocked, they move; so may those that a picture
+    // taken a moment ago has missed.
+    let unseen = blocked::of_core(core.id).iter().filter(|op| snapshot.op(**op).is_none()).count();
+    if mine.len() + unseen == 0 || mine.len() + unseen != core.in_flight() {
+        return None;
+    }
+    let mut search = Search { snapshot, seen: HashSet::new(), leases: Vec::new() };
+    if mine.into_iter().any(|op| search.moves(op.id)) { None } else { Some(search.leases) }
+}
+
+/// Looks for operations that can move, among all that some operations need.
+struct Search<'a> {
+    snapshot: &'a Snapshot<Seen>,
+    /// Those looked at; none of them moves.
+    seen: HashSet<OpId>,
+    /// The held leases among them.
+    leases: Vec<SeenLease>,
+}
+
+impl Search<'_> {
+    /// Whether `op`, or anything that it needs, can move.
+    fn moves(&mut self, op: OpId) -> bool {
+        let blocked = blocked::now();
+        let mut open = vec![op];
+        while let Some(next) = open.pop() {
+            if !self.seen.insert(next) {
+                continue;
+            }
+            // Not in the picture any more: it has ended, and whoever was blocked on it moves.
+            let Some(view) = self.snapshot.op(next) else { return true };
+            if !view.granted {
+                open.extend(self.snapshot.leaves(next));
+            } else if let Some(lease) = held_lease(&view.label) {
+                if self.leases.iter().all(|known| known.text != lease.text) {
+                    self.leases.push(lease);
+                }
+            } else if let Some(blocked) = blocked.get(&next) {
+                open.extend(blocked.iter().filter_map(|on| match on {
+                    On::Op(target) => Some(*target),
+                    On::AnyOther => None,
+                }));
+            } else if Some(next) != context::current() {
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,351 @@
+//! Tensors: promise nodes that other libraries can use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::{DLDevice, Frontier};
+use estafette_sync::sync::OnceLock;
+use smallvec::SmallVec;
+
+use crate::core::Core;
+use crate::error::{Error, OperationError};
+use crate::exchange::{DType, Layout, Storage, reaper};
+use crate::lease::LeaseInner;
+use crate::operation::{Name, OpTag, OpVar};
+use crate::ready::{Ready, Writable};
+use crate::regions::Placed;
+use crate::state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, WRITE_FENCES};
+use crate::views::View;
+use crate::wait;
+
+/// The variables that order the uses of a tensor: its own, and those of older tensors that overlap its memory.
+pub(crate) type VarSet = SmallVec<[OpVar; 1]>;
+
+/// A promise of an n-dimensional array.
+///
+/// A tensor can be asked whether it is ready, awaited, used by operations, and handed to other libraries. It may be
+/// *defined late*: then the operation that makes it also decides its memory, and perhaps its shape. Cloning gives
+/// another handle to the same tensor. When the last handle and the last operation that uses it are gone, and its last
+/// device work is done, the memory goes back to whoever owns it.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) inner: Arc<TensorInner>,
+}
+
+pub(crate) struct TensorInner {
+    pub(crate) core: Arc<Core>,
+    pub(crate) vars: VarSet,
+    definition: OnceLock<Definition>,
+    /// What a late definition was promised to look like.
+    declared: Option<(DType, SmallVec<[i64; 4]>)>,
+    /// Name of the operation that makes it, for messages.
+    pub(crate) producer: Option<Name>,
+    /// The lease that this tensor was derived from, held as long as it lives. Reads are covered by the lease.
+    pub(crate) lease: Option<Arc<LeaseInner>>,
+}
+
+/// Where a tensor's data is and what it looks like.
+pub(crate) struct Definition {
+    pub(crate) layout: Layout,
+    /// Address of the first element, byte offset included; dangling when there is no element.
+    pub(crate) data: *mut u8,
+    pub(crate) storage: Storage,
+    /// Whether the host may load and store there.
+    pub(crate) host: bool,
+    /// The owner of the memory forbids writing.
+    pub(crate) read_only: bool,
+    /// Its entry in the process's map of ranges; taken out before the storage goes.
+    pub(crate) placed: Option<Placed>,
+}
+
+// SAFETY: `data` is only dereferenced through views, whose access the graph orders; the other fields are `Send + Sync`
+// or, in the case of the storage, only dropped.
+unsafe impl Send for Definition {}
+// SAFETY: as above; a shared reference gives no access to the memory behind `data`.
+unsafe impl Sync for Definition {}
+
+/// Where a tensor stands.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum TensorState {
+    /// Its producing operation has not finished: no memory yet.
+    Undefined,
+    /// Defined, with writes unfinished on host or device.
+    Pending,
+    /// The current version may be read.
+    Ready,
+    /// The current version is poisoned.
+    Failed(Error),
+}
+
+impl Tensor {
+    pub(crate) fn defined(
+        core: Arc<Core>,
+        vars: VarSet,
+        definition: Definition,
+        lease: Option<Arc<LeaseInner>>,
+    ) -> Self {
+        let cell = OnceLock::new();
+        let _ = cell.set(definition);
+        Self {
+            inner: Arc::new(TensorInner {
+                core,
+                vars,
+                definition: cell,
+                declared: None,
+                producer: None,
+                lease,
+            }),
+        }
+    }
+
+    pub(crate) fn promised(
+        core: Arc<Core>,
+        vars: VarSet,
+        declared: Option<(DType, SmallVec<[i64; 4]>)>,
+        producer: Name,
+    ) -> Self {
+        Self {
+            inner: Arc::new(TensorInner {
+                core,
+                vars,
+                definition: OnceLock::new(),
+                declared,
+                producer: Some(producer),
+                lease: None,
+            }),
+        }
+    }
+
+    /// Whether two handles are of the same tensor.
+    pub fn same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Length of each dimension; known before the data is when the shape was declared at submission.
+    pub fn shape(&self) -> Result<SmallVec<[i64; 4]>, Error> {
+        match (self.inner.definition.get(), &self.inner.declared) {
+            (Some(definition), _) => Ok(SmallVec::from_slice(definition.layout.shape())),
+            (None, Some((_, shape))) => Ok(shape.clone()),
+            (None, None) => Err(self.inner.not_defined()),
+        }
+    }
+
+    /// Element type; known before the data is when it was declared at submission.
+    pub fn dtype(&self) -> Result<DType, Error> {
+        match (self.inner.definition.get(), &self.inner.declared) {
+            (Some(definition), _) => Ok(definition.layout.dtype()),
+            (None, Some((dtype, _))) => Ok(*dtype),
+            (None, None) => Err(self.inner.not_defined()),
+        }
+    }
+
+    /// Where the data is.
+    pub fn device(&self) -> Result<DLDevice, Error> {
+        Ok(self.inner.definition()?.layout.device())
+    }
+
+    /// Type, shape, strides and place together.
+    pub fn layout(&self) -> Result<Layout, Error> {
+        Ok(self.inner.definition()?.layout.clone())
+    }
+
+    /// Address of the first element. What is there may be read only in an operation or under a lease.
+    pub fn data_ptr(&self) -> Result<*const u8, Error> {
+        Ok(self.inner.definition()?.data)
+    }
+
+    /// Whether the owner of the memory forbids writing it.
+    pub fn is_read_only(&self) -> Result<bool, Error> {
+        Ok(self.inner.definition()?.read_only)
+    }
+
+    /// Whether the tensor has its memory and shape.
+    pub fn is_defined(&self) -> bool {
+        self.inner.definition.get().is_some()
+    }
+
+    /// Number of finished writes of its memory (of the variable that stands for it).
+    pub fn version(&self) -> u64 {
+        self.inner.vars.iter().map(|var| var.ordering().with_state(|state, _| state.version())).sum()
+    }
+
+    /// Whether the current version is finished, well or not. One load per variable when it is.
+    ///
+    /// "Current" means the version at the call: the newest write submitted so far counts.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.inner.vars.iter().all(|var| var.is_quiet()) || self.inner.look().is_some()
+    }
+
+    /// Where the tensor stands.
+    pub fn state(&self) -> TensorState {
+        match self.inner.look() {
+            Some(Ok(())) => TensorState::Ready,
+            Some(Err(error)) => TensorState::Failed(error),
+            None if self.is_defined() => TensorState::Pending,
+            None => TensorState::Undefined,
+        }
+    }
+
+    /// Waits, asynchronously, until the version current at this call is finished; every waiter of a failed version
+    /// gets its root cause. Needs no particular runtime. Dropping the future cancels the waiting, not the work.
+    pub fn ready(&self) -> Ready {
+        Ready::new(self)
+    }
+
+    /// Waits, asynchronously, until the memory may be overwritten: no unfinished write, no reader, no lease.
+    pub fn writable(&self) -> Writable {
+        Writable::new(self)
+    }
+
+    /// Blocks until the version current at this call is finished.
+    ///
+    /// # Errors
+    /// The root cause of a failed version; [`Error::LeaseHeld`] when only leases hold it up;
+    /// [`Error::WouldDeadlock`] when the wait leads back to the waiting operation.
+    pub fn wait(&self) -> Result<(), Error> {
+        wait::block_on_tensor(self, None)
+    }
+
+    /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        wait::block_on_tensor(self, Some(timeout))
+    }
+
+    /// Declares the current version good after a failure or cancellation that left the data intact.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] while writes are unfinished: there is no version to judge yet.
+    pub fn clear_error(&self) -> Result<(), Error> {
+        if self.inner.vars.iter().any(|var| var.has_unfinished_write()) {
+            return Err(Error::Conflict("clear_error while a write is unfinished".into()));
+        }
+        for var in &self.inner.vars {
+            let var = var.ordering();
+            let asked = Asked::ask(&var.with_state(|state, _| state.writers().clone()));
+            drop(var.with_state(|state, flags| state.heal(&asked, flags)));
+        }
+        Ok(())
+    }
+
+    /// A copy of the data as a vector, in row-major order, once it is ready. Blocks.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.
+    pub fn to_vec<T: crate::Element>(&self) -> Result<Vec<T>, Error> {
+        let lease = crate::lease::Lease::acquire_wait(self, crate::Access::Read, None)?;
+        let definition = self.inner.definition()?;
+        let values = View::new(definition).to_vec::<T>();
+        drop(lease);
+        values
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = f.debug_struct("Tensor");
+        if let Some(definition) = self.inner.definition.get() {
+            out.field("layout", &definition.layout);
+        }
+        out.field("state", &self.state()).finish()
+    }
+}
+
+impl TensorInner {
+    pub(crate) fn not_defined(&self) -> Error {
+        let producer = self.producer.as_ref().map_or("?", |name| name.as_str());
+        Error::NotDefined(format!("operation `{producer}`, which makes it, has not finished"))
+    }
+
+    /// Why a tensor that an operation was granted has no memory: the failure of its producer.
+    pub(crate) fn why_undefined(&self, asking: &OpTag) -> OperationError {
+        let failure = self.vars[0].ordering().with_state(|state, _| state.failure().cloned());
+        failure.unwrap_or_else(|| asking.result_failure(self.not_defined()))
+    }
+
+    pub(crate) fn definition(&self) -> Result<&Definition, Error> {
+        self.definition.get().ok_or_else(|| self.not_defined())
+    }
+
+    /// The data of a tensor that the graph says is there.
+    pub(crate) fn granted_definition(&self) -> &Definition {
+        self.definition
+            .get()
+            .expect("a granted reader comes after the operation that defines the tensor, or is skipped")
+    }
+
+    pub(crate) fn declared(&self) -> Option<&(DType, SmallVec<[i64; 4]>)> {
+        self.declared.as_ref()
+    }
+
+    /// Gives a promised tensor its memory; by its producing operation, once.
+    pub(crate) fn define(&self, definition: Definition) {
+        let fresh = self.definition.set(definition).is_ok();
+        debug_assert!(fresh, "only the producing operation defines, and it runs once");
+    }
+
+    pub(crate) fn take_definition(mut self) -> Option<Definition> {
+        self.definition.take()
+    }
+
+    /// The outcome of the current version if it is finished; asks fences that were pending when last looked at.
+    pub(crate) fn look(&self) -> Option<Result<(), Error>> {
+        for var in &self.vars {
+            if var.is_quiet() {
+                continue;
+            }
+            if var.has_unfinished_write() {
+                return None;
+            }
+            let flags = var.flags();
+            if flags & (FAILED | WRITE_FENCES) == 0 {
+                continue;
+            }
+            let var = var.ordering();
+            let asked = Asked::ask(&var.with_state(|state, _| state.writers().clone()));
+            if !asked.pending.is_empty() {
+                return None;
+            }
+            let outcome = var.with_state(|state, flags| {
+                state.note(&asked, &Asked::default(), flags);
+                state.outcome()
+            });
+            if let Err(error) = outcome {
+                return Some(Err(error));
+            }
+        }
+        Some(Ok(()))
+    }
+
+    /// Every fence that the memory's uses have left so far.
+    pub(crate) fn all_fences(&self) -> Frontier {
+        let mut fences = Frontier::default();
+        for var in &self.vars {
+            if var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
+                var.ordering().with_state(|state, flags| state.all_fences(&mut fences, flags));
+            }
+        }
+        fences
+    }
+}
+
+impl Drop for TensorInner {
+    fn drop(&mut self) {
+        let forked = self.core.check_fork().is_err();
+        if forked {
+            // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that do not exist here.
+            std::mem::forget((Arc::clone(&self.core), self.vars.clone()));
+        }
+        let Some(definition) = self.definition.take() else { return };
+        let Definition { storage, placed, .. } = definition;
+        if forked {
+            std::mem::forget(placed);
+            return reaper().release(Frontier::default(), storage);
+        }
+        // The range goes first: once the deleter has run, the owner may give the same addresses to somebody else.
+        drop(placed);
+        // Every operation on this tensor held it until its fences were on the variables, so they are all there.
+        reaper().release(self.all_fences(), storage);
+    }
+}

@@ -1,0 +1,307 @@
+//! Blocking waits: help, then look whether the wait can end, then sleep.
+//!
+//! A wait looks at the graph before it sleeps and again now and then, because what it sees decides how it ends: a wait
+//! that leads back to the waiting operation is refused, one that only leases hold up ends with their names, and all
+//! others sleep until woken.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use estafette_graph::{OpId, Roots, Snapshot};
+use smallvec::SmallVec;
+
+use crate::blocked::{self, On};
+use crate::clock;
+use crate::context;
+use crate::core::{Core, graph};
+use crate::error::{Error, LeaseHeld};
+use crate::exchange::reaper;
+use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
+use crate::ready::{Looked, look_or_probe};
+use crate::run;
+use crate::signal::Signal;
+use crate::stuck::only_leases;
+use crate::tensor::Tensor;
+
+/// Time until the first look at the graph while asleep. A look finds only what cannot be told by a wake-up: that nobody is
+/// left who could wake us. It costs time in proportion to what is in flight, so each look comes twice as late as the
+/// one before, up to `LOOK_LAST`.
+const LOOK_FIRST: Duration = Duration::from_millis(10);
+
+/// See [`LOOK_FIRST`].
+const LOOK_LAST: Duration = Duration::from_millis(500);
+
+/// A wait that depends on more operations than this does not pick the ones it needs but sleeps: finding them would cost
+/// more than it gains.
+const HELP_SCAN_MAX: usize = 4096;
+
+/// What a look at the graph takes from each operation.
+#[derive(Clone)]
+pub(crate) struct Seen {
+    pub(crate) core: u64,
+    pub(crate) home: Arc<Core>,
+    pub(crate) name: Name,
+    pub(crate) kind: Kind,
+    pub(crate) phase: Phase,
+    pub(crate) counted: bool,
+    pub(crate) since_ms: u64,
+    pub(crate) lease: Option<SeenLease>,
+}
+
+#[derive(Clone)]
+pub(crate) struct SeenLease {
+    pub(crate) text: String,
+    pub(crate) own: bool,
+    pub(crate) held: bool,
+}
+
+pub(crate) fn see(state: &OpState) -> Seen {
+    Seen {
+        core: state.core.id,
+        home: Arc::clone(&state.core),
+        name: state.name.clone(),
+        kind: state.kind,
+        phase: state.phase(),
+        counted: state.counted,
+        since_ms: state.since_ms,
+        lease: state.lease.as_ref().map(|label| SeenLease {
+            text: label.to_string(),
+            own: label.thread == std::thread::current().id(),
+            held: label.is_held(),
+        }),
+    }
+}
+
+pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
+    match look_or_probe(&tensor.inner) {
+        Looked::Known(outcome) => outcome,
+        Looked::Probing(probe) => {
+            let core = &tensor.inner.core;
+            block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout)?
+        }
+    }
+}
+
+/// Blocks until `signal`, which `waiting` will set, is set. `vars` are the variables it is queued on, when known.
+pub(crate) fn block<V: Clone>(
+    core: &Core,
+    waiting: &OpHandle,
+    vars: Option<&[OpVar]>,
+    what: &str,
+    signal: &Signal<V>,
+    timeout: Option<Duration>,
+) -> Result<V, Error> {
+    if let Some(value) = signal.get() {
+        return Ok(value);
+    }
+    core.check_fork()?;
+    let deadline = timeout.and_then(clock::deadline);
+    let mut watch =
+        Watch { waiting: waiting.id(), op: waiting, vars, what, held_since: None, collected: false };
+    let _blocked = blocked::enter(On::Op(waiting.id()));
+    // The picture at the start names all that this wait can need: later submissions come behind it.
+    let needed = Needed::by(&watch.look(core)?, waiting);
+    let mut spare = None;
+    let mut pause = LOOK_FIRST;
+    let mut next_look = Instant::now() + pause;
+    loop {
+        if let Some(value) = signal.get() {
+            return Ok(value);
+        }
+        // A worker that has slept a while without anybody taking what it needs, since all spare workers wait as well, runs
+        // it after all: better a body inside another one's wait than a hang.
+        let last_resort = pause > LOOK_FIRST && core.pool.is_worker();
+        if needed.help(last_resort) {
+            continue;
+        }
+        let now = Instant::now();
+        if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+            && now >= deadline
+        {
+            return Err(Error::Timeout(timeout));
+        }
+        if now >= next_look {
+            watch.look(core)?;
+            core.check_interrupt()?;
+            pause = (pause * 2).min(LOOK_LAST);
+            next_look = Instant::now() + pause;
+        }
+        let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
+        if let Some(alone) = needed.alone() {
+            let mut listening = alone.bell.listen();
+            // What arrived before we listened did not ring for us.
+            if signal.get().is_none() && !needed.help(false) {
+                context::blocking(|| listening.wait_until(wake.min(now + ALONE_NAP)));
+            }
+        } else {
+            spare.get_or_insert_with(|| core.pool.is_worker().then(|| core.pool.blocking()));
+            if let Some(value) = context::blocking(|| signal.wait_until(Some(wake))) {
+                return Ok(value);
+            }
+        }
+    }
+}
+
+/// Without workers a wait listens for new work, not for its signal, which may come from a reactor or another thread; this is how
+/// late it may notice.
+const ALONE_NAP: Duration = Duration::from_micros(200);
+
+/// As [`block`], for an operation by name.
+pub(crate) fn block_on_op(
+    core: &Arc<Core>,
+    op: &OpHandle,
+    signal: &Signal<Result<(), crate::OperationError>>,
+    timeout: Option<Duration>,
+) -> Result<(), Error> {
+    let what = format!("operation `{}`", op.payload().name.as_str());
+    block(core, op, None, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
+}
+
+/// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
+pub(crate) fn check_self_wait(waiting: &OpHandle, vars: &[OpVar]) -> Result<(), Error> {
+    let Some(current) = context::current() else { return Ok(()) };
+    let roots: Vec<&OpVar> = vars.iter().collect();
+    if graph().snapshot(Roots::Vars(&roots), |_| ()).ancestors(waiting.id()).contains(&current) {
+        return Err(Error::WouldDeadlock("a tensor waits for the operation that waits for it".into()));
+    }
+    Ok(())
+}
+
+/// An `await` held up by a lease of its own thread goes on waiting, since another task may return it; but it says so.
+pub(crate) fn log_if_own_lease(waiting: OpId) {
+    if !tracing::enabled!(tracing::Level::WARN) {
+        return;
+    }
+    let snapshot = graph().snapshot(Roots::All, see);
+    if let Some(held) = only_leases(&snapshot, waiting)
+        && let Some(own) = held.iter().find(|lease| lease.own)
+    {
+        tracing::warn!(lease = own.text, "an await waits for a lease that its own thread has taken");
+    }
+}
+
+/// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
+/// written by operations of another.
+struct Needed {
+    ops: HashSet<OpId>,
+    cores: SmallVec<[Arc<Core>; 1]>,
+    /// There were too many to pick those that are needed: without workers, whatever is ready must do.
+    too_many: bool,
+}
+
+impl Needed {
+    /// One of the engines that has no workers, so that its work waits for somebody like us.
+    fn alone(&self) -> Option<&Core> {
+        self.cores.iter().map(|core| &**core).find(|core| core.alone())
+    }
+
+    /// What `waiting` needs, according to a picture of it.
+    fn by(snapshot: &Snapshot<Seen>, waiting: &OpHandle) -> Self {
+        let mut ops: HashSet<OpId> = snapshot.ancestors(waiting.id()).into_iter().collect();
+        ops.insert(waiting.id());
+        // It may be ready itself, and then it is in no picture of what it waits for.
+        let mut cores: SmallVec<[Arc<Core>; 1]> = SmallVec::from_iter([Arc::clone(&waiting.payload().core)]);
+        for op in snapshot.ops.iter().filter(|op| ops.contains(&op.id)) {
+            if cores.iter().all(|known| known.id != op.label.core) {
+                cores.push(Arc::clone(&op.label.home));
+            }
+        }
+        Self { too_many: ops.len() > HELP_SCAN_MAX, ops, cores }
+    }
+
+    /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.
+    fn help(&self, last_resort: bool) -> bool {
+        let Some(_helping) = context::begin_help() else { return false };
+        let job = self.cores.iter().find_map(|core| {
+            let alone = core.alone();
+            core.pool.take_matching(|job| {
+                let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
+                let needed = if self.too_many { alone } else { self.ops.contains(&job.0.id()) };
+                helpable && needed
+            })
+        });
+        match job {
+            Some(job) => {
+                run::execute_one(job.0);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Watches one wait.
+struct Watch<'a> {
+    waiting: OpId,
+    op: &'a OpHandle,
+    vars: Option<&'a [OpVar]>,
+    what: &'a str,
+    /// Since when only leases have held it up.
+    held_since: Option<Instant>,
+    /// Whether leases that nobody wants any more were given the chance to end.
+    collected: bool,
+}
+
+impl Watch<'_> {
+    fn snapshot(&self) -> Snapshot<Seen> {
+        match self.vars {
+            Some(vars) => {
+                let roots: Vec<&OpVar> = vars.iter().collect();
+                graph().snapshot(Roots::Vars(&roots), see)
+            }
+            None => graph().snapshot(Roots::Op(self.op), see),
+        }
+    }
+
+    /// Whether this wait, which `current` makes, needs the end of `current`.
+    fn leads_back_to(&self, current: OpId) -> bool {
+        let others = blocked::now().keys().any(|op| *op != current);
+        // What others are blocked on may be anywhere.
+        let snapshot = if others { graph().snapshot(Roots::All, see) } else { self.snapshot() };
+        self.waiting == current || blocked::leads_to(&snapshot, self.waiting, current)
+    }
+
+    /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw.
+    fn look(&mut self, core: &Core) -> Result<Snapshot<Seen>, Error> {
+        if let Some(current) = context::current()
+            && self.leads_back_to(current)
+        {
+            return Err(Error::WouldDeadlock(format!(
+                "{} waits for the operation that waits for it",
+                self.what
+            )));
+        }
+        let mut snapshot = self.snapshot();
+        let Some(mut held) = only_leases(&snapshot, self.waiting) else {
+            self.held_since = None;
+            return Ok(snapshot);
+        };
+        if !self.collected {
+            self.collected = true;
+            let_go(core);
+            snapshot = self.snapshot();
+            match only_leases(&snapshot, self.waiting) {
+                Some(still) => held = still,
+                None => return Ok(snapshot),
+            }
+        }
+        let since = *self.held_since.get_or_insert_with(Instant::now);
+        if held.iter().any(|lease| lease.own) || since.elapsed() >= core.lease_timeout {
+            let leases = held.into_iter().map(|lease| lease.text).collect();
+            return Err(Error::LeaseHeld(LeaseHeld { waiting: self.what.to_string(), leases }));
+        }
+        Ok(snapshot)
+    }
+}
+
+/// Lets leases end that nobody wants any more: garbage of the language that holds them, and deleters on their way.
+pub(crate) fn let_go(core: &Core) {
+    if let Some(collect) = core.on_lease_wait.get() {
+        collect();
+    }
+    reaper().flush(RELEASE_GRACE);
+}
+
+/// How long a wait that leases hold up lets deleters finish that are already with the reaper.
+const RELEASE_GRACE: Duration = Duration::from_millis(500);

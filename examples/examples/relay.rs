@@ -1,0 +1,274 @@
+//! A relay: frames run through operations written with two array crates, ndarray and arrow, and nobody copies.
+//!
+//! ```text
+//!  camera ──channel──► desk ──channel──► archive            three tokio tasks
+//!  makes frames        submits operations,                  awaits the results
+//!  with ndarray        waits for none                       and borrows them for arrow
+//!
+//!  learn   (ndarray)   baseline += (mean row of the frame - baseline) / 8     in ndarray's memory
+//!  centre  (ndarray)   frame -= baseline                                      in ndarray's memory
+//!  square  (arrow)     energy = frame * frame                                 a new arrow array
+//!  sum     (ndarray)   result = energy summed along each row                  a new ndarray array
+//! ```
+//!
+//! All frames share one baseline, so the order matters: frame 7 must not be centred with what was learned from frame 8.
+//! Nobody below says so with a lock or a channel. The operations declare what they read and write, and the results are
+//! those of the plain loop ([`plain_loop`]), to the bit.
+//!
+//! Run it with `cargo run --release --example relay`.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use arrow::array::{AsArray, Float32Array};
+use arrow::compute::kernels::numeric;
+use arrow::datatypes::Float32Type;
+use estafette::{Engine, Produced, Tensor};
+use examples::{Ledger, Result, Trail, with_arrow, with_ndarray};
+use indicatif::{ProgressBar, ProgressStyle};
+use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, Ix1, Ix2};
+use tokio::sync::mpsc;
+
+const FRAMES: usize = 2_000;
+const ROWS: usize = 64;
+const COLUMNS: usize = 256;
+
+/// Frames between two stages: enough to keep every stage busy, few enough that memory stays small.
+const DEPTH: usize = 8;
+
+/// How long memory may take to come back at the end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+// ---- The numerical work. It knows nothing of Estafette; the plain loop and the relay both call it. ----
+
+/// What the camera sees at time `index`.
+fn photograph(index: usize) -> Array2<f32> {
+    Array2::from_shape_fn((ROWS, COLUMNS), |(row, column)| {
+        ((index * 31 + row * 7 + column * 13) % 257) as f32 / 257.0
+    })
+}
+
+fn learn(mut baseline: ArrayViewMut1<f32>, frame: ArrayView2<f32>) {
+    for (baseline, column) in baseline.iter_mut().zip(frame.columns()) {
+        *baseline += (column.sum() / ROWS as f32 - *baseline) / 8.0;
+    }
+}
+
+fn centre(mut frame: ArrayViewMut2<f32>, baseline: ArrayView1<f32>) {
+    frame -= &baseline;
+}
+
+fn square(frame: &Float32Array) -> Result<Float32Array> {
+    Ok(numeric::mul(frame, frame)?.as_primitive::<Float32Type>().clone())
+}
+
+fn sum(energy: ArrayView2<f32>) -> Array1<f32> {
+    energy.sum_axis(Axis(1))
+}
+
+/// The same work without an engine, one step after the other. Each crossing is a copy here.
+fn plain_loop() -> Result<Vec<Vec<f32>>> {
+    let mut baseline = Array1::zeros(COLUMNS);
+    let mut results = Vec::with_capacity(FRAMES);
+    for index in 0..FRAMES {
+        let mut frame = photograph(index);
+        learn(baseline.view_mut(), frame.view());
+        centre(frame.view_mut(), baseline.view());
+        let energy = square(&Float32Array::from_iter_values(frame))?;
+        let result = sum(ArrayView2::from_shape((ROWS, COLUMNS), energy.values())?);
+        results.push(result.to_vec());
+    }
+    Ok(results)
+}
+
+// ---- The relay. ----
+
+/// A tensor with its trail, on which each crossing is checked.
+#[derive(Clone)]
+struct Baton {
+    tensor: Tensor,
+    trail: Trail,
+}
+
+/// What every stage needs.
+#[derive(Clone)]
+struct Stage {
+    engine: Engine,
+    ledger: Ledger,
+}
+
+/// First stage: ndarray makes a frame and hands it over.
+async fn camera(stage: Stage, frames: mpsc::Sender<Baton>) -> Result {
+    for index in 0..FRAMES {
+        let trail = stage.ledger.trail();
+        let tensor = with_ndarray::import(&stage.engine, photograph(index), &trail)?;
+        if frames.send(Baton { tensor, trail }).await.is_err() {
+            break; // The next stage has ended; it knows why.
+        }
+    }
+    Ok(())
+}
+
+/// Second stage: describes what is to happen. It only submits, so it runs ahead of the work.
+async fn desk(stage: Stage, mut frames: mpsc::Receiver<Baton>, results: mpsc::Sender<Baton>) -> Result {
+    let trail = stage.ledger.trail();
+    let tensor = with_ndarray::import(&stage.engine, Array1::<f32>::zeros(COLUMNS), &trail)?;
+    let baseline = Baton { tensor, trail };
+    while let Some(frame) = frames.recv().await {
+        submit_learn(&stage, &frame, &baseline)?;
+        submit_centre(&stage, &frame, &baseline)?;
+        let energy = submit_square(&stage, &frame)?;
+        if results.send(submit_sum(&stage, &energy)?).await.is_err() {
+            break;
+        }
+        // The handles of frame and energy end here; the operations keep what they need.
+    }
+    Ok(())
+}
+
+fn submit_learn(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
+    let (frame_trail, baseline_trail) = (frame.trail.clone(), baseline.trail.clone());
+    stage.ledger.submitted();
+    let op = stage.engine.op("learn").reads([&frame.tensor]).updates([&baseline.tensor]);
+    op.run(move |[frame], [], [mut baseline]| {
+        learn(
+            with_ndarray::view_mut::<_, Ix1>(&mut baseline, &baseline_trail)?,
+            with_ndarray::view::<_, Ix2>(&frame, &frame_trail)?,
+        );
+        Ok(())
+    })?;
+    Ok(())
+}
+
+fn submit_centre(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
+    let (frame_trail, baseline_trail) = (frame.trail.clone(), baseline.trail.clone());
+    stage.ledger.submitted();
+    let op = stage.engine.op("centre").reads([&baseline.tensor]).updates([&frame.tensor]);
+    op.run(move |[baseline], [], [mut frame]| {
+        centre(
+            with_ndarray::view_mut::<_, Ix2>(&mut frame, &frame_trail)?,
+            with_ndarray::view::<_, Ix1>(&baseline, &baseline_trail)?,
+        );
+        Ok(())
+    })?;
+    Ok(())
+}
+
+/// arrow wants to own what it looks at, so this body does not take a view: it borrows its operand as a DLPack tensor.
+fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
+    let (frame, trail) = (frame.clone(), stage.ledger.trail());
+    let energy_trail = trail.clone();
+    stage.ledger.submitted();
+    let op = stage.engine.op("square").reads([&frame.tensor]);
+    let tensor = op.produce_external(move |completion| {
+        let energy = with_arrow::borrow_operand(completion.scope(), &frame.tensor, &frame.trail)
+            .and_then(|frame| square(&frame))
+            .and_then(|energy| with_arrow::to_dlpack(energy, &[ROWS as i64, COLUMNS as i64], &energy_trail));
+        completion.produce(energy.map(Produced::from));
+    })?;
+    Ok(Baton { tensor, trail })
+}
+
+fn submit_sum(stage: &Stage, energy: &Baton) -> Result<Baton> {
+    let (energy_trail, trail) = (energy.trail.clone(), stage.ledger.trail());
+    let result_trail = trail.clone();
+    stage.ledger.submitted();
+    let op = stage.engine.op("sum").reads([&energy.tensor]);
+    let tensor = op.produce(move |[energy]| {
+        let energy = with_ndarray::view::<_, Ix2>(&energy, &energy_trail)?;
+        with_ndarray::to_dlpack(sum(energy), &result_trail)
+    })?;
+    Ok(Baton { tensor, trail })
+}
+
+/// What the last stage has seen.
+#[derive(Default)]
+struct Archive {
+    waited: Duration,
+    in_flight_max: usize,
+}
+
+/// Last stage: awaits each result and compares it with that of the plain loop.
+async fn archive(
+    stage: Stage,
+    mut results: mpsc::Receiver<Baton>,
+    expected: Vec<Vec<f32>>,
+) -> Result<Archive> {
+    // Nothing is drawn when the output is not a terminal.
+    let progress = ProgressBar::new(FRAMES as u64)
+        .with_style(ProgressStyle::with_template("{bar:40} {pos}/{len} frames  {per_sec}")?);
+    let mut archive = Archive::default();
+    for (index, expected) in expected.iter().enumerate() {
+        let Baton { tensor, trail } = results.recv().await.ok_or("the relay ended early")?;
+        archive.in_flight_max = archive.in_flight_max.max(stage.engine.stats().in_flight);
+        let since = Instant::now();
+        tensor.ready().await?;
+        archive.waited += since.elapsed();
+        let result = with_arrow::lease(&tensor, &trail).await?;
+        if result.values() != expected.as_slice() {
+            return Err(format!("frame {index} differs from the plain loop").into());
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    Ok(archive)
+}
+
+#[tokio::main]
+async fn main() -> Result {
+    let since = Instant::now();
+    let expected = plain_loop()?;
+    let plain = since.elapsed();
+
+    let engine = Engine::builder().build()?;
+    let ledger = Ledger::default();
+    let stage = Stage { engine: engine.clone(), ledger: ledger.clone() };
+    let since = Instant::now();
+    let (frames_in, frames_out) = mpsc::channel(DEPTH);
+    let (results_in, results_out) = mpsc::channel(DEPTH);
+    let camera = tokio::spawn(camera(stage.clone(), frames_in));
+    let desk = tokio::spawn(desk(stage.clone(), frames_out, results_in));
+    let archive = archive(stage, results_out, expected).await;
+    // A stage that fails closes its channels, so the others end as well; the one that fails by itself is asked first.
+    camera.await??;
+    desk.await??;
+    let archive = archive?;
+    let relay = since.elapsed();
+
+    engine.shutdown().await;
+    // The last operands are let go a moment after their operations have ended, and deleters run on a thread of their own.
+    let since = Instant::now();
+    while !all_is_back(&ledger) && since.elapsed() < PATIENCE {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    report(&ledger, &archive, plain, relay)
+}
+
+fn all_is_back(ledger: &Ledger) -> bool {
+    let totals = ledger.totals();
+    totals.given_back == totals.handed_over
+}
+
+fn report(ledger: &Ledger, archive: &Archive, plain: Duration, relay: Duration) -> Result {
+    let totals = ledger.totals();
+    let mut out = std::io::stdout().lock();
+    let mut row = |what: &str, value: String| writeln!(out, "  {what:<34}{value:>14}");
+    row("tensors imported", totals.handed_over.to_string())?;
+    row("deleters run", totals.given_back.to_string())?;
+    row("crossings between libraries", totals.crossings.to_string())?;
+    row("bytes handed over", format!("{:.1} MB", totals.bytes as f64 / 1e6))?;
+    row("copies (address changed)", totals.copies.to_string())?;
+    row("operations", totals.operations.to_string())?;
+    row("most operations seen in flight", archive.in_flight_max.to_string())?;
+    row("time waited for results", format!("{:.1} ms", archive.waited.as_secs_f64() * 1e3))?;
+    row("time of the relay", format!("{:.1} ms", relay.as_secs_f64() * 1e3))?;
+    row("time of the plain loop", format!("{:.1} ms", plain.as_secs_f64() * 1e3))?;
+    row("results equal to the plain loop", format!("{FRAMES} of {FRAMES}"))?;
+    if totals.copies > 0 {
+        return Err("a tensor was copied on its way".into());
+    }
+    if !all_is_back(ledger) {
+        return Err("not all memory came back".into());
+    }
+    Ok(())
+}

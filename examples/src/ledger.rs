@@ -1,0 +1,119 @@
+//! Measuring what crossed a border, instead of claiming it.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+
+/// Counters of everything that crossed from one library to another. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger(Arc<Counters>);
+
+#[derive(Debug, Default)]
+struct Counters {
+    crossings: AtomicU64,
+    copies: AtomicU64,
+    bytes: AtomicU64,
+    operations: AtomicU64,
+    handed_over: AtomicU64,
+    given_back: AtomicU64,
+}
+
+/// What a [`Ledger`] has counted so far.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Totals {
+    /// How often a library got to see memory that another one had made.
+    pub crossings: u64,
+    /// Crossings after which the data was not where its maker had put it.
+    pub copies: u64,
+    /// Bytes of the tensors that crossed, added up over all crossings.
+    pub bytes: u64,
+    /// Operations submitted.
+    pub operations: u64,
+    /// Tensors that an array crate has handed over as DLPack structs.
+    pub handed_over: u64,
+    /// Tensors of those whose deleter has run.
+    pub given_back: u64,
+}
+
+impl Ledger {
+    /// The trail of a new tensor.
+    pub fn trail(&self) -> Trail {
+        Trail { ledger: self.clone(), home: Arc::default() }
+    }
+
+    /// An operation was submitted.
+    pub fn submitted(&self) {
+        self.0.operations.fetch_add(1, Relaxed);
+    }
+
+    /// The counters.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            crossings: self.0.crossings.load(Relaxed),
+            copies: self.0.copies.load(Relaxed),
+            bytes: self.0.bytes.load(Relaxed),
+            operations: self.0.operations.load(Relaxed),
+            handed_over: self.0.handed_over.load(Relaxed),
+            given_back: self.0.given_back.load(Relaxed),
+        }
+    }
+}
+
+/// The way of one tensor through the libraries. Clones follow the same tensor.
+///
+/// It knows the address at which the maker of the tensor has put the data; everybody who gets the tensor must find it
+/// there.
+#[derive(Clone, Debug)]
+pub struct Trail {
+    ledger: Ledger,
+    home: Arc<OnceLock<usize>>,
+}
+
+impl Trail {
+    /// A library, the maker, hands the tensor over with its data at `data`.
+    pub fn starts<T>(&self, data: *const T) {
+        let first = self.home.set(data as usize).is_ok();
+        assert!(first, "a trail has one start");
+        self.ledger.0.handed_over.fetch_add(1, Relaxed);
+    }
+
+    /// Another library sees the `len` elements at `data` now.
+    pub fn crosses<T>(&self, data: *const T, len: usize) {
+        let counters = &self.ledger.0;
+        counters.crossings.fetch_add(1, Relaxed);
+        counters.bytes.fetch_add((len * size_of::<T>()) as u64, Relaxed);
+        if self.home.get() != Some(&(data as usize)) {
+            counters.copies.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The maker has its memory back: the deleter runs.
+    pub fn ends(&self) {
+        self.ledger.0.given_back.fetch_add(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_that_has_moved_counts_as_a_copy() {
+        let ledger = Ledger::default();
+        let trail = ledger.trail();
+        let (original, copy) = (vec![1.0_f32; 4], vec![1.0_f32; 4]);
+        trail.starts(original.as_ptr());
+        trail.crosses(original.as_ptr(), original.len());
+        assert_eq!(ledger.totals().copies, 0);
+        trail.crosses(copy.as_ptr(), copy.len());
+        let totals = ledger.totals();
+        assert_eq!((totals.crossings, totals.copies, totals.bytes), (2, 1, 32));
+    }
+
+    #[test]
+    fn data_from_nowhere_counts_as_a_copy() {
+        let ledger = Ledger::default();
+        ledger.trail().crosses([0_u8; 2].as_ptr(), 2);
+        assert_eq!(ledger.totals().copies, 1);
+    }
+}

@@ -1,0 +1,298 @@
+//! The memory of one operation: a slab block with its accesses, its payload and its two counters.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use estafette_sync::cell::UnsafeCell;
+use estafette_sync::sync::Arc;
+use estafette_sync::sync::atomic::{AtomicU32, Ordering};
+
+use crate::access::{Access, AccessPtr, Spilled, Target};
+use crate::graph::Inner;
+use crate::id::OpId;
+
+/// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation, which the
+/// block then keeps for its next operation.
+pub(crate) const INLINE: usize = 4;
+
+/// Spilled accesses a free block may keep memory for (1 KiB). More is given back, so that one operation over
+/// thousands of variables does not pin memory for ever.
+const SPILL_KEPT: usize = 32;
+
+/// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that wraps
+/// would free memory in use.
+const REFS_LIMIT: u32 = u32::MAX / 2;
+
+/// One operation, from submission until its last reference is gone.
+pub(crate) struct Block<V, T> {
+    /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
+    /// the variable that grants. Zero: granted, and owned by the `Granted` token.
+    pending: AtomicU32,
+    /// The operation in flight counts as one, each `OpRef` (and each snapshot looking at it) as one.
+    refs: AtomicU32,
+    /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
+    next: UnsafeCell<Option<BlockPtr<V, T>>>,
+    /// Keeps the slab alive for blocks that no queued access pins: without accesses, or with an `OpRef`.
+    owner: UnsafeCell<Option<Arc<Inner<V, T>>>>,
+    /// Set by the submitter, constant while in flight.
+    fixed: UnsafeCell<Fixed<V, T>>,
+    pub(crate) inline: [Access<V, T>; INLINE],
+}
+
+pub(crate) type BlockPtr<V, T> = NonNull<Block<V, T>>;
+
+struct Fixed<V, T> {
+    id: u64,
+    len: usize,
+    /// Whether the owner was set before the operation was appended.
+    owned: bool,
+    /// All accesses if there are more than [`INLINE`], else empty.
+    spilled: Vec<Spilled<V, T>>,
+    payload: MaybeUninit<T>,
+}
+
+/// What is left of an operation when its block goes back to the slab. Dropped by the caller outside every bit.
+#[must_use]
+pub(crate) struct Remains<V, T> {
+    _payload: T,
+    _owner: Option<Arc<Inner<V, T>>>,
+}
+
+impl<V, T> Block<V, T> {
+    pub(crate) fn vacant() -> Self {
+        Self {
+            pending: AtomicU32::new(0),
+            refs: AtomicU32::new(0),
+            next: UnsafeCell::new(None),
+            owner: UnsafeCell::new(None),
+            fixed: UnsafeCell::new(Fixed {
+                id: 0,
+                len: 0,
+                owned: false,
+                spilled: Vec::new(),
+                payload: MaybeUninit::uninit(),
+            }),
+            inline: std::array::from_fn(|_| Access::vacant()),
+        }
+    }
+
+    /// Makes a block that was just taken from the slab an operation, still without accesses.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    pub(crate) unsafe fn begin(&self, id: u64, payload: T) {
+        self.refs.store(1, Ordering::Relaxed);
+        // SAFETY: the caller owns the block, so nobody else looks at it.
+        self.fixed.with_mut(|fixed| unsafe {
+            (*fixed).id = id;
+            (*fixed).len = 0;
+            (*fixed).owned = false;
+            (*fixed).payload.write(payload);
+        });
+    }
+
+    /// Sets the accesses to `targets`; may be repeated until the operation is appended.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    pub(crate) unsafe fn aim(this: BlockPtr<V, T>, targets: &[Target<V, T>]) {
+        // SAFETY: the caller owns the block.
+        let block = unsafe { this.as_ref() };
+        block.fixed.with_mut(|fixed| {
+            // SAFETY: as above; nothing else is reachable through this reference while it lives.
+            let fixed = unsafe { &mut *fixed };
+            fixed.len = targets.len();
+            fixed.spilled.clear();
+            if targets.len() > INLINE {
+                fixed.spilled.extend(targets.iter().map(|target| Spilled::new(*target, this)));
+            }
+        });
+        if targets.len() <= INLINE {
+            for (slot, target) in targets.iter().enumerate() {
+                // SAFETY: the caller owns the block.
+                unsafe { block.inline[slot].aim_inline(*target, slot) };
+            }
+        }
+    }
+
+    /// The access at `index`, with a pointer that leads back to the block.
+    ///
+    /// # Safety
+    /// The operation is in flight and `index < len`.
+    #[inline]
+    pub(crate) unsafe fn access(this: BlockPtr<V, T>, index: usize) -> AccessPtr<V, T> {
+        // SAFETY: in flight, so `fixed` is constant. The pointers are derived from the block's own pointer and from
+        // the vector's buffer, so they may be walked back (`Access::op`).
+        unsafe {
+            let place = (*this.as_ptr()).fixed.with(|fixed| {
+                let spilled = &(*fixed).spilled;
+                debug_assert!(index < (*fixed).len);
+                if spilled.is_empty() {
+                    (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>().add(index)
+                } else {
+                    spilled.as_ptr().add(index).cast_mut().cast()
+                }
+            });
+            NonNull::new_unchecked(place)
+        }
+    }
+
+    /// # Safety
+    /// The operation is in flight, or referenced.
+    pub(crate) unsafe fn id(&self) -> OpId {
+        // SAFETY: constant while in flight.
+        OpId::new(self.fixed.with(|fixed| unsafe { (*fixed).id }))
+    }
+
+    /// How many distinct variables the operation uses.
+    ///
+    /// # Safety
+    /// The operation is in flight.
+    pub(crate) unsafe fn len(&self) -> usize {
+        // SAFETY: constant while in flight.
+        self.fixed.with(|fixed| unsafe { (*fixed).len })
+    }
+
+    /// # Safety
+    /// The operation is in flight, or referenced, for as long as the result is used.
+    pub(crate) unsafe fn payload(&self) -> &T {
+        // SAFETY: written before the operation became visible, read out only when the last reference is gone.
+        self.fixed.with(|fixed| unsafe { (*fixed).payload.assume_init_ref() })
+    }
+
+    /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.
+    pub(crate) fn set_pending(&self, count: u32) {
+        self.pending.store(count, Ordering::Relaxed);
+    }
+
+    /// Whether all accesses are granted.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+    }
+
+    /// Grants one access. True: it was the last, and the caller now owns the operation.
+    ///
+    /// Acquire and release: the last granter sees everything done before the other grants. When one is left it is
+    /// ours, nobody else writes the counter, and the locked instruction is saved.
+    #[inline]
+    pub(crate) fn grant_one(&self) -> bool {
+        if self.pending.load(Ordering::Acquire) == 1 {
+            self.pending.store(0, Ordering::Relaxed);
+            return true;
+        }
+        self.pending.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Counts one more reference. Relaxed suffices: the caller already has one, or pins the operation.
+    pub(crate) fn retain(&self) {
+        if self.refs.fetch_add(1, Ordering::Relaxed) > REFS_LIMIT {
+            std::process::abort();
+        }
+    }
+
+    /// Whether there are references beside the caller's.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.refs.load(Ordering::Acquire) > 1
+    }
+
+    /// Gives one reference up. True: it was the last, and the caller must recycle the block.
+    ///
+    /// Acquire and release as in `Arc`. Reading 1 means that it is ours and nobody can make another.
+    #[inline]
+    fn let_go(&self) -> bool {
+        self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Gives one reference up; if it was the last, puts the block back into its slab.
+    ///
+    /// # Safety
+    /// The caller holds a reference, which is gone afterwards; the block must not be touched any more. Unless the
+    /// block is owned, `pinned` is the owner of its slab, kept alive by the caller.
+    pub(crate) unsafe fn release(
+        this: BlockPtr<V, T>,
+        pinned: Option<&Inner<V, T>>,
+    ) -> Option<Remains<V, T>> {
+        // SAFETY: our reference keeps the block.
+        let block = unsafe { this.as_ref() };
+        if !block.let_go() {
+            return None;
+        }
+        // SAFETY: the last reference is gone, so the block is ours alone; the payload is initialized since `begin`.
+        let payload = block.fixed.with_mut(|fixed| unsafe {
+            let fixed = &mut *fixed;
+            fixed.spilled.clear();
+            if fixed.spilled.capacity() > SPILL_KEPT {
+                fixed.spilled = Vec::new();
+            }
+            fixed.payload.assume_init_read()
+        });
+        // SAFETY: as above.
+        let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
+        let inner = owner.as_deref().or(pinned).expect("a block without owner is pinned by who releases it");
+        inner.slab.give(this);
+        Some(Remains { _payload: payload, _owner: owner })
+    }
+
+    /// Whether the block keeps its own slab alive.
+    ///
+    /// # Safety
+    /// The caller owns the operation.
+    pub(crate) unsafe fn is_owned(&self) -> bool {
+        // SAFETY: only the owner of the operation sets it.
+        self.owner.with(|owner| unsafe { (*owner).is_some() })
+    }
+
+    /// Whether the owner was set before the operation was appended: constant while in flight, so anybody who pins the
+    /// operation may ask.
+    ///
+    /// # Safety
+    /// The operation is in flight.
+    pub(crate) unsafe fn is_owned_since_submission(&self) -> bool {
+        // SAFETY: constant while in flight.
+        self.fixed.with(|fixed| unsafe { (*fixed).owned })
+    }
+
+    /// [`own`](Self::own), before the operation is appended.
+    ///
+    /// # Safety
+    /// The caller owns the block, which is in no queue.
+    pub(crate) unsafe fn own_early(&self, inner: &Arc<Inner<V, T>>) {
+        // SAFETY: the caller owns the block.
+        unsafe {
+            self.own(inner);
+            self.fixed.with_mut(|fixed| (*fixed).owned = true);
+        }
+    }
+
+    /// Makes the block keep its slab alive.
+    ///
+    /// # Safety
+    /// The caller owns the operation, and no `OpRef` exists that could be dropped meanwhile, or the owner is set.
+    pub(crate) unsafe fn own(&self, inner: &Arc<Inner<V, T>>) {
+        // SAFETY: the caller owns the operation.
+        self.owner.with_mut(|owner| unsafe {
+            if (*owner).is_none() {
+                *owner = Some(Arc::clone(inner));
+            }
+        });
+    }
+
+    /// Lends the link to the next block.
+    ///
+    /// # Safety
+    /// The caller owns the list in which the block is.
+    pub(crate) unsafe fn next<R>(&self, f: impl FnOnce(&mut Option<BlockPtr<V, T>>) -> R) -> R {
+        // SAFETY: a block is in at most one list, and that list is the caller's.
+        self.next.with_mut(|next| f(unsafe { &mut *next }))
+    }
+}
+
+impl<V, T> fmt::Debug for Block<V, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("pending", &self.pending)
+            .field("refs", &self.refs)
+            .finish_non_exhaustive()
+    }
+}

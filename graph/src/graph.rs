@@ -1,0 +1,62 @@
+//! The graph: handles of the memory behind variables and operations.
+
+use std::fmt;
+
+use estafette_sync::sync::Arc;
+
+use crate::registry::Registry;
+use crate::slab::Slab;
+use crate::var::Var;
+
+/// Keeps the order of operations over variables.
+///
+/// `V` is what the user keeps per variable, `T` what the user keeps per operation. Clones are handles of the same
+/// graph; variables and operations live on without one.
+pub struct Graph<V, T> {
+    pub(crate) inner: Arc<Inner<V, T>>,
+}
+
+/// The memory of a graph. Kept alive by graph handles, by every variable, and by operations that no queued access
+/// pins (those without accesses, and those with an `OpRef`).
+pub(crate) struct Inner<V, T> {
+    pub(crate) slab: Slab<V, T>,
+    pub(crate) registry: Registry<V, T>,
+}
+
+impl<V, T> Graph<V, T> {
+    /// A graph without variables.
+    pub fn new() -> Self {
+        Self { inner: Arc::new(Inner { slab: Slab::new(), registry: Registry::new() }) }
+    }
+
+    /// A new variable with its state.
+    pub fn var(&self, state: V) -> Var<V, T> {
+        Var::new(&self.inner, state)
+    }
+
+    /// An operation in the queue of another graph's variable would outlive the memory of its own.
+    #[inline]
+    pub(crate) fn assert_mine(&self, var: &Var<V, T>) {
+        // SAFETY: the handle keeps the node.
+        let inner = unsafe { &var.node().as_ref().inner };
+        assert!(Arc::ptr_eq(inner, &self.inner), "{} belongs to another graph", var.id());
+    }
+}
+
+impl<V, T> Clone for Graph<V, T> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<V, T> Default for Graph<V, T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<V, T> fmt::Debug for Graph<V, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").finish_non_exhaustive()
+    }
+}

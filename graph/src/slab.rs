@@ -1,0 +1,210 @@
+//! Where operation blocks come from: chunks that stay mapped while the graph lives, and a free list per group of
+//! threads.
+//!
+//! A thread takes and gives blocks at its own shard, so that threads that each submit and complete do not meet. A
+//! thread that only submits finds its shard empty and carries off everything a completing thread gave back, one
+//! meeting for many operations. The slab grows to the largest number of operations ever in flight (the engine's
+//! window bounds it) and does not shrink.
+
+use std::ptr::NonNull;
+
+use estafette_sync::cell::UnsafeCell;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+
+use crate::block::{Block, BlockPtr};
+use crate::word::StateWord;
+
+/// Free lists. More than the threads that usually submit and complete at once; a collision costs contention only.
+const SHARDS: usize = if cfg!(estafette_loom) { 1 } else { 8 };
+
+/// Blocks allocated at once: about 24 KiB, so that growing is rare and an idle graph small.
+const CHUNK: usize = if cfg!(estafette_loom) { 4 } else { 128 };
+
+/// Operation numbers a shard reserves at once, so that the shared counter is touched once per so many operations.
+const ID_BATCH: u64 = 64;
+
+pub(crate) struct Slab<V, T> {
+    shards: [Shard<V, T>; SHARDS],
+    chunks: Mutex<Vec<Chunk<V, T>>>,
+    /// The first operation number no shard has reserved.
+    ids: AtomicU64,
+}
+
+/// A boxed slice that is reached through raw pointers only.
+type Chunk<V, T> = NonNull<[Block<V, T>]>;
+
+/// A free list of its own cache line.
+#[repr(align(64))]
+struct Shard<V, T> {
+    lock: StateWord,
+    /// Belongs to the holder of `lock`.
+    free: UnsafeCell<Free<V, T>>,
+}
+
+struct Free<V, T> {
+    list: List<V, T>,
+    next_id: u64,
+    end_id: u64,
+}
+
+/// A list of blocks linked through `Block::next`. The tail is meaningful only while there is a head.
+struct List<V, T> {
+    ends: Option<(BlockPtr<V, T>, BlockPtr<V, T>)>,
+}
+
+impl<V, T> Slab<V, T> {
+    pub(crate) fn new() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Shard {
+                lock: StateWord::new(),
+                free: UnsafeCell::new(Free { list: List { ends: None }, next_id: 0, end_id: 0 }),
+            }),
+            chunks: Mutex::new(Vec::new()),
+            ids: AtomicU64::new(1),
+        }
+    }
+
+    /// A block of the caller's own, and a number for the operation it will hold.
+    pub(crate) fn take(&self) -> (BlockPtr<V, T>, u64) {
+        let own = shard_of_this_thread();
+        loop {
+            let taken = self.shards[own].with(|free| {
+                // SAFETY: blocks in this list are free, and the list is locked.
+                let block = unsafe { free.list.pop() }?;
+                Some((block, free.number(&self.ids)))
+            });
+            if let Some(taken) = taken {
+                return taken;
+            }
+            let more = self.steal(own).unwrap_or_else(|| self.grow());
+            // SAFETY: the blocks of `more` are free and in no other list.
+            self.shards[own].with(|free| unsafe { free.list.prepend(more) });
+        }
+    }
+
+    /// Takes a block back that nobody refers to any more.
+    pub(crate) fn give(&self, block: BlockPtr<V, T>) {
+        // SAFETY: the block is free and in no list.
+        self.shards[shard_of_this_thread()].with(|free| unsafe {
+            free.list.prepend(List { ends: Some((block, block)) });
+        });
+    }
+
+    /// Everything some other shard has to spare.
+    fn steal(&self, own: usize) -> Option<List<V, T>> {
+        let others = self.shards[own + 1..].iter().chain(&self.shards[..own]);
+        others.into_iter().find_map(|shard| {
+            shard.with(|free| {
+                let ends = free.list.ends.take()?;
+                Some(List { ends: Some(ends) })
+            })
+        })
+    }
+
+    /// A new chunk, as a list.
+    fn grow(&self) -> List<V, T> {
+        let chunk: Box<[Block<V, T>]> = (0..CHUNK).map(|_| Block::vacant()).collect();
+        // From here on the chunk is only reached through raw pointers: moving a box would invalidate them.
+        let chunk = NonNull::from(Box::leak(chunk));
+        self.chunks.lock().expect("nothing panics under this lock").push(chunk);
+        let first: BlockPtr<V, T> = chunk.cast();
+        // SAFETY: the indices lie in the chunk, whose blocks are ours and in no list.
+        unsafe {
+            for index in 0..CHUNK - 1 {
+                first.add(index).as_ref().next(|next| *next = Some(first.add(index + 1)));
+            }
+            List { ends: Some((first, first.add(CHUNK - 1))) }
+        }
+    }
+}
+
+impl<V, T> Drop for Slab<V, T> {
+    fn drop(&mut self) {
+        // The slab goes when no graph handle, no variable and no owned block is left; every block is free then, and
+        // a free block holds nothing but spill memory. (Also checked in models, which are built without debug
+        // assertions, and where a block touched too late would go unnoticed.)
+        if cfg!(any(debug_assertions, estafette_loom)) {
+            let chunks = self.chunks.lock().expect("nothing panics under this lock").len();
+            let free: usize = self.shards.iter().map(Shard::count).sum();
+            assert_eq!(free, chunks * CHUNK, "a block is in use and its slab goes");
+        }
+        for chunk in self.chunks.lock().expect("nothing panics under this lock").drain(..) {
+            // SAFETY: made from a box in `grow`, freed once.
+            drop(unsafe { Box::from_raw(chunk.as_ptr()) });
+        }
+    }
+}
+
+impl<V, T> Shard<V, T> {
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(&mut Free<V, T>) -> R) -> R {
+        let word = self.lock.lock();
+        // SAFETY: we hold the lock; the closures of this file neither panic nor come back here.
+        let result = self.free.with_mut(|free| f(unsafe { &mut *free }));
+        self.lock.unlock(word);
+        result
+    }
+
+    /// How many blocks are in the list.
+    fn count(&self) -> usize {
+        self.with(|free| {
+            let first = free.list.ends.map(|(head, _)| head);
+            // SAFETY: blocks in this list are free, and the list is locked.
+            std::iter::successors(first, |block| unsafe { block.as_ref().next(|next| *next) }).count()
+        })
+    }
+}
+
+impl<V, T> Free<V, T> {
+    fn number(&mut self, ids: &AtomicU64) -> u64 {
+        if self.next_id == self.end_id {
+            self.next_id = ids.fetch_add(ID_BATCH, Ordering::Relaxed);
+            self.end_id = self.next_id + ID_BATCH;
+        }
+        self.next_id += 1;
+        self.next_id - 1
+    }
+}
+
+impl<V, T> List<V, T> {
+    /// # Safety
+    /// The caller has the list for itself.
+    unsafe fn pop(&mut self) -> Option<BlockPtr<V, T>> {
+        let (head, tail) = self.ends?;
+        // SAFETY: the head is in this list.
+        let next = unsafe { head.as_ref().next(Option::take) };
+        self.ends = next.map(|next| (next, tail));
+        Some(head)
+    }
+
+    /// # Safety
+    /// The caller has both lists for itself.
+    unsafe fn prepend(&mut self, other: Self) {
+        let Some((head, tail)) = other.ends else { return };
+        let Some((old_head, old_tail)) = self.ends else {
+            self.ends = other.ends;
+            return;
+        };
+        // SAFETY: the tail of the other list is in it, and has no next.
+        unsafe { tail.as_ref().next(|next| *next = Some(old_head)) };
+        self.ends = Some((head, old_tail));
+    }
+}
+
+/// A small number that differs between most threads: which shard is used is a matter of speed only, so the address
+/// of a thread-local will do and no counter is needed.
+fn shard_of_this_thread() -> usize {
+    if SHARDS == 1 {
+        return 0;
+    }
+    thread_local!(static MARK: u8 = const { 0 });
+    let address = MARK.with(|mark| std::ptr::from_ref(mark).addr());
+    // Fibonacci hashing: the high bits depend on all bits of the address.
+    (address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 60 & (SHARDS - 1)
+}
+
+// SAFETY: blocks are reached only through the locked lists and their owners; see `Inner`.
+unsafe impl<V: Send, T: Send + Sync> Send for Slab<V, T> {}
+// SAFETY: as above.
+unsafe impl<V: Send, T: Send + Sync> Sync for Slab<V, T> {}

@@ -1,0 +1,203 @@
+//! Submission: an operation joins the queues of all its variables in one atomic step.
+
+use smallvec::SmallVec;
+
+use crate::access::{Mode, Target};
+use crate::block::{Block, BlockPtr};
+use crate::granted::Granted;
+use crate::graph::Graph;
+use crate::op_ref::OpRef;
+use crate::var::{Var, VarNode};
+
+/// The variables of one operation while it is submitted. Inline for all but the widest operations.
+pub(crate) type Targets<V, T> = SmallVec<[Target<V, T>; 8]>;
+
+/// Up to here insertion beats calling the general sort.
+const INSERTION_LIMIT: usize = 16;
+
+impl<V, T> Graph<V, T> {
+    /// Appends an operation to the queues of all its variables, atomically with regard to every other submission,
+    /// and grants what can be granted. `Some`: all accesses may proceed at once. `None`: a later
+    /// [`Granted::complete`] hands the operation to its `ready`.
+    ///
+    /// `accesses` may name a variable several times; a read and a write of one variable are an update. An operation
+    /// without accesses is granted at once. Callable from any number of threads.
+    ///
+    /// # Panics
+    /// If a variable belongs to another graph.
+    pub fn submit<'a>(
+        &self,
+        payload: T,
+        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
+    ) -> Option<Granted<V, T>>
+    where
+        V: 'a,
+        T: 'a,
+    {
+        let targets = self.targets(accesses);
+        let block = self.begin(payload);
+        if targets.is_empty() {
+            // No queue will pin the slab for this operation.
+            // SAFETY: the block is ours.
+            unsafe { block.as_ref().own(&self.inner) };
+        }
+        // SAFETY: the block is ours, and the handles behind `accesses` outlive the call.
+        unsafe { append(block, targets) }
+    }
+
+    /// [`submit`](Self::submit) that also gives a reference to the operation.
+    ///
+    /// # Panics
+    /// If a variable belongs to another graph.
+    pub fn submit_ref<'a>(
+        &self,
+        payload: T,
+        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
+    ) -> (OpRef<V, T>, Option<Granted<V, T>>)
+    where
+        V: 'a,
+        T: 'a,
+    {
+        let targets = self.targets(accesses);
+        let block = self.begin(payload);
+        // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
+        // completion on another thread. The handles behind `accesses` outlive the call.
+        unsafe {
+            block.as_ref().own_early(&self.inner);
+            block.as_ref().retain();
+            let reference = OpRef::new(block);
+            (reference, append(block, targets))
+        }
+    }
+
+    fn targets<'a>(&self, accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>) -> Targets<V, T>
+    where
+        V: 'a,
+        T: 'a,
+    {
+        let mut targets = Targets::new();
+        for (var, mode) in accesses {
+            self.assert_mine(var);
+            // SAFETY: the handle keeps the node and what it forwards to.
+            targets.push(Target::new(unsafe { VarNode::resolve(var.node()) }, mode));
+        }
+        // SAFETY: as above.
+        unsafe { normalize(&mut targets) };
+        targets
+    }
+
+    /// A block for a new operation, without accesses.
+    pub(crate) fn begin(&self, payload: T) -> BlockPtr<V, T> {
+        let (block, id) = self.inner.slab.take();
+        // SAFETY: the slab gave the block to us.
+        unsafe { block.as_ref().begin(id, payload) };
+        block
+    }
+}
+
+/// Appends the operation to `targets` and to whatever orders them.
+///
+/// # Safety
+/// The caller owns the block, holds a handle of every target, and has `targets` normalized. Afterwards the block
+/// belongs to whoever has its `Granted`.
+unsafe fn append<V, T>(block: BlockPtr<V, T>, mut targets: Targets<V, T>) -> Option<Granted<V, T>> {
+    // SAFETY: the caller's handles keep the nodes and what they forward to; the block is ours until the first bit is
+    // given back, and again if it is granted.
+    unsafe {
+        loop {
+            Block::aim(block, &targets);
+            if lock_all(&targets) {
+                break;
+            }
+            // Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
+            for target in &mut targets {
+                *target = Target::new(VarNode::resolve(target.node()), target.mode());
+            }
+            normalize(&mut targets);
+        }
+        let granted = link_all(block, targets.len());
+        for target in &targets {
+            let state = &target.node().as_ref().state;
+            let word = state.load_locked();
+            state.unlock(if target.mode().is_exclusive() { word.with_unfinished_write(true) } else { word });
+        }
+        granted.then(|| Granted::new(block))
+    }
+}
+
+/// Sorts by variable and merges duplicates.
+///
+/// # Safety
+/// The caller keeps the nodes alive.
+pub(crate) unsafe fn normalize<V, T>(targets: &mut Targets<V, T>) {
+    // SAFETY: forwarded to the caller.
+    let rank = |target: &Target<V, T>| unsafe { VarNode::rank(target.node()) };
+    if targets.len() <= INSERTION_LIMIT {
+        for sorted in 1..targets.len() {
+            let target = targets[sorted];
+            let mut place = sorted;
+            while place > 0 && rank(&targets[place - 1]) > rank(&target) {
+                targets[place] = targets[place - 1];
+                place -= 1;
+            }
+            targets[place] = target;
+        }
+    } else {
+        targets.sort_unstable_by_key(rank);
+    }
+    targets.dedup_by(|later, kept| {
+        let same = later.node() == kept.node();
+        if same {
+            *kept = Target::new(kept.node(), kept.mode().merge(later.mode()));
+        }
+        same
+    });
+}
+
+/// Takes the bits of all targets in the order of their ranks, or none: false if one of them is forwarded.
+///
+/// All submitters take bits in the same order and hold them together, so submissions happen one after the other
+/// wherever they share a variable, and no circle of waiting submitters can form.
+///
+/// # Safety
+/// The caller keeps the nodes alive; `targets` is normalized. If true, the caller must give every bit back.
+pub(crate) unsafe fn lock_all<V, T>(targets: &[Target<V, T>]) -> bool {
+    // SAFETY: forwarded to the caller.
+    debug_assert!(targets.is_sorted_by_key(|target| unsafe { VarNode::rank(target.node()) }));
+    for (index, target) in targets.iter().enumerate() {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let word = target.node().as_ref().state.lock();
+            if word.forwarded() {
+                target.node().as_ref().state.unlock(word);
+                for taken in &targets[..index] {
+                    let state = &taken.node().as_ref().state;
+                    state.unlock(state.load_locked());
+                }
+                return false;
+            }
+        }
+    }
+    true
+}
+
+/// Links the operation's accesses at the ends of their queues. True: all are granted.
+///
+/// # Safety
+/// The caller holds the bits of the operation's variables and owns the block, which is aimed and in no queue.
+pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, len: usize) -> bool {
+    let mut pending = 0;
+    for index in 0..len {
+        // SAFETY: the block is ours and aimed; its variables' bits are held.
+        unsafe {
+            let access = Block::access(block, index);
+            let target = access.as_ref().target();
+            let granted =
+                target.node().as_ref().queue.with_mut(|queue| (*queue).append(access, target.mode()));
+            pending += u32::from(!granted);
+        }
+    }
+    // SAFETY: the block is ours. All bits are held, so nobody grants before this plain store.
+    unsafe { block.as_ref() }.set_pending(pending);
+    pending == 0
+}

@@ -1,0 +1,203 @@
+//! Taking a snapshot: which bits to hold so that the picture is of one moment.
+//!
+//! The bits of a set of variables are taken in the order of their ranks, as by every submitter, so a survey cannot be part
+//! of a circle. If an operation found in their queues also waits elsewhere, all bits are given back and the survey
+//! starts again with its other variables, until nothing is missing; the last pass is the picture. The registry is
+//! locked throughout: no variable comes or goes, so the set is bounded and its pointers stay good.
+
+use std::collections::{HashMap, HashSet};
+use std::ptr::NonNull;
+
+use crate::access::{Access, Mode};
+use crate::block::{Block, BlockPtr};
+use crate::graph::{Graph, Inner};
+use crate::id::{OpId, VarId};
+use crate::snapshot::{OpView, Roots, Snapshot, VarView};
+use crate::var::VarNode;
+
+type Node<V, T> = NonNull<VarNode<V, T>>;
+
+impl<V, T> Graph<V, T> {
+    /// A consistent picture of everything queued on `roots` and, transitively, of whatever blocks it.
+    ///
+    /// Submissions and completions on the variables in the picture spin meanwhile, and variables are neither made nor
+    /// destroyed, so this is for diagnosis. `describe` is called afterwards, under no bit and no lock, once per
+    /// operation; operations that it looks at may have completed by then.
+    ///
+    /// # Panics
+    /// If a root belongs to another graph.
+    pub fn snapshot<D>(&self, roots: Roots<'_, V, T>, describe: impl Fn(&T) -> D) -> Snapshot<D> {
+        let survey = self.survey(roots);
+        let ops = survey.ops.iter().map(|found| {
+            // SAFETY: the survey holds a reference.
+            let (id, label) =
+                unsafe { (found.pin.block.as_ref().id(), describe(found.pin.block.as_ref().payload())) };
+            OpView { id, label, granted: found.granted, accesses: found.accesses.clone() }
+        });
+        let mut ops: Vec<_> = ops.collect();
+        ops.sort_unstable_by_key(|op| op.id);
+        Snapshot { ops, vars: survey.vars }
+    }
+
+    fn survey(&self, roots: Roots<'_, V, T>) -> Survey<'_, V, T> {
+        let mut set: Vec<Node<V, T>> = Vec::new();
+        if let Roots::Vars(vars) = roots {
+            for var in vars {
+                self.assert_mine(var);
+                // SAFETY: the handle keeps the node and what it forwards to.
+                set.extend([var.node(), unsafe { VarNode::resolve(var.node()) }]);
+            }
+        }
+        let live = self.inner.registry.lock();
+        let known: HashSet<Node<V, T>> = live.nodes.iter().copied().collect();
+        match roots {
+            Roots::All => set.clone_from(&live.nodes),
+            // SAFETY: the reference keeps the operation's accesses. Variables that are gone are not known any more.
+            Roots::Op(op) => unsafe { set.extend(op.waiting_on().filter(|node| known.contains(node))) },
+            Roots::Vars(_) => {}
+        }
+        loop {
+            // SAFETY: the nodes are on the registry, which is locked.
+            set.sort_unstable_by_key(|node| unsafe { VarNode::rank(*node) });
+            set.dedup();
+            // SAFETY: the nodes are on the registry, which is locked.
+            let held = unsafe { Held::new(&set) };
+            let missing = held.missing(&known);
+            if missing.is_empty() {
+                return held.picture(&self.inner);
+            }
+            drop(held);
+            set.extend(missing);
+        }
+    }
+}
+
+/// What a survey found. The operations are referenced, so that they can be described after the bits are given back.
+struct Survey<'g, V, T> {
+    ops: Vec<Found<'g, V, T>>,
+    vars: Vec<VarView>,
+}
+
+struct Found<'g, V, T> {
+    pin: Pin<'g, V, T>,
+    granted: bool,
+    accesses: Vec<(VarId, Mode, bool)>,
+}
+
+/// A reference to an operation that need not own its slab, since the survey's graph does.
+struct Pin<'g, V, T> {
+    block: BlockPtr<V, T>,
+    inner: &'g Inner<V, T>,
+}
+
+/// The bits of a set of variables.
+struct Held<'a, V, T> {
+    set: &'a [Node<V, T>],
+    members: HashSet<Node<V, T>>,
+}
+
+impl<'a, V, T> Held<'a, V, T> {
+    /// Takes the bits.
+    ///
+    /// # Safety
+    /// The nodes are sorted by rank, distinct, and alive until the bits are given back.
+    unsafe fn new(set: &'a [Node<V, T>]) -> Self {
+        let members: HashSet<_> = set.iter().copied().collect();
+        debug_assert_eq!(members.len(), set.len());
+        for node in set {
+            // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
+            let _ = unsafe { node.as_ref() }.state.lock();
+        }
+        Self { set, members }
+    }
+
+    /// Variables outside the set on which operations in the queues of the set wait.
+    ///
+    /// An operation that is granted may be completing: some of its variables may be gone already, and none of them
+    /// explains anything. One that waits can only become granted through a variable outside of the set; if it does
+    /// so now, and is through with a variable already, that variable is either still `known` or skipped, and the next
+    /// pass sees the operation granted.
+    fn missing(&self, known: &HashSet<Node<V, T>>) -> Vec<Node<V, T>> {
+        let mut missing = Vec::new();
+        self.each(|_, op, _, _| {
+            // SAFETY: the operation is in a queue whose bit is held, so it is in flight.
+            unsafe {
+                if op.as_ref().is_granted() {
+                    return;
+                }
+                for index in 0..op.as_ref().len() {
+                    let node = Block::access(op, index).as_ref().target().node();
+                    if !self.members.contains(&node) && known.contains(&node) {
+                        missing.push(node);
+                    }
+                }
+            }
+        });
+        missing
+    }
+
+    /// The queues of the set, and references to every operation in them.
+    fn picture<'g>(&self, inner: &'g Inner<V, T>) -> Survey<'g, V, T> {
+        let mut ops: Vec<Found<'g, V, T>> = Vec::new();
+        let mut vars: Vec<VarView> = Vec::new();
+        let mut places: HashMap<BlockPtr<V, T>, usize> = HashMap::new();
+        self.each(|node, op, mode, granted| {
+            // SAFETY: the node's bit is held, and the operation is in its queue.
+            let (var, id): (VarId, OpId) = unsafe { (node.as_ref().id(), op.as_ref().id()) };
+            if vars.last().is_none_or(|view| view.id != var) {
+                vars.push(VarView { id: var, queue: Vec::new() });
+            }
+            if let Some(view) = vars.last_mut() {
+                view.queue.push((id, mode, granted));
+            }
+            let place = *places.entry(op).or_insert_with(|| {
+                // SAFETY: as above: completing it needs a bit that is held, so its reference is still counted.
+                let block = unsafe { op.as_ref() };
+                block.retain();
+                ops.push(Found {
+                    pin: Pin { block: op, inner },
+                    granted: block.is_granted(),
+                    accesses: Vec::new(),
+                });
+                ops.len() - 1
+            });
+            ops[place].accesses.push((var, mode, granted));
+        });
+        vars.sort_unstable_by_key(|view| view.id);
+        for found in &mut ops {
+            found.accesses.sort_unstable_by_key(|(var, _, _)| *var);
+        }
+        Survey { ops, vars }
+    }
+
+    /// Every access in the queues of the set.
+    fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, Mode, bool)) {
+        for node in self.set {
+            // SAFETY: the bit is held, and accesses in the queue are in flight.
+            unsafe {
+                node.as_ref().queue.with(|queue| {
+                    for (access, granted) in (*queue).iter() {
+                        f(*node, Access::op(access), access.as_ref().target().mode(), granted);
+                    }
+                });
+            }
+        }
+    }
+}
+
+impl<V, T> Drop for Held<'_, V, T> {
+    fn drop(&mut self) {
+        for node in self.set {
+            // SAFETY: the bit is held and keeps the node alive.
+            let state = unsafe { &node.as_ref().state };
+            state.unlock(state.load_locked());
+        }
+    }
+}
+
+impl<V, T> Drop for Pin<'_, V, T> {
+    fn drop(&mut self) {
+        // SAFETY: gives our reference up; the graph behind `inner` outlives the survey.
+        drop(unsafe { Block::release(self.block, Some(self.inner)) });
+    }
+}

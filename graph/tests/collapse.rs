@@ -1,0 +1,177 @@
+//! Collapse: accesses to members become accesses to the group.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Driver, r, w};
+use estafette_graph::{Graph, Mode, Roots};
+
+#[test]
+fn accesses_to_members_are_ordered_against_each_other_after_a_collapse() {
+    let mut driver = Driver::new(3);
+    driver.collapse("collapse", &[0, 1], 2);
+    driver.submit("w0", &[w(0)]);
+    driver.submit("r1", &[r(1)]);
+    driver.submit("r2", &[r(2)]);
+    assert_eq!(driver.granted(), ["collapse"]);
+    assert_eq!(driver.complete("collapse"), ["w0"]);
+    assert_eq!(driver.accesses("w0"), [(2, Mode::Write)], "the state of the group");
+    assert_eq!(driver.complete("w0"), ["r1", "r2"]);
+    assert_eq!(driver.vars[0].with_state(|index, _| *index), 0, "a member keeps its own state");
+    assert_eq!(driver.vars[0].ordering(), driver.vars[2]);
+}
+
+#[test]
+fn a_collapse_waits_for_what_its_members_have_queued() {
+    let mut driver = Driver::new(3);
+    driver.submit("w0", &[w(0)]);
+    driver.submit("r1", &[r(1)]);
+    driver.collapse("collapse", &[0, 1], 2);
+    driver.submit("after", &[r(0)]);
+    assert_eq!(driver.granted(), ["r1", "w0"]);
+    assert_eq!(driver.complete("w0"), [""; 0]);
+    assert_eq!(driver.complete("r1"), ["collapse"]);
+    assert_eq!(driver.complete("collapse"), ["after"]);
+}
+
+#[test]
+fn order_questions_of_a_member_are_answered_by_the_group() {
+    let mut driver = Driver::new(3);
+    driver.collapse("collapse", &[0, 1], 2);
+    assert!(driver.vars[0].has_unfinished_write());
+    driver.complete("collapse");
+    assert!(driver.vars.iter().all(|var| var.is_quiet()));
+    driver.submit("w1", &[w(1)]);
+    assert!(driver.vars.iter().all(|var| !var.is_quiet()));
+    driver.complete("w1");
+    driver.vars[2].with_state(|_, flags| *flags = 5);
+    assert_eq!(driver.vars[0].flags(), 5);
+}
+
+#[test]
+fn duplicate_members_and_the_group_among_its_members_are_merged() {
+    let mut driver = Driver::new(2);
+    driver.collapse("collapse", &[0, 0, 1, 0], 1);
+    assert_eq!(driver.accesses("collapse").len(), 2);
+    driver.complete("collapse");
+    driver.collapse("again", &[0, 1], 1);
+    assert_eq!(driver.accesses("again"), [(1, Mode::Write)]);
+    driver.complete("again");
+    driver.collapse("upside down", &[1], 0);
+    assert_eq!(driver.accesses("upside down"), [(1, Mode::Write)], "one group already");
+}
+
+#[test]
+fn two_members_of_one_group_in_one_operation_are_one_access() {
+    let mut driver = Driver::new(3);
+    driver.collapse("collapse", &[0, 1], 2);
+    driver.complete("collapse");
+    driver.submit("both", &[r(0), w(1)]);
+    assert_eq!(driver.accesses("both"), [(2, Mode::Update)]);
+}
+
+#[test]
+fn groups_collapse_into_larger_groups() {
+    let mut driver = Driver::new(5);
+    driver.collapse("left", &[0], 1);
+    driver.collapse("right", &[2], 3);
+    driver.submit("w0", &[w(0)]);
+    driver.collapse("both", &[0, 3], 4);
+    driver.submit("w2", &[w(2)]);
+    driver.submit("r1", &[r(1)]);
+    assert_eq!(driver.complete("left"), ["w0"]);
+    assert_eq!(driver.complete("right"), [""; 0]);
+    assert_eq!(driver.complete("w0"), ["both"]);
+    assert_eq!(driver.accesses("both"), [(1, Mode::Write), (3, Mode::Write), (4, Mode::Write)]);
+    assert_eq!(driver.complete("both"), ["w2"]);
+    assert_eq!(driver.complete("w2"), ["r1"]);
+    assert!((0..4).all(|member| driver.vars[member].ordering() == driver.vars[4]));
+}
+
+#[test]
+fn a_long_chain_of_groups_is_dropped_without_recursion() {
+    const LENGTH: usize = 4_000;
+    let on_a_small_stack = || {
+        let graph: Graph<Arc<()>, ()> = Graph::new();
+        let witness = Arc::new(());
+        let first = graph.var(witness.clone());
+        let mut last = first.clone();
+        for _ in 0..LENGTH {
+            let next = graph.var(witness.clone());
+            graph.collapse((), &[&last], &next).expect("idle").complete(|_| (), |_| ());
+            last = next;
+        }
+        assert_eq!(first.ordering(), last);
+        drop(last);
+        assert_eq!(Arc::strong_count(&witness), LENGTH + 2, "the member holds them all");
+        drop(first);
+        assert_eq!(Arc::strong_count(&witness), 1);
+    };
+    let thread = std::thread::Builder::new().stack_size(64 << 10).spawn(on_a_small_stack);
+    thread.expect("a thread").join().expect("no overflow, no failed assertion");
+}
+
+#[test]
+fn a_member_dropped_while_its_accesses_queue_on_the_group_lives_until_they_are_through() {
+    let graph: Graph<Option<Arc<()>>, &str> = Graph::new();
+    let witness = Arc::new(());
+    let alive = || Arc::strong_count(&witness) == 2;
+    let member = graph.var(Some(witness.clone()));
+    let group = graph.var(None);
+    let collapse = graph.collapse("collapse", &[&member], &group).expect("idle");
+    assert!(graph.submit("through the member", [(&member, Mode::Write)]).is_none());
+    drop(member);
+    assert!(graph.submit("later", [(&group, Mode::Write)]).is_none());
+    let mut next = Some(collapse);
+    let mut step = || {
+        let granted = next.take().expect("a chain");
+        granted.complete(|_| (), |granted| next = Some(granted));
+    };
+    step();
+    assert!(alive(), "the write through the member is not done");
+    step();
+    step();
+    assert!(!alive());
+}
+
+#[test]
+fn a_parked_member_goes_when_a_later_write_of_a_busy_group_completes() {
+    let graph: Graph<Option<Arc<()>>, &str> = Graph::new();
+    let witness = Arc::new(());
+    let member = graph.var(Some(witness.clone()));
+    let group = graph.var(None);
+    graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    let (slow, quick) = (
+        graph.submit("slow", [(&member, Mode::Read)]).expect("idle"),
+        graph.submit("quick", [(&group, Mode::Read)]).expect("readers together"),
+    );
+    drop(member);
+    assert!(graph.submit("write", [(&group, Mode::Write)]).is_none());
+    assert!(graph.submit("keeps the queue busy", [(&group, Mode::Write)]).is_none());
+    quick.complete(|_| (), |_| unreachable!());
+    assert_eq!(Arc::strong_count(&witness), 2);
+    let mut next = None;
+    slow.complete(|_| (), |granted| next = Some(granted));
+    let write = next.take().expect("the write");
+    write.complete(|_| (), |granted| next = Some(granted));
+    assert_eq!(Arc::strong_count(&witness), 1, "everything queued when the member was dropped is done");
+    next.expect("the last").complete(|_| (), |_| ());
+}
+
+#[test]
+fn a_member_dropped_before_its_collapse_completes_waits_for_it() {
+    let graph: Graph<Option<Arc<()>>, &str> = Graph::new();
+    let witness = Arc::new(());
+    let member = graph.var(Some(witness.clone()));
+    let group = graph.var(None);
+    let ahead = graph.submit("ahead", [(&member, Mode::Read)]).expect("idle");
+    assert!(graph.collapse("collapse", &[&member], &group).is_none());
+    drop((member, group));
+    assert_eq!(graph.snapshot(Roots::All, |name| *name).ops.len(), 2);
+    let mut next = None;
+    ahead.complete(|_| (), |granted| next = Some(granted));
+    assert_eq!(Arc::strong_count(&witness), 2);
+    next.expect("the collapse").complete(|_| (), |_| ());
+    assert_eq!(Arc::strong_count(&witness), 1);
+}

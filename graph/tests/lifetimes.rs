@@ -1,0 +1,200 @@
+//! What lives how long: every state and payload is dropped exactly once, and never early.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use estafette_graph::{Granted, Graph, Mode, Var};
+
+/// Counts how often it is dropped; a second drop of one value would count twice.
+#[derive(Clone, Default)]
+struct Drops(Arc<AtomicUsize>);
+
+struct Counted(Drops);
+
+impl Drops {
+    fn counted(&self) -> Counted {
+        Counted(self.clone())
+    }
+
+    fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn write<V, T>(graph: &Graph<V, T>, payload: T, var: &Var<V, T>) -> Option<Granted<V, T>> {
+    graph.submit(payload, [(var, Mode::Write)])
+}
+
+#[test]
+fn dropping_the_last_handle_of_an_idle_variable_frees_it_at_once() {
+    let drops = Drops::default();
+    let graph: Graph<Counted, ()> = Graph::new();
+    let x = graph.var(drops.counted());
+    let clone = x.clone();
+    drop(x);
+    assert_eq!(drops.count(), 0);
+    drop(clone);
+    assert_eq!(drops.count(), 1);
+}
+
+#[test]
+fn dropping_the_last_handle_while_operations_are_queued_frees_after_the_last_one() {
+    let drops = Drops::default();
+    let graph: Graph<Counted, u32> = Graph::new();
+    let x = graph.var(drops.counted());
+    let mut next = write(&graph, 0, &x);
+    for n in 1..10 {
+        assert!(write(&graph, n, &x).is_none());
+    }
+    drop(x);
+    drop(graph);
+    for n in 0..10 {
+        assert_eq!(drops.count(), 0);
+        let granted = next.take().expect("one after the other");
+        assert_eq!(*granted.payload(), n);
+        granted.complete(|_| (), |granted| next = Some(granted));
+    }
+    assert_eq!(drops.count(), 1);
+}
+
+#[test]
+fn the_last_of_several_readers_frees_an_orphaned_variable() {
+    let drops = Drops::default();
+    let graph: Graph<Counted, ()> = Graph::new();
+    let x = graph.var(drops.counted());
+    let mut readers: Vec<_> =
+        (0..3).map(|_| graph.submit((), [(&x, Mode::Read)]).expect("readers run together")).collect();
+    drop(x);
+    while let Some(reader) = readers.pop() {
+        assert_eq!(drops.count(), 0);
+        reader.complete(|_| (), |_| unreachable!());
+    }
+    assert_eq!(drops.count(), 1);
+}
+
+#[test]
+fn a_payload_is_dropped_by_completion_unless_referenced() {
+    let drops = Drops::default();
+    let graph: Graph<(), Counted> = Graph::new();
+    let x = graph.var(());
+    write(&graph, drops.counted(), &x).expect("idle").complete(|_| (), |_| ());
+    assert_eq!(drops.count(), 1);
+
+    let (reference, granted) = graph.submit_ref(drops.counted(), [(&x, Mode::Write)]);
+    let granted = granted.expect("idle");
+    let another = granted.to_ref();
+    assert_eq!(reference, another);
+    assert_eq!(reference.id(), granted.id());
+    granted.complete(|_| (), |_| ());
+    drop(reference);
+    assert_eq!(drops.count(), 1);
+    let third = another.clone();
+    drop(another);
+    assert_eq!(drops.count(), 1);
+    assert_eq!(third.payload().0.count(), 1, "the payload is still there");
+    drop(third);
+    assert_eq!(drops.count(), 2);
+}
+
+#[test]
+fn references_outlive_graph_and_variables() {
+    let drops = Drops::default();
+    let graph: Graph<Counted, Counted> = Graph::new();
+    let x = graph.var(drops.counted());
+    let granted = write(&graph, drops.counted(), &x).expect("idle");
+    let reference = granted.to_ref();
+    drop((graph, x));
+    granted.complete(|_| (), |_| ());
+    assert_eq!(drops.count(), 1, "the variable went with its last access");
+    drop(reference);
+    assert_eq!(drops.count(), 2);
+}
+
+#[test]
+fn a_reference_dropped_before_completion_changes_nothing() {
+    let drops = Drops::default();
+    let graph: Graph<(), Counted> = Graph::new();
+    let x = graph.var(());
+    let (reference, granted) = graph.submit_ref(drops.counted(), [(&x, Mode::Write)]);
+    drop(reference);
+    drop((graph, x));
+    assert_eq!(drops.count(), 0);
+    granted.expect("idle").complete(|_| (), |_| ());
+    assert_eq!(drops.count(), 1);
+}
+
+#[test]
+fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
+    // Both are dropped outside every bit and lock, so dropping them may submit, complete and drop handles.
+    struct Restless(Option<(Graph<Restless, Restless>, Var<Restless, Restless>)>);
+    impl Drop for Restless {
+        fn drop(&mut self) {
+            if let Some((graph, other)) = self.0.take() {
+                drop(graph.var(Restless(None)));
+                let granted = graph.submit(Restless(None), [(&other, Mode::Write)]).expect("idle");
+                granted.complete(|_| (), |_| ());
+                let _ = graph.snapshot(estafette_graph::Roots::All, |_| ());
+            }
+        }
+    }
+    let graph: Graph<Restless, Restless> = Graph::new();
+    let other = graph.var(Restless(None));
+    let restless = || Restless(Some((graph.clone(), other.clone())));
+    let x = graph.var(restless());
+    let granted = graph.submit(restless(), [(&x, Mode::Write)]).expect("idle");
+    drop(x);
+    granted.complete(|_| (), |_| ());
+    assert!(other.is_quiet());
+}
+
+#[test]
+fn handles_and_operations_come_apart_on_many_threads() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 2_000;
+    let (states, payloads) = (Drops::default(), Drops::default());
+    let graph: Graph<Counted, Counted> = Graph::new();
+    std::thread::scope(|scope| {
+        let (send, receive) = std::sync::mpsc::sync_channel::<Granted<Counted, Counted>>(64);
+        for _ in 0..THREADS - 1 {
+            let (graph, send) = (graph.clone(), send.clone());
+            let (states, payloads) = (states.clone(), payloads.clone());
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    let x = graph.var(states.counted());
+                    let y = graph.var(states.counted());
+                    let pair = [(&x, Mode::Write), (&y, Mode::Read)];
+                    let (reference, granted) = graph.submit_ref(payloads.counted(), pair);
+                    let later = graph.submit(payloads.counted(), [(&x, Mode::Read)]);
+                    assert!(later.is_none());
+                    send.send(granted.expect("fresh variables")).expect("the completer lives");
+                    if round % 2 == 0 {
+                        drop(x);
+                        drop(reference);
+                    } else {
+                        drop(reference);
+                        drop(y);
+                    }
+                }
+            });
+        }
+        drop(send);
+        scope.spawn(move || {
+            for granted in receive {
+                let mut next = None;
+                granted.complete(|_| (), |granted| next = Some(granted));
+                next.expect("the reader of x").complete(|_| (), |_| ());
+            }
+        });
+    });
+    drop(graph);
+    assert_eq!(states.count(), (THREADS - 1) * ROUNDS * 2);
+    assert_eq!(payloads.count(), (THREADS - 1) * ROUNDS * 2);
+}

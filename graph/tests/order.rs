@@ -1,0 +1,272 @@
+//! Who may go when: situations of one thread, event by event.
+
+mod common;
+
+use common::{Driver, r, w};
+use estafette_graph::{Graph, Mode, OpId};
+
+#[test]
+fn an_operation_without_accesses_is_granted_at_once_and_outlives_the_graph() {
+    let graph: Graph<(), String> = Graph::new();
+    let granted = graph.submit("alone".to_owned(), []).expect("nothing to wait for");
+    drop(graph);
+    assert_eq!(granted.payload(), "alone");
+    assert_eq!(granted.accesses().len(), 0);
+    granted.complete(|_| unreachable!(), |_| unreachable!());
+}
+
+#[test]
+fn readers_between_writers_run_together() {
+    let mut driver = Driver::new(1);
+    driver.submit("w1", &[w(0)]);
+    for name in ["r1", "r2", "r3"] {
+        driver.submit(name, &[r(0)]);
+    }
+    driver.submit("w2", &[w(0)]);
+    driver.submit("r4", &[r(0)]);
+    assert_eq!(driver.granted(), ["w1"]);
+    assert_eq!(driver.complete("w1"), ["r1", "r2", "r3"]);
+    assert_eq!(driver.complete("r2"), [""; 0]);
+    assert_eq!(driver.complete("r1"), [""; 0]);
+    assert_eq!(driver.complete("r3"), ["w2"], "the last reader lets the writer in");
+    assert_eq!(driver.complete("w2"), ["r4"]);
+}
+
+#[test]
+fn a_writer_is_not_starved_by_readers_that_keep_coming() {
+    let mut driver = Driver::new(1);
+    driver.submit("r0", &[r(0)]);
+    driver.submit("w", &[w(0)]);
+    for name in ["r1", "r2", "r3"] {
+        driver.submit(name, &[r(0)]);
+    }
+    assert_eq!(driver.granted(), ["r0"], "readers behind a waiting writer wait too");
+    assert_eq!(driver.complete("r0"), ["w"]);
+    assert_eq!(driver.complete("w"), ["r1", "r2", "r3"]);
+}
+
+#[test]
+fn readers_join_readers_only_while_no_writer_waits() {
+    let mut driver = Driver::new(1);
+    driver.submit("r1", &[r(0)]);
+    driver.submit("r2", &[r(0)]);
+    assert_eq!(driver.granted(), ["r1", "r2"]);
+    assert_eq!(driver.complete("r1"), [""; 0]);
+    driver.submit("r3", &[r(0)]);
+    assert_eq!(driver.granted(), ["r2", "r3"]);
+}
+
+#[test]
+fn duplicates_do_not_deadlock_and_read_with_write_is_an_update() {
+    let u = |var| (var, Mode::Update);
+    for (accesses, mode) in [
+        (&[w(0), w(0)][..], Mode::Write),
+        (&[u(0), w(0)], Mode::Update),
+        (&[r(0), w(0)], Mode::Update),
+        (&[w(0), r(0)], Mode::Update),
+        (&[r(0), w(0), r(0), w(0), r(0)], Mode::Update),
+    ] {
+        let mut driver = Driver::new(2);
+        driver.submit("first", accesses);
+        driver.submit("second", &[r(0)]);
+        assert_eq!(driver.granted(), ["first"]);
+        assert_eq!(driver.accesses("first"), [(0, mode)]);
+        assert_eq!(driver.complete("first"), ["second"]);
+    }
+    let mut driver = Driver::new(1);
+    driver.submit("reads", &[r(0), r(0), r(0)]);
+    assert_eq!(driver.accesses("reads"), [(0, Mode::Read)]);
+}
+
+#[test]
+fn an_operation_waits_for_all_its_variables() {
+    let mut driver = Driver::new(3);
+    for (name, var) in [("a", 0), ("b", 1), ("c", 2)] {
+        driver.submit(name, &[w(var)]);
+    }
+    driver.submit("join", &[r(0), r(1), w(2)]);
+    assert_eq!(driver.complete("b"), [""; 0]);
+    assert_eq!(driver.complete("c"), [""; 0]);
+    assert_eq!(driver.complete("a"), ["join"]);
+}
+
+#[test]
+fn newly_granted_operations_of_one_variable_come_in_submission_order() {
+    let mut driver = Driver::new(1);
+    driver.submit("gate", &[w(0)]);
+    let names: Vec<String> = (0..100).map(|n| format!("r{n}")).collect();
+    for name in &names {
+        driver.submit(name, &[r(0)]);
+    }
+    assert_eq!(driver.complete("gate"), names);
+}
+
+#[test]
+fn quiet_means_no_unfinished_write_and_no_user_flag() {
+    let graph: Graph<u8, ()> = Graph::new();
+    let x = graph.var(7);
+    assert!(x.is_quiet());
+    let reading = graph.submit((), [(&x, Mode::Read)]).expect("nothing ahead");
+    assert!(x.is_quiet(), "readers do not disturb");
+    assert!(graph.submit((), [(&x, Mode::Write)]).is_none());
+    assert!(!x.is_quiet() && x.has_unfinished_write(), "queued counts as unfinished");
+    let mut next = None;
+    reading.complete(|_| (), |granted| next = Some(granted));
+    assert!(!x.is_quiet());
+    next.expect("the write").complete(
+        |finish| {
+            *finish.state += 1;
+            *finish.flags = 0x00AB_CDEF;
+        },
+        |_| unreachable!(),
+    );
+    assert!(!x.has_unfinished_write());
+    assert!(!x.is_quiet(), "a user flag is set");
+    assert_eq!(x.flags(), 0x00AB_CDEF);
+    x.with_state(|state, flags| {
+        assert_eq!(*state, 8);
+        *flags = 0;
+    });
+    assert!(x.is_quiet());
+}
+
+#[test]
+fn an_access_of_a_granted_operation_reaches_state_and_flags() {
+    let graph: Graph<u32, ()> = Graph::new();
+    let (x, y) = (graph.var(1), graph.var(2));
+    let granted = graph.submit((), [(&x, Mode::Read), (&y, Mode::Write)]).expect("nothing ahead");
+    let mut seen: Vec<_> = granted
+        .accesses()
+        .map(|access| {
+            access.with_state(|state, flags| {
+                *state += 10;
+                *flags |= 1 << 23;
+            });
+            assert_eq!(access.flags(), 1 << 23);
+            (access.var(), access.mode())
+        })
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(x.id(), Mode::Read), (y.id(), Mode::Write)]);
+    assert_eq!(x.with_state(|state, _| *state), 11);
+    let mut finished = 0;
+    granted.complete(|_| finished += 1, |_| unreachable!());
+    assert_eq!(finished, 2);
+}
+
+#[test]
+fn an_operation_over_ten_thousand_variables_is_fine() {
+    let graph: Graph<u32, &str> = Graph::new();
+    let vars: Vec<_> = (0..10_000).map(|_| graph.var(0)).collect();
+    let mut wide = vars.iter().rev().map(|var| (var, Mode::Write)).collect::<Vec<_>>();
+    wide.extend(vars.iter().map(|var| (var, Mode::Read)));
+    let first = graph.submit("wide", wide.iter().copied()).expect("nothing ahead");
+    assert_eq!(first.accesses().len(), 10_000);
+    assert!(graph.submit("again", wide).is_none());
+    let mut next = None;
+    first.complete(|finish| *finish.state += 1, |granted| next = Some(granted));
+    next.expect("granted once, by the last variable").complete(|finish| *finish.state += 1, |_| ());
+    assert!(vars.iter().all(|var| var.with_state(|state, _| *state == 2) && var.is_quiet()));
+}
+
+#[test]
+fn a_chain_of_a_million_completes_without_recursion() {
+    let graph: Graph<u64, u64> = Graph::new();
+    let x = graph.var(0);
+    let mut next = None;
+    for n in 0..1_000_000 {
+        if let Some(granted) = graph.submit(n, [(&x, Mode::Write)]) {
+            next = Some(granted);
+        }
+    }
+    let mut completed = 0;
+    while let Some(granted) = next.take() {
+        let number = *granted.payload();
+        granted.complete(
+            |finish| {
+                assert_eq!(*finish.state, number, "in order");
+                *finish.state += 1;
+            },
+            |granted| next = Some(granted),
+        );
+        completed += 1;
+    }
+    assert_eq!(completed, 1_000_000);
+    assert!(x.is_quiet());
+}
+
+#[test]
+fn names_are_unique_and_ascend_for_one_thread() {
+    let graph: Graph<(), ()> = Graph::new();
+    let x = graph.var(());
+    assert!(x.id() < graph.var(()).id());
+    let mut last: Option<OpId> = None;
+    for _ in 0..1000 {
+        let granted = graph.submit((), [(&x, Mode::Write)]).expect("completed at once");
+        assert!(last.is_none_or(|last| last < granted.id()));
+        last = Some(granted.id());
+        granted.complete(|_| (), |_| ());
+    }
+    assert_eq!(x.id().to_string(), "var 1");
+    assert_eq!(OpId::new(17).to_string(), "op 17");
+}
+
+#[test]
+fn a_panicking_ready_still_gets_the_other_operations() {
+    let graph: Graph<(), u32> = Graph::new();
+    let x = graph.var(());
+    let gate = graph.submit(0, [(&x, Mode::Write)]).expect("nothing ahead");
+    for n in 1..=3 {
+        assert!(graph.submit(n, [(&x, Mode::Read)]).is_none());
+    }
+    let mut got = Vec::new();
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        gate.complete(
+            |_| (),
+            |granted| {
+                let number = *granted.payload();
+                got.push(granted);
+                assert_ne!(number, 1, "the first one panics");
+            },
+        );
+    }));
+    assert!(panic.is_err());
+    assert_eq!(got.len(), 3);
+    for granted in got {
+        granted.complete(|_| (), |_| ());
+    }
+    assert!(x.is_quiet());
+}
+
+#[test]
+fn a_panicking_finish_leaves_no_bit_taken_and_the_operation_visible() {
+    let graph: Graph<(), &str> = Graph::new();
+    let x = graph.var(());
+    let granted = graph.submit("broken", [(&x, Mode::Write)]).expect("nothing ahead");
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        granted.complete(|_| panic!("finish"), |_| ());
+    }));
+    assert!(panic.is_err());
+    x.with_state(|_, _| ());
+    let snapshot = graph.snapshot(estafette_graph::Roots::All, |payload| *payload);
+    assert_eq!(snapshot.ops.iter().map(|op| op.label).collect::<Vec<_>>(), ["broken"]);
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn dropping_a_granted_operation_is_a_loud_bug() {
+    let graph: Graph<(), ()> = Graph::new();
+    let x = graph.var(());
+    let granted = graph.submit((), [(&x, Mode::Write)]).expect("nothing ahead");
+    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(granted)));
+    let message = *panic.expect_err("it panics").downcast::<String>().expect("a formatted message");
+    assert_eq!(message, "op 1 was granted and dropped without being completed");
+}
+
+#[test]
+#[should_panic(expected = "var 1 belongs to another graph")]
+fn a_variable_of_another_graph_is_refused() {
+    let (here, there): (Graph<(), ()>, Graph<(), ()>) = (Graph::new(), Graph::new());
+    let stranger = there.var(());
+    let _ = here.submit((), [(&stranger, Mode::Read)]);
+}

@@ -1,0 +1,50 @@
+//! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads and
+//! cells from here, so that the same lines run on `std`, under loom (`--cfg estafette_loom`, exhaustive, small
+//! models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
+//!
+//! It adds nothing to what it re-exports but [`cell::UnsafeCell`], which has loom's closure interface everywhere
+//! so that loom can see each access, and [`hint::spin_loop`], which lets a model scheduler switch threads.
+
+#[cfg(estafette_loom)]
+pub use loom::{hint, sync, thread};
+#[cfg(estafette_shuttle)]
+pub use shuttle::{hint, sync, thread};
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+pub use std::{hint, sync, thread};
+
+/// Interior mutability that a model checker can watch.
+pub mod cell {
+    #[cfg(estafette_loom)]
+    pub use loom::cell::UnsafeCell;
+
+    /// [`std::cell::UnsafeCell`] with loom's interface: the pointer is lent to a closure.
+    #[cfg(not(estafette_loom))]
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    #[cfg(not(estafette_loom))]
+    impl<T> UnsafeCell<T> {
+        /// Wraps `value`.
+        pub const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Lends a pointer for reading. The caller keeps every writer away while `f` dereferences it.
+        #[inline(always)]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Lends a pointer for writing. The caller keeps everybody else away while `f` dereferences it.
+        #[inline(always)]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Gives the value back.
+        pub fn into_inner(self) -> T {
+            self.0.into_inner()
+        }
+    }
+}

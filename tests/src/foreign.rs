@@ -1,0 +1,245 @@
+//! A library that knows nothing of Estafette: it makes DLPack tensors from its own C declarations, as `dlpack.h` has
+//! them, and counts its deleters.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use estafette::ManagedTensor;
+
+/// Flag of the versioned struct: the consumer must not write.
+pub const READ_ONLY: u64 = 1;
+
+/// `DLTensor`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[expect(missing_docs, reason = "the names are those of dlpack.h")]
+pub struct DLTensor {
+    pub data: *mut c_void,
+    pub device_type: i32,
+    pub device_id: i32,
+    pub ndim: i32,
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
+    pub shape: *mut i64,
+    pub strides: *mut i64,
+    pub byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names are those of dlpack.h")]
+pub struct Legacy {
+    pub tensor: DLTensor,
+    pub manager_ctx: *mut c_void,
+    pub deleter: Option<unsafe extern "C" fn(*mut Legacy)>,
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+#[derive(Debug)]
+#[expect(missing_docs, reason = "the names are those of dlpack.h")]
+pub struct Versioned {
+    pub major: u32,
+    pub minor: u32,
+    pub manager_ctx: *mut c_void,
+    pub deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    pub flags: u64,
+    pub tensor: DLTensor,
+}
+
+/// How many deleters have run. Clones count together.
+#[derive(Debug, Clone, Default)]
+pub struct Deleted {
+    inner: Arc<Counter>,
+}
+
+#[derive(Debug, Default)]
+struct Counter {
+    count: AtomicUsize,
+    waiting: Mutex<()>,
+    changed: Condvar,
+}
+
+/// How long a deleter may take to come. Far more than it does.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl Deleted {
+    /// How many so far.
+    pub fn count(&self) -> usize {
+        self.inner.count.load(Ordering::Acquire)
+    }
+
+    /// Waits until `count` have run, and lets the reaper say that no more are on their way.
+    ///
+    /// # Panics
+    /// When it are fewer after a long time, or more.
+    pub fn settle_at(&self, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut guard = self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        while self.count() < count {
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "{} of {count} deleters ran", self.count());
+            guard = self.inner.changed.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(guard);
+        assert!(estafette::exchange::reaper().flush(PATIENCE), "the reaper is stuck");
+        assert_eq!(self.count(), count, "more deleters than tensors");
+    }
+
+    fn one_more(&self) {
+        self.inner.count.fetch_add(1, Ordering::AcqRel);
+        drop(self.inner.waiting.lock().unwrap_or_else(PoisonError::into_inner));
+        self.inner.changed.notify_all();
+    }
+}
+
+/// Memory of the foreign library that several of its tensors may share.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    inner: Arc<Block>,
+}
+
+#[derive(Debug)]
+struct Block {
+    data: *mut f32,
+    len: usize,
+}
+
+// SAFETY: plain memory; who may touch it when is what the tests are about.
+unsafe impl Send for Block {}
+// SAFETY: as above; references to the block give only its address.
+unsafe impl Sync for Block {}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: made from a boxed slice of this length, and given back once.
+        drop(unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.data, self.len)) });
+    }
+}
+
+impl Memory {
+    /// Memory that holds `values`.
+    pub fn of(values: &[f32]) -> Self {
+        let len = values.len();
+        let data = Box::into_raw(Box::<[f32]>::from(values)).cast::<f32>();
+        Self { inner: Arc::new(Block { data, len }) }
+    }
+
+    /// Address of the first element.
+    pub fn address(&self) -> *mut f32 {
+        self.inner.data
+    }
+
+    /// A one-dimensional versioned tensor of the elements from `start` on, changed by `edit`.
+    ///
+    /// # Panics
+    /// When it does not fit.
+    pub fn versioned(
+        &self,
+        start: usize,
+        len: usize,
+        deleted: &Deleted,
+        edit: impl FnOnce(&mut Versioned),
+    ) -> *mut c_void {
+        let (tensor, manager_ctx) = self.describe(start, len, deleted);
+        let mut managed =
+            Versioned { major: 1, minor: 1, manager_ctx, deleter: Some(delete_versioned), flags: 0, tensor };
+        edit(&mut managed);
+        Box::into_raw(Box::new(managed)).cast()
+    }
+
+    /// The same in the legacy struct.
+    ///
+    /// # Panics
+    /// When it does not fit.
+    pub fn legacy(
+        &self,
+        start: usize,
+        len: usize,
+        deleted: &Deleted,
+        edit: impl FnOnce(&mut Legacy),
+    ) -> *mut c_void {
+        let (tensor, manager_ctx) = self.describe(start, len, deleted);
+        let mut managed = Legacy { tensor, manager_ctx, deleter: Some(delete_legacy) };
+        edit(&mut managed);
+        Box::into_raw(Box::new(managed)).cast()
+    }
+
+    /// An owned tensor of the elements from `start` on.
+    ///
+    /// # Panics
+    /// When it does not fit.
+    pub fn tensor(&self, start: usize, len: usize, deleted: &Deleted) -> ManagedTensor {
+        // SAFETY: a fresh tensor that describes its memory truly.
+        unsafe { ManagedTensor::from_raw_versioned(self.versioned(start, len, deleted, |_| ())) }
+            .expect("version 1.1 is known")
+    }
+
+    fn describe(&self, start: usize, len: usize, deleted: &Deleted) -> (DLTensor, *mut c_void) {
+        assert!(start + len <= self.inner.len, "the tensor fits into its memory");
+        let context = Box::into_raw(Box::new(Context {
+            _memory: self.clone(),
+            shape: [i64::try_from(len).expect("a length fits")],
+            strides: [1],
+            deleted: deleted.clone(),
+        }));
+        // SAFETY: just made; the struct's pointers point into it until the deleter frees it.
+        let inside = unsafe { &mut *context };
+        let tensor = DLTensor {
+            // SAFETY: inside of the block, as was just checked.
+            data: unsafe { self.inner.data.add(start) }.cast(),
+            device_type: 1,
+            device_id: 0,
+            ndim: 1,
+            code: 2,
+            bits: 32,
+            lanes: 1,
+            shape: inside.shape.as_mut_ptr(),
+            strides: inside.strides.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        (tensor, context.cast())
+    }
+}
+
+/// A tensor of one element each, owned, with memory of its own.
+pub fn tensor(values: &[f32], deleted: &Deleted) -> ManagedTensor {
+    Memory::of(values).tensor(0, values.len(), deleted)
+}
+
+/// What `manager_ctx` points to.
+struct Context {
+    _memory: Memory,
+    shape: [i64; 1],
+    strides: [i64; 1],
+    deleted: Deleted,
+}
+
+/// # Safety
+/// Called once, with a pointer that [`Memory::versioned`] returned.
+unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
+    // SAFETY: as above.
+    unsafe { delete(Box::from_raw(managed).manager_ctx) }
+}
+
+/// # Safety
+/// Called once, with a pointer that [`Memory::legacy`] returned.
+unsafe extern "C" fn delete_legacy(managed: *mut Legacy) {
+    // SAFETY: as above.
+    unsafe { delete(Box::from_raw(managed).manager_ctx) }
+}
+
+/// # Safety
+/// The context of a tensor that has just been freed.
+unsafe fn delete(context: *mut c_void) {
+    // SAFETY: as above.
+    let context = unsafe { Box::from_raw(context.cast::<Context>()) };
+    let deleted = context.deleted.clone();
+    drop(context);
+    deleted.one_more();
+}

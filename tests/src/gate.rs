@@ -1,0 +1,60 @@
+//! Operations that stay open until a test says so.
+
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use estafette::{Completion, Engine, Op, Tensor, Variable};
+
+/// An operation that has been submitted and ends when the test opens it.
+#[derive(Debug)]
+pub struct Gate {
+    op: Op,
+    completion: Receiver<Completion>,
+}
+
+impl Gate {
+    /// An operation that updates `variable`: whatever uses it afterwards waits.
+    pub fn on_variable(engine: &Engine, variable: &Variable) -> Self {
+        let (started, completion) = channel();
+        let op = engine.op("gate").reads_vars(&[variable]).writes_vars(&[variable]);
+        let op = op.run_external(move |completion| {
+            // A gate that was dropped needs no completion; dropping it here fails the operation.
+            let _ = started.send(completion);
+        });
+        Self { op: op.expect("the window has room for a gate"), completion }
+    }
+
+    /// An operation that overwrites `tensors` with what they hold.
+    pub fn on_tensors(engine: &Engine, tensors: &[Tensor]) -> Self {
+        let (started, completion) = channel();
+        let op = engine.op("gate").writes_slice(tensors).run_external(move |completion| {
+            let _ = started.send(completion);
+        });
+        Self { op: op.expect("the window has room for a gate"), completion }
+    }
+
+    /// The operation.
+    pub fn op(&self) -> &Op {
+        &self.op
+    }
+
+    /// Waits until it has begun, and takes its completion.
+    ///
+    /// # Panics
+    /// When it was skipped.
+    pub fn begun(self) -> Completion {
+        // In an engine without workers this is what begins it.
+        let _ = self.op.wait_timeout(Some(Duration::ZERO));
+        self.completion.recv().expect("a gate begins")
+    }
+
+    /// Waits until it has begun, and ends it well.
+    pub fn open(self) {
+        self.begun().complete(Ok(()));
+    }
+
+    /// Waits until it has begun, and lets it fail.
+    pub fn fail(self, message: &str) {
+        self.begun().complete(Err(message.into()));
+    }
+}

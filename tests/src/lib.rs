@@ -1,0 +1,15 @@
+//! Tests that span crates or need heavy development dependencies, and what they share: a watchdog that turns a hang
+//! into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
+
+pub mod churn;
+pub mod dice;
+pub mod foreign;
+pub mod gate;
+pub mod ops;
+pub mod oracle;
+pub mod watchdog;
+
+/// The Rust examples of the README compile and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

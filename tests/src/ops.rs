@@ -1,0 +1,91 @@
+//! Short operations that tests are made of: tensors of one `f32` and what is done to them.
+
+use std::time::{Duration, Instant};
+
+use estafette::{Engine, Op, Status, Tensor};
+
+/// An engine with that many workers.
+///
+/// # Panics
+/// When it does not start.
+pub fn engine(workers: usize) -> Engine {
+    Engine::builder().workers(workers).build().expect("an engine starts")
+}
+
+/// A tensor of one element.
+///
+/// # Panics
+/// When the engine refuses.
+pub fn tensor(engine: &Engine, value: f32) -> Tensor {
+    engine.from_vec(vec![value], &[1]).expect("a tensor of one element")
+}
+
+/// Overwrites `tensor`.
+///
+/// # Panics
+/// When the engine refuses.
+pub fn set(engine: &Engine, tensor: &Tensor, value: f32) -> Op {
+    let op = engine.op("set").writes([tensor]).run(move |[], [mut tensor]| {
+        tensor.as_mut_slice::<f32>()?.fill(value);
+        Ok(())
+    });
+    op.expect("accepted")
+}
+
+/// Adds to `tensor` in place.
+///
+/// # Panics
+/// When the engine refuses.
+pub fn add(engine: &Engine, tensor: &Tensor, value: f32) -> Op {
+    let op = engine.op("add").updates([tensor]).run(move |[], [], [mut tensor]| {
+        tensor.as_mut_slice::<f32>()?.iter_mut().for_each(|element| *element += value);
+        Ok(())
+    });
+    op.expect("accepted")
+}
+
+/// Overwrites `tensor` and fails.
+///
+/// # Panics
+/// When the engine refuses.
+pub fn fail(engine: &Engine, tensor: &Tensor, message: &'static str) -> Op {
+    engine.op("fail").writes([tensor]).run(move |[], [_tensor]| Err(message.into())).expect("accepted")
+}
+
+/// Reads `tensor` and does nothing.
+///
+/// # Panics
+/// When the engine refuses.
+pub fn look(engine: &Engine, tensor: &Tensor) -> Op {
+    engine.op("look").reads([tensor]).run(|[_tensor], []| Ok(())).expect("accepted")
+}
+
+/// What `tensor` holds, once it is ready.
+///
+/// # Panics
+/// When it has failed.
+pub fn get(tensor: &Tensor) -> f32 {
+    tensor.to_vec::<f32>().expect("a good tensor")[0]
+}
+
+/// What the engine says that `op` is doing; `None` when it has ended.
+pub fn status(engine: &Engine, op: &Op) -> Option<Status> {
+    engine.diagnose().operations.into_iter().find(|known| known.id == op.id()).map(|known| known.status)
+}
+
+/// Whether `op` waits for earlier operations or leases.
+pub fn waits(engine: &Engine, op: &Op) -> bool {
+    status(engine, op) == Some(Status::Waiting)
+}
+
+/// Looks again and again until `condition` holds: for what only other threads bring about and nobody announces.
+///
+/// # Panics
+/// When it does not come to hold for a long time.
+pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < deadline, "it never came to this: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,179 @@
+//! What is run: drawn from a seed, before anything runs.
+
+use crate::dice::Dice;
+
+/// Number of a cell of the program: tensors first, then plain variables.
+pub type CellId = usize;
+
+/// Number of an operation of the program, over all submitters.
+pub type OpIndex = usize;
+
+/// The dimensions of a program and of the engines that run it.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Where everything else is drawn from.
+    pub seed: u64,
+    /// Threads that submit at the same time.
+    pub submitters: usize,
+    /// Worker threads of each engine.
+    pub workers: usize,
+    /// Engines; each operation goes to one of them, the cells belong to all.
+    pub engines: usize,
+    /// Operations in flight per engine.
+    pub window: usize,
+    /// Cells with memory.
+    pub tensors: usize,
+    /// Cells without.
+    pub variables: usize,
+    /// Operations of all submitters together.
+    pub operations: usize,
+    /// Whether operations fail, panic and are cancelled.
+    pub faults: bool,
+    /// Whether everything waits behind a gate until half of it has been submitted, so that queues get long.
+    pub gated: bool,
+}
+
+impl Shape {
+    /// A shape whose numbers of threads, engines and places depend on `seed`.
+    pub fn drawn(seed: u64, operations: usize) -> Self {
+        let mut dice = Dice::new(seed);
+        let workers = dice.pick(&[0, 1, 1, 2, 2, 3, 4]);
+        let window = dice.pick(&[8, 64, 1 << 16, 1 << 16]);
+        Self {
+            seed,
+            submitters: 1 + dice.roll(4),
+            workers,
+            engines: if workers == 0 { 1 } else { dice.pick(&[1, 1, 2]) },
+            window,
+            tensors: 80,
+            variables: 20,
+            operations,
+            faults: !dice.once_in(4),
+            gated: window > operations && dice.once_in(2),
+        }
+    }
+}
+
+/// How a body ends if it is run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// Well.
+    Well,
+    /// With an error.
+    Error,
+    /// With a panic.
+    Panic,
+}
+
+/// What kind of body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Body {
+    /// A closure, with views.
+    Sync,
+    /// As `Sync`, but refused when the window is full, and then tried again.
+    Refusing,
+    /// A future, with guards.
+    Future,
+    /// Finished by another thread.
+    External,
+}
+
+/// One operation.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Tensors that are read, with duplicates.
+    pub reads: Vec<CellId>,
+    /// Tensors that are overwritten.
+    pub writes: Vec<CellId>,
+    /// Tensors that are read and written.
+    pub updates: Vec<CellId>,
+    /// Plain variables that are read; may be in `variables_written` as well, and repeat.
+    pub variables_read: Vec<CellId>,
+    /// Plain variables that are written; may repeat.
+    pub variables_written: Vec<CellId>,
+    /// Priority.
+    pub priority: i32,
+    /// Which engine runs it.
+    pub engine: usize,
+    /// Kind of body.
+    pub body: Body,
+    /// How it ends.
+    pub fate: Fate,
+    /// Whether the submitter tries to cancel it.
+    pub cancel: bool,
+    /// Whether the submitter waits for it at once.
+    pub wait: bool,
+    /// Rounds of idle work, so that some operations are long.
+    pub spins: u32,
+}
+
+/// The most tensors that one operation updates: each number is a type of its own.
+pub const UPDATES_MAX: usize = 3;
+
+impl Plan {
+    /// Draws one.
+    pub fn draw(shape: &Shape, dice: &mut Dice) -> Self {
+        let faulty = |dice: &mut Dice, times| shape.faults && dice.once_in(times);
+        let mut plan = Self {
+            reads: vec![],
+            writes: vec![],
+            updates: vec![],
+            variables_read: vec![],
+            variables_written: vec![],
+            priority: if dice.once_in(8) { dice.roll(6) as i32 - 2 } else { 0 },
+            engine: dice.roll(shape.engines),
+            body: dice.pick(&[
+                Body::Sync,
+                Body::Sync,
+                Body::Sync,
+                Body::Refusing,
+                Body::Future,
+                Body::External,
+            ]),
+            fate: Fate::Well,
+            cancel: faulty(dice, 24),
+            wait: dice.once_in(1024),
+            spins: if dice.once_in(32) { 2_000 } else { 0 },
+        };
+        if faulty(dice, 24) {
+            plan.fate = dice.pick(&[Fate::Error, Fate::Error, Fate::Panic]);
+        }
+        for _ in 0..2 + dice.roll(18) {
+            plan.add(dice.roll(shape.tensors + shape.variables), shape, dice);
+        }
+        plan
+    }
+
+    fn add(&mut self, cell: CellId, shape: &Shape, dice: &mut Dice) {
+        let written = self.writes.contains(&cell) || self.updates.contains(&cell);
+        let read = self.reads.contains(&cell);
+        match dice.roll(4) {
+            0 if cell >= shape.tensors => self.variables_written.push(cell),
+            _ if cell >= shape.tensors => self.variables_read.push(cell),
+            // Typed views of one tensor exclude each other, so only its reads repeat.
+            _ if written => {}
+            0 if !read => self.writes.push(cell),
+            1 if !read && self.updates.len() < UPDATES_MAX => self.updates.push(cell),
+            _ => self.reads.push(cell),
+        }
+    }
+
+    /// Every cell once, ascending, with what the operation does there: (cell, reads, writes).
+    pub fn accesses(&self) -> Vec<(CellId, bool, bool)> {
+        let mut cells: Vec<CellId> =
+            [&self.reads, &self.writes, &self.updates, &self.variables_read, &self.variables_written]
+                .into_iter()
+                .flatten()
+                .copied()
+                .collect();
+        cells.sort_unstable();
+        cells.dedup();
+        let reads = |cell: &CellId| {
+            [&self.reads, &self.updates, &self.variables_read].iter().any(|list| list.contains(cell))
+        };
+        let writes = |cell: &CellId| {
+            [&self.writes, &self.updates, &self.variables_written].iter().any(|list| list.contains(cell))
+        };
+        cells.iter().map(|cell| (*cell, reads(cell), writes(cell))).collect()
+    }
+}

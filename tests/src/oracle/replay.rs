@@ -1,0 +1,207 @@
+//! One sequence out of what was observed, and the sequential oracle that runs the program in it.
+
+use std::collections::BTreeSet;
+
+use estafette::{FailureKind, TensorState};
+
+use super::program::{Fate, OpIndex};
+use super::world::{Ended, World, digest, written};
+
+/// What the oracle counted, so that a test can tell whether anything happened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Bodies that ran and ended well.
+    pub well: usize,
+    /// Bodies that ran and failed.
+    pub failed: usize,
+    /// Operations skipped because an input had failed.
+    pub skipped: usize,
+    /// Operations cancelled in time.
+    pub cancelled: usize,
+}
+
+/// What the oracle knows of a cell.
+#[derive(Debug, Clone)]
+struct Known {
+    value: u64,
+    version: u64,
+    /// Who may be the root cause, when the version is poisoned. More than one only when nobody could observe which.
+    poison: BTreeSet<OpIndex>,
+}
+
+/// Checks everything that `world` observed.
+///
+/// # Panics
+/// When anything is not as if the operations had run one by one.
+pub fn replay(world: &World) -> Tally {
+    let ran = ran(world);
+    let mut tally = Tally::default();
+    let cell = Known { value: 0, version: world.first_version, poison: BTreeSet::new() };
+    let mut cells = vec![cell; world.cells.len()];
+    for op in sequence(world) {
+        let plan = &world.plans[op].1;
+        let ended = world.ended[op].get().expect("all ended");
+        let accesses = plan.accesses();
+        let causes: BTreeSet<OpIndex> = accesses
+            .iter()
+            .filter(|(_, reads, _)| *reads)
+            .flat_map(|(cell, _, _)| cells[*cell].poison.iter().copied())
+            .collect();
+        let skipped = !causes.is_empty() || ended.cancelled;
+        assert_eq!(ran[op], !skipped, "operation {op} {plan:?}: inputs poisoned by {causes:?}, {ended:?}");
+        let poison = if skipped {
+            tally.skipped += usize::from(!ended.cancelled);
+            tally.cancelled += usize::from(ended.cancelled);
+            poison_of_skipped(world, op, ended, &causes)
+        } else {
+            let seen = digest(plan, op, |cell| (cells[cell].value, cells[cell].version));
+            assert_eq!(world.digests[op].get(), Some(&seen), "operation {op} {plan:?} saw something else");
+            for (cell, reads, _) in accesses.iter().filter(|(_, _, writes)| *writes) {
+                let before = if *reads { cells[*cell].value } else { 0 };
+                cells[*cell].value = written(op, *cell, seen, before);
+            }
+            tally.well += usize::from(plan.fate == Fate::Well);
+            tally.failed += usize::from(plan.fate != Fate::Well);
+            poison_of_run(world, op, ended)
+        };
+        for (cell, _, _) in accesses.into_iter().filter(|(_, _, writes)| *writes) {
+            cells[cell].version += 1;
+            cells[cell].poison.clone_from(&poison);
+        }
+    }
+    for (number, known) in cells.iter().enumerate() {
+        compare(world, number, known);
+    }
+    tally
+}
+
+/// Which bodies ran; every operation has signed every one of its cells once, and always the same.
+fn ran(world: &World) -> Vec<bool> {
+    let mut signed = vec![(0, 0); world.plans.len()];
+    for cell in &world.cells {
+        for entry in cell.log() {
+            let (ran, dropped) = &mut signed[entry.op];
+            *(if entry.ran { ran } else { dropped }) += 1;
+        }
+    }
+    let check = |(op, (ran, dropped)): (OpIndex, (usize, usize))| {
+        let cells = world.plans[op].1.accesses().len();
+        assert!(
+            (ran, dropped) == (cells, 0) || (ran, dropped) == (0, cells),
+            "operation {op}: {ran}, {dropped}"
+        );
+        ran > 0
+    };
+    signed.into_iter().enumerate().map(check).collect()
+}
+
+/// All operations, in an order that every cell and every submitter agrees with.
+fn sequence(world: &World) -> Vec<OpIndex> {
+    let count = world.plans.len();
+    let mut after: Vec<Vec<OpIndex>> = vec![Vec::new(); count];
+    let mut missing = vec![0_usize; count];
+    let mut edge = |from: OpIndex, to: OpIndex| {
+        after[from].push(to);
+        missing[to] += 1;
+    };
+    for (op, pair) in world.plans.windows(2).enumerate() {
+        if pair[0].0 == pair[1].0 {
+            edge(op, op + 1);
+        }
+    }
+    for (number, cell) in world.cells.iter().enumerate() {
+        let writes = |op: OpIndex| {
+            let accesses = world.plans[op].1.accesses();
+            accesses.iter().any(|(cell, _, writes)| *cell == number && *writes)
+        };
+        let (mut writer, mut readers) = (None, Vec::new());
+        for entry in cell.log() {
+            if let Some(writer) = writer {
+                edge(writer, entry.op);
+            }
+            if writes(entry.op) {
+                readers.drain(..).for_each(|reader| edge(reader, entry.op));
+                writer = Some(entry.op);
+            } else {
+                readers.push(entry.op);
+            }
+        }
+    }
+    let mut open: Vec<OpIndex> = (0..count).filter(|op| missing[*op] == 0).collect();
+    let mut sequence = Vec::with_capacity(count);
+    while let Some(op) = open.pop() {
+        sequence.push(op);
+        for next in &after[op] {
+            missing[*next] -= 1;
+            if missing[*next] == 0 {
+                open.push(*next);
+            }
+        }
+    }
+    assert_eq!(sequence.len(), count, "the cells disagree on the order: there is a circle");
+    sequence
+}
+
+/// What a skipped operation leaves on what it would have written.
+fn poison_of_skipped(
+    world: &World,
+    op: OpIndex,
+    ended: &Ended,
+    causes: &BTreeSet<OpIndex>,
+) -> BTreeSet<OpIndex> {
+    let (root, kind) = root_cause(world, ended);
+    if ended.cancelled {
+        assert_eq!((root, kind), (op, FailureKind::Cancelled), "a cancelled operation says so");
+        return if causes.is_empty() { BTreeSet::from([op]) } else { causes.clone() };
+    }
+    assert!(causes.contains(&root), "operation {op} names {root}, but its inputs failed by {causes:?}");
+    BTreeSet::from([root])
+}
+
+/// What an operation leaves whose body ran.
+fn poison_of_run(world: &World, op: OpIndex, ended: &Ended) -> BTreeSet<OpIndex> {
+    if world.plans[op].1.fate == Fate::Well {
+        assert!(ended.outcomes.iter().all(Result::is_ok), "operation {op} ran well, but {ended:?}");
+        return BTreeSet::new();
+    }
+    let (root, kind) = root_cause(world, ended);
+    assert_eq!(root, op, "a failure of its own");
+    assert!(matches!(kind, FailureKind::Error | FailureKind::Panic), "{kind:?}");
+    BTreeSet::from([op])
+}
+
+/// Who is to blame, according to both answers.
+fn root_cause(world: &World, ended: &Ended) -> (OpIndex, FailureKind) {
+    let ids = world.ids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let [first, second] = ended.outcomes.each_ref().map(|outcome| {
+        let error = outcome.as_ref().expect_err("it has failed");
+        let cause = error.operation().expect("a failed operation names one");
+        assert_eq!(cause.operation(), "random");
+        (ids[&cause.id()], cause.kind())
+    });
+    assert_eq!(first, second, "the same cause, as often as asked");
+    first
+}
+
+/// Compares what is left of a cell.
+fn compare(world: &World, number: usize, known: &Known) {
+    let cell = &world.cells[number];
+    assert_eq!((cell.value(), cell.version()), (known.value, known.version), "cell {number}");
+    let Some(tensor) = cell.tensor() else { return };
+    let state = tensor.state();
+    let waited = tensor.wait();
+    if known.poison.is_empty() {
+        assert!(
+            matches!(state, TensorState::Ready) && waited.is_ok(),
+            "cell {number}: {state:?}, {waited:?}"
+        );
+        assert_eq!(tensor.to_vec::<u64>().expect("a ready tensor is read"), [known.value]);
+        return;
+    }
+    let TensorState::Failed(error) = state else { panic!("cell {number} is {state:?}, oracle: {known:?}") };
+    for error in [error, waited.expect_err("a failed tensor fails every wait")] {
+        let cause = error.operation().expect("a failed tensor names an operation").id();
+        let ids = world.ids.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        assert!(known.poison.contains(&ids[&cause]), "cell {number}: {error}, oracle: {known:?}");
+    }
+}

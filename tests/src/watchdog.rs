@@ -1,0 +1,72 @@
+//! Turns a hang into a loud failure that says who waits for whom.
+
+use std::io::Write;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use estafette::Engine;
+
+/// Far more than any guarded test takes on a loaded machine with two cores.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a diagnosis may take that is itself stuck.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// While it lives, its test must not take longer than a minute; then the process ends with a diagnosis of the engine.
+///
+/// It ends the whole process, since nothing can end a thread that hangs.
+#[derive(Debug)]
+pub struct Watchdog {
+    alive: Sender<()>,
+}
+
+impl Watchdog {
+    /// Watches a test that uses `engine`. Holds a handle of the engine.
+    pub fn of(engine: &Engine) -> Self {
+        let engine = engine.clone();
+        Self::with(LIMIT, move || engine.diagnose().to_string())
+    }
+
+    /// Watches a test whose engine's handles matter, or that has none.
+    pub fn alone() -> Self {
+        Self::with(LIMIT, || "no engine to ask".to_string())
+    }
+
+    /// Watches for `limit`, then prints what `diagnose` says.
+    pub fn with(limit: Duration, diagnose: impl FnOnce() -> String + Send + 'static) -> Self {
+        let (alive, gone) = channel();
+        let test = std::thread::current().name().unwrap_or("unnamed").to_string();
+        std::thread::Builder::new()
+            .name("watchdog".to_string())
+            .spawn(move || watch(&gone, limit, &test, diagnose))
+            .expect("a thread starts");
+        Self { alive }
+    }
+
+    /// Whether the watching goes on; used to keep the watchdog alive to the end of a test.
+    pub fn still_watches(&self) -> bool {
+        self.alive.send(()).is_ok()
+    }
+}
+
+fn watch(
+    gone: &Receiver<()>,
+    limit: Duration,
+    test: &str,
+    diagnose: impl FnOnce() -> String + Send + 'static,
+) {
+    let deadline = std::time::Instant::now() + limit;
+    loop {
+        match gone.recv_timeout(deadline.saturating_duration_since(std::time::Instant::now())) {
+            Ok(()) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+            Err(RecvTimeoutError::Timeout) => break,
+        }
+    }
+    let (words, said) = channel();
+    let _ = std::thread::Builder::new().spawn(move || words.send(diagnose()));
+    let said = said.recv_timeout(LAST_WORDS).unwrap_or_else(|_| "the diagnosis hangs as well".to_string());
+    // Not `eprintln!`: the harness would capture it, and lose it with the process.
+    let _ = writeln!(std::io::stderr(), "\ntest `{test}` hangs after {limit:?}:\n{said}\n");
+    std::process::abort();
+}

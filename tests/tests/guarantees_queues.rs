@@ -1,0 +1,365 @@
+//! Guarantees 4, 5 and section 3 of the design on the simulated device: what is settled where, counted in driver calls.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+
+use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue, TraceEvent};
+use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
+use estafette::{DType, Engine, Error, FailureKind, Op, Tensor, TensorState};
+use futures::FutureExt;
+use futures::executor::block_on;
+use tests::ops::{get, look, set, status, tensor};
+use tests::watchdog::Watchdog;
+
+/// A device that moves when the test says so, and an engine that has it.
+fn sim(workers: usize, options: SimOptions) -> (Arc<SimDevice>, Engine, Watchdog) {
+    let device = SimDevice::new(options).expect("a device that needs no thread");
+    let engine = Engine::builder().workers(workers).device(device.clone()).build().expect("an engine starts");
+    let watchdog = Watchdog::of(&engine);
+    (device, engine, watchdog)
+}
+
+fn queue(device: &SimDevice) -> Arc<dyn Queue> {
+    device.queue(false)
+}
+
+/// One element in the device's memory.
+fn on_device(device: &SimDevice, engine: &Engine) -> Tensor {
+    let tensor = engine.empty_on(device.id(), &[1], DType::F32).expect("the device has memory");
+    set(engine, &tensor, 0.0).wait().expect("the host may write there");
+    tensor
+}
+
+/// Where a tensor's only element is, for work on the device.
+#[derive(Clone, Copy)]
+struct Element(*mut f32);
+
+// SAFETY: an address; the order of the operations keeps its uses apart, which is what is tested.
+unsafe impl Send for Element {}
+
+impl Element {
+    fn of(tensor: &Tensor) -> Self {
+        Self(tensor.data_ptr().expect("defined").cast_mut().cast())
+    }
+
+    fn get(self) -> f32 {
+        // SAFETY: the operation that this runs for keeps the memory and its order.
+        unsafe { *self.0 }
+    }
+
+    fn set(self, value: f32) {
+        // SAFETY: as above.
+        unsafe { *self.0 = value }
+    }
+}
+
+fn launch(
+    queue: &dyn Queue,
+    name: &'static str,
+    ns: u64,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<(), DeviceError> {
+    SimQueue::from_queue(queue).expect("a queue of the simulated device").launch(name, ns, work)
+}
+
+/// Sets `tensor` on the device.
+fn write_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, tensor: &Tensor, value: f32) -> Op {
+    let element = Element::of(tensor);
+    let op = engine.op(name).writes([tensor]).on(queue);
+    op.run_on(move |queue, [], [_x]| Ok(launch(queue, name, 10, move || element.set(value))?))
+        .expect("accepted")
+}
+
+/// Sets `to` to one more than `from` on the device.
+fn copy_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, from: &Tensor, to: &Tensor) -> Op {
+    let (source, target) = (Element::of(from), Element::of(to));
+    let op = engine.op(name).reads([from]).writes([to]).on(queue);
+    op.run_on(move |queue, [_from], [_to]| {
+        Ok(launch(queue, name, 10, move || target.set(source.get() + 1.0))?)
+    })
+    .expect("accepted")
+}
+
+/// Reads `tensor` on the device.
+fn read_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, tensor: &Tensor) -> Op {
+    let op = engine.op(name).reads([tensor]).on(queue);
+    op.run_on(move |queue, [_x], []| Ok(launch(queue, name, 10, || ())?)).expect("accepted")
+}
+
+fn started(device: &SimDevice) -> Vec<String> {
+    let trace = device.trace();
+    let started = trace.iter().filter(|event| matches!(event, TraceEvent::Started { .. }));
+    started.filter_map(|event| event.name().map(str::to_owned)).collect()
+}
+
+fn fault(message: &str) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Fault, message).with_code(700)
+}
+
+#[test]
+fn a_chain_on_one_queue_is_settled_by_queue_order_alone() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let queue = queue(&device);
+    let (x, y) = (on_device(&device, &engine), on_device(&device, &engine));
+    let mut last = write_on(&engine, &queue, "first", &x, 0.0);
+    for step in 0..100 {
+        let (from, to) = if step % 2 == 0 { (&x, &y) } else { (&y, &x) };
+        last = copy_on(&engine, &queue, "step", from, to);
+    }
+    // Issued, every one of them, while the device has not moved at all.
+    last.wait().unwrap();
+    assert_eq!((device.now_ns(), device.unfinished()), (0, 101));
+    let calls = device.driver_calls();
+    assert_eq!((calls.launches, calls.waits, calls.records), (101, 0, 0));
+    assert!(!x.is_ready());
+    device.run_until_idle();
+    assert_eq!(get(&x), 100.0);
+    let calls = device.driver_calls();
+    assert_eq!((calls.waits, calls.records), (0, 0));
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn another_queue_waits_on_the_device_once_and_the_host_not_at_all() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let (producer, consumer) = (queue(&device), queue(&device));
+    let [x, y, z] = [(); 3].map(|()| on_device(&device, &engine));
+    write_on(&engine, &producer, "produce", &x, 5.0);
+    copy_on(&engine, &consumer, "consume", &x, &y).wait().unwrap();
+    copy_on(&engine, &consumer, "again", &x, &z).wait().unwrap();
+    assert_eq!(device.now_ns(), 0, "everything is issued before anything has run");
+    let calls = device.driver_calls();
+    assert_eq!((calls.launches, calls.waits, calls.records), (3, 1, 1));
+    device.run_until_idle();
+    assert_eq!((get(&y), get(&z)), (6.0, 6.0));
+    assert_eq!(started(&device), ["produce", "consume", "again"]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn the_host_waits_for_a_device_parked_while_its_only_worker_runs_others() {
+    for notify in [SimNotify::Push, SimNotify::Poll] {
+        let (device, engine, watchdog) = sim(1, SimOptions { notify, ..SimOptions::default() });
+        let queue = queue(&device);
+        let (x, other) = (on_device(&device, &engine), tensor(&engine, 0.0));
+        device.hold("produce");
+        write_on(&engine, &queue, "produce", &x, 5.0).wait().unwrap();
+        let (told, telling) = channel();
+        let read = engine
+            .op("read")
+            .reads([&x])
+            .run(move |[x], []| Ok(told.send(x.as_slice::<f32>()?[0])?))
+            .unwrap();
+        let mut ready = x.ready();
+        device.run_until_idle();
+        for _ in 0..100 {
+            tests::ops::add(&engine, &other, 1.0);
+        }
+        // Only the worker may run them: this thread does not help.
+        tests::ops::until("the others have run", || other.is_ready());
+        assert_eq!(get(&other), 100.0);
+        assert_eq!(status(&engine, &read), Some(estafette::Status::Granted), "{}", engine.diagnose());
+        assert!(telling.try_recv().is_err() && !x.is_ready() && (&mut ready).now_or_never().is_none());
+        assert!(matches!(x.state(), TensorState::Pending));
+        assert!(matches!(x.wait_timeout(std::time::Duration::from_millis(1)), Err(Error::Timeout(_))));
+        device.release("produce");
+        device.run_until_idle();
+        assert_eq!(telling.recv().unwrap(), 5.0);
+        block_on(ready).unwrap();
+        read.wait().unwrap();
+        let calls = device.driver_calls();
+        assert_eq!(
+            (calls.launches, calls.waits, calls.records),
+            (1, 0, 1),
+            "one event, for all who wait on the host"
+        );
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_writer_waits_for_readers_on_two_queues_and_readers_not_for_each_other() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [one, two, three] = [(); 3].map(|()| queue(&device));
+    let x = on_device(&device, &engine);
+    device.hold("read 1");
+    read_on(&engine, &one, "read 1", &x);
+    read_on(&engine, &two, "read 2", &x);
+    let write = write_on(&engine, &three, "write", &x, 1.0);
+    write.wait().unwrap();
+    assert_eq!(device.driver_calls().waits, 2);
+    device.run_until_idle();
+    assert_eq!(device.completed(), ["read 2"]);
+    assert_eq!(started(&device), ["read 1", "read 2"]);
+    device.release("read 1");
+    device.run_until_idle();
+    assert_eq!(device.completed(), ["read 2", "read 1", "write"]);
+    // The write's own fence covers both readers: what follows waits for one thing.
+    let again = read_on(&engine, &one, "read 3", &x);
+    again.wait().unwrap();
+    assert_eq!(device.driver_calls().waits, 2, "all is done");
+    device.run_until_idle();
+    assert_eq!(get(&x), 1.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_host_writer_waits_for_device_readers_and_a_host_reader_does_not() {
+    let (device, engine, watchdog) = sim(2, SimOptions::default());
+    let (one, two) = (queue(&device), queue(&device));
+    let x = on_device(&device, &engine);
+    read_on(&engine, &one, "read 1", &x).wait().unwrap();
+    read_on(&engine, &two, "read 2", &x).wait().unwrap();
+    look(&engine, &x).wait().unwrap();
+    assert!(x.is_ready(), "readers do not make a version unready");
+    let write = set(&engine, &x, 1.0);
+    let mut writable = x.writable();
+    device.advance(0);
+    assert!(!write.is_done() && (&mut writable).now_or_never().is_none());
+    assert!(device.step());
+    assert!(!write.is_done());
+    device.run_until_idle();
+    write.wait().unwrap();
+    block_on(writable).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn two_devices_of_different_runtimes_cross_through_the_host_without_a_thread_that_blocks() {
+    let one = SimDevice::new(SimOptions::default()).unwrap();
+    let two = SimDevice::new(SimOptions { device_id: 1, ..SimOptions::default() }).unwrap();
+    let engine = Engine::builder().workers(1).device(one.clone()).device(two.clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let (producer, consumer) = (queue(&one), queue(&two));
+    let (x, y) = (on_device(&one, &engine), on_device(&two, &engine));
+    write_on(&engine, &producer, "produce", &x, 5.0).wait().unwrap();
+    let copy = copy_on(&engine, &consumer, "consume", &x, &y);
+    // The engine's only worker is free.
+    look(&engine, &tensor(&engine, 0.0)).wait().unwrap();
+    assert!(!copy.is_done() && two.driver_calls().launches == 0);
+    one.run_until_idle();
+    copy.wait().unwrap();
+    two.run_until_idle();
+    assert_eq!(get(&y), 6.0);
+    assert_eq!((one.driver_calls().waits, two.driver_calls().waits), (0, 0));
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_fault_poisons_what_was_written_and_skips_or_fails_what_depends_on_it_with_the_drivers_message() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let (broken, waiting) = (queue(&device), queue(&device));
+    let [x, y, z, untouched] = [(); 4].map(|()| on_device(&device, &engine));
+    write_on(&engine, &waiting, "unrelated", &untouched, 1.0).wait().unwrap();
+    device.run_until_idle();
+    device.fail_named("bad", fault("illegal address"));
+    let bad = write_on(&engine, &broken, "bad", &x, 1.0);
+    let issued = copy_on(&engine, &waiting, "issued", &x, &y);
+    let parked = engine.op("parked").reads([&x]).writes([&z]).run(|[_x], [_z]| panic!("skipped")).unwrap();
+    let early = x.ready();
+    // Both were issued well; what the device makes of it shows at the tensors.
+    bad.wait().unwrap();
+    issued.wait().unwrap();
+    device.run_until_idle();
+    for _ in 0..2 {
+        for outcome in [x.wait(), parked.wait(), z.wait(), block_on(x.ready()), block_on(z.ready())] {
+            let error = outcome.unwrap_err();
+            let cause = error.operation().unwrap_or_else(|| panic!("{error:?}"));
+            assert_eq!((cause.operation(), cause.id(), cause.kind()), ("bad", bad.id(), FailureKind::Device));
+            assert!(cause.message().contains("illegal address"), "{cause}");
+            let driver: &DeviceError = cause.source_error().unwrap().downcast_ref().unwrap();
+            assert_eq!((driver.kind(), driver.code()), (DeviceErrorKind::Fault, Some(700)));
+        }
+        // Issued already, so it fails when observed, with the same root error of the driver.
+        let error = y.wait().unwrap_err();
+        assert!(error.to_string().contains("illegal address"), "{error}");
+    }
+    assert!(early.now_or_never().expect("settled").unwrap_err().to_string().contains("illegal address"));
+    assert_eq!(get(&untouched), 1.0);
+    // The queue is poisoned for good; what is enqueued there later fails, and says why.
+    let late = write_on(&engine, &broken, "late", &untouched, 2.0);
+    assert!(late.wait().unwrap_err().to_string().contains("illegal address"));
+    assert!(watchdog.still_watches());
+}
+
+/// A queue on which something happens at the moment when it is to be ordered after a fence.
+#[derive(Debug)]
+struct Ambush {
+    queue: Arc<SimQueue>,
+    device: Arc<SimDevice>,
+}
+
+impl Queue for Ambush {
+    fn id(&self) -> QueueId {
+        self.queue.id()
+    }
+
+    fn device(&self) -> DLDevice {
+        self.queue.device()
+    }
+
+    fn in_order(&self) -> bool {
+        true
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        self.device.run_until_idle();
+        self.queue.order_after(fence)
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        self.queue.record()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self.queue.as_any()
+    }
+}
+
+#[test]
+fn a_fence_that_fails_at_the_last_moment_is_its_writers_failure_and_none_of_a_pure_writes() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [x, y] = [(); 2].map(|()| on_device(&device, &engine));
+    let ambush: Arc<dyn Queue> = Arc::new(Ambush { queue: device.queue(false), device: device.clone() });
+    for reads in [true, false] {
+        device.fail_named("old", fault("old and broken"));
+        let old = write_on(&engine, &queue(&device), "old", &x, 1.0);
+        old.wait().unwrap();
+        let new = if reads {
+            copy_on(&engine, &ambush, "new", &x, &y)
+        } else {
+            write_on(&engine, &ambush, "new", &x, 2.0)
+        };
+        let outcome = new.wait();
+        if reads {
+            let error = outcome.unwrap_err();
+            let cause = error.operation().unwrap();
+            assert_eq!((cause.operation(), cause.id(), cause.kind()), ("old", old.id(), FailureKind::Device));
+        } else {
+            outcome.unwrap();
+            device.run_until_idle();
+            assert_eq!(get(&x), 2.0);
+        }
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn what_was_skipped_or_cancelled_leaves_the_fences_as_they_were() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let queue = queue(&device);
+    let (x, bad) = (on_device(&device, &engine), tensor(&engine, 0.0));
+    read_on(&engine, &queue, "read", &x).wait().unwrap();
+    tests::ops::fail(&engine, &bad, "no");
+    let skipped = engine.op("skipped").reads([&bad]).writes([&x]).run(|[_bad], [_x]| Ok(()));
+    skipped.unwrap().wait().unwrap_err();
+    let write = set(&engine, &x, 2.0);
+    look(&engine, &tensor(&engine, 0.0)).wait().unwrap();
+    assert!(!write.is_done(), "the device still reads");
+    device.run_until_idle();
+    write.wait().unwrap();
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}

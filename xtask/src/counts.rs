@@ -1,0 +1,115 @@
+//! What a test runner said in its closing lines: how many tests passed, failed and were skipped.
+
+/// Sums over the closing lines of one suite.
+#[derive(Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Tests that ran and passed.
+    pub passed: u64,
+    /// Tests that failed, timed out, or could not be set up.
+    pub failed: u64,
+    /// Tests that did not run: skipped at run time, or marked to be left out.
+    pub skipped: u64,
+    /// The reasons that pytest gave for skipped tests, one entry per line of its summary.
+    pub reasons: Vec<String>,
+}
+
+impl Counts {
+    /// Looks at one line of output; lines that close nothing change nothing.
+    pub fn read_line(&mut self, line: &str) {
+        let line = line.trim();
+        if let Some(rest) = line.strip_prefix("SKIPPED [") {
+            // "SKIPPED [2] tests/test_x.py:7: reason", or without the number of the line.
+            let reason = rest.split_once(".py:").map_or(rest, |(_, after)| after);
+            let reason = reason.split_once(": ").map_or(reason, |(_, after)| after);
+            self.reasons.push(reason.trim().to_owned());
+        } else if is_closing(line) {
+            self.add(line);
+        }
+    }
+
+    /// Adds the counts of another runner.
+    pub fn merge(&mut self, other: Counts) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.reasons.extend(other.reasons);
+    }
+
+    /// Tests that were executed.
+    pub fn executed(&self) -> u64 {
+        self.passed + self.failed
+    }
+
+    /// Adds every "number word" pair of a closing line that names an outcome.
+    fn add(&mut self, line: &str) {
+        let words: Vec<&str> = line
+            .split(|c: char| c.is_whitespace() || ",;()".contains(c))
+            .filter(|word| !word.is_empty())
+            .collect();
+        for pair in words.windows(2) {
+            let Ok(number) = pair[0].parse::<u64>() else { continue };
+            match pair[1] {
+                "passed" | "xfailed" => self.passed += number,
+                // "timed" is the first word of nextest's "timed out", "exec" of its "exec failed".
+                "failed" | "error" | "errors" | "timed" | "exec" | "xpassed" => self.failed += number,
+                "skipped" | "ignored" => self.skipped += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Whether the line is the closing line of libtest, nextest or pytest.
+fn is_closing(line: &str) -> bool {
+    line.starts_with("test result: ")
+        || line.starts_with("Summary [")
+        || (line.starts_with('=') && line.ends_with('=') && line.contains(" in "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(output: &str) -> Counts {
+        let mut counts = Counts::default();
+        output.lines().for_each(|line| counts.read_line(line));
+        counts
+    }
+
+    fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
+        Counts { passed, failed, skipped, reasons: Vec::new() }
+    }
+
+    #[test]
+    fn binaries_of_one_cargo_test_are_added_up() {
+        let output = "
+running 3 tests
+test result: ok. 2 passed; 0 failed; 1 ignored; 0 measured; 4 filtered out; finished in 0.01s
+test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s";
+        assert_eq!(read(output), counts(7, 1, 1));
+    }
+
+    #[test]
+    fn nextest_counts_slow_tests_once_and_timeouts_as_failures() {
+        let output =
+            "     Summary [   3.021s] 7 tests run: 4 passed (1 slow), 2 failed, 1 timed out, 3 skipped";
+        assert_eq!(read(output), counts(4, 3, 3));
+    }
+
+    #[test]
+    fn pytest_errors_are_failures_and_reasons_of_skips_are_kept() {
+        let output = "
+SKIPPED [2] tests/test_torch.py:12: no GPU: torch.cuda is not available
+SKIPPED [1] tests/test_jax.py: could not import 'jax'
+== 1 failed, 10 passed, 3 skipped, 2 warnings, 1 error in 4.56s (0:00:04) ==";
+        let mut expected = counts(10, 2, 3);
+        expected.reasons =
+            vec!["no GPU: torch.cuda is not available".into(), "could not import 'jax'".into()];
+        assert_eq!(read(output), expected);
+    }
+
+    #[test]
+    fn prose_about_passing_tests_is_not_a_closing_line() {
+        assert_eq!(read("3 passed the gate in 2 s\n=== 9 passed ===\nno tests"), counts(0, 0, 0));
+    }
+}

@@ -1,0 +1,45 @@
+//! Formatting, clippy and rustdoc, with warnings denied.
+
+use std::process::Command;
+
+use crate::shell;
+use crate::suites::MODELS;
+
+/// Runs every check, so that one failure does not hide the next; true when all pass.
+pub fn run() -> Result<bool, String> {
+    let target = shell::target()?;
+    let mut failed = Vec::new();
+    let mut checks = vec![format(), clippy(&target), docs(&target)];
+    // Code that only the model checkers see.
+    checks.extend(MODELS.iter().map(|model| model.cargo(&target, &["clippy"], &["--", "-D", "warnings"])));
+    for check in checks {
+        if let Err(message) = shell::run(check) {
+            failed.push(message);
+        }
+    }
+    failed.iter().for_each(|message| println!("failed: {message}"));
+    if failed.is_empty() {
+        println!("lint: all passed");
+    }
+    Ok(failed.is_empty())
+}
+
+fn format() -> Command {
+    let mut command = shell::command("cargo");
+    command.args(["fmt", "--all", "--", "--check"]);
+    command
+}
+
+/// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.
+fn clippy(target: &std::path::Path) -> Command {
+    let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    let mut command = shell::cargo(target, &arguments);
+    command.env("PYO3_NO_PYTHON", "1");
+    command
+}
+
+fn docs(target: &std::path::Path) -> Command {
+    let mut command = shell::cargo(target, &["doc", "--workspace", "--no-deps"]);
+    command.env("RUSTDOCFLAGS", "-D warnings").env("PYO3_NO_PYTHON", "1");
+    command
+}

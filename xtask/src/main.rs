@@ -1,0 +1,76 @@
+//! Chores of the project, one entry for all of them: `cargo xtask help`.
+//!
+//! It knows how to set up, build, check and package; it never holds logic of the engine. It uses the standard
+//! library alone: a handful of flags needs no argument parser, and a chore that compiles in a second gets used.
+
+mod counts;
+mod lint;
+mod python;
+mod shell;
+mod suites;
+mod test;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+Chores of Estafette.
+
+usage: cargo xtask <command> [options]
+
+commands
+  test [--fast] [--require] [--suite NAME...]
+               set up what is missing, run the suites, end with one line per suite
+                 --fast     only the quick suites, with the small Python peers (no JAX, no PyTorch)
+                 --require  a skipped suite or Python test is a failure, unless its reason starts with \"no GPU\"
+                 --suite    only the named suites
+  suites       list the suites and what each needs
+  lint         formatting, clippy and rustdoc, with warnings denied
+  wheel        build the Python wheel and print its path
+  venv [--fast]
+               make or update the private Python environment with the wheel in it, and print its path
+  help         this text
+
+environment
+  ESTAFETTE_PYTHON   the Python interpreter (3.11 or newer) to make the environment with
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(true)
+        }
+        ["test", rest @ ..] => test::Options::parse(rest).and_then(|options| test::run(&options)),
+        ["suites"] => {
+            suites::list();
+            Ok(true)
+        }
+        ["lint"] => lint::run(),
+        ["wheel"] => wheel(),
+        ["venv"] => venv(python::Peers::All),
+        ["venv", "--fast"] => venv(python::Peers::Small),
+        other => Err(format!("cannot make sense of `{}`; see `cargo xtask help`", other.join(" "))),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn wheel() -> Result<bool, String> {
+    let environment = python::Environment::prepare(python::Peers::Small)?;
+    println!("{}", environment.build_wheel()?.display());
+    Ok(true)
+}
+
+fn venv(peers: python::Peers) -> Result<bool, String> {
+    let environment = python::Environment::prepare(peers)?;
+    environment.install_wheel()?;
+    println!("{}", environment.path().display());
+    Ok(true)
+}

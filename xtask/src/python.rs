@@ -1,0 +1,210 @@
+//! The private Python environment: which interpreter, what is installed, and the wheel of the package.
+//!
+//! Two environments, both ignored by git: `.venv-small` for the quick suites and `.venv` with every peer. Each
+//! holds a copy of the requirements that it was made from; when those change, pip brings it up to date in place.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::shell;
+
+/// How many of the array libraries an environment holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Peers {
+    /// NumPy and the test tools.
+    Small,
+    /// JAX, PyTorch and scikit-learn too.
+    All,
+}
+
+impl Peers {
+    fn folder(self) -> &'static str {
+        match self {
+            Peers::Small => ".venv-small",
+            Peers::All => ".venv",
+        }
+    }
+
+    /// The requirement files, the one to hand to pip last.
+    fn requirements(self) -> &'static [&'static str] {
+        match self {
+            Peers::Small => &["tests/python-env/small.txt"],
+            Peers::All => &["tests/python-env/small.txt", "tests/python-env/all.txt"],
+        }
+    }
+}
+
+/// A virtual environment that is up to date with its requirement files.
+#[derive(Debug)]
+pub struct Environment {
+    path: PathBuf,
+}
+
+impl Environment {
+    /// Makes the environment, brings it up to date, or finds that there is nothing to do.
+    pub fn prepare(peers: Peers) -> Result<Self, String> {
+        let environment = Environment { path: shell::root().join(peers.folder()) };
+        let stamp = environment.path.join("requirements-installed.txt");
+        let mut wanted = String::new();
+        for file in peers.requirements() {
+            wanted += &read(&shell::root().join(file))?;
+        }
+        let works = shell::answers(&environment.python().to_string_lossy(), &["-c", "import pip"]);
+        if works && std::fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+            return Ok(environment);
+        }
+
+        println!("Python environment {}: {}", peers.folder(), download(&wanted));
+        if works {
+            // Whatever happens from here on, the environment is not what the stamp says.
+            let _ = std::fs::remove_file(&stamp);
+        } else {
+            let mut make = shell::command(interpreter()?);
+            make.args(["-m", "venv", "--clear"]).arg(&environment.path);
+            shell::run(make)?;
+        }
+        let file = peers.requirements().last().expect("every environment has a requirement file");
+        let mut install = environment.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
+        // Gigabytes that are installed once need no second copy in pip's cache.
+        install.args(["--no-cache-dir", "--requirement", file]);
+        shell::run(install)?;
+        std::fs::write(&stamp, wanted)
+            .map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;
+        Ok(environment)
+    }
+
+    /// The folder of the environment.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The environment's interpreter.
+    pub fn python(&self) -> PathBuf {
+        self.path.join("bin").join("python")
+    }
+
+    /// A run of the environment's interpreter, in the root.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = shell::command(self.python());
+        // Packages that lie elsewhere must not decide what a test sees.
+        command.args(arguments).env_remove("PYTHONPATH");
+        command
+    }
+
+    /// Builds the wheel of `bindings/python`, optimized and with that package's features alone.
+    pub fn build_wheel(&self) -> Result<PathBuf, String> {
+        let target = shell::target()?;
+        let folder = target.join("xtask-wheel");
+        // What an earlier version left there must not be taken for this one.
+        if folder.exists() {
+            std::fs::remove_dir_all(&folder)
+                .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
+        }
+        let mut build = self.command(&["-m", "maturin", "build", "--release"]);
+        build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
+        build.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", &target);
+        shell::run(build)?;
+        std::fs::read_dir(&folder)
+            .map_err(|error| format!("cannot read {}: {error}", folder.display()))?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.extension().is_some_and(|extension| extension == "whl"))
+            .ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))
+    }
+
+    /// Builds the wheel and installs it, in place of any earlier one.
+    pub fn install_wheel(&self) -> Result<(), String> {
+        let wheel = self.build_wheel()?;
+        let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check", "--quiet"]);
+        install.args(["--no-index", "--no-deps", "--force-reinstall"]).arg(wheel);
+        shell::run(install)
+    }
+}
+
+/// A Python 3.11 or newer that can make virtual environments.
+fn interpreter() -> Result<PathBuf, String> {
+    if let Some(chosen) = std::env::var_os("ESTAFETTE_PYTHON") {
+        return match usable(&chosen.to_string_lossy()) {
+            Ok(path) => Ok(path),
+            Err(why) => Err(format!("ESTAFETTE_PYTHON={}: {why}", chosen.to_string_lossy())),
+        };
+    }
+    let names = ["python3", "python3.13", "python3.12", "python3.11", "python3.14", "python"];
+    let mut refused = Vec::new();
+    for name in names {
+        match usable(name) {
+            Ok(path) => return Ok(path),
+            Err(why) => refused.push(format!("  {name}: {why}")),
+        }
+    }
+    Err(format!(
+        "no Python 3.11 or newer that can make virtual environments; install one (on Debian: `apt-get install \
+         python3 python3-venv`) or name one in ESTAFETTE_PYTHON; looked at\n{}",
+        refused.join("\n")
+    ))
+}
+
+/// The full path of the interpreter called `name`, or why it will not do.
+fn usable(name: &str) -> Result<PathBuf, String> {
+    let script = "import sys; v = sys.version_info; print('%d.%d' % v[:2]); print(sys.executable); \
+                  assert v >= (3, 11); import ensurepip, venv";
+    let output = shell::command(name)
+        .args(["-c", script])
+        .stderr(Stdio::null())
+        .output()
+        .map_err(|error| format!("does not start ({error})"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines = text.lines();
+    let (Some(version), Some(path)) = (lines.next(), lines.next()) else {
+        return Err("does not run a line of Python".to_owned());
+    };
+    if output.status.success() {
+        return Ok(PathBuf::from(path));
+    }
+    let minor = version.strip_prefix("3.").and_then(|minor| minor.parse::<u32>().ok());
+    Err(if minor.is_some_and(|minor| minor >= 11) {
+        format!("{version} without its venv module (on Debian: `apt-get install python3-venv`)")
+    } else {
+        format!("is {version}")
+    })
+}
+
+/// What the requirement files say about the size of the download; the last one speaks for all.
+fn download(requirements: &str) -> String {
+    match requirements.lines().filter_map(|line| line.strip_prefix("# download: ")).next_back() {
+        Some(size) => format!("downloading {size}"),
+        None => "downloading packages of unknown size".to_owned(),
+    }
+}
+
+fn read(file: &Path) -> Result<String, String> {
+    std::fs::read_to_string(file).map_err(|error| format!("cannot read {}: {error}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_requirement_is_pinned_and_every_file_tells_its_download_size() {
+        for file in Peers::All.requirements() {
+            let text = read(&shell::root().join(file)).expect("the requirement file is there");
+            assert!(text.contains("# download: "), "{file} tells no size");
+            for line in text.lines().filter(|line| !line.starts_with(['#', '-'])) {
+                assert!(line.contains("=="), "{file} does not pin `{line}`");
+            }
+        }
+    }
+
+    #[test]
+    fn the_size_of_the_larger_file_is_the_one_shown() {
+        assert_eq!(download("# download: 1 MB\n# download: 2 GB\n"), "downloading 2 GB");
+        assert_eq!(download("numpy==1"), "downloading packages of unknown size");
+    }
+
+    #[test]
+    fn an_interpreter_that_is_not_there_is_refused_with_a_reason() {
+        assert!(usable("no-such-python").is_err_and(|why| why.contains("does not start")));
+        assert!(usable("true").is_err_and(|why| why.contains("does not run")));
+    }
+}

@@ -1,0 +1,199 @@
+//! Running other programs: where, with what, for how long at most, and with their output passed on as it comes.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// The root of the repository.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in a folder of the repository")
+}
+
+/// The target folder that this very program was built into, so that everything it starts shares one.
+pub fn target() -> Result<PathBuf, String> {
+    let program =
+        std::env::current_exe().map_err(|error| format!("cannot find this program's own path: {error}"))?;
+    match program.parent().and_then(Path::parent) {
+        Some(target) => Ok(target.to_owned()),
+        None => Err(format!("{} does not lie in a target folder", program.display())),
+    }
+}
+
+/// A command in the repository's root. It gets no standard input: a chore that asks questions hangs on a server.
+pub fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root()).stdin(Stdio::null());
+    command
+}
+
+/// `cargo` with `arguments`, in the root, building into `target`.
+pub fn cargo(target: &Path, arguments: &[&str]) -> Command {
+    let mut command = command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).env("CARGO_TARGET_DIR", target);
+    command
+}
+
+/// Whether `program` is there and answers to `arguments`.
+pub fn answers(program: &str, arguments: &[&str]) -> bool {
+    command(program)
+        .args(arguments)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Runs a command that must succeed, with its output going where ours goes.
+pub fn run(mut command: Command) -> Result<(), String> {
+    announce(&command);
+    let status = command.status().map_err(|error| cannot_start(&command, &error))?;
+    if status.success() { Ok(()) } else { Err(format!("`{}`: {status}", describe(&command))) }
+}
+
+/// How a watched command ended.
+pub enum Ended {
+    /// By itself.
+    Exit(ExitStatus),
+    /// It was still running at its limit and was killed, with everything it had started.
+    OverLimit,
+}
+
+/// Runs a command for at most `limit`, passes its output on line by line and shows each line to `look`.
+///
+/// Both of its output streams go through one pipe, so lines keep the order in which they were written.
+pub fn watch(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
+    announce(&command);
+    let pipe_error = |error: std::io::Error| format!("cannot make a pipe: {error}");
+    let (output, input) = std::io::pipe().map_err(pipe_error)?;
+    command.stdout(input.try_clone().map_err(pipe_error)?).stderr(input);
+    let mut child = command.spawn().map_err(|error| cannot_start(&command, &error))?;
+    // The command still holds our ends of the pipe; while it lives the pipe would never end.
+    drop(command);
+
+    let (finished, watchdog) = guard(&child, limit);
+    let mut lines = BufReader::new(output);
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line).map_err(|error| format!("cannot read output: {error}"))? > 0 {
+        let text = String::from_utf8_lossy(&line);
+        print!("{text}");
+        look(text.trim_end());
+        line.clear();
+    }
+    let status = child.wait().map_err(|error| format!("cannot wait for a child: {error}"))?;
+    drop(finished);
+    let over_limit = watchdog.join().map_err(|_| "the watchdog panicked".to_owned())?;
+    Ok(if over_limit { Ended::OverLimit } else { Ended::Exit(status) })
+}
+
+/// Starts a thread that kills `child` and its descendants at the limit, unless the sender was dropped before.
+fn guard(child: &Child, limit: Duration) -> (mpsc::Sender<()>, std::thread::JoinHandle<bool>) {
+    let (finished, wait) = mpsc::channel();
+    let child = child.id();
+    let watchdog = std::thread::spawn(move || {
+        let over_limit = wait.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout);
+        if over_limit {
+            let pids = with_descendants(child).iter().map(u32::to_string).collect::<Vec<_>>();
+            // One that ended in the meantime makes `kill` complain; the others are killed all the same.
+            let _ = command("kill").arg("-KILL").args(&pids).stderr(Stdio::null()).status();
+        }
+        over_limit
+    });
+    (finished, watchdog)
+}
+
+/// `pid` and the processes below it, as far as `/proc` tells (on other systems: `pid` alone).
+fn with_descendants(pid: u32) -> Vec<u32> {
+    let parents: Vec<(u32, u32)> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| {
+            let child = entry.file_name().to_str()?.parse().ok()?;
+            let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
+            // "pid (name) state parent ...", where the name may hold spaces and brackets itself.
+            let parent = stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            Some((child, parent))
+        })
+        .collect();
+    let mut family = vec![pid];
+    let mut next = 0;
+    while next < family.len() {
+        let parent = family[next];
+        family.extend(parents.iter().filter(|(_, its_parent)| *its_parent == parent).map(|(child, _)| child));
+        next += 1;
+    }
+    family
+}
+
+fn announce(command: &Command) {
+    println!("$ {}", describe(command));
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    format!("cannot start `{}`: {error}", command.get_program().to_string_lossy())
+}
+
+/// The command as one would type it, with the root's path left out.
+fn describe(command: &Command) -> String {
+    let root = format!("{}/", root().display());
+    let variables =
+        command.get_envs().filter(|(name, _)| *name != "CARGO_TARGET_DIR").filter_map(|(name, value)| {
+            let value = value?.to_string_lossy();
+            let quote = if value.contains(' ') { "'" } else { "" };
+            Some(format!("{}={quote}{value}{quote}", name.to_string_lossy()))
+        });
+    let program = Path::new(command.get_program());
+    let name = match program.file_name() {
+        Some(name) if name == "cargo" => name.to_string_lossy(),
+        _ => program.to_string_lossy(),
+    };
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
+    let words: Vec<String> = variables.chain([name.into_owned()]).chain(arguments).collect();
+    words.join(" ").replace(&root, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = command("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn both_streams_of_a_watched_command_are_seen_in_order() {
+        let mut lines = Vec::new();
+        let limit = Duration::from_secs(60);
+        let ended = watch(shell("echo one; echo two >&2; echo three; exit 3"), limit, |line| {
+            lines.push(line.to_owned())
+        });
+        assert_eq!(lines, ["one", "two", "three"]);
+        assert!(matches!(ended, Ok(Ended::Exit(status)) if status.code() == Some(3)));
+    }
+
+    #[test]
+    fn a_command_over_its_limit_is_killed_with_its_children() {
+        // The grandchild holds the pipe: without killing it too, this test would last a minute.
+        let start = std::time::Instant::now();
+        let ended = watch(shell("sleep 60 & echo started; wait"), Duration::from_millis(300), |_| ());
+        assert!(matches!(ended, Ok(Ended::OverLimit)));
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let ended = watch(command("no-such-program-here"), Duration::from_secs(1), |_| ());
+        assert!(ended.is_err_and(|message| message.contains("no-such-program-here")));
+    }
+
+    #[test]
+    fn a_command_is_described_as_one_would_type_it() {
+        let mut command = cargo(Path::new("/elsewhere"), &["test", "--lib"]);
+        command.env("RUSTFLAGS", "--cfg a").arg(root().join("graph"));
+        assert_eq!(describe(&command), "RUSTFLAGS='--cfg a' cargo test --lib graph");
+    }
+}

@@ -1,0 +1,303 @@
+//! The suites, as data: what each is called, needs and runs.
+//!
+//! A suite whose files are missing fails; only a missing tool or device may skip it, and says so.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::python::Environment;
+use crate::shell;
+
+/// Tests that only exist for a model checker.
+pub struct Model {
+    /// The checker; its cfg is `estafette_` and this name.
+    pub checker: &'static str,
+    /// Where the models are: arguments for cargo.
+    pub place: &'static [&'static str],
+}
+
+/// Every place with models.
+pub const MODELS: &[Model] = &[
+    Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom"] },
+    Model { checker: "loom", place: &["--package", "estafette-devices", "--lib"] },
+    Model { checker: "shuttle", place: &["--package", "estafette-devices", "--test", "schedules"] },
+];
+
+impl Model {
+    /// A cargo command on these models. Its flags rebuild everything, so each checker has a target folder of its own.
+    pub fn cargo(&self, target: &Path, first: &[&str], rest: &[&str]) -> Command {
+        let mut command = shell::cargo(&target.join(self.checker), &[first, self.place, rest].concat());
+        command.env("RUSTFLAGS", format!("--cfg estafette_{}", self.checker));
+        // Optimizing across crates takes longer here than it saves.
+        command.env("CARGO_PROFILE_RELEASE_LTO", "off");
+        command
+    }
+}
+
+/// The Rust tests leave out the extension (it has no interpreter to run in) and the benches (nothing to test).
+const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python", "--exclude", "benches"];
+
+/// One row of the table.
+pub struct Suite {
+    /// Its name on the command line and in the closing table.
+    pub name: &'static str,
+    /// What it shows, in a line.
+    pub about: &'static str,
+    /// Part of `test --fast`.
+    pub fast: bool,
+    /// What must be there for it.
+    pub needs: &'static [Need],
+    /// A test runner closes it with counts: if it executed no test, the suite has failed.
+    pub counted: bool,
+    /// A suite that still runs after this time hangs, and is killed. Several times what a small machine needs.
+    pub limit: Duration,
+    /// Its commands, run one after the other.
+    pub commands: fn(&Context) -> Vec<Command>,
+}
+
+/// Something a suite cannot run without.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Need {
+    /// The Python environment, with the wheel of the package installed.
+    Python,
+    /// A program, and how to get it.
+    Program(&'static str, &'static str),
+}
+
+/// What the commands of a suite are made with.
+pub struct Context {
+    /// The target folder shared by all.
+    pub target: PathBuf,
+    /// Present when the suite needs it.
+    pub python: Option<Environment>,
+    /// Only what is quick.
+    pub fast: bool,
+}
+
+/// Every suite, in the order in which they run.
+pub const SUITES: &[Suite] = &[
+    Suite {
+        name: "rust",
+        about: "unit and integration tests of the Rust packages",
+        fast: true,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| vec![rust_tests(&context.target, &[])],
+    },
+    Suite {
+        name: "doc",
+        about: "examples in the documentation of the Rust packages",
+        fast: true,
+        needs: &[],
+        counted: true,
+        limit: minutes(20),
+        commands: |context| vec![cargo(&context.target, &["test", "--doc"], TESTED)],
+    },
+    Suite {
+        name: "loom",
+        about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| models(&context.target, "loom"),
+    },
+    Suite {
+        name: "shuttle",
+        about: "whole pools and devices under random schedules",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "property",
+        about: "random programs against the sequential oracle, optimized and with many seeds",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| {
+            let mut oracle =
+                cargo(&context.target, &["test", "--release", "--package", "tests"], &["--test", "oracle"]);
+            oracle.env("ESTAFETTE_SEEDS", "32");
+            vec![oracle]
+        },
+    },
+    Suite {
+        name: "memcheck",
+        about: "imports and exports with random drops, under valgrind",
+        fast: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let build = ["build", "--release", "--package", "tests", "--bin", "churn"];
+            vec![
+                cargo(&context.target, &build, &[]),
+                memcheck(&context.target.join("release/churn"), &["2000"]),
+            ]
+        },
+    },
+    Suite {
+        name: "python",
+        about: "tests of the Python package",
+        fast: true,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
+    },
+    Suite {
+        name: "stubs",
+        about: "the type stubs of the Python package against the package itself",
+        fast: true,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(10),
+        commands: |context| vec![python(context, &["-m", "mypy.stubtest", "estafette"])],
+    },
+    Suite {
+        name: "readme",
+        about: "the Python examples of the README",
+        fast: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(5),
+        commands: |context| vec![python(context, &["-c", &python_examples(include_str!("../../README.md"))])],
+    },
+    Suite {
+        name: "rust-examples",
+        about: "the Rust examples",
+        fast: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let examples = names_in("examples/examples", "rs");
+            let run = |name: &String| cargo(&context.target, &["run", "--release", "--example", name], &[]);
+            examples.iter().map(run).collect()
+        },
+    },
+    Suite {
+        name: "python-examples",
+        about: "the Python examples",
+        fast: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(10),
+        commands: |context| {
+            let examples = names_in("examples/python", "py");
+            examples.iter().map(|name| python(context, &[&format!("examples/python/{name}.py")])).collect()
+        },
+    },
+];
+
+const fn minutes(count: u64) -> Duration {
+    Duration::from_secs(60 * count)
+}
+
+/// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
+fn rust_tests(target: &Path, extra: &[&str]) -> Command {
+    let runner: &[&str] = if shell::answers("cargo", &["nextest", "--version"]) {
+        &["nextest", "run", "--no-fail-fast", "--no-tests=fail"]
+    } else {
+        &["test", "--lib", "--bins", "--tests", "--no-fail-fast"]
+    };
+    cargo(target, runner, &[TESTED, extra].concat())
+}
+
+/// The models are built optimized, as a checker runs each of them many thousand times.
+fn models(target: &Path, checker: &str) -> Vec<Command> {
+    let chosen = MODELS.iter().filter(|model| model.checker == checker);
+    chosen.map(|model| model.cargo(target, &["test", "--release"], &[])).collect()
+}
+
+fn memcheck(program: &Path, arguments: &[&str]) -> Command {
+    let mut command = shell::command("valgrind");
+    // Without fair scheduling, threads that spin for each other starve under valgrind's single lock.
+    command.args([
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite",
+        "--show-leak-kinds=definite",
+        "--fair-sched=yes",
+    ]);
+    command.arg(program).args(arguments);
+    command
+}
+
+fn python(context: &Context, arguments: &[&str]) -> Command {
+    let environment = context.python.as_ref().expect("set up before the first suite that needs it");
+    environment.command(arguments)
+}
+
+fn cargo(target: &Path, first: &[&str], rest: &[&str]) -> Command {
+    shell::cargo(target, &[first, rest].concat())
+}
+
+/// The names of the files in `folder` with that extension, sorted; none when there is no such folder.
+fn names_in(folder: &str, extension: &str) -> Vec<String> {
+    let files = std::fs::read_dir(shell::root().join(folder))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let mut names: Vec<String> = files
+        .filter(|path| path.extension().is_some_and(|its_extension| its_extension == extension))
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+/// The Python blocks of a Markdown text, one after the other. Without any, a program that fails.
+fn python_examples(markdown: &str) -> String {
+    let blocks = markdown.split("\n```python\n").skip(1).filter_map(|rest| rest.split("\n```").next());
+    let program = blocks.collect::<Vec<_>>().join("\n\n");
+    if program.is_empty() { "raise SystemExit('there is no Python example')".to_owned() } else { program }
+}
+
+/// Prints the table.
+pub fn list() {
+    for suite in SUITES {
+        let mut needs: Vec<&str> = suite
+            .needs
+            .iter()
+            .map(|need| match need {
+                Need::Python => "Python",
+                Need::Program(name, _) => name,
+            })
+            .collect();
+        if needs.is_empty() {
+            needs.push("nothing");
+        }
+        let fast = if suite.fast { "fast" } else { "" };
+        println!("{:<16} {:<5} {} (needs {})", suite.name, fast, suite.about, needs.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_suites_are_unique_and_fit_their_column() {
+        let mut names: Vec<_> = SUITES.iter().map(|suite| suite.name).collect();
+        assert!(names.iter().all(|name| name.len() <= 16));
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), SUITES.len());
+    }
+
+    #[test]
+    fn python_blocks_of_a_text_become_one_program() {
+        let text =
+            "# Title\n```rust\nlet a = 1;\n```\n```python\na = 1\n```\nand\n```python\nprint(a)\n```\n";
+        assert_eq!(python_examples(text), "a = 1\n\nprint(a)");
+        assert!(python_examples("# Title").starts_with("raise SystemExit"));
+    }
+}

@@ -1,0 +1,299 @@
+//! `cargo xtask test`: set up, run the suites one after the other, end with a line for each.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::counts::Counts;
+use crate::python::{Environment, Peers};
+use crate::shell::{self, Ended};
+use crate::suites::{Context, Need, SUITES, Suite};
+
+/// What the command line asked for.
+#[derive(Debug, Default, PartialEq)]
+pub struct Options {
+    fast: bool,
+    require: bool,
+    suites: Vec<String>,
+}
+
+impl Options {
+    /// Reads the arguments that follow `test`.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Options::default();
+        let mut naming = false;
+        for &argument in arguments {
+            match argument {
+                "--fast" => options.fast = true,
+                "--require" => options.require = true,
+                "--suite" => {
+                    naming = true;
+                    continue;
+                }
+                name if naming && SUITES.iter().any(|suite| suite.name == name) => {
+                    options.suites.push(name.to_owned());
+                    continue;
+                }
+                other if naming && !other.starts_with('-') => {
+                    return Err(format!("there is no suite `{other}`; see `cargo xtask suites`"));
+                }
+                other => return Err(format!("`test` does not know `{other}`; see `cargo xtask help`")),
+            }
+            naming = false;
+        }
+        if arguments.contains(&"--suite") && options.suites.is_empty() {
+            return Err("`--suite` needs the name of a suite; see `cargo xtask suites`".to_owned());
+        }
+        Ok(options)
+    }
+
+    /// Suites named on the command line run even when they are not fast.
+    fn chosen(&self) -> Vec<&'static Suite> {
+        let named = |suite: &Suite| self.suites.iter().any(|name| name == suite.name);
+        let wanted = |suite: &&Suite| {
+            if self.suites.is_empty() { suite.fast || !self.fast } else { named(suite) }
+        };
+        SUITES.iter().filter(wanted).collect()
+    }
+}
+
+/// How a suite ended.
+enum Outcome {
+    Passed(Counts),
+    Failed(String),
+    Skipped(String),
+}
+
+/// One line of the closing table.
+struct Line {
+    suite: &'static str,
+    outcome: Outcome,
+    took: Duration,
+}
+
+/// Runs the chosen suites; true when none failed.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let target = shell::target()?;
+    let mut context = Context { target, python: None, fast: options.fast };
+    let mut lines = Vec::new();
+    // The set-up of Python is tried once; if it fails, every suite that needs it tells why.
+    let mut python: Option<Result<(), String>> = None;
+    for suite in options.chosen() {
+        let start = Instant::now();
+        println!("\n== {}: {}", suite.name, suite.about);
+        let mut outcome = match missing_program(suite) {
+            Some(reason) => Outcome::Skipped(reason),
+            None if suite.needs.contains(&Need::Python) => {
+                match python.get_or_insert_with(|| set_up_python(&mut context)) {
+                    Ok(()) => run_suite(suite, &context, options),
+                    Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
+                }
+            }
+            None => run_suite(suite, &context, options),
+        };
+        if let (true, Outcome::Skipped(reason)) = (options.require, &outcome)
+            && !excused(reason)
+        {
+            outcome = Outcome::Failed(format!("required, but skipped: {reason}"));
+        }
+        lines.push(Line { suite: suite.name, outcome, took: start.elapsed() });
+    }
+    Ok(close(&lines))
+}
+
+/// Only a device that the machine does not have excuses a skip from `--require`.
+fn excused(reason: &str) -> bool {
+    reason.starts_with("no GPU")
+}
+
+fn missing_program(suite: &Suite) -> Option<String> {
+    suite.needs.iter().find_map(|need| match need {
+        Need::Program(name, remedy) if !shell::answers(name, &["--version"]) => {
+            Some(format!("{name} is not installed ({remedy})"))
+        }
+        _ => None,
+    })
+}
+
+fn set_up_python(context: &mut Context) -> Result<(), String> {
+    let environment = Environment::prepare(if context.fast { Peers::Small } else { Peers::All })?;
+    environment.install_wheel()?;
+    context.python = Some(environment);
+    Ok(())
+}
+
+fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
+    let mut total = Counts::default();
+    let mut problems = Vec::new();
+    let deadline = Instant::now() + suite.limit;
+    let commands = (suite.commands)(context);
+    if commands.is_empty() {
+        problems.push("there is nothing to run".to_owned());
+    }
+    for command in commands {
+        let mut counts = Counts::default();
+        let left = deadline.saturating_duration_since(Instant::now());
+        match shell::watch(command, left, |line| counts.read_line(line)) {
+            Ok(Ended::Exit(status)) if status.success() => {
+                // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
+                if suite.counted && counts.executed() == 0 && counts.reasons.is_empty() {
+                    problems.push("a command executed no test".to_owned());
+                }
+            }
+            Ok(Ended::Exit(status)) => problems.push(status.to_string()),
+            Ok(Ended::OverLimit) => {
+                problems.push(format!("killed after its limit of {} minutes", suite.limit.as_secs() / 60));
+                break;
+            }
+            Err(message) => problems.push(message),
+        }
+        total.merge(counts);
+    }
+    judge(options.require, total, problems)
+}
+
+/// What the counts of a suite, and what went wrong in it, amount to.
+fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
+    if counts.failed > 0 {
+        problems.insert(0, format!("{} of {} tests failed", counts.failed, counts.executed()));
+    }
+    if require {
+        let refused = counts.reasons.iter().filter(|reason| !excused(reason));
+        problems.extend(refused.map(|reason| format!("required, but a test was skipped: {reason}")));
+    }
+    match counts.reasons.first() {
+        _ if !problems.is_empty() => Outcome::Failed(problems.join("; ")),
+        Some(reason) if counts.executed() == 0 => Outcome::Skipped(reason.clone()),
+        _ => Outcome::Passed(counts),
+    }
+}
+
+/// Prints the closing table; true when nothing failed.
+fn close(lines: &[Line]) -> bool {
+    println!("\n== result");
+    lines.iter().for_each(|line| println!("{line}"));
+    let count = |wanted: fn(&Outcome) -> bool| lines.iter().filter(|line| wanted(&line.outcome)).count();
+    let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
+    println!(
+        "{} passed, {failed} failed, {} skipped",
+        count(|outcome| matches!(outcome, Outcome::Passed(_))),
+        count(|outcome| matches!(outcome, Outcome::Skipped(_))),
+    );
+    failed == 0
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<16} ", self.suite)?;
+        match &self.outcome {
+            Outcome::Passed(counts) => {
+                write!(f, "passed: ")?;
+                if counts.executed() > 0 {
+                    write!(f, "{} tests, ", counts.executed())?;
+                }
+                if counts.skipped > 0 {
+                    write!(f, "{} skipped, ", counts.skipped)?;
+                }
+                write!(f, "{:.1} s", self.took.as_secs_f64())?;
+                // Why single tests were skipped belongs beside the word "passed".
+                counts.reasons.iter().try_for_each(|reason| write!(f, "; skipped: {reason}"))
+            }
+            Outcome::Failed(reason) => write!(f, "failed: {reason} ({:.1} s)", self.took.as_secs_f64()),
+            Outcome::Skipped(reason) => write!(f, "skipped: {reason}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(passed: u64, failed: u64, reasons: &[&str]) -> Counts {
+        let reasons: Vec<String> = reasons.iter().map(|&reason| reason.to_owned()).collect();
+        Counts { passed, failed, skipped: reasons.len() as u64, reasons }
+    }
+
+    fn line(outcome: Outcome) -> String {
+        Line { suite: "some", outcome, took: Duration::from_millis(1500) }.to_string()
+    }
+
+    #[test]
+    fn names_follow_the_suite_flag_until_the_next_flag() {
+        let options = Options::parse(&["--suite", "rust", "doc", "--fast", "--require"]).unwrap();
+        assert_eq!(options, Options { fast: true, require: true, suites: vec!["rust".into(), "doc".into()] });
+        assert!(Options::parse(&["rust"]).is_err(), "a name without its flag");
+        assert!(Options::parse(&["--suite"]).is_err(), "a flag without its name");
+        assert!(Options::parse(&["--suite", "rusty"]).is_err_and(|message| message.contains("`rusty`")));
+        assert!(Options::parse(&["--quick"]).is_err());
+    }
+
+    #[test]
+    fn a_named_suite_runs_even_when_it_is_not_fast() {
+        let slow = SUITES.iter().find(|suite| !suite.fast).expect("some suite is slow").name;
+        let names = |arguments: &[&str]| -> Vec<&str> {
+            Options::parse(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
+        };
+        assert_eq!(names(&["--fast", "--suite", slow]), [slow]);
+        assert!(!names(&["--fast"]).contains(&slow));
+        assert_eq!(names(&[]).len(), SUITES.len());
+    }
+
+    fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<std::process::Command>) -> String {
+        let limit = Duration::from_secs(60);
+        let suite = Suite { name: "some", about: "", fast: true, needs: &[], counted, limit, commands };
+        let context = Context { target: "nowhere".into(), python: None, fast: true };
+        match run_suite(&suite, &context, &Options::default()) {
+            Outcome::Passed(counts) => format!("passed {}", counts.executed()),
+            Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
+        }
+    }
+
+    fn echo(line: &str) -> std::process::Command {
+        let mut command = shell::command("echo");
+        command.arg(line);
+        command
+    }
+
+    #[test]
+    fn a_runner_that_executed_no_test_has_failed_even_beside_one_that_did() {
+        let commands =
+            |_: &Context| vec![echo("test result: ok. 3 passed"), echo("test result: ok. 0 passed")];
+        assert_eq!(run_scripts(true, commands), "a command executed no test");
+        assert_eq!(run_scripts(false, commands), "passed 3");
+        assert_eq!(run_scripts(false, |_| Vec::new()), "there is nothing to run");
+    }
+
+    #[test]
+    fn a_command_that_fails_fails_its_suite() {
+        let outcome = run_scripts(false, |_| vec![shell::command("false"), echo("more")]);
+        assert_eq!(outcome, "exit status: 1");
+    }
+
+    #[test]
+    fn failed_tests_are_told_with_the_exit_status() {
+        let outcome = line(judge(false, counts(4, 1, &[]), vec!["exit status: 100".into()]));
+        assert_eq!(outcome, "some             failed: 1 of 5 tests failed; exit status: 100 (1.5 s)");
+    }
+
+    #[test]
+    fn skipped_tests_pass_openly_unless_they_are_required() {
+        let some = || counts(2, 0, &["no GPU: no driver", "no module named jax"]);
+        let open = line(judge(false, some(), Vec::new()));
+        assert_eq!(
+            open,
+            "some             passed: 2 tests, 2 skipped, 1.5 s; skipped: no GPU: no driver; skipped: no module named jax"
+        );
+        let required = line(judge(true, some(), Vec::new()));
+        assert_eq!(
+            required,
+            "some             failed: required, but a test was skipped: no module named jax (1.5 s)"
+        );
+    }
+
+    #[test]
+    fn a_suite_whose_every_test_is_skipped_is_skipped() {
+        assert_eq!(
+            line(judge(true, counts(0, 0, &["no GPU"]), Vec::new())),
+            "some             skipped: no GPU"
+        );
+    }
+}
