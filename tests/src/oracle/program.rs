@@ -131,23 +131,27 @@ impl Plan {
                 Body::External,
             ]),
             fate: Fate::Well,
-            cancel: faulty(dice, 24),
+            cancel: faulty(dice, 48),
             wait: dice.once_in(1024),
             spins: if dice.once_in(32) { 2_000 } else { 0 },
         };
-        if faulty(dice, 24) {
+        if faulty(dice, 48) {
             plan.fate = dice.pick(&[Fate::Error, Fate::Error, Fate::Panic]);
         }
+        // Failures spread to whoever reads. Were every operation to read much, one failure would soon have skipped all the
+        // others, and a test of skipping would be all that is left.
+        let reads_max = if shape.faults { dice.pick(&[0, 0, 0, 0, 1, 2, 2, 19]) } else { 19 };
         for _ in 0..2 + dice.roll(18) {
-            plan.add(dice.roll(shape.tensors + shape.variables), shape, dice);
+            plan.add(dice.roll(shape.tensors + shape.variables), reads_max, shape, dice);
         }
         plan
     }
 
-    fn add(&mut self, cell: CellId, shape: &Shape, dice: &mut Dice) {
+    fn add(&mut self, cell: CellId, reads_max: usize, shape: &Shape, dice: &mut Dice) {
         let written = self.writes.contains(&cell) || self.updates.contains(&cell);
         let read = self.reads.contains(&cell);
-        match dice.roll(4) {
+        let reads = self.reads.len() + self.updates.len() + self.variables_read.len();
+        match if reads < reads_max { dice.roll(4) } else { 0 } {
             0 if cell >= shape.tensors => self.variables_written.push(cell),
             _ if cell >= shape.tensors => self.variables_read.push(cell),
             // Typed views of one tensor exclude each other, so only its reads repeat.
