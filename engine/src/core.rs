@@ -24,7 +24,7 @@ use crate::stuck;
 /// each operation runs in the pool of the engine it was submitted to.
 pub(crate) fn graph() -> &'static OpGraph {
     static GRAPH: OnceLock<OpGraph> = OnceLock::new();
-    GRAPH.get_or_init(Graph::new)
+    GRAPH.get_or_init(Graph::immortal)
 }
 
 /// Shared by the handles of one engine and by its operations in flight; never by a thread.

@@ -34,7 +34,7 @@ pub(crate) struct Block<V, T> {
     /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
     next: UnsafeCell<Option<BlockPtr<V, T>>>,
     /// Keeps the slab alive for blocks that no queued access pins: without accesses, or with an `OpRef`.
-    owner: UnsafeCell<Option<Arc<Inner<V, T>>>>,
+    owner: UnsafeCell<Option<Owner<V, T>>>,
     /// Set by the submitter, constant while in flight.
     fixed: UnsafeCell<Fixed<V, T>>,
     pub(crate) inline: [Access<V, T>; INLINE],
@@ -52,11 +52,32 @@ struct Fixed<V, T> {
     payload: MaybeUninit<T>,
 }
 
+/// What keeps the slab of a block alive.
+pub(crate) enum Owner<V, T> {
+    Counted(Arc<Inner<V, T>>),
+    /// Nothing need.
+    Immortal(NonNull<Inner<V, T>>),
+}
+
+impl<V, T> Owner<V, T> {
+    fn new(inner: &Arc<Inner<V, T>>) -> Self {
+        if inner.immortal { Self::Immortal(NonNull::from(&**inner)) } else { Self::Counted(Arc::clone(inner)) }
+    }
+
+    fn inner(&self) -> &Inner<V, T> {
+        match self {
+            Self::Counted(inner) => inner,
+            // SAFETY: an immortal graph's memory is never freed.
+            Self::Immortal(inner) => unsafe { inner.as_ref() },
+        }
+    }
+}
+
 /// What is left of an operation when its block goes back to the slab. Dropped by the caller outside every bit.
 #[must_use]
 pub(crate) struct Remains<V, T> {
     _payload: T,
-    _owner: Option<Arc<Inner<V, T>>>,
+    _owner: Option<Owner<V, T>>,
 }
 
 impl<V, T> Block<V, T> {
@@ -77,12 +98,13 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Makes a block that was just taken from the slab an operation, still without accesses.
+    /// Makes a block that was just taken from the slab an operation, still without accesses. `refs` counts the operation
+    /// itself and the references that the caller makes at once.
     ///
     /// # Safety
     /// The caller owns the block.
-    pub(crate) unsafe fn begin(&self, id: u64, payload: T) {
-        self.refs.store(1, Ordering::Relaxed);
+    pub(crate) unsafe fn begin(&self, id: u64, payload: T, refs: u32) {
+        self.refs.store(refs, Ordering::Relaxed);
         // SAFETY: the caller owns the block, so nobody else looks at it.
         self.fixed.with_mut(|fixed| unsafe {
             (*fixed).id = id;
@@ -229,7 +251,8 @@ impl<V, T> Block<V, T> {
         });
         // SAFETY: as above.
         let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
-        let inner = owner.as_deref().or(pinned).expect("a block without owner is pinned by who releases it");
+        let inner = owner.as_ref().map(Owner::inner).or(pinned);
+        let inner = inner.expect("a block without owner is pinned by who releases it");
         inner.slab.give(this);
         Some(Remains { _payload: payload, _owner: owner })
     }
@@ -273,7 +296,7 @@ impl<V, T> Block<V, T> {
         // SAFETY: the caller owns the operation.
         self.owner.with_mut(|owner| unsafe {
             if (*owner).is_none() {
-                *owner = Some(Arc::clone(inner));
+                *owner = Some(Owner::new(inner));
             }
         });
     }

@@ -19,6 +19,8 @@ pub struct Graph<V, T> {
 /// The memory of a graph. Kept alive by graph handles, by every variable, and by operations that no queued access
 /// pins (those without accesses, and those with an `OpRef`).
 pub(crate) struct Inner<V, T> {
+    /// Never freed, so nothing need count who still uses it.
+    pub(crate) immortal: bool,
     pub(crate) slab: Slab<V, T>,
     pub(crate) registry: Registry<V, T>,
 }
@@ -26,7 +28,19 @@ pub(crate) struct Inner<V, T> {
 impl<V, T> Graph<V, T> {
     /// A graph without variables.
     pub fn new() -> Self {
-        Self { inner: Arc::new(Inner { slab: Slab::new(), registry: Registry::new() }) }
+        Self::with_lifetime(false)
+    }
+
+    /// A graph whose memory is never freed, for a process that has one graph. Saves counting who still uses it: two locked
+    /// instructions per operation with a reference, and two per operation for a free list shared by threads.
+    pub fn immortal() -> Self {
+        let graph = Self::with_lifetime(true);
+        std::mem::forget(Arc::clone(&graph.inner));
+        graph
+    }
+
+    fn with_lifetime(immortal: bool) -> Self {
+        Self { inner: Arc::new(Inner { immortal, slab: Slab::new(immortal), registry: Registry::new() }) }
     }
 
     /// A new variable with its state.

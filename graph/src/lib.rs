@@ -36,6 +36,7 @@ mod dead;
 mod granted;
 mod graph;
 mod id;
+mod magazine;
 mod op_ref;
 mod queue;
 pub mod recording;

@@ -25,6 +25,8 @@ const CHUNK: usize = if cfg!(estafette_loom) { 4 } else { 128 };
 const ID_BATCH: u64 = 64;
 
 pub(crate) struct Slab<V, T> {
+    /// Whether threads keep blocks in magazines.
+    immortal: bool,
     shards: [Shard<V, T>; SHARDS],
     chunks: Mutex<Vec<Chunk<V, T>>>,
     /// The first operation number no shard has reserved.
@@ -49,16 +51,17 @@ struct Free<V, T> {
 }
 
 /// A list of blocks linked through `Block::next`. The tail is meaningful only while there is a head.
-struct List<V, T> {
+pub(crate) struct List<V, T> {
     ends: Option<(BlockPtr<V, T>, BlockPtr<V, T>)>,
 }
 
 impl<V, T> Slab<V, T> {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(immortal: bool) -> Self {
         Self {
+            immortal,
             shards: std::array::from_fn(|_| Shard {
                 lock: StateWord::new(),
-                free: UnsafeCell::new(Free { list: List { ends: None }, next_id: 0, end_id: 0 }),
+                free: UnsafeCell::new(Free { list: List::EMPTY, next_id: 0, end_id: 0 }),
             }),
             chunks: Mutex::new(Vec::new()),
             ids: AtomicU64::new(1),
@@ -66,10 +69,15 @@ impl<V, T> Slab<V, T> {
     }
 
     /// A block of the caller's own, and a number for the operation it will hold.
+    #[inline]
     pub(crate) fn take(&self) -> (BlockPtr<V, T>, u64) {
-        let own = shard_of_this_thread();
+        if self.immortal
+            && let Some(taken) = self.take_from_magazine()
+        {
+            return taken;
+        }
         loop {
-            let taken = self.shards[own].with(|free| {
+            let taken = self.shards[shard_of_this_thread()].with(|free| {
                 // SAFETY: blocks in this list are free, and the list is locked.
                 let block = unsafe { free.list.pop() }?;
                 Some((block, free.number(&self.ids)))
@@ -77,18 +85,55 @@ impl<V, T> Slab<V, T> {
             if let Some(taken) = taken {
                 return taken;
             }
-            let more = self.steal(own).unwrap_or_else(|| self.grow());
-            // SAFETY: the blocks of `more` are free and in no other list.
-            self.shards[own].with(|free| unsafe { free.list.prepend(more) });
+            self.resupply();
         }
     }
 
     /// Takes a block back that nobody refers to any more.
+    #[inline]
     pub(crate) fn give(&self, block: BlockPtr<V, T>) {
-        // SAFETY: the block is free and in no list.
-        self.shards[shard_of_this_thread()].with(|free| unsafe {
-            free.list.prepend(List { ends: Some((block, block)) });
-        });
+        if !(self.immortal && self.give_to_magazine(block)) {
+            self.give_list(List::of(block));
+        }
+    }
+
+    /// Some blocks of the caller's own: at least one, at most `count`.
+    pub(crate) fn take_list(&self, count: usize) -> List<V, T> {
+        let mut taken = List::EMPTY;
+        loop {
+            self.shards[shard_of_this_thread()].with(|free| {
+                for _ in 0..count {
+                    // SAFETY: the list is locked, and `taken` is ours.
+                    unsafe {
+                        let Some(block) = free.list.pop() else { break };
+                        taken.prepend(List::of(block));
+                    }
+                }
+            });
+            if !taken.is_empty() {
+                return taken;
+            }
+            self.resupply();
+        }
+    }
+
+    /// Takes free blocks back.
+    pub(crate) fn give_list(&self, list: List<V, T>) {
+        // SAFETY: the blocks are free and in no other list.
+        self.shards[shard_of_this_thread()].with(|free| unsafe { free.list.prepend(list) });
+    }
+
+    /// Numbers for the next operations of a thread, from the first up to the second.
+    pub(crate) fn reserve_ids(&self) -> (u64, u64) {
+        let first = self.ids.fetch_add(ID_BATCH, Ordering::Relaxed);
+        (first, first + ID_BATCH)
+    }
+
+    /// Brings blocks to the shard of this thread.
+    #[cold]
+    fn resupply(&self) {
+        let more = self.steal(shard_of_this_thread()).unwrap_or_else(|| self.grow());
+        self.give_list(more);
     }
 
     /// Everything some other shard has to spare.
@@ -168,9 +213,19 @@ impl<V, T> Free<V, T> {
 }
 
 impl<V, T> List<V, T> {
+    pub(crate) const EMPTY: Self = Self { ends: None };
+
+    pub(crate) fn of(block: BlockPtr<V, T>) -> Self {
+        Self { ends: Some((block, block)) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_none()
+    }
+
     /// # Safety
     /// The caller has the list for itself.
-    unsafe fn pop(&mut self) -> Option<BlockPtr<V, T>> {
+    pub(crate) unsafe fn pop(&mut self) -> Option<BlockPtr<V, T>> {
         let (head, tail) = self.ends?;
         // SAFETY: the head is in this list.
         let next = unsafe { head.as_ref().next(Option::take) };
@@ -180,7 +235,7 @@ impl<V, T> List<V, T> {
 
     /// # Safety
     /// The caller has both lists for itself.
-    unsafe fn prepend(&mut self, other: Self) {
+    pub(crate) unsafe fn prepend(&mut self, other: Self) {
         let Some((head, tail)) = other.ends else { return };
         let Some((old_head, old_tail)) = self.ends else {
             self.ends = other.ends;

@@ -35,7 +35,7 @@ impl<V, T> Graph<V, T> {
         T: 'a,
     {
         let targets = self.targets(accesses);
-        let block = self.begin(payload);
+        let block = self.begin(payload, 1);
         if targets.is_empty() {
             // No queue will pin the slab for this operation.
             // SAFETY: the block is ours.
@@ -59,12 +59,11 @@ impl<V, T> Graph<V, T> {
         T: 'a,
     {
         let targets = self.targets(accesses);
-        let block = self.begin(payload);
+        let block = self.begin(payload, 2);
         // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
         // completion on another thread. The handles behind `accesses` outlive the call.
         unsafe {
             block.as_ref().own_early(&self.inner);
-            block.as_ref().retain();
             let reference = OpRef::new(block);
             (reference, append(block, targets))
         }
@@ -86,11 +85,12 @@ impl<V, T> Graph<V, T> {
         targets
     }
 
-    /// A block for a new operation, without accesses.
-    pub(crate) fn begin(&self, payload: T) -> BlockPtr<V, T> {
+    /// A block for a new operation, without accesses, that counts `refs` references to it.
+    #[inline]
+    pub(crate) fn begin(&self, payload: T, refs: u32) -> BlockPtr<V, T> {
         let (block, id) = self.inner.slab.take();
         // SAFETY: the slab gave the block to us.
-        unsafe { block.as_ref().begin(id, payload) };
+        unsafe { block.as_ref().begin(id, payload, refs) };
         block
     }
 }
