@@ -201,6 +201,8 @@ class TestCtrlC:
             import os, signal, threading, time
             import numpy as np
             import estafette as est
+            # A job in the background, as which these tests may run, ignores the signal, and its children inherit that.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             eng = est.Engine(workers=1, window=1)
             t = eng.zeros(1, "int8")
             gate = threading.Event()
