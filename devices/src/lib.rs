@@ -56,6 +56,7 @@ mod signal;
 pub mod sim;
 #[cfg(not(estafette_loom))]
 mod source;
+pub mod tally;
 #[cfg(not(estafette_loom))]
 mod waiting;
 

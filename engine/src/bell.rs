@@ -3,14 +3,15 @@
 use std::task::Waker;
 use std::time::Instant;
 
+use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 
 /// Ringing costs one load while nobody listens.
 ///
-/// Protocol: a listener calls [`listen`](Self::listen), *then* checks its condition, then waits. Whoever changes the
-/// condition does so with a sequentially consistent read-modify-write, then rings. `listen` increments `listeners` the same way, so
-/// either the ringer sees the listener or the listener's check sees the change.
+/// Protocol: a listener calls [`listen`](Self::listen), which counts it and fences, *then* checks its condition, then waits.
+/// Whoever changes the condition rings afterwards, which fences as well. Whichever fence comes first, either the ringer
+/// sees the listener or the listener's check sees the change. Listeners pay for both fences.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
     listeners: AtomicUsize,
@@ -31,10 +32,16 @@ impl Bell {
     }
 
     /// Tells every listener to look again.
+    #[inline]
     pub(crate) fn ring(&self) {
-        if self.listeners.load(Ordering::SeqCst) == 0 {
-            return;
+        barrier::light();
+        if self.listeners.load(Ordering::Relaxed) != 0 {
+            self.ring_aloud();
         }
+    }
+
+    #[cold]
+    fn ring_aloud(&self) {
         let mut rings = self.lock();
         rings.count += 1;
         let wakers = std::mem::take(&mut rings.wakers);
@@ -47,6 +54,7 @@ impl Bell {
     /// Starts listening with the calling thread; check the condition between this and [`Listening::wait_until`].
     pub(crate) fn listen(&self) -> Listening<'_> {
         self.listeners.fetch_add(1, Ordering::SeqCst);
+        barrier::heavy();
         let seen = self.lock().count;
         Listening { bell: self, seen }
     }
@@ -61,6 +69,7 @@ impl Bell {
         let mut rings = self.lock();
         rings.wakers.push(waker);
         self.listeners.fetch_add(1, Ordering::SeqCst);
+        barrier::heavy();
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use estafette_graph::Mode;
 
+use crate::body::Body;
 use crate::completion::{self, Completion};
 use crate::context::{self, Current, RunAs};
 use crate::error::BodyResult;
@@ -13,7 +13,7 @@ use crate::guards::Open;
 use crate::import::{Copying, Produced};
 use crate::lease::check_writable;
 use crate::operands::{OpenRef, Operands};
-use crate::run::{Body, Running};
+use crate::run::Running;
 use crate::tensor::Tensor;
 
 pub(crate) fn operands<R: Operands, W: Operands, U: Operands>(
@@ -35,7 +35,7 @@ pub(crate) fn external_body<F>(
 where
     F: FnOnce(Completion) + Send + 'static,
 {
-    Box::new(move |running: Running| {
+    Body::new(move |running: Running| {
         Completion::start(running, operands, produced, start);
         None
     })
@@ -44,7 +44,7 @@ where
 /// Runs `body` if the tensors that it writes, which were promises at submission, have turned out to be writable. Else skips
 /// it: one still has no memory, because the operation that should have made it has failed, or is read-only.
 pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
-    Box::new(move |running: Running| {
+    Body::new(move |running: Running| {
         let wrong = promised.iter().find_map(|tensor| {
             if !tensor.is_defined() {
                 return Some(tensor.inner.why_undefined(&running.tag()));
@@ -52,7 +52,7 @@ pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
             check_writable(tensor).err().map(|error| running.tag().body_failure(Box::new(error)))
         });
         match wrong {
-            None => body(running),
+            None => body.run(running),
             Some(cause) => running.skip(cause),
         }
     })
@@ -62,7 +62,7 @@ pub(crate) fn sync_body<R: Operands, W: Operands, F>(reads: R, writes: W, body: 
 where
     F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
 {
-    Box::new(move |running: Running| {
+    Body::new(move |running: Running| {
         let result = running.call(|| body(reads.views(), writes.views_mut()));
         let next = running.finish(result);
         // Operands go last: memory whose last handle this was must see what the operation left on its variables.
@@ -85,8 +85,8 @@ where
     F: FnOnce(&OpenRef, R::Guards, &W, &U) -> Fut + Send + 'static,
     Fut: Future<Output = BodyResult<Option<Produced>>> + Send + 'static,
 {
-    Box::new(move |running: Running| {
-        let core = Arc::clone(&running.op().payload().core);
+    Body::new(move |running: Running| {
+        let core = running.op().payload().core.clone();
         let (tag, current) = (running.tag(), Current::of(running.op()));
         let kept = reads.tensors().iter().chain(writes.tensors()).chain(updates.tensors()).cloned().collect();
         let open = OpenRef(Open::new(running, kept));

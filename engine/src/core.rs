@@ -1,22 +1,24 @@
 //! What all handles of one engine share.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::{Arc, PoisonError};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::Pool;
+use estafette_devices::tally::{self, Tally};
 use estafette_devices::{DLDevice, Device};
 use estafette_graph::Graph;
-use estafette_sync::sync::OnceLock;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 
 use crate::bell::Bell;
 use crate::blocked::{self, On};
 use crate::context;
+use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::fork;
-use crate::operation::{Kind, OpGraph};
+use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::run::{self, ReadyOp};
 use crate::stuck;
 
@@ -35,11 +37,15 @@ pub(crate) struct Core {
     pub(crate) lease_timeout: Duration,
     /// Operations that may be in flight before a submission waits.
     window: usize,
-    in_flight: AtomicUsize,
+    /// What is in flight.
+    pub(crate) tally: Tally,
+    /// The last engine handle is gone; whoever ends the last operation closes.
+    detached: AtomicBool,
     /// Rings when an operation has ended and when work has arrived that a waiting thread could run.
     pub(crate) bell: Bell,
     pub(crate) closing: AtomicBool,
-    runtime: OnceLock<Runtime>,
+    /// For asynchronous bodies; made at first use, gone when closed.
+    runtime: Mutex<Option<Runtime>>,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Asked now and then during a wait whether it shall end.
@@ -48,15 +54,12 @@ pub(crate) struct Core {
     generation: u32,
 }
 
-/// Operations submitted from inside operations may exceed the window, or a full window could never drain; this many
-/// times the window is the end of it.
-const HARD_CAP: usize = 4;
-
 /// How long a submission waits for room between looks at whether it waits in vain.
 const WINDOW_LOOK: Duration = Duration::from_millis(20);
 
 enum Runtime {
     Given(tokio::runtime::Handle),
+    /// Present until dropped.
     Own(Option<tokio::runtime::Runtime>),
 }
 
@@ -81,22 +84,19 @@ pub(crate) struct CoreOptions {
 }
 
 impl Core {
-    pub(crate) fn new(options: CoreOptions) -> Arc<Self> {
+    pub(crate) fn new(options: CoreOptions) -> CoreRef {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let runtime = OnceLock::new();
-        if let Some(handle) = options.runtime {
-            let _ = runtime.set(Runtime::Given(handle));
-        }
-        Arc::new(Self {
+        CoreRef::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             pool: options.pool,
             devices: options.devices,
             lease_timeout: options.lease_timeout,
             window: options.window,
-            in_flight: AtomicUsize::new(0),
+            tally: Tally::new(),
+            detached: AtomicBool::new(false),
             bell: Bell::default(),
             closing: AtomicBool::new(false),
-            runtime,
+            runtime: Mutex::new(options.runtime.map(Runtime::Given)),
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),
             generation: fork::generation(),
@@ -130,21 +130,24 @@ impl Core {
 
     /// Runs an asynchronous body. The runtime is made at first use.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        if self.runtime.get().is_none() {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
+        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        if runtime.is_none() {
+            let own = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .thread_name("estafette-async")
                 .enable_all()
                 .build()
                 .map_err(|error| Error::Start(format!("asynchronous runtime: {error}")))?;
-            // Losing the race drops a runtime that has done nothing.
-            let _ = self.runtime.set(Runtime::Own(Some(runtime)));
+            *runtime = Some(Runtime::Own(Some(own)));
         }
-        match self.runtime.get() {
-            Some(Runtime::Given(handle)) => drop(handle.spawn(task)),
-            Some(Runtime::Own(Some(runtime))) => drop(runtime.spawn(task)),
+        let handle = match &*runtime {
+            Some(Runtime::Given(handle)) => handle.clone(),
+            Some(Runtime::Own(Some(runtime))) => runtime.handle().clone(),
             Some(Runtime::Own(None)) | None => return Err(Error::Shutdown),
-        }
+        };
+        // Spawning may drop the task, which is foreign code.
+        drop(runtime);
+        drop(handle.spawn(task));
         Ok(())
     }
 
@@ -156,40 +159,22 @@ impl Core {
         }
     }
 
+    /// Operations submitted and not ended.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::SeqCst)
+        self.tally.under_way()
     }
 
     pub(crate) fn window(&self) -> usize {
         self.window
     }
 
-    /// Takes a place in the window or refuses.
-    pub(crate) fn try_admit(&self) -> Result<(), Error> {
-        self.check_usable()?;
-        let limit =
-            if context::current().is_some() { self.window.saturating_mul(HARD_CAP) } else { self.window };
-        // Not added and taken back: that would ring the bell, and a refused submission that waits would wake itself.
-        let admitted = self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |in_flight| {
-            (in_flight < limit).then_some(in_flight + 1)
-        });
-        admitted.map(drop).map_err(|in_flight| Error::WindowFull { in_flight, limit })
-    }
-
-    /// Takes a place in the window; while there is none, helps to run what is ready, then waits.
-    pub(crate) fn admit(&self) -> Result<(), Error> {
-        loop {
-            match self.try_admit() {
-                Err(Error::WindowFull { in_flight, limit }) => self.wait_for_room(in_flight, limit)?,
-                other => return other,
-            }
-        }
-    }
-
-    fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
+    /// Helps to run what is ready, or waits until there may be room in the window.
+    pub(crate) fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
         // Inside an operation only a wait for that very operation could be helped with, which would never end; its worker
         // is covered by a spare one instead.
         if (context::current().is_none() || self.alone()) && self.help_any() {
+            // Once at it, for the next submissions as well.
+            while self.in_flight() > limit / 2 && self.help_any() {}
             return Ok(());
         }
         let _blocked = blocked::enter(On::AnyOther);
@@ -207,32 +192,16 @@ impl Core {
         Ok(())
     }
 
-    /// As [`admit`](Self::admit), without blocking the thread.
-    pub(crate) async fn admit_async(&self) -> Result<(), Error> {
-        std::future::poll_fn(|cx| {
-            self.help_alone(cx);
-            for _ in 0..2 {
-                match self.try_admit() {
-                    // Register first, then look again, or a place freed in between would go unnoticed.
-                    Err(Error::WindowFull { .. }) => self.bell.wake_at_ring(cx.waker()),
-                    other => return Poll::Ready(other),
-                }
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
-    /// Runs one ready operation that any thread may run, whoever needs it.
+    /// Runs a ready operation that any thread may run, whoever needs it, and what that makes ready in turn, for a while.
     pub(crate) fn help_any(&self) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
-        match self.pool.take_matching(|job| job.0.payload().kind == Kind::Work || self.alone()) {
-            Some(job) => {
-                run::execute_one(job.0);
-                true
-            }
-            None => false,
-        }
+        // Whoever is alone must run everything.
+        let mine = |op: &OpGranted| self.alone() || op.payload().kind == Kind::Work;
+        let job =
+            if self.alone() { self.pool.try_take() } else { self.pool.take_matching(|job| mine(&job.0)) };
+        let found = job.is_some();
+        job.into_iter().for_each(|job| run::execute_while(job.0, mine));
+        found
     }
 
     /// Whether the engine has no worker, so that whoever waits must run everything.
@@ -256,10 +225,25 @@ impl Core {
         }
     }
 
-    /// Gives a place in the window back.
-    pub(crate) fn operation_ended(&self) {
-        self.in_flight.fetch_sub(1, Ordering::SeqCst);
+    /// Tells whoever waits for room or for the end that operations have ended; the last one closes a detached engine.
+    pub(crate) fn tell_ended(&self) {
         self.bell.ring();
+        self.close_if_over();
+    }
+
+    /// The last engine handle is gone: nothing can be submitted from outside of operations any more.
+    pub(crate) fn detach(&self) {
+        self.detached.store(true, Ordering::Relaxed);
+        tally::announced();
+        self.close_if_over();
+    }
+
+    fn close_if_over(&self) {
+        if self.detached.load(Ordering::Relaxed) && self.in_flight() == 0 {
+            self.pool.release();
+            let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+            drop(runtime);
+        }
     }
 
     /// Waits until nothing is in flight; false when `deadline` came first.

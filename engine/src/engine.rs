@@ -11,6 +11,7 @@ use estafette_graph::Roots;
 use estafette_sync::sync::atomic::Ordering;
 
 use crate::core::{Core, CoreOptions, graph};
+use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, diagnose};
 use crate::error::Error;
 use crate::exchange::{DType, Element, ManagedTensor, reaper};
@@ -38,19 +39,21 @@ pub struct Engine {
 }
 
 struct Handle {
-    core: Arc<Core>,
+    core: CoreRef,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.core.check_fork().is_err() {
             // A forked child: the pool's threads do not exist here, and its locks may be held for ever.
-            return std::mem::forget(Arc::clone(&self.core));
+            return std::mem::forget(self.core.clone());
         }
         // Without workers nobody else would ever run what is ready.
         if self.core.alone() && !std::thread::panicking() {
             while self.core.help_any() {}
         }
+        self.core.detach();
+        self.core.leave();
     }
 }
 
@@ -171,7 +174,7 @@ impl Engine {
         }
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &CoreRef {
         &self.handle.core
     }
 
@@ -356,7 +359,7 @@ impl Engine {
                 None => report.running.push(op.label.name.as_str().to_string()),
             }
         }
-        for op in graph().queued() {
+        for op in graph().waiting() {
             if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
                 crate::operation::Op::new(op).cancel();
             }

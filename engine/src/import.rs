@@ -6,6 +6,7 @@ use estafette_devices::{DLDevice, DeviceType, Frontier};
 
 use crate::copy;
 use crate::core::Core;
+use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
 use crate::lease::{Access, Lease};
@@ -88,7 +89,7 @@ fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
 
 /// Takes over a foreign tensor whose content is ready when `ready` is done.
 pub(crate) fn import(
-    core: &Arc<Core>,
+    core: &CoreRef,
     managed: ManagedTensor,
     ready: Frontier,
     read_only: bool,
@@ -109,7 +110,7 @@ fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arriva
     Ok(Arrival { layout, data, storage: Storage::foreign(managed), read_only })
 }
 
-pub(crate) fn from_vec<T: Element>(core: &Arc<Core>, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
+pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
     core.check_usable()?;
     let layout = vec_layout::<T>(values.len(), shape)?;
     let storage = Storage::vec(values);
@@ -118,7 +119,7 @@ pub(crate) fn from_vec<T: Element>(core: &Arc<Core>, values: Vec<T>, shape: &[i6
 
 /// Fresh memory on `device`; zeroed when asked, which needs memory that the host can write.
 pub(crate) fn allocate(
-    core: &Arc<Core>,
+    core: &CoreRef,
     device: DLDevice,
     shape: &[i64],
     dtype: DType,
@@ -152,14 +153,14 @@ fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
 }
 
 /// Gives an arrival its variables.
-fn enter(core: &Arc<Core>, arrival: Arrival, ready: Frontier) -> Tensor {
+fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
     let Placement { vars, placed, lease } = regions::place(core, Space::of(layout.device()), range, ready);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device());
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
-    Tensor::defined(Arc::clone(core), vars, definition, lease)
+    Tensor::defined(core.clone(), vars, definition, lease)
 }
 
 /// Whether a result is copied.

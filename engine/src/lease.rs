@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
-use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar};
+use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar};
 use crate::ready::ReadySignal;
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
@@ -163,10 +163,9 @@ impl LeaseInner {
     /// Makes a view of `running` a lease of its own that stands beside the operation in every queue, so that nothing gets
     /// in between when the operation ends.
     pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
-        let mut state =
-            OpState::new(Arc::clone(&self.tensor.inner.core), Name::Static("lease"), Kind::Lease, None);
+        let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.lease = Some(Arc::clone(&self.label));
-        state.begin();
+        state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
         // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
         let mode = if mode.is_exclusive() { Mode::Update } else { mode };
@@ -192,13 +191,12 @@ impl Lease {
         }
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker, Arc::clone(&signal)));
-        let mut state =
-            OpState::new(Arc::clone(&tensor.inner.core), Name::Static("lease"), Kind::Lease, None);
+        let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.lease = Some(Arc::clone(&label));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
         let (handle, granted) = graph().submit_ref(state, tensor.inner.vars.iter().map(|var| (var, mode)));
         if let Some(granted) = granted {
-            run::dispatch(ReadyList::from_iter([granted]));
+            run::dispatch_one(granted);
         }
         Ok(Acquire { tensor: tensor.clone(), access, label: Some(label), signal, handle })
     }
@@ -337,7 +335,7 @@ impl Drop for Acquire {
 pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
     let label = state.lease.clone().expect("every lease is submitted with its label");
-    if !state.begin() {
+    if !operation::begin(&granted) {
         let failure = state.failure().cloned();
         run::complete(granted, &Ending::Looked, None, ready);
         if let Some(failure) = failure {
@@ -400,10 +398,10 @@ impl Drop for LeaseInner {
 
 /// Ends a held lease; whatever waited for it goes on.
 pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
-    let core = Arc::clone(&granted.payload().core);
+    let core = granted.payload().core.clone();
     let tag = OpTag::of(&granted);
     let mut ready = ReadyList::new();
-    let ending = Ending::Ran { fence: done.as_ref(), failure: None, tag: &tag };
+    let ending = Ending::Ran { fence: done.as_ref().map(|done| (done, &tag)), failure: None };
     run::complete(granted, &ending, None, &mut ready);
     run::dispatch(ready);
     core.bell.ring();

@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use estafette_graph::Mode;
 
-use crate::core::{Core, graph};
+use crate::core::graph;
+use crate::core_ref::CoreRef;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end};
 use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar};
 use crate::ready::ReadySignal;
-use crate::run::{self, ReadyList};
+use crate::run;
 use crate::signal::Signal;
 use crate::tensor::{Tensor, VarSet};
 use crate::wait;
@@ -68,7 +69,7 @@ struct AcquireAll {
 }
 
 impl AcquireAll {
-    fn submit(core: &Arc<Core>, wanted: &[(Tensor, Access)], taker: &str) -> Result<Self, Error> {
+    fn submit(core: &CoreRef, wanted: &[(Tensor, Access)], taker: &str) -> Result<Self, Error> {
         core.check_fork()?;
         for (tensor, access) in wanted {
             match access {
@@ -81,14 +82,14 @@ impl AcquireAll {
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker.to_string(), Arc::clone(&signal)));
-        let mut state = OpState::new(Arc::clone(core), Name::Static("lease"), Kind::Lease, None);
+        let mut state = OpState::new(core.clone(), Name::Static("lease"), Kind::Lease);
         state.lease = Some(Arc::clone(&label));
         let accesses = wanted
             .iter()
             .flat_map(|(tensor, access)| tensor.inner.vars.iter().map(|var| (var, mode_of(*access))));
         let (handle, granted) = graph().submit_ref(state, accesses);
         if let Some(granted) = granted {
-            run::dispatch(ReadyList::from_iter([granted]));
+            run::dispatch_one(granted);
         }
         Ok(Self { wanted: wanted.to_vec(), taker: taker.to_string(), label: Some(label), signal, handle })
     }

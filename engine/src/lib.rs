@@ -71,11 +71,13 @@
 mod bell;
 mod blocked;
 mod bodies;
+mod body;
 mod clock;
 mod completion;
 mod context;
 mod copy;
 mod core;
+mod core_ref;
 mod diagnose;
 mod doom;
 mod engine;

@@ -7,8 +7,9 @@
 //!    └──cancel──► CANCELLED ──(when granted: skipped)──► DONE
 //! ```
 //!
-//! `begin` and `cancel` race for the same word, so an operation either runs or is cancelled, never both. A lease is
-//! an operation without a body that stays in `BEGUN` until its last holder lets go.
+//! `begin` and `cancel` race for the same word, so an operation either runs or is cancelled, never both. Most operations
+//! are never referred to by name; then nobody can cancel, and the beginning is a plain store beside that word. A lease
+//! is an operation without a body that stays in `BEGUN` until its last holder lets go.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -20,13 +21,14 @@ use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
 use estafette_graph::{Granted, Graph, OpId, OpRef, Var};
-use estafette_sync::sync::atomic::{AtomicU8, Ordering};
-use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::cell::UnsafeCell;
+use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use crate::core::Core;
+use crate::body::Body;
+use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, Error, FailureKind, OperationError};
-use crate::run::Body;
 use crate::signal::Signal;
 use crate::state::VarState;
 
@@ -174,7 +176,7 @@ pub(crate) enum Phase {
 
 /// What the engine keeps per operation (the graph's `T`).
 pub(crate) struct OpState {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: CoreRef,
     pub(crate) name: Name,
     pub(crate) kind: Kind,
     pub(crate) priority: i32,
@@ -185,7 +187,10 @@ pub(crate) struct OpState {
     /// Whether it holds a permit of the window and counts as in flight.
     pub(crate) counted: bool,
     phase: AtomicU8,
-    body: Mutex<Option<Body>>,
+    /// As `BEGUN`, of an operation that nobody refers to.
+    begun_unseen: AtomicBool,
+    /// Belongs to whoever is granted the operation.
+    body: UnsafeCell<Option<Body>>,
     failure: OnceLock<OperationError>,
     /// Made by the first waiter: most operations are never waited for by name.
     signal: OnceLock<Box<OutcomeSignal>>,
@@ -196,7 +201,7 @@ pub(crate) struct OpState {
 }
 
 impl OpState {
-    pub(crate) fn new(core: Arc<Core>, name: Name, kind: Kind, body: Option<Body>) -> Self {
+    pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
         Self {
             core,
             name,
@@ -206,12 +211,19 @@ impl OpState {
             since_ms: crate::clock::coarse_ms(),
             counted: false,
             phase: AtomicU8::new(0),
-            body: Mutex::new(body),
+            begun_unseen: AtomicBool::new(false),
+            body: UnsafeCell::new(None),
             failure: OnceLock::new(),
             signal: OnceLock::new(),
             probe: None,
             lease: None,
         }
+    }
+
+    /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
+    #[inline]
+    pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
+        matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -220,16 +232,21 @@ impl OpState {
             Phase::Done
         } else if bits & CANCELLED != 0 {
             Phase::Cancelled
-        } else if bits & BEGUN != 0 {
+        } else if bits & BEGUN != 0 || self.begun_unseen.load(Ordering::Relaxed) {
             Phase::Begun
         } else {
             Phase::Queued
         }
     }
 
-    /// Takes the right to run; false when the operation was cancelled first.
-    pub(crate) fn begin(&self) -> bool {
-        self.phase.fetch_or(BEGUN, Ordering::AcqRel) & CANCELLED == 0
+    /// Sets what the operation does, before it is submitted.
+    pub(crate) fn set_body(&mut self, body: Body) {
+        self.body = UnsafeCell::new(Some(body));
+    }
+
+    /// Begins an operation that was not submitted yet.
+    pub(crate) fn begin_unsubmitted(&mut self) {
+        *self.phase.get_mut() |= BEGUN;
     }
 
     /// Takes the right to run away; false when it has begun, was cancelled already or has ended.
@@ -239,10 +256,6 @@ impl OpState {
                 (bits & (BEGUN | CANCELLED | DONE) == 0).then_some(bits | CANCELLED)
             })
             .is_ok()
-    }
-
-    pub(crate) fn take_body(&self) -> Option<Body> {
-        self.body.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
     }
 
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
@@ -290,6 +303,33 @@ impl OpState {
         }
         signal
     }
+}
+
+// SAFETY: shared parts are atomics and once-cells; the body is reached only through the token of the granted operation,
+// of which there is one, and which is not shared between threads.
+unsafe impl Sync for OpState {}
+
+/// Takes the right to run; false when the operation was cancelled first.
+///
+/// Whoever may cancel has a reference that was made at submission, or while the operation waited
+/// ([`Graph::waiting`]): without one, nobody does.
+#[inline]
+pub(crate) fn begin(granted: &OpGranted) -> bool {
+    let state = granted.payload();
+    if granted.is_referenced() {
+        return state.phase.fetch_or(BEGUN, Ordering::AcqRel) & CANCELLED == 0;
+    }
+    state.begun_unseen.store(true, Ordering::Relaxed);
+    // It may have been cancelled by a reference that is gone.
+    state.phase.load(Ordering::Acquire) & CANCELLED == 0
+}
+
+/// Takes the body, which an operation has until it is run or skipped.
+#[inline]
+pub(crate) fn take_body(granted: &OpGranted) -> Option<Body> {
+    // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread, so nobody
+    // else is in this function for the same operation.
+    granted.payload().body.with_mut(|body| unsafe { (*body).take() })
 }
 
 /// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing.

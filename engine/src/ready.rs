@@ -12,7 +12,8 @@ use std::task::{Context, Poll};
 use estafette_devices::{Frontier, Reactor};
 use estafette_graph::Mode;
 
-use crate::core::{Core, graph};
+use crate::core::graph;
+use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::Error;
 use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState};
@@ -44,12 +45,12 @@ pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
         return Looked::Known(Err(error));
     }
     let signal = Arc::new(Signal::new());
-    let mut state = OpState::new(Arc::clone(&tensor.core), Name::Static("ready"), Kind::Probe, None);
+    let mut state = OpState::new(tensor.core.clone(), Name::Static("ready"), Kind::Probe);
     state.probe = Some(Arc::clone(&signal));
     doom::probe_enters();
     let (handle, granted) = graph().submit_ref(state, tensor.vars.iter().map(|var| (var, Mode::Read)));
     if let Some(granted) = granted {
-        run::dispatch(ReadyList::from_iter([granted]));
+        run::dispatch_one(granted);
     } else if let Err(error) = wait::check_self_wait(&handle, &tensor.vars) {
         return Looked::Known(Err(error));
     } else {
@@ -100,7 +101,7 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
 /// Waits for the version that was current when it was made. See [`Tensor::ready`].
 #[must_use = "futures do nothing unless awaited"]
 pub struct Ready {
-    core: Arc<Core>,
+    core: CoreRef,
     looked: Looked,
     /// Whether it was looked at why this is not ready; once is enough.
     explained: bool,
@@ -108,7 +109,7 @@ pub struct Ready {
 
 impl Ready {
     pub(crate) fn new(tensor: &Tensor) -> Self {
-        Self { core: Arc::clone(&tensor.inner.core), looked: look_or_probe(&tensor.inner), explained: false }
+        Self { core: tensor.inner.core.clone(), looked: look_or_probe(&tensor.inner), explained: false }
     }
 }
 

@@ -13,7 +13,8 @@ use estafette_graph::Mode;
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
-use crate::core::{Core, graph};
+use crate::core::graph;
+use crate::core_ref::CoreRef;
 use crate::exchange::{Key, Ranges, Space};
 use crate::lease::LeaseInner;
 use crate::operation::{Kind, Name, OpGranted, OpState, OpVar};
@@ -102,7 +103,7 @@ pub(crate) struct Placement {
 }
 
 /// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer.
-pub(crate) fn place(core: &Arc<Core>, space: Space, range: Range<usize>, ready: Frontier) -> Placement {
+pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Frontier) -> Placement {
     let mut keep = SmallVec::new();
     let mut collapsed: Option<(OpVar, VarSet)> = None;
     let (key, (vars, region, lease)) = regions().resolve(space, range.clone(), |found| {
@@ -178,11 +179,11 @@ pub(crate) fn place_result(
 }
 
 /// From now on `members` are ordered as one variable.
-fn collapse(core: &Arc<Core>, group: &OpVar, members: &[OpVar]) {
-    let state = OpState::new(Arc::clone(core), Name::Static("collapse"), Kind::Merge, None);
+fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) {
+    let state = OpState::new(core.clone(), Name::Static("collapse"), Kind::Merge);
     let members: SmallVec<[&OpVar; 32]> = members.iter().collect();
     if let Some(granted) = graph().collapse(state, &members, group) {
-        run::dispatch(ReadyList::from_iter([granted]));
+        run::dispatch_one(granted);
     }
 }
 

@@ -12,7 +12,6 @@
 //! on the same worker, in a loop and not by recursion.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
 use estafette_devices::cpu::{self, Pool};
 use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
@@ -21,12 +20,8 @@ use smallvec::SmallVec;
 use crate::context::{self, Current};
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
-use crate::operation::{Kind, OpGranted, OpTag, bury};
+use crate::operation::{self, Kind, OpGranted, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
-
-/// What an operation does once its inputs are there. It owns its completion, and may hand on the operation to run
-/// next on this thread.
-pub(crate) type Body = Box<dyn FnOnce(Running) -> Option<OpGranted> + Send>;
 
 /// Newly granted operations on their way to where they run.
 pub(crate) type ReadyList = SmallVec<[OpGranted; 8]>;
@@ -46,19 +41,43 @@ const INLINE_MAX: usize = 32;
 
 /// Runs `granted` and, one after the other, the first operation that each one granted.
 pub(crate) fn execute(granted: OpGranted) {
+    execute_while(granted, |_| true);
+}
+
+/// As [`execute`], on a thread that may run only what `mine` says.
+pub(crate) fn execute_while(granted: OpGranted, mine: impl Fn(&OpGranted) -> bool) {
     let mut next = start(granted);
     for _ in 1..INLINE_MAX {
-        let Some(granted) = next else { return };
-        next = start(granted);
+        match next {
+            None => return,
+            Some(granted) if mine(&granted) => next = start(granted),
+            Some(_) => break,
+        }
     }
-    dispatch(next.into_iter().collect());
+    next.into_iter().for_each(push);
 }
 
 /// Runs `granted`; what it granted goes to the pool.
 pub(crate) fn execute_one(granted: OpGranted) {
-    if let Some(next) = start(granted) {
-        dispatch(ReadyList::from_iter([next]));
+    start(granted).into_iter().for_each(push);
+}
+
+/// As [`dispatch`], for one that was granted as it was submitted.
+#[inline]
+pub(crate) fn dispatch_one(granted: OpGranted) {
+    match granted.payload().kind {
+        Kind::Work | Kind::Unhelped => push(granted),
+        Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
+}
+
+/// Pushes a granted operation to its engine's pool.
+#[inline]
+fn push(granted: OpGranted) {
+    let core = granted.payload().core.clone();
+    let priority = granted.payload().priority;
+    core.pool.push_priority(ReadyOp(granted), priority);
+    core.work_arrived();
 }
 
 /// Hands granted operations to where they run.
@@ -68,7 +87,18 @@ pub(crate) fn dispatch(ready: ReadyList) {
 }
 
 /// As [`dispatch`], but may keep the first host operation of the engine `keep_for` for the calling thread.
+#[inline]
 fn dispatch_keeping_first(mut ready: ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
+    match &ready[..] {
+        [] => return None,
+        // What most operations grant, and what a chain is made of.
+        [only] if only.payload().may_be_kept(keep_for) => return ready.pop(),
+        _ => {}
+    }
+    dispatch_all(ready, keep_for)
+}
+
+fn dispatch_all(mut ready: ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
     let mut first = None;
     // In steady state nothing or one operation is granted; both need no batch.
     let mut batch: SmallVec<[OpGranted; 8]> = SmallVec::new();
@@ -93,8 +123,7 @@ fn dispatch_keeping_first(mut ready: ReadyList, keep_for: Option<u64>) -> Option
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
     for granted in ready {
-        let state = granted.payload();
-        if !urgent && first.is_none() && state.priority == 0 && keep_for == Some(state.core.id) {
+        if !urgent && first.is_none() && granted.payload().may_be_kept(keep_for) {
             first = Some(granted);
         } else {
             batch.push(granted);
@@ -107,14 +136,17 @@ fn dispatch_keeping_first(mut ready: ReadyList, keep_for: Option<u64>) -> Option
 /// Pushes granted operations to their engines' pools: one wake-up per engine.
 fn push_batch(mut batch: SmallVec<[OpGranted; 8]>) {
     while let Some(head) = batch.first() {
-        let core = Arc::clone(&head.payload().core);
-        if batch.len() == 1 || batch.iter().any(|granted| granted.payload().priority != 0) {
+        if batch.len() == 1 {
+            return batch.drain(..).for_each(push);
+        }
+        let core = head.payload().core.clone();
+        if batch.iter().any(|granted| granted.payload().priority != 0) {
             let granted = batch.remove(0);
             let priority = granted.payload().priority;
             core.pool.push_priority(ReadyOp(granted), priority);
         } else {
             let (mine, others): (SmallVec<[OpGranted; 8]>, SmallVec<[OpGranted; 8]>) =
-                batch.into_iter().partition(|granted| Arc::ptr_eq(&granted.payload().core, &core));
+                batch.into_iter().partition(|granted| granted.payload().core.same(&core));
             core.pool.push_batch(mine.into_iter().map(ReadyOp));
             batch = others;
         }
@@ -171,13 +203,13 @@ fn start(granted: OpGranted) -> Option<OpGranted> {
             }
         }
     }
-    if !state.begin() {
+    if !operation::begin(&granted) {
         let cause = state.failure().cloned().unwrap_or_else(|| OpTag::of(&granted).cancellation());
         return skip(granted, cause);
     }
-    let body =
-        state.take_body().expect("a granted operation starts once, and its body was put there at submission");
-    body(Running { granted: Some(granted) })
+    let body = operation::take_body(&granted);
+    let body = body.expect("a granted operation starts once, and its body was put there at submission");
+    body.run(Running { granted: Some(granted) })
 }
 
 /// What a granted operation does about the work that its variables still carry.
@@ -236,7 +268,7 @@ fn park(granted: OpGranted, frontier: Frontier) {
 /// Ends an operation whose body never ran.
 fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
     // From here on it cannot be cancelled.
-    if !granted.payload().begin() {
+    if !operation::begin(&granted) {
         // Whoever cancelled it was told so, and may not have noted the failure yet; `cause` is that of its inputs.
         granted.payload().fail(OpTag::of(&granted).cancellation());
         doom::cancelled_leaves();
@@ -250,7 +282,7 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
 
 /// Drops the body, which holds the operands: user code may run here, so a panic is contained.
 fn drop_body(granted: &OpGranted) {
-    let body = granted.payload().take_body();
+    let body = operation::take_body(granted);
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
         bury(panic);
         tracing::error!(operation = granted.payload().name.as_str(), "dropping the skipped body panicked");
@@ -268,7 +300,7 @@ pub(crate) fn complete(
     if let Some(failure) = failure {
         state.fail(failure);
     }
-    let core = state.counted.then(|| Arc::clone(&state.core));
+    let core = state.counted.then(|| state.core.clone());
     let mut replaced: SmallVec<[OperationError; 1]> = SmallVec::new();
     let left = granted.complete(
         |finish| replaced.extend(finish.state.finish(finish.mode, ending, finish.flags)),
@@ -280,7 +312,8 @@ pub(crate) fn complete(
         handle.payload().done();
     }
     if let Some(core) = core {
-        core.operation_ended();
+        core.count_ended();
+        core.tell_ended();
     }
 }
 
@@ -355,7 +388,8 @@ fn finish_into(
     ready: &mut ReadyList,
 ) {
     let failure = result.err();
-    let tag = OpTag::of(&granted);
-    let ending = Ending::Ran { fence, failure: failure.as_ref(), tag: &tag };
+    // Who wrote is asked only where work goes on behind a fence.
+    let tag = fence.map(|_| OpTag::of(&granted));
+    let ending = Ending::Ran { fence: fence.zip(tag.as_ref()), failure: failure.as_ref() };
     complete(granted, &ending, failure.clone(), ready);
 }

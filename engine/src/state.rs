@@ -41,8 +41,8 @@ pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> Oper
 
 /// How an access ended, as far as its variable is concerned.
 pub(crate) enum Ending<'a> {
-    /// The body ran. `fence` marks its device work; `None` means that the host work is over.
-    Ran { fence: Option<&'a Fence>, failure: Option<&'a OperationError>, tag: &'a OpTag },
+    /// The body ran. `fence` marks its device work, and whose work it is; `None` means that the host work is over.
+    Ran { fence: Option<(&'a Fence, &'a OpTag)>, failure: Option<&'a OperationError> },
     /// The body never ran: what the variable carried stays.
     Skipped { failure: &'a OperationError },
     /// An access that changed nothing.
@@ -110,9 +110,16 @@ impl VarState {
         let mut replaced = None;
         match (mode, ending) {
             (_, Ending::Looked) => return None,
-            (Mode::Read, Ending::Ran { fence: Some(fence), .. }) => self.readers.insert((*fence).clone()),
-            (Mode::Read, _) => {}
-            (Mode::Write | Mode::Update, Ending::Ran { fence, failure, tag }) => {
+            (Mode::Read, Ending::Ran { fence: Some((fence, _)), .. }) => {
+                self.readers.insert((*fence).clone())
+            }
+            (Mode::Read, _) => return None,
+            (Mode::Write | Mode::Update, Ending::Ran { fence: None, failure: None }) if *flags == 0 => {
+                // No failure to replace and no fence to forget.
+                self.version += 1;
+                return None;
+            }
+            (Mode::Write | Mode::Update, Ending::Ran { fence, failure }) => {
                 self.version += 1;
                 // An update begins on a good version. A failure that it finds at its end was left by the operation that
                 // lent it a view, and what the view was used for does not mend that.
@@ -120,7 +127,7 @@ impl VarState {
                     replaced = std::mem::replace(&mut self.failure, failure.cloned());
                 }
                 match fence {
-                    Some(fence) => {
+                    Some((fence, tag)) => {
                         self.writers.replace_ordered_after(fence);
                         self.readers.replace_ordered_after(fence);
                         self.writers.insert((*fence).clone());

@@ -8,8 +8,10 @@ use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::bodies::{external_body, future_body, if_writable, operands, sync_body};
+use crate::body::Body;
 use crate::completion::Completion;
-use crate::core::{Core, graph};
+use crate::core::graph;
+use crate::core_ref::CoreRef;
 use crate::error::{BodyResult, Error};
 use crate::exchange::DType;
 use crate::guards::WriteGuard;
@@ -17,7 +19,7 @@ use crate::import::{Copying, Produced, define};
 use crate::lease::check_writable;
 use crate::operands::Operands;
 use crate::operation::{Kind, Name, Op, OpState, OpVar};
-use crate::run::{self, Body, ReadyList, Running};
+use crate::run::{self, Running};
 use crate::tensor::{Tensor, VarSet};
 use crate::variable::Variable;
 use crate::views::ViewMut;
@@ -30,27 +32,29 @@ type Nothing = [Tensor; 0];
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is submitted with `run` or one of its kin"]
 pub struct OpBuilder<'e, R = Nothing, W = Nothing, U = ()> {
-    core: &'e Arc<Core>,
+    core: &'e CoreRef,
     name: Name,
     reads: R,
     writes: W,
     updates: U,
-    vars: SmallVec<[(OpVar, Mode); 2]>,
-    options: Options,
+    vars: SmallVec<[(&'e OpVar, Mode); 4]>,
+    priority: i32,
+    unhelped: bool,
+    /// What few operations have, out of the way of the others.
+    options: Option<Box<Options>>,
 }
 
 #[derive(Debug, Default)]
 struct Options {
-    priority: i32,
     queue: Option<Arc<dyn Queue>>,
     alias_of: VarSet,
     declared: Option<(DType, SmallVec<[i64; 4]>)>,
     copying: Copying,
-    unhelped: bool,
 }
 
 impl<'e> OpBuilder<'e> {
-    pub(crate) fn new(core: &'e Arc<Core>, name: Name) -> Self {
+    #[inline]
+    pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
         Self {
             core,
             name,
@@ -58,7 +62,9 @@ impl<'e> OpBuilder<'e> {
             writes: [],
             updates: (),
             vars: SmallVec::new(),
-            options: Options::default(),
+            priority: 0,
+            unhelped: false,
+            options: None,
         }
     }
 }
@@ -66,63 +72,104 @@ impl<'e> OpBuilder<'e> {
 impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Tensors that the body reads.
     pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, [Tensor; N], W, U> {
-        let Self { core, name, writes, updates, vars, options, .. } = self;
-        OpBuilder { core, name, reads: tensors.map(Tensor::clone), writes, updates, vars, options }
+        let Self { core, name, writes, updates, vars, priority, unhelped, options, .. } = self;
+        OpBuilder {
+            core,
+            name,
+            reads: tensors.map(Tensor::clone),
+            writes,
+            updates,
+            vars,
+            priority,
+            unhelped,
+            options,
+        }
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
     pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Vec<Tensor>, W, U> {
-        let Self { core, name, writes, updates, vars, options, .. } = self;
-        OpBuilder { core, name, reads: tensors.to_vec(), writes, updates, vars, options }
+        let Self { core, name, writes, updates, vars, priority, unhelped, options, .. } = self;
+        OpBuilder { core, name, reads: tensors.to_vec(), writes, updates, vars, priority, unhelped, options }
     }
 
     /// Tensors that the body overwrites without reading them. A pure write heals a failed tensor.
     pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, [Tensor; N], U> {
-        let Self { core, name, reads, updates, vars, options, .. } = self;
-        OpBuilder { core, name, reads, writes: tensors.map(Tensor::clone), updates, vars, options }
+        let Self { core, name, reads, updates, vars, priority, unhelped, options, .. } = self;
+        OpBuilder {
+            core,
+            name,
+            reads,
+            writes: tensors.map(Tensor::clone),
+            updates,
+            vars,
+            priority,
+            unhelped,
+            options,
+        }
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
     pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Vec<Tensor>, U> {
-        let Self { core, name, reads, updates, vars, options, .. } = self;
-        OpBuilder { core, name, reads, writes: tensors.to_vec(), updates, vars, options }
+        let Self { core, name, reads, updates, vars, priority, unhelped, options, .. } = self;
+        OpBuilder { core, name, reads, writes: tensors.to_vec(), updates, vars, priority, unhelped, options }
     }
 
     /// Tensors that the body reads and writes in place; it gets them as its last argument.
     pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, W, [Tensor; N]> {
-        let Self { core, name, reads, writes, vars, options, .. } = self;
-        OpBuilder { core, name, reads, writes, updates: tensors.map(Tensor::clone), vars, options }
+        let Self { core, name, reads, writes, vars, priority, unhelped, options, .. } = self;
+        OpBuilder {
+            core,
+            name,
+            reads,
+            writes,
+            updates: tensors.map(Tensor::clone),
+            vars,
+            priority,
+            unhelped,
+            options,
+        }
+    }
+
+    fn options(&mut self) -> &mut Options {
+        self.options.get_or_insert_default()
     }
 
     /// Plain variables that the body uses without changing what they stand for.
-    pub fn reads_vars(mut self, variables: &[&Variable]) -> Self {
-        self.vars.extend(variables.iter().map(|variable| (variable.var.clone(), Mode::Read)));
+    #[inline]
+    pub fn reads_vars(mut self, variables: &[&'e Variable]) -> Self {
+        for variable in variables {
+            self.vars.push((&variable.var, Mode::Read));
+        }
         self
     }
 
     /// Plain variables that the body changes.
-    pub fn writes_vars(mut self, variables: &[&Variable]) -> Self {
-        self.vars.extend(variables.iter().map(|variable| (variable.var.clone(), Mode::Write)));
+    #[inline]
+    pub fn writes_vars(mut self, variables: &[&'e Variable]) -> Self {
+        for variable in variables {
+            self.vars.push((&variable.var, Mode::Write));
+        }
         self
     }
 
     /// Among ready operations, higher ones are started first. Default 0.
     pub fn priority(mut self, priority: i32) -> Self {
-        self.options.priority = priority;
+        self.priority = priority;
         self
     }
 
     /// The queue that the body enqueues on; needed by [`run_on`](Self::run_on).
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
-        self.options.queue = Some(Arc::clone(queue));
+        self.options().queue = Some(Arc::clone(queue));
         self
     }
 
     /// Declares that the produced tensor is a view of these, so that it is ordered with them instead of copied.
     pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
+        let alias_of = &mut self.options().alias_of;
         for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
-            if self.options.alias_of.iter().all(|known| known.id() != var.id()) {
-                self.options.alias_of.push(var.clone());
+            if alias_of.iter().all(|known| known.id() != var.id()) {
+                alias_of.push(var.clone());
             }
         }
         self
@@ -130,26 +177,26 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
 
     /// Declares type and shape of the produced tensor, so that they are known before it is.
     pub fn like(mut self, dtype: DType, shape: &[i64]) -> Self {
-        self.options.declared = Some((dtype, SmallVec::from_slice(shape)));
+        self.options().declared = Some((dtype, SmallVec::from_slice(shape)));
         self
     }
 
     /// Makes a produced result that overlaps known memory a conflict instead of a copy.
     pub fn no_copy(mut self) -> Self {
-        self.options.copying = Copying::Refused;
+        self.options().copying = Copying::Refused;
         self
     }
 
     /// Makes the produced tensor a copy of the result, whether it overlaps known memory or not.
     pub fn always_copy(mut self) -> Self {
-        self.options.copying = Copying::Always;
+        self.options().copying = Copying::Always;
         self
     }
 
     /// Keeps threads that wait from running the body in the meantime; for bodies that need a lock of their own world,
     /// such as the Python lock.
     pub fn unhelped(mut self) -> Self {
-        self.options.unhelped = true;
+        self.unhelped = true;
         self
     }
 }
@@ -205,8 +252,21 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
-        let Self { core, name, reads, writes, updates, vars, options } = self;
-        let mut accesses: SmallVec<[(OpVar, Mode); 6]> = vars.into_iter().collect();
+        let Self { core, name, reads, writes, updates, vars, priority, unhelped, options } = self;
+        let kind = if unhelped { Kind::Unhelped } else { Kind::Work };
+        let mut state = OpState::new(core.clone(), name, kind);
+        state.priority = priority;
+        state.queue = options.and_then(|options| options.queue);
+        state.counted = true;
+        if reads.tensors().is_empty()
+            && writes.tensors().is_empty()
+            && updates.tensors().is_empty()
+            && produced.is_none()
+        {
+            state.set_body(body(reads, writes, updates));
+            return submit_to_graph(state, vars.iter().copied());
+        }
+        let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
         let tensors = [
             (reads.tensors(), Mode::Read),
             (writes.tensors(), Mode::Write),
@@ -221,23 +281,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             // Only its own variable: what it aliases is not changed by its definition.
             accesses.push((tensor.inner.vars[0].clone(), Mode::Write));
         }
-        let kind = if options.unhelped { Kind::Unhelped } else { Kind::Work };
         // What these will be is not known yet, and a pure write does not look at why one may never come.
         let written = writes.tensors().iter().chain(updates.tensors());
         let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
-        let mut body = body(reads, writes, updates);
-        if !promised.is_empty() {
-            body = if_writable(promised, body);
-        }
-        let mut state = OpState::new(Arc::clone(core), name, kind, Some(body));
-        state.priority = options.priority;
-        state.queue = options.queue;
-        state.counted = true;
-        let (handle, granted) = graph().submit_ref(state, accesses.iter().map(|(var, mode)| (var, *mode)));
-        if let Some(granted) = granted {
-            run::dispatch(ReadyList::from_iter([granted]));
-        }
-        Op::new(handle)
+        let body = body(reads, writes, updates);
+        state.set_body(if promised.is_empty() { body } else { if_writable(promised, body) });
+        let vars = vars.iter().copied();
+        submit_to_graph(state, vars.chain(accesses.iter().map(|(var, mode)| (var, *mode))))
     }
 
     /// Submits an operation whose body starts work elsewhere and reports its end through the [`Completion`], from any
@@ -271,6 +321,16 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             external_body(operands(&reads, &writes, &updates), None, start)
         }))
     }
+}
+
+/// Enters the operation in the queues of its variables, and starts it if nothing is in front of it there.
+#[inline]
+fn submit_to_graph<'a>(state: OpState, accesses: impl Iterator<Item = (&'a OpVar, Mode)>) -> Op {
+    let (handle, granted) = graph().submit_ref(state, accesses);
+    if let Some(granted) = granted {
+        run::dispatch_one(granted);
+    }
+    Op::new(handle)
 }
 
 /// A fence for work whose end cannot be known: its memory is never given back.
@@ -400,11 +460,11 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        let Some(queue) = self.options.queue.clone() else {
+        let Some(queue) = self.options.as_ref().and_then(|options| options.queue.clone()) else {
             return Err(Error::invalid("a device body needs a queue; name one with `on`"));
         };
         self.submit(Room::Wait, None, |reads, writes, _none| {
-            Box::new(move |running: Running| {
+            Body::new(move |running: Running| {
                 let result = running.call(|| body(queue.as_ref(), reads.views(), writes.views_mut()));
                 // Even a body that failed may have enqueued something, so its end is marked all the same.
                 let next = match queue.record() {
@@ -432,7 +492,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
         self.submit(Room::Wait, None, |reads, writes, updates| {
-            Box::new(move |running: Running| {
+            Body::new(move |running: Running| {
                 let result = running.call(|| body(reads.views(), writes.views_mut(), updates.views_mut()));
                 let next = running.finish(result);
                 drop((reads, writes, updates));
@@ -478,7 +538,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
         self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
-            Box::new(move |running: Running| {
+            Body::new(move |running: Running| {
                 let result = running.call(|| body(reads.views())).and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
                     define(&target.inner, produced.into(), copying, &held)
@@ -551,9 +611,14 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     /// The tensor that the operation will define: its own variable first, then those of what it aliases.
     fn promise(&self) -> (Tensor, Copying) {
         let mut vars = VarSet::from_iter([Variable::new().var]);
-        vars.extend(self.options.alias_of.iter().cloned());
-        let declared = self.options.declared.clone();
-        let tensor = Tensor::promised(Arc::clone(self.core), vars, declared, self.name.clone());
-        (tensor, self.options.copying)
+        let (declared, copying) = match &self.options {
+            None => (None, Copying::default()),
+            Some(options) => {
+                vars.extend(options.alias_of.iter().cloned());
+                (options.declared.clone(), options.copying)
+            }
+        };
+        let tensor = Tensor::promised(self.core.clone(), vars, declared, self.name.clone());
+        (tensor, copying)
     }
 }

@@ -7,7 +7,7 @@ use estafette_devices::{DLDevice, Frontier};
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
-use crate::core::Core;
+use crate::core_ref::CoreRef;
 use crate::error::{Error, OperationError};
 use crate::exchange::{DType, Layout, Storage, reaper};
 use crate::lease::LeaseInner;
@@ -33,7 +33,7 @@ pub struct Tensor {
 }
 
 pub(crate) struct TensorInner {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: CoreRef,
     pub(crate) vars: VarSet,
     definition: OnceLock<Definition>,
     /// What a late definition was promised to look like.
@@ -80,7 +80,7 @@ pub enum TensorState {
 
 impl Tensor {
     pub(crate) fn defined(
-        core: Arc<Core>,
+        core: CoreRef,
         vars: VarSet,
         definition: Definition,
         lease: Option<Arc<LeaseInner>>,
@@ -100,7 +100,7 @@ impl Tensor {
     }
 
     pub(crate) fn promised(
-        core: Arc<Core>,
+        core: CoreRef,
         vars: VarSet,
         declared: Option<(DType, SmallVec<[i64; 4]>)>,
         producer: Name,
@@ -335,7 +335,7 @@ impl Drop for TensorInner {
         let forked = self.core.check_fork().is_err();
         if forked {
             // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that do not exist here.
-            std::mem::forget((Arc::clone(&self.core), self.vars.clone()));
+            std::mem::forget((self.core.clone(), self.vars.clone()));
         }
         let Some(definition) = self.definition.take() else { return };
         let Definition { storage, placed, .. } = definition;

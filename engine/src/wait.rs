@@ -5,7 +5,6 @@
 //! others sleep until woken.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Roots, Snapshot};
@@ -15,6 +14,7 @@ use crate::blocked::{self, On};
 use crate::clock;
 use crate::context;
 use crate::core::{Core, graph};
+use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::exchange::reaper;
 use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
@@ -40,7 +40,7 @@ const HELP_SCAN_MAX: usize = 4096;
 #[derive(Clone)]
 pub(crate) struct Seen {
     pub(crate) core: u64,
-    pub(crate) home: Arc<Core>,
+    pub(crate) home: CoreRef,
     pub(crate) name: Name,
     pub(crate) kind: Kind,
     pub(crate) phase: Phase,
@@ -59,7 +59,7 @@ pub(crate) struct SeenLease {
 pub(crate) fn see(state: &OpState) -> Seen {
     Seen {
         core: state.core.id,
-        home: Arc::clone(&state.core),
+        home: state.core.clone(),
         name: state.name.clone(),
         kind: state.kind,
         phase: state.phase(),
@@ -149,7 +149,7 @@ const ALONE_NAP: Duration = Duration::from_micros(200);
 
 /// As [`block`], for an operation by name.
 pub(crate) fn block_on_op(
-    core: &Arc<Core>,
+    core: &CoreRef,
     op: &OpHandle,
     signal: &Signal<Result<(), crate::OperationError>>,
     timeout: Option<Duration>,
@@ -185,7 +185,7 @@ pub(crate) fn log_if_own_lease(waiting: OpId) {
 /// written by operations of another.
 struct Needed {
     ops: HashSet<OpId>,
-    cores: SmallVec<[Arc<Core>; 1]>,
+    cores: SmallVec<[CoreRef; 1]>,
     /// There were too many to pick those that are needed: without workers, whatever is ready must do.
     too_many: bool,
 }
@@ -201,10 +201,10 @@ impl Needed {
         let mut ops: HashSet<OpId> = snapshot.ancestors(waiting.id()).into_iter().collect();
         ops.insert(waiting.id());
         // It may be ready itself, and then it is in no picture of what it waits for.
-        let mut cores: SmallVec<[Arc<Core>; 1]> = SmallVec::from_iter([Arc::clone(&waiting.payload().core)]);
+        let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([waiting.payload().core.clone()]);
         for op in snapshot.ops.iter().filter(|op| ops.contains(&op.id)) {
             if cores.iter().all(|known| known.id != op.label.core) {
-                cores.push(Arc::clone(&op.label.home));
+                cores.push(op.label.home.clone());
             }
         }
         Self { too_many: ops.len() > HELP_SCAN_MAX, ops, cores }

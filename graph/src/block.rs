@@ -61,7 +61,11 @@ pub(crate) enum Owner<V, T> {
 
 impl<V, T> Owner<V, T> {
     fn new(inner: &Arc<Inner<V, T>>) -> Self {
-        if inner.immortal { Self::Immortal(NonNull::from(&**inner)) } else { Self::Counted(Arc::clone(inner)) }
+        if inner.immortal {
+            Self::Immortal(NonNull::from(&**inner))
+        } else {
+            Self::Counted(Arc::clone(inner))
+        }
     }
 
     fn inner(&self) -> &Inner<V, T> {
@@ -69,6 +73,23 @@ impl<V, T> Owner<V, T> {
             Self::Counted(inner) => inner,
             // SAFETY: an immortal graph's memory is never freed.
             Self::Immortal(inner) => unsafe { inner.as_ref() },
+        }
+    }
+}
+
+/// An owned block whose last reference is gone. Goes back to its slab when dropped.
+struct Vacated<V, T>(BlockPtr<V, T>);
+
+impl<V, T> Drop for Vacated<V, T> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the block is ours alone.
+        unsafe {
+            let block = self.0.as_ref();
+            block.trim();
+            let owner = block.owner.with_mut(|owner| (*owner).take());
+            let owner = owner.expect("an owned block has an owner until it goes back");
+            owner.inner().slab.give(self.0);
         }
     }
 }
@@ -226,35 +247,60 @@ impl<V, T> Block<V, T> {
         self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Gives one reference up; if it was the last, puts the block back into its slab.
+    /// Gives one reference to an owned block up; if it was the last, drops the payload in place and puts the block back
+    /// into its slab.
     ///
     /// # Safety
-    /// The caller holds a reference, which is gone afterwards; the block must not be touched any more. Unless the
-    /// block is owned, `pinned` is the owner of its slab, kept alive by the caller.
-    pub(crate) unsafe fn release(
-        this: BlockPtr<V, T>,
-        pinned: Option<&Inner<V, T>>,
-    ) -> Option<Remains<V, T>> {
+    /// The caller holds a reference, which is gone afterwards, and no bit. The block is owned.
+    #[inline]
+    pub(crate) unsafe fn release_owned(this: BlockPtr<V, T>) {
+        // SAFETY: our reference keeps the block; when it is the last one, the block is ours alone, and its payload is
+        // initialized since `begin`.
+        unsafe {
+            if this.as_ref().let_go() {
+                // Goes back also when the payload's drop panics.
+                let vacated = Vacated(this);
+                vacated.0.as_ref().fixed.with_mut(|fixed| (*fixed).payload.assume_init_drop());
+            }
+        }
+    }
+
+    /// Gives the operation's reference to a block without owner up; if it was the last, puts the block back into its slab.
+    ///
+    /// # Safety
+    /// The caller holds a reference, which is gone afterwards; the block must not be touched any more. `pinned` is the
+    /// owner of its slab, kept alive by the caller.
+    pub(crate) unsafe fn release_pinned(this: BlockPtr<V, T>, pinned: &Inner<V, T>) -> Option<Remains<V, T>> {
         // SAFETY: our reference keeps the block.
         let block = unsafe { this.as_ref() };
         if !block.let_go() {
             return None;
         }
         // SAFETY: the last reference is gone, so the block is ours alone; the payload is initialized since `begin`.
-        let payload = block.fixed.with_mut(|fixed| unsafe {
-            let fixed = &mut *fixed;
-            fixed.spilled.clear();
-            if fixed.spilled.capacity() > SPILL_KEPT {
-                fixed.spilled = Vec::new();
-            }
-            fixed.payload.assume_init_read()
-        });
+        let payload = unsafe {
+            block.trim();
+            block.fixed.with_mut(|fixed| (*fixed).payload.assume_init_read())
+        };
         // SAFETY: as above.
         let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
-        let inner = owner.as_ref().map(Owner::inner).or(pinned);
-        let inner = inner.expect("a block without owner is pinned by who releases it");
-        inner.slab.give(this);
+        pinned.slab.give(this);
         Some(Remains { _payload: payload, _owner: owner })
+    }
+
+    /// Empties the list of spilled accesses.
+    ///
+    /// # Safety
+    /// The caller has the block for itself.
+    #[inline]
+    unsafe fn trim(&self) {
+        // SAFETY: forwarded to the caller.
+        self.fixed.with_mut(|fixed| unsafe {
+            let spilled = &mut (*fixed).spilled;
+            spilled.clear();
+            if spilled.capacity() > SPILL_KEPT {
+                *spilled = Vec::new();
+            }
+        });
     }
 
     /// Whether the block keeps its own slab alive.

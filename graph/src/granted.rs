@@ -61,6 +61,13 @@ impl<V, T> Granted<V, T> {
         unsafe { self.as_block().payload() }
     }
 
+    /// Whether there are references to the operation. If not, none is left that was made at submission or while the
+    /// operation waited; one may still be made of it as a granted operation ([`Var::queued`]).
+    #[inline]
+    pub fn is_referenced(&self) -> bool {
+        self.as_block().is_shared()
+    }
+
     /// A reference to the operation, which keeps its payload alive after completion.
     pub fn to_ref(&self) -> OpRef<V, T> {
         // SAFETY: the token owns the operation and cannot be shared between threads. An operation that has no owner
@@ -108,7 +115,7 @@ impl<V, T> Granted<V, T> {
         mem::forget(self);
         let mut dead = Dead::new();
         let mut ready = ReadyList { ends: None, ready };
-        let (mut remains, mut left) = (None, None);
+        let (mut remains, mut left, mut over) = (None, None, None);
         // SAFETY: the token was ours, so the operation is in flight and every access granted; each is unlinked once,
         // under its variable's bit, and a queued access keeps its variable alive until then.
         unsafe {
@@ -142,19 +149,20 @@ impl<V, T> Granted<V, T> {
                     dead.retire(node);
                 }
                 if index + 1 == len && !owned {
-                    remains = Block::release(block, Some(&node.as_ref().inner));
+                    remains = Block::release_pinned(block, &node.as_ref().inner);
                 }
             }
             if owned {
                 if block.as_ref().is_shared() {
                     left = Some(OpRef::new(block));
                 } else {
-                    remains = Block::release(block, None);
+                    over = Some(OpRef::new(block));
                 }
             }
         }
         ready.hand_over();
         drop(remains);
+        drop(over);
         drop(dead);
         left
     }

@@ -78,9 +78,10 @@ impl<V, T> Clone for OpRef<V, T> {
 }
 
 impl<V, T> Drop for OpRef<V, T> {
+    #[inline]
     fn drop(&mut self) {
-        // SAFETY: gives our reference up; blocks with an `OpRef` own their slab.
-        drop(unsafe { Block::release(self.block, None) });
+        // SAFETY: gives our reference up; blocks with an `OpRef` own their slab. No bit is held where one is dropped.
+        unsafe { Block::release_owned(self.block) };
     }
 }
 

@@ -61,15 +61,18 @@ impl<V, T> Registry<V, T> {
 }
 
 impl<V, T> Graph<V, T> {
-    /// References to every operation that is queued anywhere, ascending by id; as [`Var::queued`](crate::Var::queued)
-    /// without those that cannot be referenced. Looks at every live variable, one after the other.
+    /// References to every operation that waits anywhere, ascending by id, without those that cannot be referenced (see
+    /// [`Var::queued`](crate::Var::queued)). Looks at every live variable, one after the other.
+    ///
+    /// Each reference is made before the operation is granted, so whoever is granted it finds it
+    /// [referenced](crate::Granted::is_referenced).
     #[must_use]
-    pub fn queued(&self) -> Vec<OpRef<V, T>> {
+    pub fn waiting(&self) -> Vec<OpRef<V, T>> {
         let mut found: Vec<OpRef<V, T>> = Vec::new();
         let live = self.inner.registry.lock();
         for node in &live.nodes {
             // SAFETY: a node on the list is alive while its lock is held, and is locked before it is looked at.
-            unsafe { VarNode::queued_into(*node, &mut found) };
+            unsafe { VarNode::queued_into(*node, false, &mut found) };
         }
         drop(live);
         found.sort_by_key(OpRef::id);

@@ -49,6 +49,7 @@ impl<V, T> Graph<V, T> {
     ///
     /// # Panics
     /// If a variable belongs to another graph.
+    #[inline]
     pub fn submit_ref<'a>(
         &self,
         payload: T,
@@ -69,6 +70,7 @@ impl<V, T> Graph<V, T> {
         }
     }
 
+    #[inline]
     fn targets<'a>(&self, accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>) -> Targets<V, T>
     where
         V: 'a,
@@ -100,6 +102,7 @@ impl<V, T> Graph<V, T> {
 /// # Safety
 /// The caller owns the block, holds a handle of every target, and has `targets` normalized. Afterwards the block
 /// belongs to whoever has its `Granted`.
+#[inline]
 unsafe fn append<V, T>(block: BlockPtr<V, T>, mut targets: Targets<V, T>) -> Option<Granted<V, T>> {
     // SAFETY: the caller's handles keep the nodes and what they forward to; the block is ours until the first bit is
     // given back, and again if it is granted.
@@ -129,29 +132,40 @@ unsafe fn append<V, T>(block: BlockPtr<V, T>, mut targets: Targets<V, T>) -> Opt
 ///
 /// # Safety
 /// The caller keeps the nodes alive.
+#[inline]
 pub(crate) unsafe fn normalize<V, T>(targets: &mut Targets<V, T>) {
+    if targets.len() > 1 {
+        // SAFETY: forwarded to the caller.
+        unsafe { sort_and_merge(targets) };
+    }
+}
+
+/// # Safety
+/// As for [`normalize`].
+unsafe fn sort_and_merge<V, T>(targets: &mut Targets<V, T>) {
     // SAFETY: forwarded to the caller.
     let rank = |target: &Target<V, T>| unsafe { VarNode::rank(target.node()) };
-    if targets.len() <= INSERTION_LIMIT {
-        for sorted in 1..targets.len() {
-            let target = targets[sorted];
+    let list = targets.as_mut_slice();
+    if list.len() <= INSERTION_LIMIT {
+        for sorted in 1..list.len() {
             let mut place = sorted;
-            while place > 0 && rank(&targets[place - 1]) > rank(&target) {
-                targets[place] = targets[place - 1];
+            while place > 0 && rank(&list[place - 1]) > rank(&list[place]) {
+                list.swap(place - 1, place);
                 place -= 1;
             }
-            targets[place] = target;
         }
     } else {
-        targets.sort_unstable_by_key(rank);
+        list.sort_unstable_by_key(rank);
     }
-    targets.dedup_by(|later, kept| {
-        let same = later.node() == kept.node();
-        if same {
-            *kept = Target::new(kept.node(), kept.mode().merge(later.mode()));
-        }
-        same
-    });
+    if list.windows(2).any(|pair| pair[0].node() == pair[1].node()) {
+        targets.dedup_by(|later, kept| {
+            let same = later.node() == kept.node();
+            if same {
+                *kept = Target::new(kept.node(), kept.mode().merge(later.mode()));
+            }
+            same
+        });
+    }
 }
 
 /// Takes the bits of all targets in the order of their ranks, or none: false if one of them is forwarded.

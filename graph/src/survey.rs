@@ -198,6 +198,6 @@ impl<V, T> Drop for Held<'_, V, T> {
 impl<V, T> Drop for Pin<'_, V, T> {
     fn drop(&mut self) {
         // SAFETY: gives our reference up; the graph behind `inner` outlives the survey.
-        drop(unsafe { Block::release(self.block, Some(self.inner)) });
+        drop(unsafe { Block::release_pinned(self.block, self.inner) });
     }
 }

@@ -126,7 +126,7 @@ impl<V, T> Var<V, T> {
         while let Some(node) = next {
             // SAFETY: our handle keeps the node and everything it forwards to.
             unsafe {
-                VarNode::queued_into(node, &mut found);
+                VarNode::queued_into(node, true, &mut found);
                 next = VarNode::forwarded_to(node);
             }
         }
@@ -238,16 +238,16 @@ impl<V, T> VarNode<V, T> {
         this
     }
 
-    /// Adds references to what is queued on `this` and not found yet.
+    /// Adds references to what is queued on `this` and not found yet; what is `granted` here only if wanted.
     ///
     /// # Safety
     /// The node is alive.
-    pub(crate) unsafe fn queued_into(this: NonNull<Self>, found: &mut Vec<OpRef<V, T>>) {
+    pub(crate) unsafe fn queued_into(this: NonNull<Self>, granted: bool, found: &mut Vec<OpRef<V, T>>) {
         // SAFETY: under the bit, which keeps the node, every queued operation stays in flight.
         unsafe {
             Self::lock(this).queue(|queue| {
                 let earlier = found.len();
-                for (access, _) in queue.iter() {
+                for (access, _) in queue.iter().filter(|(_, is_granted)| granted || !is_granted) {
                     let op = Access::op(access);
                     // A collapsing operation is queued on the member and on the group.
                     if !found[..earlier].iter().any(|found| found.is(op)) {

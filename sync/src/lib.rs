@@ -12,6 +12,8 @@ pub use shuttle::{hint, sync, thread};
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 pub use std::{hint, sync, thread};
 
+pub mod barrier;
+
 /// Interior mutability that a model checker can watch.
 pub mod cell {
     #[cfg(estafette_loom)]

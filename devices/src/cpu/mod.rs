@@ -10,11 +10,14 @@
 //! | `priority.rs` | the heap for jobs that are not ordinary |
 //! | `scan.rs` | taking one particular job out of the middle |
 //! | `worker.rs` | the loop of one thread |
+//! | `guest.rs` | deques for threads from outside |
 //! | `crew.rs` | which threads exist, and spare ones for workers that block |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
 #[cfg(not(estafette_loom))]
 mod crew;
+#[cfg(not(estafette_loom))]
+mod guest;
 #[cfg(not(estafette_loom))]
 mod pool;
 #[cfg(not(estafette_loom))]

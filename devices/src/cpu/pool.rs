@@ -3,11 +3,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crossbeam::deque::Worker as Deque;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::crew::{Cover, Crew};
+use super::guest::{self, FreeDeques, GUESTS};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
 use super::worker;
@@ -46,7 +48,7 @@ impl Default for PoolOptions {
 pub struct Pool<J: Job> {
     shared: Arc<Shared<J>>,
     /// Whether this handle keeps the workers from leaving. Those that workers hold themselves do not.
-    counted: bool,
+    counted: AtomicBool,
 }
 
 /// What all handles and threads of a pool share.
@@ -54,6 +56,7 @@ pub(super) struct Shared<J> {
     pub(super) queues: Queues<J>,
     pub(super) sleep: Sleep,
     pub(super) crew: Crew<J>,
+    pub(super) guests: FreeDeques<J>,
     pub(super) workers: usize,
     name: String,
     handles: AtomicUsize,
@@ -87,20 +90,21 @@ impl<J: Job> Pool<J> {
             DeviceError::new(DeviceErrorKind::Invalid, message)
         })?;
         // Without workers nobody can block, and so nobody needs a stand-in.
-        let (queues, deques) = Queues::new(if workers == 0 { 0 } else { threads });
+        let (queues, deques, lent) = Queues::new(if workers == 0 { 0 } else { threads }, GUESTS);
         let mut deques: Vec<_> = deques.into_iter().enumerate().collect();
         let spare = deques.split_off(workers);
         let shared = Arc::new(Shared {
             queues,
             sleep: Sleep::default(),
             crew: Crew::new(spare),
+            guests: FreeDeques::new(lent),
             workers,
             name,
             handles: AtomicUsize::new(1),
             shut_down: AtomicBool::new(false),
             process: std::process::id(),
         });
-        let pool = Self { shared, counted: true };
+        let pool = Self { shared, counted: AtomicBool::new(true) };
         for (index, deque) in deques {
             pool.start(index, deque).map_err(|error| {
                 let message = format!("cannot start worker {index} of {workers}: {error}");
@@ -113,7 +117,14 @@ impl<J: Job> Pool<J> {
     /// Queues a job: on a worker of this pool in its own deque, else for everybody.
     pub fn push(&self, job: J) {
         self.push_quietly(job);
-        self.shared.sleep.notify();
+        self.notify();
+    }
+
+    /// Without workers nobody sleeps.
+    fn notify(&self) {
+        if self.shared.workers > 0 {
+            self.shared.sleep.notify();
+        }
     }
 
     /// Queues several jobs with one wake-up: the worker that wakes up wakes the next one if there is more.
@@ -124,7 +135,7 @@ impl<J: Job> Pool<J> {
             any = true;
         }
         if any {
-            self.shared.sleep.notify();
+            self.notify();
         }
     }
 
@@ -140,7 +151,9 @@ impl<J: Job> Pool<J> {
 
     /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
     pub fn try_take(&self) -> Option<J> {
-        self.shared.queues.take_from_outside()
+        let queues = &self.shared.queues;
+        let as_guest = guest::with_deque(&self.shared, |deque| queues.take_from_outside(Some(deque)));
+        as_guest.unwrap_or_else(|| queues.take_from_outside(None))
     }
 
     /// Takes the first job for which `wanted` is true and leaves the others in order. Costs a look at every job that
@@ -151,8 +164,8 @@ impl<J: Job> Pool<J> {
         let mut wanted = Some(wanted);
         let mut take =
             |own: Option<&_>| wanted.take().and_then(|wanted| self.shared.queues.take_matching(own, wanted));
-        let job = worker::with_context(&self.shared, |context| take(Some(&context.deque)));
-        let job = job.unwrap_or_else(|| take(None));
+        let job = worker::with_context(&self.shared, |context| take(Some(&context.deque)))
+            .unwrap_or_else(|| take(None));
         if self.has_work() {
             // A worker may have looked while the jobs were in hand.
             self.shared.sleep.notify();
@@ -194,6 +207,14 @@ impl<J: Job> Pool<J> {
         BlockingGuard { shared: covered.is_some().then(|| self.shared.clone()), not_send: PhantomData }
     }
 
+    /// From here on this handle keeps no worker, as if it had been dropped.
+    pub fn release(&self) {
+        let counted = self.counted.swap(false, Ordering::SeqCst);
+        if counted && self.shared.handles.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.shared.wake_everybody();
+        }
+    }
+
     /// Workers leave after their current job. What is queued stays, for [`Pool::try_take`].
     pub fn shutdown(&self) {
         self.shared.shut_down.store(true, Ordering::SeqCst);
@@ -208,14 +229,19 @@ impl<J: Job> Pool<J> {
 
     /// A handle that does not keep the workers, for a worker.
     pub(super) fn uncounted(shared: Arc<Shared<J>>) -> Self {
-        Self { shared, counted: false }
+        Self { shared, counted: AtomicBool::new(false) }
     }
 
     fn push_quietly(&self, job: J) {
         let mut job = Some(job);
-        worker::with_context(&self.shared, |context| {
-            job.take().into_iter().for_each(|job| context.deque.push(job));
-        });
+        let mut push = |deque: &Deque<J>| job.take().into_iter().for_each(|job| deque.push(job));
+        if worker::with_context(&self.shared, |context| push(&context.deque)).is_some() {
+            return;
+        }
+        if guest::with_deque(&self.shared, &mut push).is_none() && !guest::is_here(&self.shared) {
+            guest::arrive(&self.shared);
+            guest::with_deque(&self.shared, push);
+        }
         job.into_iter().for_each(|job| self.shared.queues.push(job));
     }
 
@@ -227,6 +253,18 @@ impl<J: Job> Pool<J> {
 }
 
 impl<J> Shared<J> {
+    /// Gives what is in `deque` to everybody.
+    pub(super) fn share(&self, deque: &Deque<J>) {
+        let mut any = false;
+        while let Some(job) = deque.pop() {
+            self.queues.push(job);
+            any = true;
+        }
+        if any {
+            self.sleep.notify();
+        }
+    }
+
     fn wake_everybody(&self) {
         // In a forked child there is nobody to wake, and a thread of the parent may have held these locks for ever.
         if self.process != std::process::id() {
@@ -240,15 +278,13 @@ impl<J> Shared<J> {
 impl<J: Job> Clone for Pool<J> {
     fn clone(&self) -> Self {
         self.shared.handles.fetch_add(1, Ordering::SeqCst);
-        Self { shared: self.shared.clone(), counted: true }
+        Self { shared: self.shared.clone(), counted: AtomicBool::new(true) }
     }
 }
 
 impl<J: Job> Drop for Pool<J> {
     fn drop(&mut self) {
-        if self.counted && self.shared.handles.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.shared.wake_everybody();
-        }
+        self.release();
     }
 }
 

@@ -1,8 +1,9 @@
 //! Where jobs wait.
 //!
 //! A worker takes, in this order: jobs of positive priority, its own deque (newest first: what it pushed is warm), jobs
-//! that were looked at and put back, the injector (oldest first), the other workers' deques (oldest first), jobs of
-//! negative priority. Every [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of
+//! that were looked at and put back, the injector (oldest first), the other threads' deques (oldest first), jobs of
+//! negative priority. Threads from outside that push have deques too, as *guests* (oldest first for everybody); the
+//! injector is for those that came when all were taken. Every [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of
 //! its own deque can starve while it feeds itself.
 
 use std::collections::VecDeque;
@@ -31,27 +32,49 @@ pub(super) struct Queues<J> {
     pub(super) returned: Mutex<VecDeque<J>>,
     pub(super) returned_len: AtomicUsize,
     pub(super) injector: Injector<J>,
-    pub(super) stealers: Box<[Stealer<J>]>,
+    /// Of the workers' deques, then of the guests'.
+    stealers: Box<[Stealer<J>]>,
+    /// How many of the stealers are the workers'.
+    workers: usize,
+    /// How many of the stealers need a look: guests' deques that nobody has had yet are empty.
+    used: AtomicUsize,
     /// Held while somebody looks for a particular job: see `scan.rs`.
     scan: Mutex<()>,
     /// Scans that hold jobs in their hands.
     pub(super) scanning: AtomicUsize,
+    /// Scans that have put everything back.
+    pub(super) scanned: AtomicUsize,
 }
 
 impl<J> Queues<J> {
-    /// Queues with one deque for each of `deques` threads.
-    pub(super) fn new(deques: usize) -> (Self, Vec<Worker<J>>) {
-        let owned: Vec<_> = std::iter::repeat_with(Worker::new_lifo).take(deques).collect();
+    /// Queues with one deque for each of so many workers and guests.
+    pub(super) fn new(workers: usize, guests: usize) -> (Self, Vec<Worker<J>>, Vec<Worker<J>>) {
+        let owned: Vec<_> = std::iter::repeat_with(Worker::new_lifo).take(workers).collect();
+        // The last one is given out first.
+        let lent: Vec<_> = std::iter::repeat_with(Worker::new_fifo).take(guests).collect();
         let queues = Self {
             priorities: Priorities::new(),
             returned: Mutex::new(VecDeque::new()),
             returned_len: AtomicUsize::new(0),
             injector: Injector::new(),
-            stealers: owned.iter().map(Worker::stealer).collect(),
+            stealers: owned.iter().chain(lent.iter().rev()).map(Worker::stealer).collect(),
+            workers,
+            used: AtomicUsize::new(workers),
             scan: Mutex::new(()),
             scanning: AtomicUsize::new(0),
+            scanned: AtomicUsize::new(0),
         };
-        (queues, owned)
+        (queues, owned, lent)
+    }
+
+    /// So many guests are there now.
+    pub(super) fn guests_are(&self, count: usize) {
+        self.used.fetch_max(self.workers + count, Ordering::SeqCst);
+    }
+
+    /// The stealers of deques that may hold something.
+    pub(super) fn stealers(&self) -> &[Stealer<J>] {
+        &self.stealers[..self.used.load(Ordering::SeqCst)]
     }
 
     /// Puts a job into the queue for everybody.
@@ -70,7 +93,7 @@ impl<J> Queues<J> {
             || !self.priorities.is_empty()
             || self.returned_len.load(Ordering::SeqCst) > 0
             || !self.injector.is_empty()
-            || self.stealers.iter().any(|stealer| !stealer.is_empty())
+            || self.stealers().iter().any(|stealer| !stealer.is_empty())
     }
 
     /// The next job for the worker that owns deque number `index`; `ticks` counts the jobs that it has run.
@@ -80,6 +103,9 @@ impl<J> Queues<J> {
             tick.then(|| {
                 self.pop_returned()
                     .or_else(|| retried(|| self.injector.steal()))
+                    .or_else(|| {
+                        self.stealers()[self.workers..].iter().find_map(|guest| retried(|| guest.steal()))
+                    })
                     .or_else(|| retried(|| self.stealers[index].steal()))
             })
             .flatten()
@@ -94,29 +120,31 @@ impl<J> Queues<J> {
             .or_else(|| self.priorities.pop())
     }
 
-    /// The next job for a thread that has no deque of this pool.
-    pub(super) fn take_from_outside(&self) -> Option<J> {
+    /// The next job for a thread that is no worker; `own` is its deque as a guest.
+    pub(super) fn take_from_outside(&self, own: Option<&Worker<J>>) -> Option<J> {
         loop {
+            let scanned = self.scanned.load(Ordering::SeqCst);
             let job = self
                 .priorities
                 .pop_positive()
                 .or_else(|| self.pop_returned())
+                .or_else(|| own?.pop())
                 .or_else(|| retried(|| self.injector.steal()))
                 .or_else(|| self.steal(0, Stealer::steal))
                 .or_else(|| self.priorities.pop());
-            if job.is_some() || !self.await_scan() {
+            if job.is_some() || !self.was_scanned_since(scanned) {
                 return job;
             }
         }
     }
 
-    /// Waits until no scan has jobs in hand. False if none had.
-    fn await_scan(&self) -> bool {
+    /// Whether a scan had jobs in hand at any time since `scanned` were over. Waits until none has.
+    fn was_scanned_since(&self, scanned: usize) -> bool {
         let scanning = self.scanning.load(Ordering::SeqCst) > 0;
         if scanning {
             drop(self.lock_scan());
         }
-        scanning
+        scanning || self.scanned.load(Ordering::SeqCst) != scanned
     }
 
     fn pop_returned(&self) -> Option<J> {
@@ -131,7 +159,7 @@ impl<J> Queues<J> {
 
     /// Steals from the deques in turn, beginning behind `start`, so that thieves spread over their victims.
     fn steal(&self, start: usize, mut steal: impl FnMut(&Stealer<J>) -> Steal<J>) -> Option<J> {
-        let (before, behind) = self.stealers.split_at(start);
+        let (before, behind) = self.stealers().split_at(start);
         behind.iter().chain(before).find_map(|stealer| retried(|| steal(stealer)))
     }
 

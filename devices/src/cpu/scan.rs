@@ -9,7 +9,7 @@
 //! While jobs are in hand nobody else finds them, so somebody could go to sleep although a job for him exists. Hence
 //! [`Queues::scanning`] is raised before the first job is taken and lowered after the last one is back;
 //! [`Queues::has_work`] is true meanwhile, which keeps workers awake, and a thread that finds nothing waits for the
-//! lock of the scan and looks again. Scans exclude each other by that lock, which `wanted` is called under: it only
+//! lock of the scan and looks again; also if a scan began and ended while it looked. Scans exclude each other by that lock, which `wanted` is called under: it only
 //! classifies, and must not use the pool.
 
 use std::collections::VecDeque;
@@ -100,7 +100,7 @@ impl<'a, J> Hand<'a, J> {
         let from = |hand: &mut Self, stealer: &Stealer<J>, wanted: &mut _| {
             (0..stealer.len()).find_map(|_| hand.consider(retried(|| stealer.steal())?, wanted))
         };
-        self.queues.stealers.iter().find_map(|stealer| from(self, stealer, wanted))
+        self.queues.stealers().iter().find_map(|stealer| from(self, stealer, wanted))
     }
 
     /// Takes the job in hand and gives it back if it is wanted.
@@ -125,6 +125,7 @@ impl<J> Drop for Hand<'_, J> {
             *returned = mem::take(&mut self.shared);
             self.queues.returned_len.store(returned.len(), Ordering::SeqCst);
         }
+        self.queues.scanned.fetch_add(1, Ordering::SeqCst);
         self.queues.scanning.fetch_sub(1, Ordering::SeqCst);
     }
 }

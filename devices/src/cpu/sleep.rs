@@ -13,19 +13,23 @@
 //! # Steps
 //! *Post work*
 //! 1. PushJob: make the job visible in some queue.
-//! 2. PushFence: `fence(SeqCst)`.
+//! 2. PushFence: the light side of a barrier.
 //! 3. ReadCounters: if somebody is searching or nobody sleeps, stop here.
 //! 4. Under the lock: if still nobody is searching, take a sleeper out of the lot, count it as searching, and wake it.
 //!
 //! *Fall asleep* (a searching worker that found nothing)
 //! 1. Under the lock: enter the lot, and count as sleeping instead of searching (IncSleepers).
-//! 2. SleepFence: `fence(SeqCst)`.
+//! 2. SleepFence: the heavy side of the barrier.
 //! 3. ReadJob: look at every queue once more. If there is work, leave the lot again unless somebody took us out.
 //! 4. Park until somebody takes us out.
 //!
 //! *Stop searching* (found a job)
-//! 1. Count as searching no more (DecSearching). Not the last one: done.
-//! 2. `fence(SeqCst)`, then look whether there is more work. If so, *post work* from step 3: wake the next one.
+//! 1. Count as searching no more (DecSearching). Not the last one, or nobody sleeps: done.
+//! 2. The heavy side of the barrier, then look whether there is more work. If so, *post work* from step 3: wake the next
+//!    one.
+//!
+//! Pushing happens for every job, the others only when work runs out, so pushing gets the light side
+//! ([`estafette_sync::barrier`]).
 //!
 //! # The excluded race
 //! A job in a queue while every worker sleeps, or is about to. Suppose PushJob went unnoticed: the pusher read in
@@ -40,7 +44,8 @@
 //! The models at the end of this file check this with loom. Each of the three fences, the second look before parking and
 //! the chain of wake-ups has been taken out once; each time a model failed.
 
-use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
+use estafette_sync::barrier;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::sync::PoisonError;
 
@@ -90,7 +95,7 @@ impl Parker {
 impl Sleep {
     /// Work has been posted: makes sure that somebody will look. Steps 2 to 4 of *post work*.
     pub(super) fn notify(&self) {
-        fence(Ordering::SeqCst);
+        barrier::light();
         if !wants_waking(self.counters.load(Ordering::SeqCst)) {
             return;
         }
@@ -108,7 +113,7 @@ impl Sleep {
 
     /// The conditions under which workers sleep have changed: everybody shall look.
     pub(super) fn notify_all(&self) {
-        fence(Ordering::SeqCst);
+        barrier::light();
         let parkers = {
             let mut lot = self.lot();
             lot.iter().for_each(|_| self.one_sleeper_searches());
@@ -126,8 +131,8 @@ impl Sleep {
     pub(super) fn stop_searching(&self, has_work: impl FnOnce() -> bool) {
         let before = self.counters.fetch_sub(SEARCHING, Ordering::SeqCst);
         debug_assert!(searching(before) > 0, "stop_searching comes after start_searching");
-        if searching(before) == 1 {
-            fence(Ordering::SeqCst);
+        if searching(before) == 1 && sleeping(before) > 0 {
+            barrier::heavy();
             if has_work() {
                 self.notify();
             }
@@ -143,7 +148,7 @@ impl Sleep {
             // Wrapping: adds one sleeper and takes one searcher away in a single step.
             self.counters.fetch_add(SLEEPING.wrapping_sub(SEARCHING), Ordering::SeqCst);
         }
-        fence(Ordering::SeqCst);
+        barrier::heavy();
         if stay_awake() {
             let mut lot = self.lot();
             if let Some(place) = lot.iter().position(|sleeper| Arc::ptr_eq(sleeper, parker)) {
@@ -172,6 +177,10 @@ fn wants_waking(counters: usize) -> bool {
 
 fn searching(counters: usize) -> usize {
     counters % SLEEPING
+}
+
+fn sleeping(counters: usize) -> usize {
+    counters / SLEEPING
 }
 
 /// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --lib --release`.

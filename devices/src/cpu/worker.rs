@@ -141,14 +141,7 @@ impl<J: Job> Context<J> {
 
     /// Gives the jobs of the own deque to everybody.
     fn hand_over(&self) {
-        let mut any = false;
-        while let Some(job) = self.deque.pop() {
-            self.shared.queues.push(job);
-            any = true;
-        }
-        if any {
-            self.shared.sleep.notify();
-        }
+        self.shared.share(&self.deque);
     }
 }
 

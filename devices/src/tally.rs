@@ -1,0 +1,301 @@
+//! How much of something is under way, counted without locked instructions.
+//!
+//! Each thread has a *seat* with counters that only it writes: what it has begun, what it has ended. Nothing is said about
+//! which thread ends what another has begun. Whoever wants to know adds all seats up.
+//!
+//! # Why the sum can be trusted
+//! [`Tally::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
+//! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had begun at
+//! *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that is read (Acquire)
+//! was stored (Release) after its beginning, so that beginning is in B.
+//!
+//! # Limits
+//! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a few at once:
+//! `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the next thread asks. What one
+//! thread holds in advance is at most [`AHEAD_MAX`] and at most the limit's share of [`SEATS`] threads, and no more than
+//! half the limit together, so that idle threads cannot starve busy ones; with a small limit nothing is held in advance.
+//!
+//! # Waiting for an end
+//! An end is a plain store. A waiter announces itself, fences ([`announced`]), and looks at the sum; whoever ends
+//! something fences ([`ended`]), and then looks for waiters. Whichever fence comes first, one of the two sees the other.
+//! The waiter pays for both fences ([`estafette_sync::barrier`]).
+
+use estafette_sync::barrier;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Threads that can have a seat. More share the last resort, where counting takes locked instructions.
+const SEATS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
+
+/// What one thread is admitted for in advance, at most.
+const AHEAD_MAX: usize = 64;
+
+/// The counters of all threads.
+pub struct Tally {
+    seats: Box<[Seat]>,
+    /// Seats from the first that have ever been taken; the others need not be read.
+    used: AtomicUsize,
+    /// For threads without a seat.
+    standing: Seat,
+    /// Held while somebody is admitted.
+    admission: Mutex<()>,
+}
+
+/// The counters of one thread.
+#[derive(Default)]
+#[repr(align(64))]
+pub struct Seat {
+    begun: AtomicU64,
+    admitted: AtomicU64,
+    ended: AtomicU64,
+    taken: AtomicBool,
+}
+
+/// What is under way, when that is too much already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full {
+    /// How many.
+    pub under_way: usize,
+}
+
+impl Tally {
+    /// Nothing is under way.
+    pub fn new() -> Self {
+        Self {
+            seats: (0..SEATS).map(|_| Seat::default()).collect(),
+            used: AtomicUsize::new(0),
+            standing: Seat::default(),
+            admission: Mutex::new(()),
+        }
+    }
+
+    /// A seat that nobody has, for the calling thread.
+    pub fn sit(&self) -> Option<&Seat> {
+        let free = |seat: &&Seat| {
+            seat.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let place = self.seats.iter().position(|seat| free(&seat))?;
+        self.used.fetch_max(place + 1, Ordering::Release);
+        Some(&self.seats[place])
+    }
+
+    /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several at once.
+    ///
+    /// # Errors
+    /// [`Full`], with what is under way.
+    pub fn begin(&self, seat: Option<&Seat>, limit: usize, ahead: bool) -> Result<(), Full> {
+        let _admission = self.admission.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let ended = self.sum(|seat| seat.ended.load(Ordering::Acquire));
+        let admitted = self.sum(|seat| seat.admitted.load(Ordering::Relaxed));
+        let room = limit.saturating_sub(admitted.wrapping_sub(ended) as usize);
+        if room == 0 {
+            return Err(Full { under_way: self.under_way() });
+        }
+        match seat {
+            Some(seat) => {
+                let share = if ahead { AHEAD_MAX.min(limit / (2 * SEATS)).min(room / 2).max(1) } else { 1 };
+                // What this thread was admitted for and has not begun is part of the sum already.
+                let admitted = seat.admitted.load(Ordering::Relaxed) + share as u64;
+                seat.admitted.store(admitted, Ordering::Relaxed);
+                seat.begun.store(seat.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            }
+            None => {
+                self.standing.admitted.fetch_add(1, Ordering::Relaxed);
+                self.standing.begun.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends one for a thread that has no seat.
+    pub fn end_standing(&self) {
+        // A read-modify-write keeps the release sequences of those before.
+        self.standing.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many are under way. Never too few; 0 only if at some moment during the call there were none.
+    pub fn under_way(&self) -> usize {
+        let ended = self.sum(|seat| seat.ended.load(Ordering::Acquire));
+        let begun = self.sum(|seat| seat.begun.load(Ordering::Relaxed));
+        begun.wrapping_sub(ended) as usize
+    }
+
+    fn sum(&self, counter: impl Fn(&Seat) -> u64) -> u64 {
+        let used = self.used.load(Ordering::Acquire);
+        self.seats[..used].iter().chain([&self.standing]).map(counter).sum()
+    }
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Tally {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tally").field("under_way", &self.under_way()).finish_non_exhaustive()
+    }
+}
+
+/// All but [`leave`](Self::leave) only by the thread that sits here.
+impl Seat {
+    /// Begins one that the thread was admitted for in advance; false if there is none.
+    #[inline]
+    pub fn begin_admitted(&self) -> bool {
+        let begun = self.begun.load(Ordering::Relaxed);
+        let admitted = begun < self.admitted.load(Ordering::Relaxed);
+        if admitted {
+            self.begun.store(begun + 1, Ordering::Relaxed);
+        }
+        admitted
+    }
+
+    /// Ends one.
+    #[inline]
+    pub fn end(&self) {
+        self.ended.store(self.ended.load(Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// Gives the seat up, and what was admitted in advance. What was counted stays counted.
+    pub fn leave(&self) {
+        self.admitted.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.taken.store(false, Ordering::Release);
+    }
+}
+
+impl std::fmt::Debug for Seat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Seat").field("begun", &self.begun).field("ended", &self.ended).finish_non_exhaustive()
+    }
+}
+
+/// Between announcing that one waits and looking at what is under way.
+#[inline]
+pub fn announced() {
+    barrier::heavy();
+}
+
+/// Between ending something and looking for those who wait.
+#[inline]
+pub fn ended() {
+    barrier::light();
+}
+
+#[cfg(all(test, not(estafette_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_is_admitted_up_to_the_limit_exactly() {
+        for limit in [1, 7, 64, 1_000, 100_000] {
+            let tally = Tally::new();
+            let seat = tally.sit().expect("the first seat is free");
+            let begin = || seat.begin_admitted() || tally.begin(Some(seat), limit, true).is_ok();
+            assert_eq!((0..2 * limit).filter(|_| begin()).count(), limit);
+            assert_eq!(tally.begin(None, limit, true), Err(Full { under_way: limit }));
+            seat.end();
+            assert_eq!(tally.under_way(), limit - 1);
+            assert!(begin() && !begin());
+        }
+    }
+
+    #[test]
+    fn seats_run_out_and_come_back() {
+        let tally = Tally::new();
+        let seats: Vec<_> = std::iter::from_fn(|| tally.sit()).collect();
+        assert_eq!(seats.len(), SEATS);
+        tally.begin(None, 10, true).expect("there is room");
+        tally.begin(Some(seats[3]), 100_000, true).expect("there is room");
+        seats[3].leave();
+        assert_eq!(tally.under_way(), 2);
+        let again = tally.sit().expect("one is free");
+        assert!(!again.begin_admitted(), "what was admitted in advance is gone");
+        again.end();
+        tally.end_standing();
+        assert_eq!(tally.under_way(), 0);
+    }
+
+    #[test]
+    fn idle_threads_do_not_starve_others() {
+        let (tally, limit) = (Tally::new(), 256);
+        let seats: Vec<_> = std::iter::from_fn(|| tally.sit()).collect();
+        for seat in &seats {
+            tally.begin(Some(seat), limit, true).expect("there is room for all");
+            seat.end();
+        }
+        let busy = seats[0];
+        let begun =
+            (0..limit).filter(|_| busy.begin_admitted() || tally.begin(Some(busy), limit, true).is_ok());
+        assert!(begun.count() >= limit / 2);
+    }
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --lib --release`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::sync::Arc;
+    use estafette_sync::thread;
+
+    use super::*;
+
+    #[test]
+    fn idle_means_that_what_has_begun_has_ended() {
+        loom::model(|| {
+            let tally = Arc::new(Tally::new());
+            let ended = Arc::new(AtomicBool::new(false));
+            tally.begin(tally.sit(), 10, true).expect("there is room");
+            let other = thread::spawn({
+                let (tally, ended) = (tally.clone(), ended.clone());
+                move || {
+                    let seat = tally.sit().expect("the second seat is free");
+                    tally.begin(Some(seat), 10, true).expect("there is room");
+                    ended.store(true, Ordering::Relaxed);
+                    // The one that the first thread has begun, and its own.
+                    seat.end();
+                    seat.end();
+                }
+            });
+            if tally.under_way() == 0 {
+                assert!(ended.load(Ordering::Relaxed));
+            }
+            other.join().expect("ends well");
+            assert_eq!(tally.under_way(), 0);
+        });
+    }
+
+    #[test]
+    fn the_limit_holds_for_two_threads() {
+        loom::model(|| {
+            let tally = Arc::new(Tally::new());
+            let begin = |tally: &Tally| tally.begin(tally.sit(), 1, true).is_ok();
+            let other = thread::spawn({
+                let tally = tally.clone();
+                move || begin(&tally)
+            });
+            let mine = begin(&tally);
+            assert!(mine ^ other.join().expect("ends well"));
+        });
+    }
+
+    #[test]
+    fn a_waiter_sees_the_end_or_is_seen() {
+        loom::model(|| {
+            let tally = Arc::new(Tally::new());
+            let waits = Arc::new(AtomicBool::new(false));
+            tally.begin(tally.sit(), 10, true).expect("there is room");
+            let ender = thread::spawn({
+                let (tally, waits) = (tally.clone(), waits.clone());
+                move || {
+                    tally.sit().expect("the second seat is free").end();
+                    super::ended();
+                    waits.load(Ordering::Relaxed)
+                }
+            });
+            waits.store(true, Ordering::Relaxed);
+            announced();
+            let idle = tally.under_way() == 0;
+            assert!(ender.join().expect("ends well") || idle, "the waiter sleeps for ever");
+        });
+    }
+}
