@@ -84,7 +84,7 @@ pub(crate) struct CoreOptions {
 }
 
 impl Core {
-    pub(crate) fn new(options: CoreOptions) -> CoreRef {
+    pub(crate) fn shared(options: CoreOptions) -> CoreRef {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         CoreRef::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),

@@ -159,7 +159,7 @@ impl CoreRef {
 
     /// Takes a reference out of the stock of this thread's desk.
     #[inline]
-    fn from_stock(&self) -> bool {
+    fn take_from_stock(&self) -> bool {
         let take = |desk: &Desk| {
             if desk.core.get() != Some(self.counted) {
                 return false;
@@ -176,7 +176,7 @@ impl CoreRef {
 
     /// Puts a reference into the stock of this thread's desk.
     #[inline]
-    fn to_stock(&self) -> bool {
+    fn put_into_stock(&self) -> bool {
         let put = |desk: &Desk| {
             if desk.core.get() != Some(self.counted) {
                 return false;
@@ -197,7 +197,7 @@ impl CoreRef {
 impl Clone for CoreRef {
     #[inline]
     fn clone(&self) -> Self {
-        if !self.from_stock() {
+        if !self.take_from_stock() {
             self.counted().add(1);
         }
         Self { counted: self.counted }
@@ -207,7 +207,7 @@ impl Clone for CoreRef {
 impl Drop for CoreRef {
     #[inline]
     fn drop(&mut self) {
-        if !self.to_stock() {
+        if !self.put_into_stock() {
             // SAFETY: the reference of `self`, which ends.
             unsafe { Self::release(self.counted, 1) };
         }

@@ -120,7 +120,7 @@ impl EngineBuilder {
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
         let options = PoolOptions { workers, name: "estafette".into(), ..PoolOptions::default() };
         let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
-        let core = Core::new(CoreOptions {
+        let core = Core::shared(CoreOptions {
             pool,
             devices,
             lease_timeout: self.lease_timeout,
