@@ -58,6 +58,7 @@ pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
     })
 }
 
+#[inline]
 pub(crate) fn sync_body<R: Operands, W: Operands, F>(reads: R, writes: W, body: F) -> Body
 where
     F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,

@@ -23,6 +23,7 @@ pub(crate) struct Body {
 unsafe impl Send for Body {}
 
 impl Body {
+    #[inline]
     pub(crate) fn new<F>(body: F) -> Self
     where
         F: FnOnce(Running) -> Option<OpGranted> + Send + 'static,
@@ -39,6 +40,7 @@ impl Body {
 
     /// # Safety
     /// `F` fits the storage in size and alignment.
+    #[inline]
     unsafe fn stored<F>(body: F) -> Self
     where
         F: FnOnce(Running) -> Option<OpGranted> + Send + 'static,

@@ -31,12 +31,14 @@ pub(crate) struct Current {
 }
 
 impl Current {
+    #[inline]
     pub(crate) fn of(granted: &OpGranted) -> Self {
         Self { op: granted.id(), core: granted.payload().core.id }
     }
 }
 
 /// The operation that the calling code runs as.
+#[inline]
 pub(crate) fn current() -> Option<OpId> {
     CURRENT.get().map(|current| current.op)
 }
@@ -47,6 +49,7 @@ pub(crate) fn current_with_core() -> Option<Current> {
 }
 
 /// Runs as `op` until the guard is dropped.
+#[inline]
 pub(crate) fn enter(op: Current) -> Entered {
     Entered { before: CURRENT.replace(Some(op)) }
 }
@@ -57,6 +60,7 @@ pub(crate) struct Entered {
 }
 
 impl Drop for Entered {
+    #[inline]
     fn drop(&mut self) {
         CURRENT.set(self.before);
     }

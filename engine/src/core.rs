@@ -24,6 +24,7 @@ use crate::stuck;
 
 /// The process's graph. All engines share it, so tensors of one engine are ordered correctly in operations of another;
 /// each operation runs in the pool of the engine it was submitted to.
+#[inline]
 pub(crate) fn graph() -> &'static OpGraph {
     static GRAPH: OnceLock<OpGraph> = OnceLock::new();
     GRAPH.get_or_init(Graph::immortal)
@@ -111,11 +112,13 @@ impl Core {
     }
 
     /// Fails in a forked child: the engine's threads do not exist there, and its locks may be held forever.
+    #[inline]
     pub(crate) fn check_fork(&self) -> Result<(), Error> {
         if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
     }
 
     /// Fails in a forked child and after shutdown. Operations may still submit while the engine drains.
+    #[inline]
     pub(crate) fn check_usable(&self) -> Result<(), Error> {
         self.check_fork()?;
         if self.closing.load(Ordering::Acquire) && context::current().is_none() {
@@ -164,6 +167,7 @@ impl Core {
         self.tally.under_way()
     }
 
+    #[inline]
     pub(crate) fn window(&self) -> usize {
         self.window
     }
@@ -205,6 +209,7 @@ impl Core {
     }
 
     /// Whether the engine has no worker, so that whoever waits must run everything.
+    #[inline]
     pub(crate) fn alone(&self) -> bool {
         self.pool.workers() == 0
     }
@@ -219,6 +224,7 @@ impl Core {
     }
 
     /// Called after operations were pushed to the pool.
+    #[inline]
     pub(crate) fn work_arrived(&self) {
         if self.alone() {
             self.bell.ring();
@@ -226,6 +232,7 @@ impl Core {
     }
 
     /// Tells whoever waits for room or for the end that operations have ended; the last one closes a detached engine.
+    #[inline]
     pub(crate) fn tell_ended(&self) {
         self.bell.ring();
         self.close_if_over();
@@ -238,6 +245,7 @@ impl Core {
         self.close_if_over();
     }
 
+    #[inline]
     fn close_if_over(&self) {
         if self.detached.load(Ordering::Relaxed) && self.in_flight() == 0 {
             self.pool.release();

@@ -174,11 +174,13 @@ impl Engine {
         }
     }
 
+    #[inline]
     pub(crate) fn core(&self) -> &CoreRef {
         &self.handle.core
     }
 
     /// Begins the description of an operation.
+    #[inline]
     pub fn op(&self, name: impl Into<Cow<'static, str>>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), Name::from(name.into()))
     }

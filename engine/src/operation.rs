@@ -62,6 +62,7 @@ impl Name {
 }
 
 impl From<Cow<'static, str>> for Name {
+    #[inline]
     fn from(text: Cow<'static, str>) -> Self {
         match text {
             Cow::Borrowed(text) => Self::Static(text),
@@ -201,6 +202,7 @@ pub(crate) struct OpState {
 }
 
 impl OpState {
+    #[inline]
     pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
         Self {
             core,
@@ -240,6 +242,7 @@ impl OpState {
     }
 
     /// Sets what the operation does, before it is submitted.
+    #[inline]
     pub(crate) fn set_body(&mut self, body: Body) {
         self.body = UnsafeCell::new(Some(body));
     }

@@ -190,6 +190,7 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
 }
 
 /// Starts one granted operation; gives the one to run next on this thread.
+#[inline]
 fn start(granted: OpGranted) -> Option<OpGranted> {
     let state = granted.payload();
     let quiet = granted.accesses().all(|access| access.flags() == 0);
@@ -290,6 +291,7 @@ fn drop_body(granted: &OpGranted) {
 }
 
 /// Completes in the graph, then makes the outcome known.
+#[inline]
 pub(crate) fn complete(
     granted: OpGranted,
     ending: &Ending<'_>,
@@ -303,7 +305,11 @@ pub(crate) fn complete(
     let core = state.counted.then(|| state.core.clone());
     let mut replaced: SmallVec<[OperationError; 1]> = SmallVec::new();
     let left = granted.complete(
-        |finish| replaced.extend(finish.state.finish(finish.mode, ending, finish.flags)),
+        |finish| {
+            if let Some(failure) = finish.state.finish(finish.mode, ending, finish.flags) {
+                replaced.push(failure);
+            }
+        },
         |next| ready.push(next),
     );
     drop(replaced);
@@ -332,11 +338,13 @@ impl Running {
     }
 
     /// Ends a host operation, handing on the operation that this thread should run next.
+    #[inline]
     pub(crate) fn finish(self, result: Result<(), OperationError>) -> Option<OpGranted> {
         self.finish_with(None, result)
     }
 
     /// Ends an operation; `fence` marks the device work it left, even when it then failed.
+    #[inline]
     pub(crate) fn finish_with(
         mut self,
         fence: Option<&Fence>,
@@ -359,6 +367,7 @@ impl Running {
     }
 
     /// Runs user code as this operation, turning errors and panics into the operation's failure.
+    #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
         let _current = context::enter(Current::of(self.granted()));
         match catch_unwind(AssertUnwindSafe(body)) {
@@ -381,6 +390,7 @@ impl Drop for Running {
     }
 }
 
+#[inline]
 fn finish_into(
     granted: OpGranted,
     fence: Option<&Fence>,

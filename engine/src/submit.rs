@@ -228,6 +228,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     /// Submits the operation with `body`; `produced` is the tensor that it will define.
+    #[inline]
     fn submit(
         self,
         room: Room,
@@ -238,6 +239,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.submit_checked(room, produced, body)
     }
 
+    #[inline]
     fn submit_checked(
         self,
         room: Room,
@@ -251,20 +253,23 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         Ok(self.submit_admitted(produced, body))
     }
 
+    #[inline]
     fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
         let Self { core, name, reads, writes, updates, vars, priority, unhelped, options } = self;
         let kind = if unhelped { Kind::Unhelped } else { Kind::Work };
-        let mut state = OpState::new(core.clone(), name, kind);
-        state.priority = priority;
-        state.queue = options.and_then(|options| options.queue);
-        state.counted = true;
-        if reads.tensors().is_empty()
-            && writes.tensors().is_empty()
-            && updates.tensors().is_empty()
-            && produced.is_none()
-        {
-            state.set_body(body(reads, writes, updates));
-            return submit_to_graph(state, vars.iter().copied());
+        let queue = options.and_then(|options| options.queue);
+        let state = |body| {
+            let mut state = OpState::new(core.clone(), name, kind);
+            state.priority = priority;
+            state.queue = queue;
+            state.counted = true;
+            state.set_body(body);
+            state
+        };
+        let no_tensors =
+            reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
+        if no_tensors && produced.is_none() {
+            return submit_to_graph(|| state(body(reads, writes, updates)), vars.iter().copied());
         }
         let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
         let tensors = [
@@ -285,9 +290,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         let written = writes.tensors().iter().chain(updates.tensors());
         let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
         let body = body(reads, writes, updates);
-        state.set_body(if promised.is_empty() { body } else { if_writable(promised, body) });
+        let body = if promised.is_empty() { body } else { if_writable(promised, body) };
         let vars = vars.iter().copied();
-        submit_to_graph(state, vars.chain(accesses.iter().map(|(var, mode)| (var, *mode))))
+        submit_to_graph(|| state(body), vars.chain(accesses.iter().map(|(var, mode)| (var, *mode))))
     }
 
     /// Submits an operation whose body starts work elsewhere and reports its end through the [`Completion`], from any
@@ -325,8 +330,11 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
 
 /// Enters the operation in the queues of its variables, and starts it if nothing is in front of it there.
 #[inline]
-fn submit_to_graph<'a>(state: OpState, accesses: impl Iterator<Item = (&'a OpVar, Mode)>) -> Op {
-    let (handle, granted) = graph().submit_ref(state, accesses);
+fn submit_to_graph<'a>(
+    state: impl FnOnce() -> OpState,
+    accesses: impl Iterator<Item = (&'a OpVar, Mode)>,
+) -> Op {
+    let (handle, granted) = graph().submit_ref_with(state, accesses);
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     }

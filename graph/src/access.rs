@@ -80,6 +80,7 @@ const TAG: usize = 0b1_1111;
 const _: () = assert!(INLINE <= SPILLED, "an inline slot and the spilled mark must differ");
 
 impl<V, T> Target<V, T> {
+    #[inline]
     pub(crate) fn new(node: NonNull<VarNode<V, T>>, mode: Mode) -> Self {
         const { assert!(align_of::<VarNode<V, T>>() > TAG, "the tag lives in the alignment bits") };
         let tag = match mode {
@@ -90,6 +91,7 @@ impl<V, T> Target<V, T> {
         Self(node.map_addr(|address| address | tag))
     }
 
+    #[inline]
     pub(crate) fn node(self) -> NonNull<VarNode<V, T>> {
         Self::untagged(self.0)
     }
@@ -105,17 +107,21 @@ impl<V, T> Target<V, T> {
         }
     }
 
+    #[inline]
     fn with_slot(self, slot: usize) -> Self {
         Self(self.0.map_addr(|address| address | slot << SLOT_SHIFT))
     }
 
+    #[inline]
     fn slot(self) -> usize {
         (self.0.addr().get() & SLOT) >> SLOT_SHIFT
     }
 
+    #[inline]
     fn untagged(pointer: NonNull<VarNode<V, T>>) -> NonNull<VarNode<V, T>> {
         let untagged = pointer.as_ptr().map_addr(|address| address & !TAG);
-        NonNull::new(untagged).expect("a node has an address above its alignment")
+        // SAFETY: a node is aligned beyond the tag, so clearing the tag leaves its address, which is not null.
+        unsafe { NonNull::new_unchecked(untagged) }
     }
 }
 
@@ -128,6 +134,7 @@ impl<V, T> Access<V, T> {
     ///
     /// # Safety
     /// The caller owns the block: it is not linked anywhere.
+    #[inline]
     pub(crate) unsafe fn aim_inline(&self, target: Target<V, T>, slot: usize) {
         debug_assert!(slot < INLINE);
         // SAFETY: the caller owns the access, so nobody reads it.
@@ -174,6 +181,7 @@ impl<V, T> Access<V, T> {
 }
 
 impl<V, T> Spilled<V, T> {
+    #[inline]
     pub(crate) fn new(target: Target<V, T>, op: BlockPtr<V, T>) -> Self {
         let access = Access::vacant();
         // SAFETY: the access was made a line above.

@@ -68,6 +68,7 @@ impl<V, T> Owner<V, T> {
         }
     }
 
+    #[inline]
     fn inner(&self) -> &Inner<V, T> {
         match self {
             Self::Counted(inner) => inner,
@@ -120,25 +121,30 @@ impl<V, T> Block<V, T> {
     }
 
     /// Makes a block that was just taken from the slab an operation, still without accesses. `refs` counts the operation
-    /// itself and the references that the caller makes at once.
+    /// itself and the references that the caller makes at once. If `payload` panics, the block is lost.
     ///
     /// # Safety
     /// The caller owns the block.
-    pub(crate) unsafe fn begin(&self, id: u64, payload: T, refs: u32) {
-        self.refs.store(refs, Ordering::Relaxed);
+    #[inline]
+    pub(crate) unsafe fn begin(this: BlockPtr<V, T>, id: u64, payload: impl FnOnce() -> T, refs: u32) {
         // SAFETY: the caller owns the block, so nobody else looks at it.
-        self.fixed.with_mut(|fixed| unsafe {
-            (*fixed).id = id;
-            (*fixed).len = 0;
-            (*fixed).owned = false;
-            (*fixed).payload.write(payload);
-        });
+        unsafe {
+            let block = this.as_ref();
+            block.refs.store(refs, Ordering::Relaxed);
+            block.fixed.with_mut(|fixed| {
+                (*fixed).id = id;
+                (*fixed).len = 0;
+                (*fixed).owned = false;
+                (*fixed).payload.write(payload());
+            });
+        }
     }
 
     /// Sets the accesses to `targets`; may be repeated until the operation is appended.
     ///
     /// # Safety
     /// The caller owns the block.
+    #[inline]
     pub(crate) unsafe fn aim(this: BlockPtr<V, T>, targets: &[Target<V, T>]) {
         // SAFETY: the caller owns the block.
         let block = unsafe { this.as_ref() };
@@ -183,6 +189,7 @@ impl<V, T> Block<V, T> {
 
     /// # Safety
     /// The operation is in flight, or referenced.
+    #[inline]
     pub(crate) unsafe fn id(&self) -> OpId {
         // SAFETY: constant while in flight.
         OpId::new(self.fixed.with(|fixed| unsafe { (*fixed).id }))
@@ -192,6 +199,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The operation is in flight.
+    #[inline]
     pub(crate) unsafe fn len(&self) -> usize {
         // SAFETY: constant while in flight.
         self.fixed.with(|fixed| unsafe { (*fixed).len })
@@ -199,12 +207,14 @@ impl<V, T> Block<V, T> {
 
     /// # Safety
     /// The operation is in flight, or referenced, for as long as the result is used.
+    #[inline]
     pub(crate) unsafe fn payload(&self) -> &T {
         // SAFETY: written before the operation became visible, read out only when the last reference is gone.
         self.fixed.with(|fixed| unsafe { (*fixed).payload.assume_init_ref() })
     }
 
     /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.
+    #[inline]
     pub(crate) fn set_pending(&self, count: u32) {
         self.pending.store(count, Ordering::Relaxed);
     }
@@ -228,6 +238,7 @@ impl<V, T> Block<V, T> {
     }
 
     /// Counts one more reference. Relaxed suffices: the caller already has one, or pins the operation.
+    #[inline]
     pub(crate) fn retain(&self) {
         if self.refs.fetch_add(1, Ordering::Relaxed) > REFS_LIMIT {
             std::process::abort();
@@ -235,6 +246,7 @@ impl<V, T> Block<V, T> {
     }
 
     /// Whether there are references beside the caller's.
+    #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.refs.load(Ordering::Acquire) > 1
     }
@@ -307,6 +319,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller owns the operation.
+    #[inline]
     pub(crate) unsafe fn is_owned(&self) -> bool {
         // SAFETY: only the owner of the operation sets it.
         self.owner.with(|owner| unsafe { (*owner).is_some() })
@@ -326,6 +339,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller owns the block, which is in no queue.
+    #[inline]
     pub(crate) unsafe fn own_early(&self, inner: &Arc<Inner<V, T>>) {
         // SAFETY: the caller owns the block.
         unsafe {
@@ -338,6 +352,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller owns the operation, and no `OpRef` exists that could be dropped meanwhile, or the owner is set.
+    #[inline]
     pub(crate) unsafe fn own(&self, inner: &Arc<Inner<V, T>>) {
         // SAFETY: the caller owns the operation.
         self.owner.with_mut(|owner| unsafe {
@@ -351,6 +366,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller owns the list in which the block is.
+    #[inline]
     pub(crate) unsafe fn next<R>(&self, f: impl FnOnce(&mut Option<BlockPtr<V, T>>) -> R) -> R {
         // SAFETY: a block is in at most one list, and that list is the caller's.
         self.next.with_mut(|next| f(unsafe { &mut *next }))

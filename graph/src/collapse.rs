@@ -46,7 +46,7 @@ impl<V, T> Graph<V, T> {
         for var in members.iter().chain([&group]) {
             self.assert_mine(var);
         }
-        let block = self.begin(payload, 1);
+        let block = self.begin(|| payload, 1);
         let mut fresh = Some(Box::new(Group { finished: 0, parked: VecDeque::new() }));
         // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is ours until
         // it is appended, and nothing of it is touched after the last bit is given back unless it is granted.

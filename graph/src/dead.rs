@@ -2,20 +2,18 @@
 
 use std::ptr::NonNull;
 
-use smallvec::SmallVec;
-
 use crate::var::VarNode;
 
 /// Variables found dead while bits were held or operations still had to be handed over; retired when dropped.
 pub(crate) struct Dead<V, T> {
-    retired: SmallVec<[NonNull<VarNode<V, T>>; 2]>,
+    retired: Vec<NonNull<VarNode<V, T>>>,
     /// Members of a group whose accesses are through.
-    parked: SmallVec<[NonNull<VarNode<V, T>>; 2]>,
+    parked: Vec<NonNull<VarNode<V, T>>>,
 }
 
 impl<V, T> Dead<V, T> {
     pub(crate) fn new() -> Self {
-        Self { retired: SmallVec::new(), parked: SmallVec::new() }
+        Self { retired: Vec::new(), parked: Vec::new() }
     }
 
     /// # Safety
@@ -32,7 +30,17 @@ impl<V, T> Dead<V, T> {
 }
 
 impl<V, T> Drop for Dead<V, T> {
+    #[inline]
     fn drop(&mut self) {
+        if !(self.retired.is_empty() && self.parked.is_empty()) {
+            self.end();
+        }
+    }
+}
+
+impl<V, T> Dead<V, T> {
+    #[cold]
+    fn end(&mut self) {
         // SAFETY: the contracts of the two methods; the list is dropped when no bit is held.
         unsafe {
             let retired = self.retired.drain(..).filter_map(|node| VarNode::retire(node));

@@ -50,12 +50,14 @@ impl<V, T> Granted<V, T> {
     }
 
     /// The operation's name within its graph.
+    #[inline]
     pub fn id(&self) -> OpId {
         // SAFETY: the token keeps the operation in flight.
         unsafe { self.as_block().id() }
     }
 
     /// What was submitted with the operation.
+    #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: the token keeps the operation in flight, and the result borrows the token.
         unsafe { self.as_block().payload() }
@@ -84,6 +86,7 @@ impl<V, T> Granted<V, T> {
     }
 
     /// The distinct variables the operation uses, in no particular order.
+    #[inline]
     pub fn accesses(&self) -> impl ExactSizeIterator<Item = GrantedAccess<'_, V, T>> {
         // SAFETY: the token keeps the operation in flight.
         let len = unsafe { self.as_block().len() };
@@ -187,6 +190,7 @@ impl<V, T> Granted<V, T> {
         }
     }
 
+    #[inline]
     fn as_block(&self) -> &Block<V, T> {
         // SAFETY: the token keeps the operation in flight, and its block with it.
         unsafe { self.block.as_ref() }
@@ -224,6 +228,7 @@ impl<V, T> GrantedAccess<'_, V, T> {
     }
 
     /// The variable's user flags. One load.
+    #[inline]
     pub fn flags(&self) -> u32 {
         self.as_node().state.load().user()
     }
@@ -235,6 +240,7 @@ impl<V, T> GrantedAccess<'_, V, T> {
         unsafe { VarNode::lock(self.access.as_ref().target().node()) }.with_state(f)
     }
 
+    #[inline]
     fn as_node(&self) -> &VarNode<V, T> {
         // SAFETY: the access is queued while its token is borrowed, which keeps its variable alive.
         unsafe { self.access.as_ref().target().node().as_ref() }
@@ -271,6 +277,7 @@ impl<V, T, F: FnMut(Granted<V, T>)> ReadyList<V, T, F> {
         }
     }
 
+    #[inline]
     fn hand_over(&mut self) {
         while let Some((head, tail)) = self.ends {
             // SAFETY: the head is ours; once its token is handed over, its block is not touched any more.

@@ -37,12 +37,14 @@ impl<V, T> OpRef<V, T> {
     }
 
     /// The operation's name within its graph.
+    #[inline]
     pub fn id(&self) -> OpId {
         // SAFETY: our reference keeps the operation.
         unsafe { self.as_block().id() }
     }
 
     /// What was submitted with the operation.
+    #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.
         unsafe { self.as_block().payload() }
@@ -64,6 +66,7 @@ impl<V, T> OpRef<V, T> {
         (0..len).map(|index| unsafe { Block::access(self.block, index).as_ref().target().node() })
     }
 
+    #[inline]
     fn as_block(&self) -> &Block<V, T> {
         // SAFETY: our reference keeps the block.
         unsafe { self.block.as_ref() }

@@ -20,11 +20,13 @@ impl<V, T> Queue<V, T> {
         Self { head: None, tail: None, waiting: None, writes: 0 }
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.head.is_none()
     }
 
     /// Unfinished writes.
+    #[inline]
     pub(crate) fn writes(&self) -> u32 {
         self.writes
     }
@@ -170,6 +172,7 @@ impl<V, T> Queue<V, T> {
 
     /// # Safety
     /// The caller holds the bit of the variable in whose list `access` is.
+    #[inline]
     unsafe fn next(access: AccessPtr<V, T>) -> Option<AccessPtr<V, T>> {
         // SAFETY: forwarded to the caller.
         unsafe { Access::links(access.as_ref(), |links| links.next) }

@@ -215,10 +215,12 @@ impl<V, T> Free<V, T> {
 impl<V, T> List<V, T> {
     pub(crate) const EMPTY: Self = Self { ends: None };
 
+    #[inline]
     pub(crate) fn of(block: BlockPtr<V, T>) -> Self {
         Self { ends: Some((block, block)) }
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.ends.is_none()
     }

@@ -40,7 +40,7 @@ impl<V, T> Granted<V, T> {
             let first = targets.first().expect("a split takes at least one variable along");
             let inner = &first.node().as_ref().inner;
             let (block, id) = inner.slab.take();
-            block.as_ref().begin(id, payload, 1);
+            Block::begin(block, id, || payload, 1);
             block.as_ref().own_early(inner);
             Block::aim(block, &targets);
             block.as_ref().set_pending(0);

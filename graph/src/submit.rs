@@ -35,7 +35,7 @@ impl<V, T> Graph<V, T> {
         T: 'a,
     {
         let targets = self.targets(accesses);
-        let block = self.begin(payload, 1);
+        let block = self.begin(|| payload, 1);
         if targets.is_empty() {
             // No queue will pin the slab for this operation.
             // SAFETY: the block is ours.
@@ -49,10 +49,26 @@ impl<V, T> Graph<V, T> {
     ///
     /// # Panics
     /// If a variable belongs to another graph.
-    #[inline]
     pub fn submit_ref<'a>(
         &self,
         payload: T,
+        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
+    ) -> (OpRef<V, T>, Option<Granted<V, T>>)
+    where
+        V: 'a,
+        T: 'a,
+    {
+        self.submit_ref_with(|| payload, accesses)
+    }
+
+    /// [`submit_ref`](Self::submit_ref) with a payload that is made in the place where it stays, not moved there.
+    ///
+    /// # Panics
+    /// If a variable belongs to another graph.
+    #[inline]
+    pub fn submit_ref_with<'a>(
+        &self,
+        payload: impl FnOnce() -> T,
         accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
     ) -> (OpRef<V, T>, Option<Granted<V, T>>)
     where
@@ -79,20 +95,20 @@ impl<V, T> Graph<V, T> {
         let mut targets = Targets::new();
         for (var, mode) in accesses {
             self.assert_mine(var);
-            // SAFETY: the handle keeps the node and what it forwards to.
-            targets.push(Target::new(unsafe { VarNode::resolve(var.node()) }, mode));
+            // What it forwards to is found when its bit is taken.
+            targets.push(Target::new(var.node(), mode));
         }
-        // SAFETY: as above.
+        // SAFETY: the handles keep the nodes.
         unsafe { normalize(&mut targets) };
         targets
     }
 
     /// A block for a new operation, without accesses, that counts `refs` references to it.
     #[inline]
-    pub(crate) fn begin(&self, payload: T, refs: u32) -> BlockPtr<V, T> {
+    pub(crate) fn begin(&self, payload: impl FnOnce() -> T, refs: u32) -> BlockPtr<V, T> {
         let (block, id) = self.inner.slab.take();
         // SAFETY: the slab gave the block to us.
-        unsafe { block.as_ref().begin(id, payload, refs) };
+        unsafe { Block::begin(block, id, payload, refs) };
         block
     }
 }
@@ -107,19 +123,16 @@ unsafe fn append<V, T>(block: BlockPtr<V, T>, mut targets: Targets<V, T>) -> Opt
     // SAFETY: the caller's handles keep the nodes and what they forward to; the block is ours until the first bit is
     // given back, and again if it is granted.
     unsafe {
-        loop {
-            Block::aim(block, &targets);
-            if lock_all(&targets) {
-                break;
-            }
+        while !lock_all(&targets) {
             // Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
             for target in &mut targets {
                 *target = Target::new(VarNode::resolve(target.node()), target.mode());
             }
             normalize(&mut targets);
         }
+        Block::aim(block, &targets);
         let granted = link_all(block, targets.len());
-        for target in &targets {
+        for target in targets.iter() {
             let state = &target.node().as_ref().state;
             let word = state.load_locked();
             state.unlock(if target.mode().is_exclusive() { word.with_unfinished_write(true) } else { word });
@@ -175,6 +188,7 @@ unsafe fn sort_and_merge<V, T>(targets: &mut Targets<V, T>) {
 ///
 /// # Safety
 /// The caller keeps the nodes alive; `targets` is normalized. If true, the caller must give every bit back.
+#[inline(always)]
 pub(crate) unsafe fn lock_all<V, T>(targets: &[Target<V, T>]) -> bool {
     // SAFETY: forwarded to the caller.
     debug_assert!(targets.is_sorted_by_key(|target| unsafe { VarNode::rank(target.node()) }));
@@ -199,6 +213,7 @@ pub(crate) unsafe fn lock_all<V, T>(targets: &[Target<V, T>]) -> bool {
 ///
 /// # Safety
 /// The caller holds the bits of the operation's variables and owns the block, which is aimed and in no queue.
+#[inline(always)]
 pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, len: usize) -> bool {
     let mut pending = 0;
     for index in 0..len {

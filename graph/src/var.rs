@@ -71,6 +71,7 @@ impl<V, T> Var<V, T> {
         Self { node }
     }
 
+    #[inline]
     pub(crate) fn node(&self) -> NonNull<VarNode<V, T>> {
         self.node
     }
@@ -227,6 +228,7 @@ impl<V, T> VarNode<V, T> {
     ///
     /// # Safety
     /// The caller keeps `this` alive; the result is alive for as long.
+    #[inline]
     pub(crate) unsafe fn resolve(mut this: NonNull<Self>) -> NonNull<Self> {
         // SAFETY: each forward is set before the word says so (Acquire here, Release there), never changes, and
         // counts as a handle of its target.
