@@ -1,0 +1,115 @@
+//! The command `estafette bench`, as a user or a script calls it.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Operations of each run: enough for a whole row of the widest stencil.
+const N: &str = "128";
+
+fn bench(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_estafette")).arg("bench").args(arguments).output().unwrap()
+}
+
+/// The records that a call prints.
+fn records(arguments: &[&str]) -> Vec<Value> {
+    let output = bench(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// What a call that is refused says.
+fn refusal(arguments: &[&str]) -> String {
+    let output = bench(arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn assert_spread(record: &Value, name: &str) {
+    let of =
+        |part: &str| record[name][part].as_f64().unwrap_or_else(|| panic!("no {name}.{part} in {record}"));
+    assert!(0.0 < of("min") && of("min") <= of("median") && of("median") <= of("max"), "{record}");
+}
+
+fn assert_positive(record: &Value, name: &str) {
+    assert!(record[name].as_f64().is_some_and(|number| number > 0.0), "no {name} in {record}");
+}
+
+#[test]
+fn every_listed_workload_gives_a_record_with_its_quantities() {
+    let listed = String::from_utf8(bench(&["--list"]).stdout).unwrap();
+    let names: Vec<_> = listed.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+    assert!(names.contains(&"chain") && names.contains(&"python"));
+    for name in names.into_iter().filter(|name| *name != "python") {
+        let records = records(&[name, "--n", N, "--rounds", "3", "--json"]);
+        let [record] = &records[..] else { panic!("{name}: {} records", records.len()) };
+        assert_eq!(record["workload"], name);
+        assert_eq!(record["engine"], "estafette");
+        assert_eq!(record["rounds"], 3);
+        assert!(record["n"].as_u64().is_some_and(|n| n > 0) && record["workers"].is_u64(), "{record}");
+        assert_spread(record, "ns_per_op");
+        if name.starts_with("contended") {
+            assert_spread(record, "one_thread_ns");
+            assert_positive(record, "speedup");
+        }
+    }
+}
+
+#[test]
+fn a_group_gives_a_record_for_each_of_its_workloads() {
+    let names: Vec<_> = records(&["stencil", "--n", N, "--rounds", "1", "--json"])
+        .iter()
+        .map(|r| r["workload"].clone())
+        .collect();
+    assert_eq!(names, ["stencil-8", "stencil-32", "stencil-64"]);
+}
+
+#[test]
+fn options_reach_the_workload() {
+    let arguments =
+        ["independent", "--n", "200", "--workers", "1", "--rounds", "2", "--body", "20000", "--json"];
+    let record = &records(&arguments)[0];
+    assert_eq!((&record["n"], &record["workers"], &record["rounds"]), (&200.into(), &1.into(), &2.into()));
+    // Two threads share bodies of 20 µs. A machine that slows down after calibration makes this more, never much less.
+    assert!(record["ns_per_op"]["median"].as_f64().unwrap() > 5_000.0, "{record}");
+}
+
+#[test]
+fn without_a_measured_round_there_is_no_time_and_that_is_said() {
+    let record = &records(&["chain", "--n", N, "--rounds", "0", "--json"])[0];
+    assert!(record["ns_per_op"].is_null() && record.get("ns_per_op").is_some(), "{record}");
+    let text = String::from_utf8(bench(&["chain", "--n", N, "--rounds", "0"]).stdout).unwrap();
+    assert!(text.contains("no measured round"), "{text}");
+}
+
+#[test]
+fn for_people_there_is_a_heading_and_a_line() {
+    let text = String::from_utf8(bench(&["chain", "--n", N]).stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[0].starts_with("workload") && lines[1].starts_with("chain"), "{text}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_exit_code_2() {
+    for (arguments, message) in [
+        (&[][..], "needs the name of a workload"),
+        (&["chian"], "no workload `chian`"),
+        (&["python"], "benches/python/bench.py"),
+        (&["chain", "random"], "unexpected argument \"random\""),
+        (&["chain", "--n"], "missing argument for option '--n'"),
+        (&["chain", "--n", "0"], "`--n` takes a whole number from 1 to 100000000, not `0`"),
+        (&["chain", "--n", "many"], "not `many`"),
+        (&["chain", "--n", "-5"], "not `-5`"),
+        (&["chain", "--workers", "1.5"], "`--workers` takes a whole number from 0 to 1024, not `1.5`"),
+        (&["chain", "--rounds", "99999999999999999999"], "`--rounds` takes"),
+        (&["chain", "--body", "1us"], "`--body` takes"),
+        (&["chain", "--fast"], "invalid option '--fast'"),
+    ] {
+        let said = refusal(arguments);
+        assert!(said.contains(message), "{arguments:?}: {said}");
+    }
+}
