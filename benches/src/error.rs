@@ -22,4 +22,24 @@ pub enum Error {
         /// Writes that the variables have seen.
         found: u64,
     },
+    /// What should have been held back was not.
+    #[error("{expected} operations should be pending behind the gate, but {pending} are")]
+    NotPending {
+        /// Operations submitted, and the gate.
+        expected: usize,
+        /// Operations in flight.
+        pending: usize,
+    },
+    /// The gate's operation ended before its body started.
+    #[error("the gate has ended before it was closed")]
+    NoGate,
+    /// A finished tensor says that it is not.
+    #[error("a finished tensor is not ready")]
+    NotReady,
+    /// A task ran before what it awaits was completed.
+    #[error("a task ran before what it awaits was completed")]
+    Early,
+    /// Something that must outlive the measurement did not.
+    #[error("{0} is gone before its time")]
+    Died(&'static str),
 }

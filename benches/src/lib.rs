@@ -9,15 +9,20 @@
 mod access;
 mod chain;
 mod contended;
+mod deferred;
 mod error;
 mod fan;
+mod gate;
 mod independent;
 mod measure;
 mod random;
+mod ready;
 mod record;
+mod resident;
 mod spin;
 mod stencil;
 mod submit;
+mod wake;
 mod workload;
 
 pub use access::{Access, READS_MAX, VARIABLES};

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::record::{Quantity, Record};
-use crate::{chain, contended, fan, independent, random, stencil};
+use crate::{chain, contended, deferred, fan, independent, random, ready, stencil, wake};
 
 /// Every workload, in the order in which they are listed.
 pub const WORKLOADS: &[Workload] = &[
@@ -13,6 +13,11 @@ pub const WORKLOADS: &[Workload] = &[
     stencil::WIDTH_8,
     stencil::WIDTH_32,
     stencil::WIDTH_64,
+    deferred::DEFERRED,
+    wake::SAME,
+    wake::CROSS,
+    ready::IS_READY,
+    ready::AWAIT,
     contended::SHARED_2,
     contended::SHARED_4,
     contended::DISJOINT_2,

@@ -28,6 +28,16 @@ fn refusal(arguments: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+/// The spreads and the numbers that a workload measures beside the time per operation.
+fn further_quantities(workload: &str) -> (&'static [&'static str], &'static [&'static str]) {
+    match workload.split('-').next() {
+        Some("contended") => (&["one_thread_ns"], &["speedup"]),
+        Some("deferred") => (&["push_ns", "run_ns", "warm_ns_per_op", "warm_push_ns", "warm_run_ns"], &[]),
+        Some("wake") => (&["oneshot_ns"], &["ratio_to_oneshot"]),
+        _ => (&[], &[]),
+    }
+}
+
 fn assert_spread(record: &Value, name: &str) {
     let of =
         |part: &str| record[name][part].as_f64().unwrap_or_else(|| panic!("no {name}.{part} in {record}"));
@@ -51,11 +61,19 @@ fn every_listed_workload_gives_a_record_with_its_quantities() {
         assert_eq!(record["rounds"], 3);
         assert!(record["n"].as_u64().is_some_and(|n| n > 0) && record["workers"].is_u64(), "{record}");
         assert_spread(record, "ns_per_op");
-        if name.starts_with("contended") {
-            assert_spread(record, "one_thread_ns");
-            assert_positive(record, "speedup");
-        }
+        let (spreads, numbers) = further_quantities(name);
+        spreads.iter().for_each(|quantity| assert_spread(record, quantity));
+        numbers.iter().for_each(|quantity| assert_positive(record, quantity));
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn pending_operations_take_memory() {
+    let record = &records(&["deferred", "--n", "50000", "--rounds", "0", "--json"])[0];
+    // Less than a pointer each would be no operation, and more than 10 kB each a leak.
+    let bytes = record["bytes_per_op"].as_f64().unwrap();
+    assert!((8.0..10_000.0).contains(&bytes), "{record}");
 }
 
 #[test]
@@ -107,6 +125,7 @@ fn what_makes_no_sense_is_refused_with_exit_code_2() {
         (&["chain", "--workers", "1.5"], "`--workers` takes a whole number from 0 to 1024, not `1.5`"),
         (&["chain", "--rounds", "99999999999999999999"], "`--rounds` takes"),
         (&["chain", "--body", "1us"], "`--body` takes"),
+        (&["wake", "--body", "10"], "`--body` means nothing to the workload `wake-same`"),
         (&["chain", "--fast"], "invalid option '--fast'"),
     ] {
         let said = refusal(arguments);
