@@ -39,6 +39,9 @@ pub enum Error {
     /// A task ran before what it awaits was completed.
     #[error("a task ran before what it awaits was completed")]
     Early,
+    /// A task has found a wrong input.
+    #[error(transparent)]
+    WrongInput(#[from] crate::metg::WrongInput),
     /// Something that must outlive the measurement did not.
     #[error("{0} is gone before its time")]
     Died(&'static str),

@@ -15,6 +15,7 @@ mod fan;
 mod gate;
 mod independent;
 mod measure;
+mod metg;
 mod random;
 mod ready;
 mod record;
@@ -27,6 +28,7 @@ mod workload;
 
 pub use access::{Access, READS_MAX, VARIABLES};
 pub use error::Error;
+pub use metg::WrongInput;
 pub use record::{Quantity, Record, Spread};
 pub use spin::Body;
 pub use submit::submit;

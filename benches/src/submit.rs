@@ -1,6 +1,6 @@
 //! Submitting operations on plain variables.
 
-use estafette::{Engine, Error, Variable};
+use estafette::{Engine, Error, OpBuilder, Variable};
 
 use crate::access::{Access, READS_MAX};
 use crate::spin::Body;
@@ -11,6 +11,21 @@ use crate::spin::Body;
 /// When the engine refuses it.
 #[inline]
 pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Body) -> Result<(), Error> {
+    let op = describe(engine, variables, access);
+    let submitted = if body.is_empty() {
+        op.run(|[], []| Ok(()))
+    } else {
+        op.run(move |[], []| {
+            body.run();
+            Ok(())
+        })
+    };
+    submitted.map(drop)
+}
+
+/// Describes an operation that has no body yet.
+#[inline]
+pub(crate) fn describe<'e>(engine: &'e Engine, variables: &[Variable], access: &Access) -> OpBuilder<'e> {
     let mut reads = [&variables[0]; READS_MAX];
     let read = access.reads().len();
     for (slot, read) in reads.iter_mut().zip(access.reads()) {
@@ -23,15 +38,7 @@ pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Bo
     if let Some(write) = access.write() {
         op = op.writes_vars(&[&variables[write]]);
     }
-    let submitted = if body.is_empty() {
-        op.run(|[], []| Ok(()))
-    } else {
-        op.run(move |[], []| {
-            body.run();
-            Ok(())
-        })
-    };
-    submitted.map(drop)
+    op
 }
 
 /// Submits one operation for each access, in order.

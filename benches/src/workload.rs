@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::record::{Quantity, Record};
-use crate::{chain, contended, deferred, fan, independent, random, ready, stencil, wake};
+use crate::{chain, contended, deferred, fan, independent, metg, random, ready, stencil, wake};
 
 /// Every workload, in the order in which they are listed.
 pub const WORKLOADS: &[Workload] = &[
@@ -14,6 +14,12 @@ pub const WORKLOADS: &[Workload] = &[
     stencil::WIDTH_32,
     stencil::WIDTH_64,
     deferred::DEFERRED,
+    metg::TRIVIAL,
+    metg::STENCIL,
+    metg::NEAREST,
+    metg::SPREAD,
+    metg::FFT,
+    metg::NEAREST_X4,
     wake::SAME,
     wake::CROSS,
     ready::IS_READY,
@@ -30,7 +36,7 @@ pub(crate) const OPERATIONS_DEFAULT: usize = 500_000;
 /// Something to measure.
 #[derive(Debug)]
 pub struct Workload {
-    /// Its name; a group shares what comes before the last `-`.
+    /// Its name; what comes before a `-` is a group.
     pub name: &'static str,
     /// What it does, in a line.
     pub about: &'static str,
@@ -86,12 +92,14 @@ impl Workload {
     }
 }
 
-/// The workloads called `name`: one, or all of the group of that name.
+/// The workload called `name`, or all whose names go on after it with a `-`; none when there are none.
 pub fn named(name: &str) -> Vec<&'static Workload> {
-    let of_group = |workload: &Workload| {
-        workload.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-    };
-    WORKLOADS.iter().filter(|workload| of_group(workload)).collect()
+    if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
+        return vec![workload];
+    }
+    let in_group =
+        |workload: &&Workload| workload.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+    WORKLOADS.iter().filter(in_group).collect()
 }
 
 #[cfg(test)]
@@ -99,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_no_workload_has_the_name_of_a_group() {
+    fn a_name_means_its_workload_alone() {
         for workload in WORKLOADS {
             let found: Vec<_> = named(workload.name).iter().map(|found| found.name).collect();
             assert_eq!(found, [workload.name]);

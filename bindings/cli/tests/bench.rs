@@ -32,6 +32,7 @@ fn refusal(arguments: &[&str]) -> String {
 fn further_quantities(workload: &str) -> (&'static [&'static str], &'static [&'static str]) {
     match workload.split('-').next() {
         Some("contended") => (&["one_thread_ns"], &["speedup"]),
+        Some("metg") => (&[], &["cores"]),
         Some("deferred") => (&["push_ns", "run_ns", "warm_ns_per_op", "warm_push_ns", "warm_run_ns"], &[]),
         Some("wake") => (&["oneshot_ns"], &["ratio_to_oneshot"]),
         _ => (&[], &[]),
@@ -74,6 +75,23 @@ fn pending_operations_take_memory() {
     // Less than a pointer each would be no operation, and more than 10 kB each a leak.
     let bytes = record["bytes_per_op"].as_f64().unwrap();
     assert!((8.0..10_000.0).contains(&bytes), "{record}");
+}
+
+#[test]
+fn the_effective_granularity_is_found_or_said_to_be_never() {
+    // On a machine whose cores do other work, no length of bodies makes them busy: then it is null, but it is there.
+    for workers in [0, 1] {
+        let workers = workers.to_string();
+        for record in records(&["metg", "--n", "640", "--rounds", "1", "--workers", &workers, "--json"]) {
+            assert!(record.get("metg_us").is_some(), "{record}");
+            if !record["metg_us"].is_null() {
+                assert_spread(&record, "metg_us");
+            }
+            if workers == "0" {
+                assert_eq!(record["cores"], 1, "{record}");
+            }
+        }
+    }
 }
 
 #[test]
