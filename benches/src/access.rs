@@ -31,7 +31,12 @@ impl Access {
 
     /// The variables that it reads.
     pub fn reads(&self) -> impl ExactSizeIterator<Item = usize> {
-        self.reads[..usize::from(self.count)].iter().map(|read| usize::from(*read))
+        self.read_indices().iter().map(|read| usize::from(*read))
+    }
+
+    /// As [`reads`](Self::reads), as they are kept.
+    pub(crate) fn read_indices(&self) -> &[u16] {
+        &self.reads[..usize::from(self.count)]
     }
 
     /// The variable that it writes, if any.
