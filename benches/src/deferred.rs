@@ -43,7 +43,7 @@ fn run(settings: &Settings) -> Result<Measured, Error> {
     let once = || {
         // The gate writes every variable once more.
         let expected = writes(&accesses) + VARIABLES as u64;
-        checked(&variables, expected, || once(&engine, &variables, &accesses, body))
+        checked(&variables, expected, || once(&engine, settings.workers, &variables, &accesses, body))
     };
 
     let first = once()?;
@@ -70,9 +70,15 @@ fn run(settings: &Settings) -> Result<Measured, Error> {
     Ok(Measured { n, quantities })
 }
 
-fn once(engine: &Engine, variables: &[Variable], accesses: &[Access], body: Body) -> Result<Once, Error> {
+fn once(
+    engine: &Engine,
+    workers: usize,
+    variables: &[Variable],
+    accesses: &[Access],
+    body: Body,
+) -> Result<Once, Error> {
     let all: Vec<&Variable> = variables.iter().collect();
-    let gate = Gate::close(|start| engine.op("gate").writes_vars(&all).run_external(start))?;
+    let gate = Gate::close(workers, |start| engine.op("gate").writes_vars(&all).run_external(start))?;
     let before = resident::bytes();
     let began = Instant::now();
     submit_all(engine, variables, accesses, body)?;

@@ -54,7 +54,7 @@ fn run(settings: &Settings, completer: &Completer) -> Result<Measured, Error> {
     let runtime = runtime()?;
     let (mut ours, mut oneshots) = (Vec::new(), Vec::new());
     for round in 0..=settings.rounds {
-        let (our, oneshot) = runtime.block_on(round_of(settings.n, &engine, &tensor, completer))?;
+        let (our, oneshot) = runtime.block_on(round_of(settings, &engine, &tensor, completer))?;
         // The first round warms up.
         if round > 0 {
             ours.push(our);
@@ -67,16 +67,17 @@ fn run(settings: &Settings, completer: &Completer) -> Result<Measured, Error> {
     Ok(Measured { n: settings.n, quantities })
 }
 
-/// `n` wake-ups of each kind in turn; the median of each in nanoseconds, as one wake-up in a hundred takes ten times as long.
+/// The wake-ups of a round, of each kind in turn; the median of each in nanoseconds, as one wake-up in a hundred takes ten times as long.
 async fn round_of(
-    n: usize,
+    settings: &Settings,
     engine: &Engine,
     tensor: &Tensor,
     completer: &Completer,
 ) -> Result<(f64, f64), Error> {
-    let (mut ours, mut oneshots) = (Vec::with_capacity(n), Vec::with_capacity(n));
-    for _ in 0..n {
-        let gate = Gate::close(|start| engine.op("gate").writes([tensor]).run_external(start))?;
+    let (mut ours, mut oneshots) = (Vec::with_capacity(settings.n), Vec::with_capacity(settings.n));
+    for _ in 0..settings.n {
+        let gate =
+            Gate::close(settings.workers, |start| engine.op("gate").writes([tensor]).run_external(start))?;
         let ready = tensor.ready();
         ours.push(woken(completer, End::Gate(gate), async { Ok(ready.await?) }).await?);
 
