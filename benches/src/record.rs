@@ -136,7 +136,11 @@ fn plain(number: f64) -> String {
 }
 
 fn short(number: f64) -> String {
-    if number.abs() < 100.0 { format!("{number:.2}") } else { format!("{number:.0}") }
+    if number.abs() < 100.0 && number.fract() != 0.0 {
+        format!("{number:.2}")
+    } else {
+        format!("{number:.0}")
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! oneshot channel does the same in turn, so that a slow moment of the machine hits both.
 //!
 //! The awaiting task has always been polled before the completion; across threads its thread has also been given time to
-//! fall polled, as it would when it waits for something real. So across threads the system's wake-up of a sleeping
+//! fall asleep, as it would when it waits for something real. So across threads the system's wake-up of a sleeping
 //! thread is most of the time, for both.
 
 use std::future::{Future, poll_fn};
@@ -26,7 +26,7 @@ use crate::workload::{Measured, Settings, Workload};
 /// Wake-ups of one round, unless told otherwise.
 const WAKES: usize = 1_000;
 
-/// How long a thread that has nothing left to do gets to fall polled; several times what that takes.
+/// How long a thread that has nothing left to do gets to fall asleep; several times what that takes.
 const SETTLE: Duration = Duration::from_micros(50);
 
 pub(crate) const SAME: Workload = waking(
@@ -67,7 +67,8 @@ fn run(settings: &Settings, completer: &Completer) -> Result<Measured, Error> {
     Ok(Measured { n: settings.n, quantities })
 }
 
-/// The wake-ups of a round, of each kind in turn; the median of each in nanoseconds, as one wake-up in a hundred takes ten times as long.
+/// The wake-ups of a round, of each kind in turn. Gives the median of each in nanoseconds: the few that the system
+/// interrupts take a hundred times as long, and would be all that a mean shows.
 async fn round_of(
     settings: &Settings,
     engine: &Engine,
@@ -151,14 +152,15 @@ enum Completer {
 }
 
 impl Completer {
-    /// Another thread, which ends each wait some time after its task has gone to sleep.
+    /// Another thread, which ends each wait some time after its task has been polled.
     fn start() -> Result<Self, Error> {
         let (ends, jobs) = mpsc::channel::<(End, Arc<AtomicBool>)>();
         let (times, began) = mpsc::channel();
         let complete = move || {
             for (end, polled) in jobs {
                 while !polled.load(Ordering::Acquire) {
-                    hint::spin_loop();
+                    // On a single core the task needs this one to get there.
+                    thread::yield_now();
                 }
                 let settled = Instant::now() + SETTLE;
                 while Instant::now() < settled {
