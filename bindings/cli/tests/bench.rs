@@ -82,7 +82,7 @@ fn the_effective_granularity_is_found_or_said_to_be_never() {
     // On a machine whose cores do other work, no length of bodies makes them busy: then it is null, but it is there.
     for workers in [0, 1] {
         let workers = workers.to_string();
-        for record in records(&["metg", "--n", "640", "--rounds", "1", "--workers", &workers, "--json"]) {
+        for record in records(&["metg", "--n", N, "--rounds", "1", "--workers", &workers, "--json"]) {
             assert!(record.get("metg_us").is_some(), "{record}");
             if !record["metg_us"].is_null() {
                 assert_spread(&record, "metg_us");
