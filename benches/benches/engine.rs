@@ -5,19 +5,13 @@
 
 use std::hint::black_box;
 
-use benches::{Access, OPERATIONS, VARIABLES, patterns};
+use benches::{Access, Body, OPERATIONS, VARIABLES, patterns, submit};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use estafette::{Engine, Variable};
 
 fn run(engine: &Engine, vars: &[Variable], accesses: &[Access]) {
     for access in accesses {
-        let op = engine.op("empty").writes_vars(&[&vars[access.write]]);
-        let submitted = match access.reads[..] {
-            [] => op.run(|[], []| Ok(())),
-            [a, b] => op.reads_vars(&[&vars[a], &vars[b]]).run(|[], []| Ok(())),
-            _ => unreachable!("operations of the patterns read none or two"),
-        };
-        submitted.expect("a running engine accepts operations");
+        submit(engine, vars, access, Body::EMPTY).expect("a running engine accepts operations");
     }
     engine.wait_all(None).expect("empty bodies end");
 }

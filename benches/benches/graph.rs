@@ -17,9 +17,9 @@ fn run(graph: &Graph<u64, usize>, vars: &Vars, accesses: &[Access], ahead: usize
     let mut granted = VecDeque::with_capacity(ahead);
     let mut in_flight = 0;
     for (op, access) in accesses.iter().enumerate() {
-        let reads = access.reads.iter().map(|&read| (&vars[read], Mode::Read));
-        let write = (&vars[access.write], Mode::Write);
-        granted.extend(graph.submit(op, reads.chain([write])));
+        let reads = access.reads().map(|read| (&vars[read], Mode::Read));
+        let write = access.write().map(|write| (&vars[write], Mode::Write));
+        granted.extend(graph.submit(op, reads.chain(write)));
         in_flight += 1;
         while in_flight == ahead {
             in_flight -= complete_one(&mut granted);

@@ -4,6 +4,7 @@
 //! library alone: a handful of flags needs no argument parser, and a chore that compiles in a second gets used.
 
 mod counts;
+mod instructions;
 mod lint;
 mod python;
 mod shell;
@@ -25,6 +26,9 @@ commands
                  --suite    only the named suites
   suites       list the suites and what each needs
   lint         formatting, clippy and rustdoc, with warnings denied
+  instructions [--save]
+               count the instructions of an operation with valgrind, for some workloads of `estafette bench`
+                 --save     append them to benches/results/instructions.md
   wheel        build the Python wheel and print its path
   venv [--fast]
                make or update the private Python environment with the wheel in it, and print its path
@@ -47,6 +51,8 @@ fn main() -> ExitCode {
             Ok(true)
         }
         ["lint"] => lint::run(),
+        ["instructions"] => instructions::run(false),
+        ["instructions", "--save"] => instructions::run(true),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::All),
         ["venv", "--fast"] => venv(python::Peers::Small),

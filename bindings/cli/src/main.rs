@@ -1,5 +1,6 @@
 //! The command `estafette`: looks at devices and shows the engine at work. Everything it does is the library's doing.
 
+mod bench;
 mod demo;
 mod devices;
 
@@ -15,6 +16,10 @@ usage: estafette <command>
 commands:
   devices            list the devices that the engine finds here
   demo [--tensors N] stream N tensors (default 1000) through a small graph and show what was waited for
+  bench NAME [--n N] [--workers W] [--body NS] [--rounds R] [--json]
+                     measure a workload, or each of a group: N operations with bodies of NS nanoseconds on W workers
+                     (0: the submitting thread runs everything), R times after one run to warm up
+  bench --list       list the workloads
   help               print this text";
 
 fn main() -> ExitCode {
@@ -47,6 +52,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Box<dyn std::error::Error>> 
             }
             demo::run(tensors)
         }
+        Value(command) if command == "bench" => bench::run(&mut arguments),
         Value(command) if command == "help" => {
             println!("{USAGE}");
             Ok(())

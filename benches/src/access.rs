@@ -1,0 +1,66 @@
+//! Which variables an operation uses.
+
+/// Variables of a pattern that has many.
+pub const VARIABLES: usize = 1_000;
+
+/// Most variables that an operation of any workload reads.
+pub const READS_MAX: usize = 5;
+
+/// Which variables an operation uses, as indices. Small, so that walking a long list of them costs the measured loop
+/// little.
+#[derive(Debug, Clone, Copy)]
+pub struct Access {
+    reads: [u16; READS_MAX],
+    count: u8,
+    write: Option<u16>,
+}
+
+impl Access {
+    /// Reads `reads` and writes `write`.
+    ///
+    /// # Panics
+    /// With more than [`READS_MAX`] reads, or an index above 65,535.
+    pub fn new(reads: &[usize], write: Option<usize>) -> Self {
+        assert!(reads.len() <= READS_MAX, "no workload reads that many variables");
+        let mut kept = [0; READS_MAX];
+        for (kept, read) in kept.iter_mut().zip(reads) {
+            *kept = small(*read);
+        }
+        Self { reads: kept, count: reads.len() as u8, write: write.map(small) }
+    }
+
+    /// The variables that it reads.
+    pub fn reads(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.read_indices().iter().map(|read| usize::from(*read))
+    }
+
+    /// As [`reads`](Self::reads), as they are kept.
+    pub(crate) fn read_indices(&self) -> &[u16] {
+        &self.reads[..usize::from(self.count)]
+    }
+
+    /// The variable that it writes, if any.
+    pub fn write(&self) -> Option<usize> {
+        self.write.map(usize::from)
+    }
+}
+
+fn small(index: usize) -> u16 {
+    u16::try_from(index).expect("workloads have fewer than 65,536 variables")
+}
+
+/// Numbers that look random: splitmix64.
+#[derive(Debug)]
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    /// A number below `limit`.
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        // The remainder's bias is far below anything a bench could notice.
+        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
+    }
+}

@@ -1,0 +1,115 @@
+//! Several threads submit the random workload at once, to one engine: on the same variables, or each on variables of its
+//! own. In between, one thread does all of it, for comparison.
+
+use std::time::{Duration, Instant};
+
+use estafette::{Engine, Variable};
+use estafette_sync::sync::Barrier;
+use estafette_sync::thread;
+
+use crate::access::{Access, VARIABLES};
+use crate::error::Error;
+use crate::measure::{checked, ns_each, some_variables, writes};
+use crate::random::{SEED, draw};
+use crate::record::Quantity;
+use crate::spin::Body;
+use crate::submit::submit_all;
+use crate::workload::{Measured, OPERATIONS_DEFAULT, Settings, Workload};
+
+pub(crate) const SHARED_2: Workload = Workload::plain(
+    "contended-shared-2",
+    "2 threads submit the random workload on the same 1,000 variables; `speedup` is towards one thread",
+    OPERATIONS_DEFAULT,
+    |settings| run(settings, 2, Sharing::All),
+);
+
+pub(crate) const SHARED_4: Workload =
+    Workload::plain("contended-shared-4", "4 threads, likewise", OPERATIONS_DEFAULT, |settings| {
+        run(settings, 4, Sharing::All)
+    });
+
+pub(crate) const DISJOINT_2: Workload = Workload::plain(
+    "contended-disjoint-2",
+    "2 threads submit the random workload, each on its own share of the variables",
+    OPERATIONS_DEFAULT,
+    |settings| run(settings, 2, Sharing::None),
+);
+
+pub(crate) const DISJOINT_4: Workload =
+    Workload::plain("contended-disjoint-4", "4 threads, likewise", OPERATIONS_DEFAULT, |settings| {
+        run(settings, 4, Sharing::None)
+    });
+
+/// Which variables a thread uses.
+#[derive(Clone, Copy, PartialEq)]
+enum Sharing {
+    All,
+    None,
+}
+
+/// What one thread submits.
+struct Share<'v> {
+    variables: &'v [Variable],
+    accesses: Vec<Access>,
+}
+
+fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured, Error> {
+    let engine = Engine::builder().workers(settings.workers).build()?;
+    let variables = some_variables(&engine, VARIABLES);
+    let body = Body::lasting(settings.body_ns);
+    let each = (settings.n / threads).max(1);
+    let shares: Vec<Share> = match sharing {
+        Sharing::All => (0..threads).map(|thread| share(&variables, each, thread)).collect(),
+        Sharing::None => {
+            let own = variables.chunks_exact(VARIABLES / threads);
+            own.enumerate().map(|(thread, own)| share(own, each, thread)).collect()
+        }
+    };
+    let n = threads * each;
+    let alone = [share(&variables, n, 0)];
+
+    let (mut together_ns, mut alone_ns) = (Vec::new(), Vec::new());
+    // The first round warms up. Both are measured in turn, so that a slow moment of the machine hits both.
+    for round in 0..=settings.rounds {
+        let one_thread = at_once(&engine, &variables, &alone, body)?;
+        let all_threads = at_once(&engine, &variables, &shares, body)?;
+        if round > 0 {
+            alone_ns.push(ns_each(one_thread, n));
+            together_ns.push(ns_each(all_threads, n));
+        }
+    }
+    let (together, alone) = (Quantity::of(together_ns), Quantity::of(alone_ns));
+    let quantities =
+        vec![("ns_per_op", together), ("one_thread_ns", alone), ("speedup", alone.ratio_to(&together))];
+    Ok(Measured { n, quantities })
+}
+
+fn share(variables: &[Variable], n: usize, thread: usize) -> Share<'_> {
+    Share { variables, accesses: draw(n, variables.len(), SEED + thread as u64) }
+}
+
+/// Each share is submitted and waited for by a thread of its own; gives the time from the first start to the last end.
+fn at_once(engine: &Engine, variables: &[Variable], shares: &[Share], body: Body) -> Result<Duration, Error> {
+    let expected = shares.iter().map(|share| writes(&share.accesses)).sum();
+    let start = Barrier::new(shares.len());
+    let one = |share: &Share| {
+        start.wait();
+        let began = Instant::now();
+        submit_all(engine, share.variables, &share.accesses, body)?;
+        engine.wait_all(None)?;
+        Ok((began, Instant::now()))
+    };
+    let one = &one;
+    checked(variables, expected, || {
+        thread::scope(|scope| {
+            let threads: Vec<_> = shares.iter().map(|share| scope.spawn(move || one(share))).collect();
+            let times: Vec<(Instant, Instant)> = threads
+                .into_iter()
+                .map(|thread| thread.join().expect("a submitting thread does not panic"))
+                .collect::<Result<_, Error>>()?;
+            let began = times.iter().map(|(began, _)| *began).min();
+            let ended = times.iter().map(|(_, ended)| *ended).max();
+            Ok(ended.zip(began).map_or(Duration::ZERO, |(ended, began)| ended - began))
+        })
+    })
+}

@@ -1,0 +1,179 @@
+//! What a measurement gives, as a line for people and as a line of JSON. The format is described in `README.md`.
+
+use std::fmt::Write;
+
+/// Median, least and greatest of some samples.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Spread {
+    /// The middle sample, or the mean of the two in the middle.
+    pub median: f64,
+    /// The least sample.
+    pub min: f64,
+    /// The greatest sample.
+    pub max: f64,
+}
+
+impl Spread {
+    /// `None` without samples.
+    pub fn of(mut samples: Vec<f64>) -> Option<Self> {
+        samples.sort_by(f64::total_cmp);
+        let (min, max) = (*samples.first()?, *samples.last()?);
+        let middle = samples.len() / 2;
+        let median = if samples.len() % 2 == 1 {
+            samples[middle]
+        } else {
+            (samples[middle - 1] + samples[middle]) / 2.0
+        };
+        Some(Self { median, min, max })
+    }
+}
+
+/// One measured quantity; its name says its unit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Quantity {
+    /// One sample for each round.
+    Spread(Spread),
+    /// A single number.
+    Number(f64),
+    /// There is none, and why.
+    Missing(&'static str),
+}
+
+impl Quantity {
+    /// One sample for each round.
+    pub(crate) fn of(samples: Vec<f64>) -> Self {
+        Spread::of(samples).map_or(Self::Missing("no measured round"), Self::Spread)
+    }
+
+    /// The median, or the number.
+    pub(crate) fn middle(&self) -> Option<f64> {
+        match *self {
+            Self::Spread(spread) => Some(spread.median),
+            Self::Number(number) => Some(number),
+            Self::Missing(_) => None,
+        }
+    }
+
+    /// How many times `other` this is.
+    pub(crate) fn ratio_to(&self, other: &Self) -> Self {
+        match (self.middle(), other.middle()) {
+            (Some(ours), Some(theirs)) if theirs > 0.0 => Self::Number(ours / theirs),
+            _ => Self::Missing("nothing to compare"),
+        }
+    }
+
+    fn json(&self) -> String {
+        match *self {
+            Self::Spread(Spread { median, min, max }) => {
+                format!(r#"{{"median":{},"min":{},"max":{}}}"#, plain(median), plain(min), plain(max))
+            }
+            Self::Number(number) => plain(number),
+            Self::Missing(_) => "null".into(),
+        }
+    }
+
+    fn text(&self) -> String {
+        match *self {
+            Self::Spread(Spread { median, min, max }) => {
+                format!("{} [{}-{}]", short(median), short(min), short(max))
+            }
+            Self::Number(number) => short(number),
+            Self::Missing(why) => format!("not available ({why})"),
+        }
+    }
+}
+
+/// The outcome of a workload.
+#[derive(Debug, Clone)]
+pub struct Record {
+    /// The workload's name.
+    pub workload: &'static str,
+    /// Worker threads beside the submitting thread.
+    pub workers: usize,
+    /// Operations of one run.
+    pub n: usize,
+    /// Measured runs.
+    pub rounds: usize,
+    /// What was measured, by name.
+    pub quantities: Vec<(&'static str, Quantity)>,
+}
+
+impl Record {
+    /// The heading of [`text`](Self::text).
+    pub fn heading() -> String {
+        format!(
+            "{:<22} {:>7} {:>9} {:>6}  quantities: median [min-max]",
+            "workload", "workers", "n", "rounds"
+        )
+    }
+
+    /// A line for people.
+    pub fn text(&self) -> String {
+        let Self { workload, workers, n, rounds, quantities } = self;
+        let mut line = format!("{workload:<22} {workers:>7} {n:>9} {rounds:>6} ");
+        for (name, quantity) in quantities {
+            write!(line, " {name} {},", quantity.text()).expect("writing to a string succeeds");
+        }
+        line.trim_end_matches(',').to_owned()
+    }
+
+    /// A line of JSON.
+    pub fn json(&self) -> String {
+        let Self { workload, workers, n, rounds, quantities } = self;
+        let mut line = format!(
+            r#"{{"workload":"{workload}","engine":"estafette","workers":{workers},"n":{n},"rounds":{rounds}"#
+        );
+        for (name, quantity) in quantities {
+            write!(line, r#","{name}":{}"#, quantity.json()).expect("writing to a string succeeds");
+        }
+        line + "}"
+    }
+}
+
+/// With as many digits as anybody can use. What JSON cannot say, infinity, becomes null.
+fn plain(number: f64) -> String {
+    if number.is_finite() { format!("{}", (number * 1e3).round() / 1e3) } else { "null".into() }
+}
+
+fn short(number: f64) -> String {
+    if number.abs() < 100.0 && number.fract() != 0.0 {
+        format!("{number:.2}")
+    } else {
+        format!("{number:.0}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_number_of_samples_is_between_the_two_in_the_middle() {
+        assert_eq!(Spread::of(vec![4.0, 1.0, 3.0, 2.0]), Some(Spread { median: 2.5, min: 1.0, max: 4.0 }));
+        assert_eq!(Spread::of(vec![5.0]), Some(Spread { median: 5.0, min: 5.0, max: 5.0 }));
+        assert_eq!(Spread::of(Vec::new()), None);
+    }
+
+    #[test]
+    fn a_record_says_everything_in_one_line_of_json() {
+        let record = Record {
+            workload: "chain",
+            workers: 0,
+            n: 10,
+            rounds: 2,
+            quantities: vec![
+                ("ns_per_op", Quantity::of(vec![1.5, 2.5])),
+                ("ratio", Quantity::Number(0.1234567)),
+                ("bytes_per_op", Quantity::Missing("no such file")),
+            ],
+        };
+        assert_eq!(
+            record.json(),
+            concat!(
+                r#"{"workload":"chain","engine":"estafette","workers":0,"n":10,"rounds":2,"#,
+                r#""ns_per_op":{"median":2,"min":1.5,"max":2.5},"ratio":0.123,"bytes_per_op":null}"#
+            )
+        );
+        assert!(record.text().ends_with("bytes_per_op not available (no such file)"));
+    }
+}

@@ -1,0 +1,84 @@
+//! Bodies of a certain length: a counted loop, since reading the clock in it would cost more than short bodies last.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Turns of one timed loop while calibrating: some tenths of a millisecond.
+const TURNS: u64 = 200_000;
+
+/// Loops timed while calibrating. The quickest counts: whatever else runs only ever makes one slower.
+const LOOPS: usize = 20;
+
+/// The body of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Body {
+    turns: u64,
+}
+
+impl Body {
+    /// Returns at once.
+    pub const EMPTY: Self = Self { turns: 0 };
+
+    /// A body that computes for `length_ns` nanoseconds on this machine, as it is clocked now.
+    pub(crate) fn lasting(length_ns: u64) -> Self {
+        if length_ns == 0 { Self::EMPTY } else { Spin::calibrate().lasting(length_ns as f64) }
+    }
+
+    pub(crate) fn is_empty(self) -> bool {
+        self.turns == 0
+    }
+
+    /// Computes something useless that takes as long as the body shall last.
+    #[inline]
+    pub(crate) fn run(self) {
+        // Each turn needs the result of the one before, so that the processor cannot overlap them.
+        let mut value = black_box(self.turns);
+        for _ in 0..self.turns {
+            value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
+        }
+        black_box(value);
+    }
+}
+
+/// How long a turn takes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spin {
+    ns_per_turn: f64,
+}
+
+impl Spin {
+    pub(crate) fn calibrate() -> Self {
+        let body = Body { turns: TURNS };
+        let time = |_| {
+            let began = Instant::now();
+            body.run();
+            began.elapsed()
+        };
+        let quickest = (0..LOOPS).map(time).min().unwrap_or_default();
+        Self { ns_per_turn: quickest.as_nanos() as f64 / TURNS as f64 }
+    }
+
+    /// The body whose length is nearest; at least one turn.
+    pub(crate) fn lasting(self, length_ns: f64) -> Body {
+        Body { turns: ((length_ns / self.ns_per_turn).round() as u64).max(1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twice_the_length_is_twice_the_turns() {
+        let spin = Spin { ns_per_turn: 2.0 };
+        assert_eq!(spin.lasting(1_000.0), Body { turns: 500 });
+        assert_eq!(spin.lasting(2_000.0), Body { turns: 1_000 });
+        assert_eq!(spin.lasting(0.1), Body { turns: 1 });
+    }
+
+    #[test]
+    fn a_turn_takes_time() {
+        assert!(Spin::calibrate().ns_per_turn > 0.0);
+        assert!(Body::lasting(0).is_empty());
+    }
+}

@@ -1,0 +1,57 @@
+//! Submitting operations on plain variables.
+
+use estafette::{Engine, Error, OpBuilder, Variable};
+
+use crate::access::Access;
+use crate::spin::Body;
+
+/// Submits one operation, as a user would write it.
+///
+/// # Errors
+/// When the engine refuses it.
+#[inline]
+pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Body) -> Result<(), Error> {
+    let op = describe(engine, variables, access);
+    let submitted = if body.is_empty() {
+        op.run(|[], []| Ok(()))
+    } else {
+        op.run(move |[], []| {
+            body.run();
+            Ok(())
+        })
+    };
+    submitted.map(drop)
+}
+
+/// Describes an operation that has no body yet.
+///
+/// Each number of reads has its own line, as it would have in a program that knows what it reads: gathering them in a loop
+/// costs a good part of what a fast engine takes for the whole operation.
+#[inline]
+pub(crate) fn describe<'e>(engine: &'e Engine, variables: &[Variable], access: &Access) -> OpBuilder<'e> {
+    let op = engine.op("bench");
+    let of = |index: u16| &variables[usize::from(index)];
+    let op = match *access.read_indices() {
+        [] => op,
+        [a] => op.reads_vars(&[of(a)]),
+        [a, b] => op.reads_vars(&[of(a), of(b)]),
+        [a, b, c] => op.reads_vars(&[of(a), of(b), of(c)]),
+        [a, b, c, ref rest @ ..] => {
+            rest.iter().fold(op.reads_vars(&[of(a), of(b), of(c)]), |op, more| op.reads_vars(&[of(*more)]))
+        }
+    };
+    match access.write() {
+        Some(write) => op.writes_vars(&[&variables[write]]),
+        None => op,
+    }
+}
+
+/// Submits one operation for each access, in order.
+pub(crate) fn submit_all(
+    engine: &Engine,
+    variables: &[Variable],
+    accesses: &[Access],
+    body: Body,
+) -> Result<(), Error> {
+    accesses.iter().try_for_each(|access| submit(engine, variables, access, body))
+}

@@ -1,0 +1,44 @@
+"""The script that measures the package: every workload gives its record, and what makes no sense is refused."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "benches/python/bench.py"
+
+WORKLOADS = ["python-submit", "python-import", "python-export", "python-await"]
+
+
+def bench(*arguments):
+    return subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_workload_gives_a_record_with_its_quantities(np, workers):
+    done = bench("--n", "50", "--rounds", "3", "--workers", str(workers), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["workload"] for record in records] == WORKLOADS
+    for record in records:
+        assert (record["n"], record["rounds"], record["workers"]) == (50, 3, workers)
+        spread = record["ns_per_op"]
+        assert 0 < spread["min"] <= spread["median"] <= spread["max"]
+    assert records[0]["push_ns"]["median"] <= records[0]["ns_per_op"]["max"]
+
+
+def test_for_people_there_is_a_heading_and_a_line(np):
+    done = bench("python-await", "--n", "10", "--rounds", "1")
+    heading, line = done.stdout.splitlines()
+    assert heading.startswith("workload") and line.startswith("python-await")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("python-walk",), ("--n", "0"), ("--rounds", "0"), ("--workers", "0"), ("--n", "x")]
+)
+def test_what_makes_no_sense_is_refused_with_exit_code_2(np, arguments):
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert "error: " in done.stderr and done.stdout == ""
