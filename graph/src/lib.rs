@@ -40,6 +40,7 @@ mod op_ref;
 mod queue;
 pub mod recording;
 mod registry;
+pub mod replay;
 mod slab;
 pub mod snapshot;
 mod split;
