@@ -1,6 +1,9 @@
-//! Criterion benches, one for each piece: `cargo bench -p benches --bench graph` (or `engine`, `ready`, `exchange`).
+//! Criterion benches, one for each piece: `cargo bench -p benches --bench graph` (or `engine`, `ready`, `exchange`,
+//! `replay`).
 //!
 //! This library holds the access patterns that they share. First figures are in `results/`.
+
+pub mod replay;
 
 /// Operations of one measured run.
 pub const OPERATIONS: usize = 10_000;

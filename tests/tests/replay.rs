@@ -52,7 +52,7 @@ fn typed_views_and_updates_in_place() {
                 Ok(())
             })
             .unwrap();
-        let node = recorder.op("add").reads_slice(&[y.clone()]).updates([&x]);
+        let node = recorder.op("add").reads_slice(std::slice::from_ref(&y)).updates([&x]);
         node.run(|y, [], [mut x]| {
             x.as_mut_slice::<f32>()?[0] += y[0].as_slice::<f32>()?[0];
             Ok(())
