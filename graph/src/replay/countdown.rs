@@ -8,15 +8,15 @@
 //! The list is an array with one slot per operation, since none is listed twice in a run: no slot is ever reused, so
 //! there is no ABA. `tail` counts the slots that are promised, `head` those that are taken.
 //!
-//! 1. To list `k` operations: add `k` to `tail`, store each operation in its slot (release), fence.
+//! 1. To list an operation: add one to `tail`, which promises a slot, and store the operation there (release).
 //! 2. To take one: load the slot at `head` (acquire). If it is filled, move `head` on by compare-and-swap, and retry if
 //!    somebody else did. If it is empty: fence, look once more, and only then give up.
 //!
-//! *A thread that gives up leaves nothing behind that nobody sees.* Say thread P has listed operations in slots behind a
-//! slot that Q was promised and has not filled. P finds that slot empty and gives up. Q fills it later, and takes until it
-//! finds an empty slot itself, so it must see what P has stored. P: store own slot, fence, load Q's slot. Q: store own
-//! slot, fence, load P's slot. With a sequentially consistent fence between store and load on both sides, at least one of
-//! the two loads sees the other's store. So every listed operation is taken by somebody who takes until nothing is left.
+//! *A thread that gives up leaves nothing behind that nobody sees.* Say P has listed an operation behind a slot that was
+//! promised to Q and is still empty. P finds that slot empty and gives up. Q fills it later, and takes until it gives up
+//! itself, so it must not find P's slot empty. P: store its slot, fence, load Q's slot. Q: store its slot, fence, load P's
+//! slot. Both fences are those of giving up, and sequentially consistent, so at least one of the two loads sees the
+//! other's store. The same holds along a row of promised slots: whatever is listed is taken by somebody.
 //!
 //! Counters, the slots' release and acquire, and `left` carry what the operations themselves have written: every
 //! predecessor of an operation happens before it, and all of them before whoever is told that it accounts for the last.
@@ -130,9 +130,6 @@ impl Countdown {
             let slot = self.tail.fetch_add(1, Ordering::Relaxed);
             self.listed[slot].store(op + 1, Ordering::Release);
             listed += 1;
-        }
-        if listed > 0 {
-            fence(Ordering::SeqCst);
         }
         Freed { next, listed }
     }
