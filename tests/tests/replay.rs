@@ -1,12 +1,14 @@
 //! Programs: recorded once, replayed as one operation.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::hint;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
-use estafette::{Access, DType, Engine, Error, FailureKind, Op, Program, Variable};
+use estafette::{Access, DType, Engine, Error, FailureKind, Op, Program, Recorder, Tensor, Variable};
 use futures::executor::block_on;
+use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
 use tests::ops::{add, engine, get, set, tensor};
 use tests::watchdog::Watchdog;
@@ -332,7 +334,7 @@ fn two_nodes_that_may_run_at_once_do_when_there_are_workers() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     for _ in 0..20 {
-        let barrier = Arc::new(std::sync::Barrier::new(2));
+        let barrier = Arc::new(Barrier::new(2));
         let mut recorder = engine.record("pair");
         for _ in 0..2 {
             let barrier = Arc::clone(&barrier);
@@ -348,13 +350,90 @@ fn two_nodes_that_may_run_at_once_do_when_there_are_workers() {
     assert!(watchdog.still_watches());
 }
 
+/// ```text
+/// 0 … 49: short │ 50: long │ 51 … 99: short │ 100 and 101: each waits until the other one has begun
+/// ```
+/// The last two end only if the run, which begins on one thread since the runs before were short, is shared after 50.
+#[test]
+fn a_run_that_turns_out_long_is_shared_from_there_on() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let long = Arc::new(AtomicBool::new(false));
+    let barrier = Arc::new(Barrier::new(2));
+    let mut recorder = engine.record("step");
+    for number in 0..102 {
+        let (long, barrier) = (Arc::clone(&long), Arc::clone(&barrier));
+        let node = recorder.op("node");
+        node.run(move |[], []| {
+            if long.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                while number == 50 && began.elapsed() < Duration::from_millis(1) {
+                    hint::spin_loop();
+                }
+                if number >= 100 {
+                    barrier.wait();
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+    let program = recorder.finish().unwrap();
+    for _ in 0..10 {
+        long.store(false, Ordering::Relaxed);
+        (0..5).for_each(|_| program.replay().unwrap().wait().unwrap());
+        long.store(true, Ordering::Relaxed);
+        program.replay().unwrap().wait().unwrap();
+    }
+    assert!(watchdog.still_watches());
+}
+
+/// The parts become one group when the whole is imported, in the middle of the recording.
+#[test]
+fn nodes_on_overlapping_memory_keep_their_order_however_many_overlap() {
+    /// Few keep their own variables, many are collapsed into a group.
+    const PARTS: [usize; 2] = [4, 40];
+    for (workers, count) in [0, 3].into_iter().flat_map(|workers| PARTS.map(|count| (workers, count))) {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let (memory, deleted) = (Memory::of(&vec![0.0; count]), Deleted::default());
+        // SAFETY: the memory is there as long as a tensor is, and only the engine uses it.
+        let import = |at, len| unsafe { engine.import(memory.tensor(at, len, &deleted)) }.unwrap();
+        let mut recorder = engine.record("step");
+        let increments = |recorder: &mut Recorder, tensor: &Tensor, factor: f32| {
+            let node = recorder.op("change").updates([tensor]);
+            node.run(move |[], [], [mut tensor]| {
+                tensor.as_mut_slice::<f32>()?.iter_mut().for_each(|value| *value = *value * factor + 1.0);
+                Ok(())
+            })
+            .unwrap();
+        };
+        let parts: Vec<_> = (0..count).map(|at| import(at, 1)).collect();
+        parts.iter().for_each(|part| increments(&mut recorder, part, 2.0));
+        let whole = import(0, count);
+        increments(&mut recorder, &whole, 3.0);
+        parts.iter().for_each(|part| increments(&mut recorder, part, 2.0));
+        let program = recorder.finish().unwrap();
+        let mut expected = 0.0;
+        for _ in 0..5 {
+            program.replay().unwrap();
+            expected = ((expected * 2.0 + 1.0) * 3.0 + 1.0) * 2.0 + 1.0;
+            assert_eq!(whole.to_vec::<f32>().unwrap(), vec![expected; count]);
+        }
+        drop((program, parts, whole));
+        engine.wait_all(None).unwrap();
+        deleted.settle_at(count + 1);
+        assert!(watchdog.still_watches());
+    }
+}
+
 /// Two replays meet in a barrier: neither could go on if they did not run at the same time.
 #[test]
 fn replays_that_only_read_may_overlap() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let barrier = Arc::new(std::sync::Barrier::new(2));
+    let barrier = Arc::new(Barrier::new(2));
     let mut recorder = engine.record("reads");
     let meeting = Arc::clone(&barrier);
     let node = recorder.op("meets").reads([&x]);

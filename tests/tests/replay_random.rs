@@ -130,7 +130,13 @@ fn drawn_program(dice: &mut Dice) -> (usize, Vec<Step>) {
     let cells = 1 + dice.roll(16);
     let work = dice.pick(&[0, 0, 100, 1_000]);
     let len = 1 + dice.roll(if work > 100 { 300 } else { 1_500 });
-    (cells, (0..len as u64).map(|id| Step::drawn(dice, id, cells, work)).collect())
+    // A few long nodes among many short ones make a run turn from one thread to several in the middle.
+    let long = if work == 0 { dice.pick(&[usize::MAX, 300]) } else { usize::MAX };
+    let mut step = |id| {
+        let work = if dice.once_in(long) { 20_000 } else { work };
+        Step::drawn(dice, id, cells, work)
+    };
+    (cells, (0..len as u64).map(&mut step).collect())
 }
 
 fn replays_keep_the_order(workers: usize) {

@@ -52,6 +52,8 @@ impl Program {
     /// failed by the failure of the node that was recorded first among those that failed, and as with any failed operation
     /// *everything* that the program writes has failed with it.
     ///
+    /// Nodes that may run at the same time may also run one after the other, so none may wait for another one's body.
+    ///
     /// Waits for room in the window, helping to run what is ready.
     ///
     /// # Errors
