@@ -24,6 +24,9 @@ use crate::views::ViewMut;
 /// its outputs waits for all of it.
 const NODES_MAX: usize = 1 << 24;
 
+/// Accesses of all nodes of one program. Each makes at most two dependences, and those are numbered with 32 bits.
+const ACCESSES_MAX: usize = 1 << 30;
+
 type Nothing = [Tensor; 0];
 
 /// Collects the nodes of a program. Made by [`Engine::record`]. Nothing runs before the program is
@@ -75,13 +78,14 @@ impl Recorder {
     /// Works the order of the nodes out. This takes time and memory in proportion to their number; do it once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 16,777,216 nodes.
+    /// [`Error::Invalid`] for more than 2²⁴ nodes or 2³⁰ accesses.
     pub fn finish(self) -> Result<Program, Error> {
         let Self { engine, name, nodes, uses, accesses, ends } = self;
-        if nodes.len() > NODES_MAX {
+        if nodes.len() > NODES_MAX || accesses.len() > ACCESSES_MAX {
             return Err(Error::invalid(format!(
-                "a program of {} nodes is too long; the limit is {NODES_MAX}",
-                nodes.len()
+                "a program of {} nodes with {} accesses is too long; the limits are {NODES_MAX} and {ACCESSES_MAX}",
+                nodes.len(),
+                accesses.len()
             )));
         }
         let mut recording = Recording::new();

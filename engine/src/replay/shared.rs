@@ -61,7 +61,7 @@ impl Shared {
             let ran = self.run_available();
             nodes += ran;
             let ended = Instant::now();
-            if self.countdown().account(ran) {
+            if ran > 0 && self.countdown().account(ran) {
                 self.run.complete();
                 return (nodes, ended);
             }
