@@ -4,7 +4,7 @@
 //! reads arguments, which is the command's business (`bindings/cli`). The format of a record is described in `README.md`.
 //!
 //! The criterion benches, one for each piece, share the access patterns: `cargo bench -p benches --bench graph` (or
-//! `engine`, `ready`, `exchange`). Figures are in `results/`.
+//! `engine`, `ready`, `exchange`, `replay`). Figures are in `results/`.
 
 mod access;
 mod chain;
@@ -19,6 +19,7 @@ mod metg;
 mod random;
 mod ready;
 mod record;
+pub mod replay;
 mod resident;
 mod spin;
 mod stencil;

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::record::{Quantity, Record};
-use crate::{chain, contended, deferred, fan, independent, metg, random, ready, stencil, wake};
+use crate::{chain, contended, deferred, fan, independent, metg, random, ready, replay, stencil, wake};
 
 /// Every workload, in the order in which they are listed.
 pub const WORKLOADS: &[Workload] = &[
@@ -28,6 +28,7 @@ pub const WORKLOADS: &[Workload] = &[
     contended::SHARED_4,
     contended::DISJOINT_2,
     contended::DISJOINT_4,
+    replay::REPLAY,
 ];
 
 /// Operations of a workload that has no number of its own: enough that start and end do not show.

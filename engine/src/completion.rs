@@ -80,6 +80,11 @@ impl Completion {
         self.scope.end(None, result.map(|()| None));
     }
 
+    /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
+    pub(crate) fn conclude(self, result: Ended) {
+        self.scope.end_with(None, |_running, _none, _held| result);
+    }
+
     /// Ends an operation that produces a tensor, with its result.
     pub fn produce(self, result: BodyResult<Produced>) {
         self.scope.end(None, result.map(Some));
@@ -179,6 +184,10 @@ impl Scope {
     }
 
     fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
+        self.end_with(fence, |running, produced, held| settle(&running.tag(), Ok(outcome), produced, held));
+    }
+
+    fn end_with(&self, fence: Option<&Fence>, outcome: impl FnOnce(&Running, Target<'_>, Held<'_>) -> Ended) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else { return };
         let operands = std::mem::take(&mut inner.operands);
@@ -186,7 +195,7 @@ impl Scope {
         let produced = inner.produced.take();
         drop(inner);
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
-        let result = settle(&running.tag(), Ok(outcome), produced.as_ref(), &held);
+        let result = outcome(&running, produced.as_ref(), &held);
         let aliased = produced.as_ref().map(|(tensor, _)| tensor);
         hand_over(&running, views, aliased);
         dispatch_next(running.finish_with(fence, result));
@@ -226,14 +235,21 @@ fn dispatch_next(next: Option<crate::operation::OpGranted>) {
     }
 }
 
+/// The tensor that an operation produces, if any.
+type Target<'a> = Option<&'a (Tensor, Copying)>;
+/// Says which tensors an operation may read.
+type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
+/// How an operation ended.
+type Ended = Result<(), OperationError>;
+
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
 /// tensors the operation may read.
 pub(crate) fn settle(
     tag: &OpTag,
     outcome: Result<BodyResult<Option<Produced>>, Panic>,
-    target: Option<&(Tensor, Copying)>,
-    held: &dyn Fn(&Tensor) -> bool,
-) -> Result<(), OperationError> {
+    target: Target<'_>,
+    held: Held<'_>,
+) -> Ended {
     let produced = match outcome {
         Ok(Ok(produced)) => produced,
         Ok(Err(error)) => return Err(tag.body_failure(error)),

@@ -16,6 +16,7 @@ use crate::diagnose::{Diagnosis, diagnose};
 use crate::error::Error;
 use crate::exchange::{DType, Element, ManagedTensor, reaper};
 use crate::operation::{Kind, Name};
+use crate::replay::Recorder;
 use crate::submit::OpBuilder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
@@ -183,6 +184,12 @@ impl Engine {
     #[inline]
     pub fn op(&self, name: impl Into<Cow<'static, str>>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), Name::from(name.into()))
+    }
+
+    /// Begins to record a program: operations that are described once and run many times, each time as one operation called
+    /// `name`.
+    pub fn record(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
+        Recorder::new(self, Name::from(name.into()))
     }
 
     /// A variable without memory, for order alone.

@@ -350,7 +350,7 @@ fn lost(error: DeviceError) -> Fence {
 }
 
 /// In Rust, views are slices, so memory that is written must not be seen twice.
-fn check_disjoint(written: &Tensor, other: &Tensor) -> Result<(), Error> {
+pub(crate) fn check_disjoint(written: &Tensor, other: &Tensor) -> Result<(), Error> {
     if written.same(other) {
         return Err(Error::Conflict(
             "a tensor is written and used again in the same operation; use `updates` to change it in place"

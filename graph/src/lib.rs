@@ -26,7 +26,7 @@
 //!
 //! How the order is kept, which races are excluded and what each memory ordering is for is written in
 //! `PROTOCOL.md` beside this crate's source. [`snapshot`] explains a stuck graph, [`recording`] analyses one after
-//! the fact with petgraph.
+//! the fact with petgraph, [`replay`] is for running a recording again.
 #![doc(test(attr(deny(warnings))))]
 
 mod access;
@@ -41,6 +41,7 @@ mod op_ref;
 mod queue;
 pub mod recording;
 mod registry;
+pub mod replay;
 mod slab;
 pub mod snapshot;
 mod split;

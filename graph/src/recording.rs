@@ -28,6 +28,7 @@ use crate::access::Mode;
 use crate::id::{OpId, VarId};
 
 mod analysis;
+mod reduction;
 
 pub use analysis::{CriticalPath, Dependence, OrderGraph, OrderViolation};
 

@@ -1,0 +1,55 @@
+//! Programs: operations that are recorded once and run many times.
+//!
+//! ```
+//! use estafette::{DType, Engine};
+//!
+//! let engine = Engine::builder().workers(2).build()?;
+//! let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
+//! let y = engine.zeros(&[2], DType::F32)?;
+//!
+//! let mut recorder = engine.record("step");
+//! recorder.op("copy").reads([&x]).writes([&y]).run(|[x], [mut y]| {
+//!     y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
+//!     Ok(())
+//! })?;
+//! recorder.op("add").reads([&y]).updates([&x]).run(|[y], [], [mut x]| {
+//!     for (x, y) in x.as_mut_slice::<f32>()?.iter_mut().zip(y.as_slice::<f32>()?) {
+//!         *x += y;
+//!     }
+//!     Ok(())
+//! })?;
+//! let program = recorder.finish()?;
+//!
+//! for _ in 0..3 {
+//!     program.replay()?;                       // one operation, ordered with all others by what it uses
+//! }
+//! assert_eq!(x.to_vec::<f32>()?, [8.0, 16.0]);
+//! # Ok::<(), estafette::Error>(())
+//! ```
+//!
+//! # How a replay runs
+//!
+//! Towards the graph a replay is one operation, which uses whatever its nodes use ([`footprint`]). Once it is granted, the
+//! thread that runs it *owns* the run. It goes through the nodes in the order of recording ([`alone`]): that respects every
+//! dependence, so it needs no counter and no atomic instruction.
+//!
+//! When there are workers, two nodes may run at once, and nodes are long enough for others to be of use ([`pace`]), the
+//! run is *shared* ([`shared`]): from there on each node counts its predecessors down, and the owner invites helpers,
+//! which are plain operations without accesses. Nobody waits for anybody: a thread that finds nothing to run leaves, and
+//! the one that accounts for the last node completes the operation. Each run has counters of its own, so replays that only
+//! read may overlap; their memory is kept by the program for the next run.
+//!
+//! A failure follows data, as between operations ([`failures`]).
+
+mod alone;
+mod failures;
+mod footprint;
+mod pace;
+mod plan;
+mod program;
+mod recorder;
+mod run;
+mod shared;
+
+pub use program::Program;
+pub use recorder::{NodeBuilder, Recorder};

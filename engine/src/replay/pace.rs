@@ -1,0 +1,76 @@
+//! Whether nodes are long enough for a second thread to be of use.
+//!
+//! A shared run costs a few locked instructions per node and moves cache lines between cores, some 50 to 100 ns per node;
+//! inviting a helper costs a wake-up of some microseconds. So a program whose nodes are shorter than that is fastest on
+//! one thread. Nobody knows the length of a node in advance; the last run tells, and during a run the owner looks at
+//! the clock. A run goes from alone to shared once and never back, so it cannot swing between the two.
+
+use std::time::{Duration, Instant};
+
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+
+/// Nodes that take longer than this on average are worth sharing.
+const WORTH_SHARING: Duration = Duration::from_nanos(200);
+
+/// A run that has not lasted longer than this is not interrupted to be shared: it may be over before a helper comes, and
+/// a cold cache makes the first nodes look long.
+const WARM_UP: Duration = Duration::from_micros(5);
+
+/// Nodes between two looks at the clock, at most: a look costs as much as some ten empty nodes.
+const LOOK_MAX: usize = 64;
+
+/// What is known of the length of a program's nodes.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Whether the last run that measured found its nodes too short for sharing. Nothing is known before the first run,
+    /// and a program that should have been shared loses more than one that should not.
+    short: AtomicBool,
+}
+
+impl Pace {
+    /// Whether a run should begin with one thread alone.
+    pub(super) fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
+    }
+
+    /// Notes that `nodes` nodes took `time` on one thread.
+    pub(super) fn measured(&self, nodes: usize, time: Duration) {
+        if nodes > 0 {
+            self.short.store(time < worth_sharing(nodes), Ordering::Relaxed);
+        }
+    }
+}
+
+fn worth_sharing(nodes: usize) -> Duration {
+    WORTH_SHARING.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX))
+}
+
+/// Decides during a run on one thread whether it should be shared.
+#[derive(Debug)]
+pub(super) struct Watch {
+    began: Instant,
+    last_look: Instant,
+    /// Nodes until the next look: few at first, so that long nodes are noticed early.
+    stretch: usize,
+}
+
+impl Watch {
+    pub(super) fn start() -> Self {
+        let now = Instant::now();
+        Self { began: now, last_look: now, stretch: 1 }
+    }
+
+    /// How many nodes to run before the next look.
+    pub(super) fn stretch(&self) -> usize {
+        self.stretch
+    }
+
+    /// Whether the nodes of the last stretch were worth sharing.
+    pub(super) fn look(&mut self) -> bool {
+        let now = Instant::now();
+        let long = now - self.last_look >= worth_sharing(self.stretch) && now - self.began >= WARM_UP;
+        self.last_look = now;
+        self.stretch = (self.stretch * 2).min(LOOK_MAX);
+        long
+    }
+}

@@ -1,0 +1,95 @@
+//! The handle of a recorded program.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::plan::Plan;
+use super::run;
+use crate::completion::Completion;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::operation::Op;
+use crate::submit::OpBuilder;
+use crate::tensor::Tensor;
+use crate::variable::Variable;
+
+/// Operations that were recorded once and may be run any number of times. Made by [`Recorder::finish`](crate::Recorder::finish).
+///
+/// It keeps its bodies and tensors, and a handle of its engine. Cloning gives another handle to the same program. It may be
+/// dropped while replays are in flight.
+#[derive(Clone)]
+pub struct Program {
+    engine: Engine,
+    plan: Arc<Plan>,
+}
+
+impl Program {
+    pub(super) fn new(engine: Engine, plan: Plan) -> Self {
+        Self { engine, plan: Arc::new(plan) }
+    }
+
+    /// The name given when recording began.
+    pub fn name(&self) -> &str {
+        self.plan.name.as_str()
+    }
+
+    /// Number of nodes.
+    pub fn len(&self) -> usize {
+        self.plan.len()
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.plan.len() == 0
+    }
+
+    /// Submits one run of all nodes, as one operation. It uses what the nodes use: what only some node reads is read;
+    /// what is overwritten before any node reads it is written; all else that some node writes is updated. So it is ordered
+    /// with all other operations, and with other replays; those of a program that only reads may run at the same time.
+    ///
+    /// A node whose input was left by a failed node of the same run is not called, and all others are. The replay has then
+    /// failed by the failure of the node that was recorded first among those that failed, and as with any failed operation
+    /// *everything* that the program writes has failed with it.
+    ///
+    /// Nodes that may run at the same time may also run one after the other, so none may wait for another one's body.
+    ///
+    /// Waits for room in the window, helping to run what is ready.
+    ///
+    /// # Errors
+    /// As [`OpBuilder::run_external`].
+    pub fn replay(&self) -> Result<Op, Error> {
+        self.describe().run_external(self.body())
+    }
+
+    /// As [`replay`](Self::replay), waiting for room in the window without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`OpBuilder::run_external_async`].
+    pub async fn replay_async(&self) -> Result<Op, Error> {
+        self.describe().run_external_async(self.body()).await
+    }
+
+    fn describe(&self) -> OpBuilder<'_, Vec<Tensor>, Vec<Tensor>> {
+        let uses = &self.plan.footprint;
+        let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
+        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().collect();
+        OpBuilder::new(self.engine.core(), self.plan.name.clone())
+            .reads_slice(&uses.reads)
+            .writes_slice(&uses.writes)
+            .reads_vars(&reads)
+            .writes_vars(&writes)
+    }
+
+    fn body(&self) -> impl FnOnce(Completion) + Send + 'static {
+        // Not the engine's handle: whoever ends an operation must not be the last to hold the engine.
+        let (plan, core) = (Arc::clone(&self.plan), self.engine.core().clone());
+        move |completion| run::start(plan, &core, completion)
+    }
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Program").field("name", &self.name()).field("nodes", &self.len()).finish()
+    }
+}

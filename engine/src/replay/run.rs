@@ -1,0 +1,75 @@
+//! One run of a program, from grant to completion.
+
+use std::sync::{Arc, PoisonError};
+
+use estafette_graph::OpId;
+use estafette_sync::sync::Mutex;
+
+use super::failures::Failures;
+use super::pace::Watch;
+use super::plan::Plan;
+use super::shared;
+use crate::completion::Completion;
+use crate::core_ref::CoreRef;
+use crate::error::BodyError;
+use crate::operation::{OpTag, Panic};
+
+/// What the threads of one run share.
+pub(super) struct Run {
+    pub(super) plan: Arc<Plan>,
+    pub(super) failures: Failures,
+    op: OpId,
+    /// Taken by whoever has ended the last node.
+    completion: Mutex<Option<Completion>>,
+}
+
+/// Runs `plan` as the operation that `completion` will end. This is the body of a replay.
+pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, completion: Completion) {
+    let scope = completion.scope().clone();
+    let op = OpId::new(completion.id());
+    let run = Run { plan, failures: Failures::default(), op, completion: Mutex::new(Some(completion)) };
+    let plan = &run.plan;
+    let helpers = shared::helpers_max(core);
+    let done = if helpers == 0 || plan.chain {
+        run.run_alone(None)
+    } else if plan.pace.is_short() {
+        run.run_alone(Some(Watch::start()))
+    } else {
+        0
+    };
+    if done == plan.len() {
+        run.complete();
+    } else {
+        shared::go_on(run, done, helpers, core, scope);
+    }
+}
+
+impl Run {
+    /// Whether `node` is left out, because something that it reads has failed.
+    pub(super) fn leave_out_doomed(&self, node: u32) -> bool {
+        let doomed = self.failures.dooms(node);
+        if doomed {
+            self.failures.leave_out(&self.plan.order, node);
+        }
+        doomed
+    }
+
+    pub(super) fn node_failed(&self, node: u32, error: BodyError) {
+        self.failures.note(&self.plan.order, node, self.tag(node).body_failure(error));
+    }
+
+    pub(super) fn node_panicked(&self, node: u32, panic: Panic) {
+        self.failures.note(&self.plan.order, node, self.tag(node).panic_failure(panic));
+    }
+
+    /// Ends the operation. Called once, after the last node.
+    pub(super) fn complete(&self) {
+        let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).take();
+        completion.expect("one thread accounts for the last node").conclude(self.failures.outcome());
+    }
+
+    /// A node goes by its own name and by the identity of the replay: nodes have none in the graph.
+    fn tag(&self, node: u32) -> OpTag {
+        OpTag { name: self.plan.names[node as usize].clone(), id: self.op }
+    }
+}

@@ -1,0 +1,95 @@
+//! What a replay allocates does not depend on the number of its nodes.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use estafette::{Engine, Program};
+use tests::dice::mix;
+use tests::ops::engine;
+use tests::watchdog::Watchdog;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The count is the process's, so that the tests of this file run one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Rows of four nodes that each read two of the row before.
+fn program(engine: &Engine, nodes: usize, work: u64) -> Program {
+    let vars: Vec<_> = (0..8).map(|_| engine.var()).collect();
+    let mut recorder = engine.record("rows");
+    for node in 0..nodes {
+        let (row, place) = (node / 4, node % 4);
+        let (old, new) = ((row + 1) % 2 * 4, row % 2 * 4);
+        let reads = [&vars[old + place], &vars[old + (place + 1) % 4]];
+        let node = recorder.op("node").reads_vars(&reads).writes_vars(&[&vars[new + place]]);
+        node.run(move |[], []| {
+            (0..work).fold(0, |hash, turn| std::hint::black_box(mix(hash ^ turn)));
+            Ok(())
+        })
+        .unwrap();
+    }
+    recorder.finish().unwrap()
+}
+
+/// Allocations of one replay after some that warm up; the fewest of several, since other threads of the process may
+/// allocate meanwhile.
+fn allocations(program: &Program) -> usize {
+    let replay = || {
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        program.replay().unwrap().wait().unwrap();
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    (0..20).for_each(|_| {
+        replay();
+    });
+    (0..20).map(|_| replay()).min().unwrap()
+}
+
+#[test]
+fn on_one_thread() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let engine = engine(0);
+    let [few, many] = [64, 6_400].map(|nodes| allocations(&program(&engine, nodes, 0)));
+    assert_eq!(few, many);
+    assert!(few > 0, "submitting and waiting allocate something, or the count is broken");
+}
+
+/// Helpers that leave and are invited again cost something each time, but not per node.
+#[test]
+fn on_several_threads() {
+    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let nodes = 6_400;
+    let program = program(&engine, nodes, 2_000);
+    let count = allocations(&program);
+    assert!(count < nodes / 10, "{count} allocations for {nodes} nodes");
+    assert!(watchdog.still_watches());
+}
