@@ -28,7 +28,7 @@ pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Bo
 /// Each number of reads has its own line, as it would have in a program that knows what it reads: gathering them in a loop
 /// costs a good part of what a fast engine takes for the whole operation.
 #[inline]
-pub(crate) fn describe<'e>(engine: &'e Engine, variables: &[Variable], access: &Access) -> OpBuilder<'e> {
+pub(crate) fn describe<'e>(engine: &'e Engine, variables: &'e [Variable], access: &Access) -> OpBuilder<'e> {
     let op = engine.op("bench");
     let of = |index: u16| &variables[usize::from(index)];
     let op = match *access.read_indices() {
