@@ -426,3 +426,13 @@ fn a_worker_that_feeds_itself_still_serves_the_others() {
     receive(&reports);
     stop.store(1, Ordering::SeqCst);
 }
+
+#[test]
+fn a_helper_that_wants_most_jobs_leaves_the_others_in_their_place() {
+    let pool = Pool::new(PoolOptions { workers: 0, name: "numbers".to_owned(), spare_limit: 0 }).unwrap();
+    pool.push_batch((1..=4).map(Number));
+    let even = || pool.take_next_matching(|job| job.0 % 2 == 0).map(|job| job.0);
+    assert_eq!([even(), even(), even()], [Some(2), Some(4), None]);
+    assert_eq!([pool.try_take(), pool.try_take()].map(|job| job.map(|job| job.0)), [Some(1), Some(3)]);
+    assert!(!pool.has_work());
+}

@@ -201,8 +201,7 @@ impl Core {
         let Some(_helping) = context::begin_help() else { return false };
         // Whoever is alone must run everything.
         let mine = |op: &OpGranted| self.alone() || op.payload().kind == Kind::Work;
-        let job =
-            if self.alone() { self.pool.try_take() } else { self.pool.take_matching(|job| mine(&job.0)) };
+        let job = self.pool.take_next_matching(|job| mine(&job.0));
         let found = job.is_some();
         job.into_iter().for_each(|job| run::execute_while(job.0, mine));
         found

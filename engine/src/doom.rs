@@ -60,7 +60,7 @@ pub(crate) fn tell_probes() {
 fn doomed_probes() -> Vec<(Arc<ReadySignal>, OperationError)> {
     let snapshot = graph().snapshot(Roots::All, |state| {
         let cause = if state.phase() == Phase::Cancelled { state.failure().cloned() } else { None };
-        (state.probe.clone(), state.phase(), cause)
+        (state.probe().cloned(), state.phase(), cause)
     });
     // The last writer of each operation's inputs, found by walking every queue once.
     let mut inputs: HashMap<OpId, Vec<OpId>> = HashMap::new();

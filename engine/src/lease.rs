@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
-use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar};
+use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
@@ -164,7 +164,7 @@ impl LeaseInner {
     /// in between when the operation ends.
     pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
         let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
-        state.lease = Some(Arc::clone(&self.label));
+        state.set_role(Role::Lease(Arc::clone(&self.label)));
         state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
         // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
@@ -192,7 +192,7 @@ impl Lease {
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker, Arc::clone(&signal)));
         let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
-        state.lease = Some(Arc::clone(&label));
+        state.set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
         let (handle, granted) = graph().submit_ref(state, tensor.inner.vars.iter().map(|var| (var, mode)));
         if let Some(granted) = granted {
@@ -334,7 +334,7 @@ impl Drop for Acquire {
 /// Handles a granted lease: once its fences are done it is held.
 pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
-    let label = state.lease.clone().expect("every lease is submitted with its label");
+    let label = state.lease().cloned().expect("every lease is submitted with its label");
     if !operation::begin(&granted) {
         let failure = state.failure().cloned();
         run::complete(granted, &Ending::Looked, None, ready);

@@ -17,7 +17,7 @@ use crate::core_ref::CoreRef;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end};
-use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar};
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::run;
 use crate::signal::Signal;
@@ -83,7 +83,7 @@ impl AcquireAll {
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker.to_string(), Arc::clone(&signal)));
         let mut state = OpState::new(core.clone(), Name::Static("lease"), Kind::Lease);
-        state.lease = Some(Arc::clone(&label));
+        state.set_role(Role::Lease(Arc::clone(&label)));
         let accesses = wanted
             .iter()
             .flat_map(|(tensor, access)| tensor.inner.vars.iter().map(|var| (var, mode_of(*access))));

@@ -175,30 +175,42 @@ pub(crate) enum Phase {
     Done,
 }
 
-/// What the engine keeps per operation (the graph's `T`).
+/// What the engine keeps per operation (the graph's `T`). Small, since a million may be in flight: what few operations have
+/// is behind a pointer.
 pub(crate) struct OpState {
     pub(crate) core: CoreRef,
     pub(crate) name: Name,
-    pub(crate) kind: Kind,
-    pub(crate) priority: i32,
-    /// The queue its body enqueues on; `None` for host operations.
-    pub(crate) queue: Option<Arc<dyn Queue>>,
+    /// Belongs to whoever is granted the operation.
+    body: UnsafeCell<Option<Body>>,
+    role: Option<Box<Role>>,
+    /// Made by the first failure or the first waiter: most operations end well, and are never waited for by name.
+    late: OnceLock<Box<Late>>,
     /// Coarse monotonic time of submission in milliseconds, for "since when".
     pub(crate) since_ms: u64,
+    pub(crate) priority: i32,
+    pub(crate) kind: Kind,
     /// Whether it holds a permit of the window and counts as in flight.
     pub(crate) counted: bool,
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
     begun_unseen: AtomicBool,
-    /// Belongs to whoever is granted the operation.
-    body: UnsafeCell<Option<Body>>,
+}
+
+/// What only some kinds of operation have.
+pub(crate) enum Role {
+    /// The queue that the body enqueues on.
+    Device(Arc<dyn Queue>),
+    /// Whom to tell early when the version that a probe waits for can no longer come.
+    Probe(Arc<Signal<Result<(), Error>>>),
+    /// Who took a lease.
+    Lease(Arc<crate::lease::LeaseLabel>),
+}
+
+/// What an operation may get while it is in flight.
+#[derive(Default)]
+struct Late {
     failure: OnceLock<OperationError>,
-    /// Made by the first waiter: most operations are never waited for by name.
-    signal: OnceLock<Box<OutcomeSignal>>,
-    /// For probes: whom to tell early when the version they wait for can no longer come.
-    pub(crate) probe: Option<Arc<Signal<Result<(), Error>>>>,
-    /// For leases: who took it.
-    pub(crate) lease: Option<Arc<crate::lease::LeaseLabel>>,
+    signal: OnceLock<OutcomeSignal>,
 }
 
 impl OpState {
@@ -207,18 +219,44 @@ impl OpState {
         Self {
             core,
             name,
-            kind,
-            priority: 0,
-            queue: None,
+            body: UnsafeCell::new(None),
+            role: None,
+            late: OnceLock::new(),
             since_ms: crate::clock::coarse_ms(),
+            priority: 0,
+            kind,
             counted: false,
             phase: AtomicU8::new(0),
             begun_unseen: AtomicBool::new(false),
-            body: UnsafeCell::new(None),
-            failure: OnceLock::new(),
-            signal: OnceLock::new(),
-            probe: None,
-            lease: None,
+        }
+    }
+
+    /// Gives the operation a role, before it is submitted.
+    pub(crate) fn set_role(&mut self, role: Role) {
+        self.role = Some(Box::new(role));
+    }
+
+    /// The queue its body enqueues on; `None` for host operations.
+    pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
+        match self.role.as_deref()? {
+            Role::Device(queue) => Some(queue),
+            Role::Probe(_) | Role::Lease(_) => None,
+        }
+    }
+
+    /// Whom a probe tells.
+    pub(crate) fn probe(&self) -> Option<&Arc<Signal<Result<(), Error>>>> {
+        match self.role.as_deref()? {
+            Role::Probe(signal) => Some(signal),
+            Role::Device(_) | Role::Lease(_) => None,
+        }
+    }
+
+    /// Who took a lease.
+    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
+        match self.role.as_deref()? {
+            Role::Lease(label) => Some(label),
+            Role::Device(_) | Role::Probe(_) => None,
         }
     }
 
@@ -226,6 +264,21 @@ impl OpState {
     #[inline]
     pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
         matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
+    }
+
+    /// Sets what the operation does, before it is submitted.
+    #[inline]
+    pub(crate) fn set_body(&mut self, body: Body) {
+        self.body = UnsafeCell::new(Some(body));
+    }
+
+    /// Begins an operation that was not submitted yet.
+    pub(crate) fn begin_unsubmitted(&mut self) {
+        *self.phase.get_mut() |= BEGUN;
+    }
+
+    fn late(&self) -> &Late {
+        self.late.get_or_init(Box::default)
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -241,17 +294,6 @@ impl OpState {
         }
     }
 
-    /// Sets what the operation does, before it is submitted.
-    #[inline]
-    pub(crate) fn set_body(&mut self, body: Body) {
-        self.body = UnsafeCell::new(Some(body));
-    }
-
-    /// Begins an operation that was not submitted yet.
-    pub(crate) fn begin_unsubmitted(&mut self) {
-        *self.phase.get_mut() |= BEGUN;
-    }
-
     /// Takes the right to run away; false when it has begun, was cancelled already or has ended.
     pub(crate) fn cancel(&self) -> bool {
         self.phase
@@ -264,11 +306,11 @@ impl OpState {
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
     /// and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
-        let _ = self.failure.set(cause);
+        let _ = self.late().failure.set(cause);
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
-        self.failure.get()
+        self.late.get()?.failure.get()
     }
 
     /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
@@ -279,8 +321,8 @@ impl OpState {
     }
 
     fn tell(&self) {
-        if let Some(signal) = self.signal.get() {
-            signal.set(self.failure.get().cloned().map_or(Ok(()), Err));
+        if let Some(signal) = self.late.get().and_then(|late| late.signal.get()) {
+            signal.set(self.failure().cloned().map_or(Ok(()), Err));
         }
     }
 
@@ -299,9 +341,9 @@ impl OpState {
 
     /// The signal of the outcome, made on first use.
     fn signal(&self) -> &OutcomeSignal {
-        let signal = self.signal.get_or_init(|| Box::new(Signal::new()));
+        let signal = self.late().signal.get_or_init(Signal::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
-        if before & DONE != 0 || (before & CANCELLED != 0 && self.failure.get().is_some()) {
+        if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
             self.tell();
         }
         signal

@@ -13,10 +13,9 @@ use estafette_devices::{Frontier, Reactor};
 use estafette_graph::Mode;
 
 use crate::core::graph;
-use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::Error;
-use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState};
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, Role};
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, FAILED, WRITE_FENCES};
@@ -29,6 +28,8 @@ pub(crate) type ReadySignal = Signal<Result<(), Error>>;
 pub(crate) struct Probe {
     pub(crate) signal: Arc<ReadySignal>,
     pub(crate) handle: OpHandle,
+    /// Whether it was looked at why this is not ready; once is enough.
+    explained: bool,
 }
 
 /// Either the outcome, when it is known, or a probe for the version that is current now.
@@ -37,16 +38,22 @@ pub(crate) enum Looked {
     Probing(Probe),
 }
 
+#[inline]
 pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
-    if let Some(outcome) = tensor.look() {
-        return Looked::Known(outcome);
+    match tensor.look() {
+        Some(outcome) => Looked::Known(outcome),
+        None => probe(tensor),
     }
+}
+
+#[cold]
+fn probe(tensor: &TensorInner) -> Looked {
     if let Err(error) = tensor.core.check_fork() {
         return Looked::Known(Err(error));
     }
     let signal = Arc::new(Signal::new());
     let mut state = OpState::new(tensor.core.clone(), Name::Static("ready"), Kind::Probe);
-    state.probe = Some(Arc::clone(&signal));
+    state.set_role(Role::Probe(Arc::clone(&signal)));
     doom::probe_enters();
     let (handle, granted) = graph().submit_ref(state, tensor.vars.iter().map(|var| (var, Mode::Read)));
     if let Some(granted) = granted {
@@ -56,13 +63,13 @@ pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
     } else {
         doom::tell_probes();
     }
-    Looked::Probing(Probe { signal, handle })
+    Looked::Probing(Probe { signal, handle, explained: false })
 }
 
 /// Handles a granted probe: takes the version's failure or fences along and leaves the graph.
 pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
-    let signal = state.probe.clone().expect("every probe is submitted with its signal");
+    let signal = state.probe().cloned().expect("every probe is submitted with its signal");
     doom::probe_leaves();
     let mut fences = Frontier::default();
     let mut failure = None;
@@ -101,32 +108,31 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
 /// Waits for the version that was current when it was made. See [`Tensor::ready`].
 #[must_use = "futures do nothing unless awaited"]
 pub struct Ready {
-    core: CoreRef,
     looked: Looked,
-    /// Whether it was looked at why this is not ready; once is enough.
-    explained: bool,
 }
 
 impl Ready {
+    #[inline]
     pub(crate) fn new(tensor: &Tensor) -> Self {
-        Self { core: tensor.inner.core.clone(), looked: look_or_probe(&tensor.inner), explained: false }
+        Self { looked: look_or_probe(&tensor.inner) }
     }
 }
 
 impl Future for Ready {
     type Output = Result<(), Error>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = &mut *self;
-        match &this.looked {
+        match &mut self.looked {
+            Looked::Known(Ok(())) => Poll::Ready(Ok(())),
             Looked::Known(outcome) => Poll::Ready(outcome.clone()),
             Looked::Probing(probe) => {
                 if let Poll::Ready(outcome) = probe.signal.poll(cx) {
                     return Poll::Ready(outcome);
                 }
-                this.core.help_alone(cx);
+                probe.handle.payload().core.help_alone(cx);
                 let polled = probe.signal.poll(cx);
-                if polled.is_pending() && !std::mem::replace(&mut this.explained, true) {
+                if polled.is_pending() && !std::mem::replace(&mut probe.explained, true) {
                     wait::log_if_own_lease(probe.handle.id());
                 }
                 polled

@@ -81,14 +81,14 @@ fn push(granted: OpGranted) {
 }
 
 /// Hands granted operations to where they run.
-pub(crate) fn dispatch(ready: ReadyList) {
-    let next = dispatch_keeping_first(ready, None);
+pub(crate) fn dispatch(mut ready: ReadyList) {
+    let next = dispatch_keeping_first(&mut ready, None);
     debug_assert!(next.is_none(), "nothing was kept back");
 }
 
 /// As [`dispatch`], but may keep the first host operation of the engine `keep_for` for the calling thread.
 #[inline]
-fn dispatch_keeping_first(mut ready: ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
+fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
     match &ready[..] {
         [] => return None,
         // What most operations grant, and what a chain is made of.
@@ -98,7 +98,7 @@ fn dispatch_keeping_first(mut ready: ReadyList, keep_for: Option<u64>) -> Option
     dispatch_all(ready, keep_for)
 }
 
-fn dispatch_all(mut ready: ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
+fn dispatch_all(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
     let mut first = None;
     // In steady state nothing or one operation is granted; both need no batch.
     let mut batch: SmallVec<[OpGranted; 8]> = SmallVec::new();
@@ -108,21 +108,21 @@ fn dispatch_all(mut ready: ReadyList, keep_for: Option<u64>) -> Option<OpGranted
         match ready[at].payload().kind {
             Kind::Probe => {
                 let granted = ready.remove(at);
-                crate::ready::probe_granted(granted, &mut ready);
+                crate::ready::probe_granted(granted, ready);
             }
             Kind::Lease => {
                 let granted = ready.remove(at);
-                crate::lease::lease_granted(granted, &mut ready);
+                crate::lease::lease_granted(granted, ready);
             }
             Kind::Merge => {
                 let granted = ready.remove(at);
-                crate::regions::merge_granted(granted, &mut ready);
+                crate::regions::merge_granted(granted, ready);
             }
             Kind::Work | Kind::Unhelped => at += 1,
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
-    for granted in ready {
+    for granted in ready.drain(..) {
         if !urgent && first.is_none() && granted.payload().may_be_kept(keep_for) {
             first = Some(granted);
         } else {
@@ -171,8 +171,7 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
         if access.flags() & relevant == 0 {
             continue;
         }
-        let (writers, readers) =
-            access.with_state(|state, _| (state.writers().clone(), state.readers().clone()));
+        let (writers, readers) = access.with_state(|state, _| state.fences());
         let writers = Asked::ask(&writers);
         let readers = if mode.is_exclusive() { Asked::ask(&readers) } else { Asked::default() };
         found.pending.merge(&writers.pending);
@@ -233,7 +232,7 @@ fn settle(granted: &OpGranted) -> Settled {
         if found.pending.is_empty() {
             return Settled::Go;
         }
-        let Some(queue) = &granted.payload().queue else { return Settled::Park(found.pending) };
+        let Some(queue) = granted.payload().queue() else { return Settled::Park(found.pending) };
         match order_on(queue.as_ref(), &found.pending) {
             Ok(host) if host.is_empty() => return Settled::Go,
             Ok(host) => return Settled::Park(host),
@@ -278,7 +277,7 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
     let core = granted.payload().core.id;
     let mut ready = ReadyList::new();
     complete(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()), &mut ready);
-    dispatch_keeping_first(ready, Some(core))
+    dispatch_keeping_first(&mut ready, Some(core))
 }
 
 /// Drops the body, which holds the operands: user code may run here, so a panic is contained.
@@ -303,7 +302,8 @@ pub(crate) fn complete(
         state.fail(failure);
     }
     let core = state.counted.then(|| state.core.clone());
-    let mut replaced: SmallVec<[OperationError; 1]> = SmallVec::new();
+    // Failures that newer versions replace are rare, and dropped where no bit is held.
+    let mut replaced: Vec<OperationError> = Vec::new();
     let left = granted.complete(
         |finish| {
             if let Some(failure) = finish.state.finish(finish.mode, ending, finish.flags) {
@@ -354,7 +354,7 @@ impl Running {
         let core = granted.payload().core.id;
         let mut ready = ReadyList::new();
         finish_into(granted, fence, result, &mut ready);
-        dispatch_keeping_first(ready, Some(core))
+        dispatch_keeping_first(&mut ready, Some(core))
     }
 
     /// Ends an operation without running its body, as if an input had failed by `cause`.

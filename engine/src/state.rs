@@ -16,10 +16,19 @@ pub(crate) const READ_FENCES: u32 = 4;
 pub(crate) const BROKEN_FENCES: u32 = 8;
 
 /// State of one variable (the graph's `V`). A version is the state between two writes.
+///
+/// Small, so that it shares a cache line with the variable's queue: what few variables ever have is kept apart.
 #[derive(Debug, Default)]
 pub(crate) struct VarState {
     /// Number of finished writes.
     version: u64,
+    /// Made when first needed, and kept.
+    carried: Option<Box<Carried>>,
+}
+
+/// What a version carries beside the data.
+#[derive(Debug, Default, Clone)]
+struct Carried {
     /// Fences that must be done before the current version may be read.
     writers: Frontier,
     /// Fences that must be done, beside `writers`, before the memory may be overwritten.
@@ -55,28 +64,131 @@ impl VarState {
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
-        self.failure.as_ref()
+        self.carried.as_ref()?.failure.as_ref()
+    }
+
+    fn carried(&mut self) -> &mut Carried {
+        self.carried.get_or_insert_default()
     }
 
     /// Adds the fences that an access must see done (or be ordered after) to `into`.
     pub(crate) fn collect(&mut self, mode: Mode, into: &mut Frontier, flags: &mut u32) {
-        self.prune(flags);
-        into.merge(&self.writers);
+        let Some(carried) = &mut self.carried else { return };
+        carried.prune(flags);
+        into.merge(&carried.writers);
         if mode != Mode::Read {
-            into.merge(&self.readers);
+            into.merge(&carried.readers);
         }
     }
 
     /// Fences of every use of the memory so far.
     pub(crate) fn all_fences(&mut self, into: &mut Frontier, flags: &mut u32) {
         self.collect(Mode::Write, into, flags);
-        into.merge(&self.broken);
+        if let Some(carried) = &self.carried {
+            into.merge(&carried.broken);
+        }
     }
 
     /// Notes what was found when the fences were asked, which happens outside the bit, since it may call a driver: drops
     /// what is known to be done, turns the failure of a writer's fence into one of the version, and sets failed fences aside,
     /// so that they do not poison the versions to come.
     pub(crate) fn note(&mut self, writers: &Asked, readers: &Asked, flags: &mut u32) {
+        if let Some(carried) = &mut self.carried {
+            carried.note(writers, readers, flags);
+        }
+    }
+
+    /// Applies the end of one access. Called under the variable's bit. Gives back the failure that this replaces, to be
+    /// dropped where no lock is held: it owns an error of the user's.
+    #[inline]
+    pub(crate) fn finish(
+        &mut self,
+        mode: Mode,
+        ending: &Ending<'_>,
+        flags: &mut u32,
+    ) -> Option<OperationError> {
+        match (mode, ending) {
+            (_, Ending::Looked) | (Mode::Read, Ending::Ran { fence: None, .. } | Ending::Skipped { .. }) => {
+                None
+            }
+            (Mode::Write | Mode::Update, Ending::Ran { fence: None, failure: None }) if *flags == 0 => {
+                // No failure to replace and no fence to forget.
+                self.version += 1;
+                None
+            }
+            _ => self.finish_carrying(mode, ending, flags),
+        }
+    }
+
+    #[cold]
+    fn finish_carrying(
+        &mut self,
+        mode: Mode,
+        ending: &Ending<'_>,
+        flags: &mut u32,
+    ) -> Option<OperationError> {
+        self.version += u64::from(mode.is_exclusive());
+        let carried = self.carried();
+        let replaced = carried.finish(mode, ending);
+        carried.update(flags);
+        replaced
+    }
+
+    /// Declares the current version good: "I looked". `writers` is what its fences said.
+    /// Gives back the failure, as [`finish`](Self::finish) does.
+    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32) -> Option<OperationError> {
+        let carried = self.carried.as_mut()?;
+        carried.note(writers, &Asked::default(), flags);
+        let replaced = carried.failure.take();
+        carried.update(flags);
+        replaced
+    }
+
+    /// Adds fences that the current version becomes ready with.
+    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32) {
+        let carried = self.carried();
+        carried.writers.merge(fences);
+        carried.update(flags);
+    }
+
+    /// Adds what this variable carries to `sum`.
+    pub(crate) fn move_into(&mut self, sum: &mut Self, flags: &mut u32) {
+        sum.version += self.version;
+        if let Some(carried) = &mut self.carried {
+            carried.prune(flags);
+            carried.add_to(sum.carried());
+        }
+    }
+
+    /// Becomes a copy of `sum`.
+    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32) {
+        self.version = sum.version;
+        self.carried.clone_from(&sum.carried);
+        match &self.carried {
+            Some(carried) => carried.update(flags),
+            None => *flags = 0,
+        }
+    }
+
+    /// Who issued the newest write that still has a fence.
+    pub(crate) fn writer_tag(&self) -> Option<OpTag> {
+        self.carried.as_ref()?.writer.clone()
+    }
+
+    /// The fences of the current version's writers, and of its readers.
+    pub(crate) fn fences(&self) -> (Frontier, Frontier) {
+        let fences = |carried: &Box<Carried>| (carried.writers.clone(), carried.readers.clone());
+        self.carried.as_ref().map(fences).unwrap_or_default()
+    }
+
+    /// The version's outcome as far as it is known without its fences.
+    pub(crate) fn outcome(&self) -> Result<(), Error> {
+        self.failure().cloned().map_or(Ok(()), |failure| Err(failure.into_error()))
+    }
+}
+
+impl Carried {
+    fn note(&mut self, writers: &Asked, readers: &Asked, flags: &mut u32) {
         let found = self.writers.iter().any(|fence| writers.broken.iter().any(|broken| same(fence, broken)));
         if found
             && self.failure.is_none()
@@ -99,33 +211,14 @@ impl VarState {
         self.update(flags);
     }
 
-    /// Applies the end of one access. Called under the variable's bit. Gives back the failure that this replaces, to be
-    /// dropped where no lock is held: it owns an error of the user's.
-    pub(crate) fn finish(
-        &mut self,
-        mode: Mode,
-        ending: &Ending<'_>,
-        flags: &mut u32,
-    ) -> Option<OperationError> {
-        let mut replaced = None;
+    fn finish(&mut self, mode: Mode, ending: &Ending<'_>) -> Option<OperationError> {
         match (mode, ending) {
-            (_, Ending::Looked) => return None,
             (Mode::Read, Ending::Ran { fence: Some((fence, _)), .. }) => {
-                self.readers.insert((*fence).clone())
+                self.readers.insert((*fence).clone());
+                None
             }
-            (Mode::Read, _) => return None,
-            (Mode::Write | Mode::Update, Ending::Ran { fence: None, failure: None }) if *flags == 0 => {
-                // No failure to replace and no fence to forget.
-                self.version += 1;
-                return None;
-            }
+            (Mode::Read, _) | (_, Ending::Looked) => None,
             (Mode::Write | Mode::Update, Ending::Ran { fence, failure }) => {
-                self.version += 1;
-                // An update begins on a good version. A failure that it finds at its end was left by the operation that
-                // lent it a view, and what the view was used for does not mend that.
-                if mode == Mode::Write || failure.is_some() {
-                    replaced = std::mem::replace(&mut self.failure, failure.cloned());
-                }
                 match fence {
                     Some((fence, tag)) => {
                         self.writers.replace_ordered_after(fence);
@@ -140,35 +233,20 @@ impl VarState {
                         self.writer = None;
                     }
                 }
+                // An update begins on a good version. A failure that it finds at its end was left by the operation that
+                // lent it a view, and what the view was used for does not mend that.
+                if mode == Mode::Write || failure.is_some() {
+                    return std::mem::replace(&mut self.failure, failure.cloned());
+                }
+                None
             }
             (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
-                self.version += 1;
-                replaced = self.failure.replace((*failure).clone());
+                self.failure.replace((*failure).clone())
             }
         }
-        self.update(flags);
-        replaced
     }
 
-    /// Declares the current version good: "I looked". `writers` is what its fences said.
-    /// Gives back the failure, as [`finish`](Self::finish) does.
-    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32) -> Option<OperationError> {
-        self.note(writers, &Asked::default(), flags);
-        let replaced = self.failure.take();
-        self.update(flags);
-        replaced
-    }
-
-    /// Adds fences that the current version becomes ready with.
-    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32) {
-        self.writers.merge(fences);
-        self.update(flags);
-    }
-
-    /// Adds what this variable carries to `sum`.
-    pub(crate) fn move_into(&mut self, sum: &mut Self, flags: &mut u32) {
-        self.prune(flags);
-        sum.version += self.version;
+    fn add_to(&self, sum: &mut Self) {
         sum.writers.merge(&self.writers);
         sum.readers.merge(&self.readers);
         sum.broken.merge(&self.broken);
@@ -178,35 +256,6 @@ impl VarState {
         if self.writer.is_some() {
             sum.writer.clone_from(&self.writer);
         }
-    }
-
-    /// Becomes a copy of `sum`.
-    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32) {
-        self.version = sum.version;
-        self.writers = sum.writers.clone();
-        self.readers = sum.readers.clone();
-        self.broken = sum.broken.clone();
-        self.failure.clone_from(&sum.failure);
-        self.writer.clone_from(&sum.writer);
-        self.update(flags);
-    }
-
-    /// Who issued the newest write that still has a fence.
-    pub(crate) fn writer_tag(&self) -> Option<OpTag> {
-        self.writer.clone()
-    }
-
-    pub(crate) fn writers(&self) -> &Frontier {
-        &self.writers
-    }
-
-    pub(crate) fn readers(&self) -> &Frontier {
-        &self.readers
-    }
-
-    /// The version's outcome as far as it is known without its fences.
-    pub(crate) fn outcome(&self) -> Result<(), Error> {
-        self.failure.clone().map_or(Ok(()), |failure| Err(failure.into_error()))
     }
 
     fn update(&self, flags: &mut u32) {

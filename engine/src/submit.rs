@@ -18,7 +18,7 @@ use crate::guards::WriteGuard;
 use crate::import::{Copying, Produced, define};
 use crate::lease::check_writable;
 use crate::operands::Operands;
-use crate::operation::{Kind, Name, Op, OpState, OpVar};
+use crate::operation::{Kind, Name, Op, OpState, OpVar, Role};
 use crate::run::{self, Running};
 use crate::tensor::{Tensor, VarSet};
 use crate::variable::Variable;
@@ -261,7 +261,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         let state = |body| {
             let mut state = OpState::new(core.clone(), name, kind);
             state.priority = priority;
-            state.queue = queue;
+            if let Some(queue) = queue {
+                state.set_role(Role::Device(queue));
+            }
             state.counted = true;
             state.set_body(body);
             state

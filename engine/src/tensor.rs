@@ -190,6 +190,7 @@ impl Tensor {
 
     /// Waits, asynchronously, until the version current at this call is finished; every waiter of a failed version
     /// gets its root cause. Needs no particular runtime. Dropping the future cancels the waiting, not the work.
+    #[inline]
     pub fn ready(&self) -> Ready {
         Ready::new(self)
     }
@@ -223,7 +224,7 @@ impl Tensor {
         }
         for var in &self.inner.vars {
             let var = var.ordering();
-            let asked = Asked::ask(&var.with_state(|state, _| state.writers().clone()));
+            let asked = Asked::ask(&var.with_state(|state, _| state.fences().0));
             drop(var.with_state(|state, flags| state.heal(&asked, flags)));
         }
         Ok(())
@@ -290,7 +291,14 @@ impl TensorInner {
     }
 
     /// The outcome of the current version if it is finished; asks fences that were pending when last looked at.
+    #[inline]
     pub(crate) fn look(&self) -> Option<Result<(), Error>> {
+        if self.vars.iter().all(OpVar::is_quiet) { Some(Ok(())) } else { self.look_closely() }
+    }
+
+    /// As [`look`](Self::look), when something is queued or carried on a variable.
+    #[cold]
+    fn look_closely(&self) -> Option<Result<(), Error>> {
         for var in &self.vars {
             if var.is_quiet() {
                 continue;
@@ -303,7 +311,7 @@ impl TensorInner {
                 continue;
             }
             let var = var.ordering();
-            let asked = Asked::ask(&var.with_state(|state, _| state.writers().clone()));
+            let asked = Asked::ask(&var.with_state(|state, _| state.fences().0));
             if !asked.pending.is_empty() {
                 return None;
             }

@@ -65,7 +65,7 @@ pub(crate) fn see(state: &OpState) -> Seen {
         phase: state.phase(),
         counted: state.counted,
         since_ms: state.since_ms,
-        lease: state.lease.as_ref().map(|label| SeenLease {
+        lease: state.lease().map(|label| SeenLease {
             text: label.to_string(),
             own: label.thread == std::thread::current().id(),
             held: label.is_held(),

@@ -13,45 +13,51 @@ use crate::slab::{List, Slab};
 pub(crate) const BATCH: usize = 64;
 
 thread_local! {
-    static MAGAZINE: Magazine = const { Magazine(Cell::new(Content::EMPTY)) };
+    static MAGAZINE: Magazine = const {
+        Magazine {
+            home: Cell::new(None),
+            head: Cell::new(None),
+            count: Cell::new(0),
+            next_id: Cell::new(0),
+            end_id: Cell::new(0),
+        }
+    };
 }
 
 /// What a thread keeps. Without types, since a thread-local cannot be generic.
-struct Magazine(Cell<Content>);
-
-#[derive(Clone, Copy)]
-struct Content {
-    slab: Option<Home>,
-    head: Option<NonNull<()>>,
-    count: usize,
-    next_id: u64,
-    end_id: u64,
+struct Magazine {
+    home: Cell<Option<Home>>,
+    /// Free blocks, linked.
+    head: Cell<Option<NonNull<()>>>,
+    count: Cell<usize>,
+    /// Numbers for operations, from the first up to the second.
+    next_id: Cell<u64>,
+    end_id: Cell<u64>,
 }
 
 /// Whose blocks these are, and how they are given back.
-type Home = (NonNull<()>, unsafe fn(Content));
+type Home = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
 
-impl Content {
-    const EMPTY: Self = Self { slab: None, head: None, count: 0, next_id: 0, end_id: 0 };
-
-    fn give_back(self) {
-        if let Some((_, give_back)) = self.slab {
+impl Magazine {
+    fn give_back(&self) {
+        if let Some((slab, give_back)) = self.home.take() {
             // SAFETY: the function was put there together with the slab and its blocks.
-            unsafe { give_back(self) }
+            unsafe { give_back(self, slab) }
         }
+        // Numbers that were not used are gone.
+        self.end_id.set(self.next_id.get());
     }
 }
 
 impl Drop for Magazine {
     fn drop(&mut self) {
-        self.0.replace(Content::EMPTY).give_back();
+        self.give_back();
     }
 }
 
 /// The magazine of the calling thread, with its types, while it belongs to `slab`.
 struct Loaded<'a, V, T> {
-    place: &'a Cell<Content>,
-    content: Content,
+    magazine: &'a Magazine,
     slab: &'a Slab<V, T>,
 }
 
@@ -59,96 +65,96 @@ impl<V, T> Slab<V, T> {
     /// Takes a block and a number from the thread's magazine; `None` when the thread is ending and has none any more.
     #[inline]
     pub(crate) fn take_from_magazine(&self) -> Option<(BlockPtr<V, T>, u64)> {
-        self.with_magazine(|magazine| {
-            if magazine.content.head.is_none() {
-                magazine.refill();
+        self.with_magazine(|loaded| {
+            let id = loaded.magazine.next_id.get();
+            if loaded.magazine.head.get().is_none() || id == loaded.magazine.end_id.get() {
+                loaded.refill();
             }
-            if magazine.content.next_id == magazine.content.end_id {
-                (magazine.content.next_id, magazine.content.end_id) = magazine.slab.reserve_ids();
-            }
-            let id = magazine.content.next_id;
-            magazine.content.next_id += 1;
-            (magazine.pop(), id)
+            let id = loaded.magazine.next_id.get();
+            loaded.magazine.next_id.set(id + 1);
+            (loaded.pop(), id)
         })
     }
 
     /// Gives a block to the thread's magazine; false when the thread is ending.
     #[inline]
     pub(crate) fn give_to_magazine(&self, block: BlockPtr<V, T>) -> bool {
-        let given = self.with_magazine(|magazine| {
-            magazine.push(block);
-            if magazine.content.count >= 2 * BATCH {
-                magazine.slab.give_list(magazine.pop_list(BATCH));
+        let given = self.with_magazine(|loaded| {
+            loaded.push(block);
+            if loaded.magazine.count.get() >= 2 * BATCH {
+                loaded.unload(BATCH);
             }
         });
         given.is_some()
     }
 
     #[inline]
-    fn with_magazine<R>(&self, f: impl FnOnce(&mut Loaded<'_, V, T>) -> R) -> Option<R> {
+    fn with_magazine<R>(&self, f: impl FnOnce(Loaded<'_, V, T>) -> R) -> Option<R> {
         let in_magazine = |magazine: &Magazine| {
-            let mut content = magazine.0.get();
-            if content.slab.is_none_or(|(slab, _)| slab != NonNull::from(self).cast()) {
-                content.give_back();
-                content =
-                    Content { slab: Some((NonNull::from(self).cast(), give_back::<V, T>)), ..Content::EMPTY };
+            let home = NonNull::from(self).cast();
+            if magazine.home.get().is_none_or(|(slab, _)| slab != home) {
+                magazine.give_back();
+                magazine.home.set(Some((home, give_back::<V, T>)));
             }
-            let mut loaded = Loaded { place: &magazine.0, content, slab: self };
-            let result = f(&mut loaded);
-            loaded.place.set(loaded.content);
-            result
+            f(Loaded { magazine, slab: self })
         };
         MAGAZINE.try_with(in_magazine).ok()
     }
 }
 
 /// # Safety
-/// `content` belongs to an immortal `Slab<V, T>`, and is not used again.
-unsafe fn give_back<V, T>(content: Content) {
-    let Some((slab, _)) = content.slab else { return };
+/// What is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
+unsafe fn give_back<V, T>(magazine: &Magazine, slab: NonNull<()>) {
     // SAFETY: an immortal slab is never freed.
     let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };
-    let mut loaded = Loaded { place: &Cell::new(Content::EMPTY), content, slab };
-    let count = loaded.content.count;
-    slab.give_list(loaded.pop_list(count));
+    Loaded { magazine, slab }.unload(magazine.count.get());
 }
 
 impl<V, T> Loaded<'_, V, T> {
     #[inline]
-    fn push(&mut self, block: BlockPtr<V, T>) {
-        let head = self.content.head.map(NonNull::cast);
+    fn push(&self, block: BlockPtr<V, T>) {
+        let head = self.magazine.head.get().map(NonNull::cast);
         // SAFETY: the block is free, in no list, and given to us.
         unsafe { block.as_ref().next(|next| *next = head) };
-        self.content.head = Some(block.cast());
-        self.content.count += 1;
+        self.magazine.head.set(Some(block.cast()));
+        self.magazine.count.set(self.magazine.count.get() + 1);
     }
 
     #[inline]
-    fn pop(&mut self) -> BlockPtr<V, T> {
-        let head: BlockPtr<V, T> = self.content.head.expect("refilled when it was empty").cast();
+    fn pop(&self) -> BlockPtr<V, T> {
+        let head: BlockPtr<V, T> = self.magazine.head.get().expect("refilled when it was empty").cast();
         // SAFETY: blocks in the magazine are free, and it is ours.
         let next = unsafe { head.as_ref().next(Option::take) };
-        self.content.head = next.map(NonNull::cast);
-        self.content.count -= 1;
+        self.magazine.head.set(next.map(NonNull::cast));
+        self.magazine.count.set(self.magazine.count.get() - 1);
         head
     }
 
-    fn pop_list(&mut self, count: usize) -> List<V, T> {
+    /// Gives `count` blocks to the slab.
+    #[cold]
+    fn unload(&self, count: usize) {
         let mut list = List::EMPTY;
         for _ in 0..count {
-            let block = self.pop();
             // SAFETY: the block was just taken out, and the list is ours.
-            unsafe { list.prepend(List::of(block)) };
+            unsafe { list.prepend(List::of(self.pop())) };
         }
-        list
+        self.slab.give_list(list);
     }
 
+    /// Takes blocks or numbers from the slab, whichever have run out.
     #[cold]
-    fn refill(&mut self) {
-        let mut list = self.slab.take_list(BATCH);
-        // SAFETY: the list is ours.
-        while let Some(block) = unsafe { list.pop() } {
-            self.push(block);
+    fn refill(&self) {
+        if self.magazine.next_id.get() == self.magazine.end_id.get() {
+            let (next, end) = self.slab.reserve_ids();
+            self.magazine.next_id.set(next);
+            self.magazine.end_id.set(end);
+        }
+        if self.magazine.head.get().is_none() {
+            let mut list = self.slab.take_list(BATCH);
+            // SAFETY: the list is ours.
+            while let Some(block) = unsafe { list.pop() } {
+                self.push(block);
+            }
         }
     }
 }

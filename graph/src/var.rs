@@ -29,18 +29,18 @@ pub struct Var<V, T> {
 
 /// A variable. Alive while it has handles or a non-empty queue.
 ///
-/// What an operation touches comes first, and fits a cache line.
+/// What an operation touches comes first, and with a small `V` fits a cache line.
 #[repr(C, align(64))]
 pub(crate) struct VarNode<V, T> {
     pub(crate) state: StateWord,
     /// Belongs to the holder of the bit.
     pub(crate) queue: UnsafeCell<Queue<V, T>>,
+    pub(crate) inner: Arc<Inner<V, T>>,
+    /// Belongs to the holder of the bit. Up to 16 bytes of it are in the first cache line.
+    value: UnsafeCell<V>,
     /// Handles, and variables that forward here.
     handles: AtomicUsize,
-    pub(crate) inner: Arc<Inner<V, T>>,
     id: VarId,
-    /// Belongs to the holder of the bit.
-    value: UnsafeCell<V>,
     /// Set under the bit before the word says forwarded, constant from then on. Counts as a handle of its target.
     forward: UnsafeCell<Option<NonNull<VarNode<V, T>>>>,
     /// Belongs to the holder of the bit; present if the word says group.

@@ -156,6 +156,17 @@ impl<J: Job> Pool<J> {
         as_guest.unwrap_or_else(|| queues.take_from_outside(None))
     }
 
+    /// Takes the job that would run next if `wanted` is true for it, else searches as [`Pool::take_matching`] does: for a
+    /// thread that may run most jobs, and cares for speed more than for order.
+    pub fn take_next_matching(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
+        let job = self.try_take()?;
+        if wanted(&job) {
+            return Some(job);
+        }
+        self.shared.queues.put_back(job);
+        self.take_matching(wanted)
+    }
+
     /// Takes the first job for which `wanted` is true and leaves the others in order. Costs a look at every job that
     /// is in front of it.
     ///

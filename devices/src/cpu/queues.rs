@@ -147,6 +147,13 @@ impl<J> Queues<J> {
         scanning || self.scanned.load(Ordering::SeqCst) != scanned
     }
 
+    /// Puts a job that was just taken in front of the others.
+    pub(super) fn put_back(&self, job: J) {
+        let mut returned = self.lock_returned();
+        returned.push_front(job);
+        self.returned_len.store(returned.len(), Ordering::SeqCst);
+    }
+
     fn pop_returned(&self) -> Option<J> {
         if self.returned_len.load(Ordering::SeqCst) == 0 {
             return None;

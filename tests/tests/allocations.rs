@@ -1,0 +1,94 @@
+//! In steady state an operation allocates nothing on the heap.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use estafette::{Engine, Variable};
+use tests::dice::Dice;
+use tests::watchdog::Watchdog;
+
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: everything is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: passed on.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// The count is the process's, so that the tests of this file run one after the other.
+static ALONE: Mutex<()> = Mutex::new(());
+
+const OPERATIONS: usize = 20_000;
+
+/// Counts what bodies that capture two words have done.
+static RAN: AtomicU64 = AtomicU64::new(0);
+
+/// Four accesses: as many as an operation holds inside itself.
+fn random(engine: &Engine, variables: &[Variable], dice: &mut Dice) {
+    let mut draw = || &variables[dice.roll(variables.len())];
+    let (reads, writes) = ([draw(), draw(), draw()], [draw()]);
+    let (one, two) = (1_u64, variables.len() as u64);
+    let op = engine.op("random").reads_vars(&reads).writes_vars(&writes).run(move |[], []| {
+        RAN.fetch_add(one + two, Ordering::Relaxed);
+        Ok(())
+    });
+    op.unwrap();
+}
+
+/// Allocations of the second of two equal runs.
+fn in_steady_state(workers: usize) -> usize {
+    let engine = Engine::builder().workers(workers).window(512).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let variables: Vec<_> = (0..100).map(|_| engine.var()).collect();
+    let before = RAN.load(Ordering::Relaxed);
+    let run = || {
+        let mut dice = Dice::new(7);
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..OPERATIONS).for_each(|_| random(&engine, &variables, &mut dice));
+        engine.wait_all(None).unwrap();
+        ALLOCATIONS.load(Ordering::Relaxed) - before
+    };
+    run();
+    let allocations = run();
+    assert_eq!(RAN.load(Ordering::Relaxed) - before, 2 * OPERATIONS as u64 * 101);
+    assert!(watchdog.still_watches());
+    allocations
+}
+
+#[test]
+fn a_thread_that_runs_everything_itself_allocates_nothing() {
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    assert_eq!(in_steady_state(0), 0);
+}
+
+/// Threads that wait for each other allocate a little: to fall asleep, or when a deque meets a new length. It does not grow
+/// with the operations.
+#[test]
+fn with_workers_allocations_are_rarer_than_one_in_a_hundred_operations() {
+    let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    for workers in [1, 2] {
+        let allocations = in_steady_state(workers);
+        assert!(allocations < OPERATIONS / 100, "{workers} workers: {allocations} allocations");
+    }
+}
