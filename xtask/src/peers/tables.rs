@@ -1,0 +1,391 @@
+//! The tables: Markdown, padded so that a terminal shows them as well.
+
+use super::engines::OURS;
+use super::measurement::{Series, Spread};
+use super::workloads::{Kind, Setting, Workload};
+
+/// All that was measured, in the order of the tables.
+#[derive(Debug, Default)]
+pub struct Results {
+    entries: Vec<Entry>,
+}
+
+/// One engine with one workload in one setting.
+#[derive(Debug)]
+pub struct Entry {
+    /// The engine's name.
+    pub engine: &'static str,
+    /// The workload.
+    pub workload: &'static Workload,
+    /// How many threads it may use.
+    pub setting: Setting,
+    /// What it found.
+    pub series: Series,
+}
+
+impl Results {
+    /// The entry of an engine, a workload and a setting, made if there is none yet.
+    pub fn entry(
+        &mut self,
+        engine: &'static str,
+        workload: &'static Workload,
+        setting: Setting,
+    ) -> &mut Entry {
+        let same = |entry: &Entry| {
+            entry.engine == engine && entry.workload.name == workload.name && entry.setting == setting
+        };
+        let index = self.entries.iter().position(same).unwrap_or_else(|| {
+            self.entries.push(Entry { engine, workload, setting, series: Series::default() });
+            self.entries.len() - 1
+        });
+        &mut self.entries[index]
+    }
+
+    fn spread(&self, engine: &str, workload: &str, setting: Setting, quantity: &str) -> Option<Spread> {
+        let same = |entry: &&Entry| {
+            entry.engine == engine && entry.workload.name == workload && entry.setting == setting
+        };
+        self.entries.iter().find(same)?.series.spread(quantity)
+    }
+
+    /// The engines that were asked for anything, in the order in which they came.
+    fn engines(&self) -> Vec<&'static str> {
+        distinct(self.entries.iter().map(|entry| entry.engine))
+    }
+
+    /// The workloads of a kind that were run.
+    fn workloads(&self, kind: Kind) -> Vec<&'static str> {
+        let of_kind = self.entries.iter().filter(|entry| entry.workload.kind == kind);
+        distinct(of_kind.map(|entry| entry.workload.name))
+    }
+
+    /// One table for each quantity, each with a title.
+    pub fn tables(&self) -> String {
+        let mut text = String::new();
+        let mut table = |title: &str, setting: Setting, columns: &[Column]| {
+            let rows = self.rows(setting, columns);
+            if !columns.is_empty() && !rows.is_empty() {
+                let titles: Vec<&str> = columns.iter().map(|column| column.title).collect();
+                let heading = [&["engine"], titles.as_slice()].concat();
+                text += &format!("### {title}, {}\n\n{}\n", setting.name(), markdown(&heading, &rows));
+            }
+        };
+        let throughput = self.columns(Kind::Throughput, "ns_per_op");
+        let deferred: Vec<Column> = match self.workloads(Kind::Deferred).first() {
+            Some(workload) => {
+                DEFERRED.iter().map(|&(title, quantity)| Column { title, workload, quantity }).collect()
+            }
+            None => Vec::new(),
+        };
+        for setting in [Setting::Alone, Setting::AllCores] {
+            table("Time per operation (ns)", setting, &throughput);
+        }
+        for setting in [Setting::Alone, Setting::AllCores] {
+            table("Deferred (ns and bytes per operation)", setting, &deferred);
+        }
+        table("METG, 50 % (µs)", Setting::AllCores, &self.columns(Kind::Granularity, "metg_us"));
+        text
+    }
+
+    fn columns(&self, kind: Kind, quantity: &'static str) -> Vec<Column> {
+        self.workloads(kind)
+            .into_iter()
+            .map(|workload| Column {
+                title: workload.strip_prefix("metg-").unwrap_or(workload),
+                workload,
+                quantity,
+            })
+            .collect()
+    }
+
+    /// A row for each engine that has any of the values, and Taskflow's last.
+    fn rows(&self, setting: Setting, columns: &[Column]) -> Vec<Vec<String>> {
+        let mut rows = Vec::new();
+        for engine in self.engines() {
+            let spreads: Vec<Option<Spread>> =
+                columns.iter().map(|at| self.spread(engine, at.workload, setting, at.quantity)).collect();
+            if spreads.iter().all(Option::is_none) {
+                continue;
+            }
+            let mut row = vec![engine.to_owned()];
+            for (spread, at) in spreads.iter().zip(columns) {
+                let ours = self.spread(OURS, at.workload, setting, at.quantity);
+                row.push(cell(*spread, ours.filter(|_| engine != OURS)));
+            }
+            rows.push(row);
+        }
+        let taskflow: Vec<Option<Spread>> =
+            columns.iter().map(|at| taskflow(at.workload, at.quantity)).collect();
+        if !rows.is_empty() && taskflow.iter().any(Option::is_some) {
+            let cells = taskflow.iter().map(|spread| cell(*spread, None));
+            rows.push(["taskflow, another run".to_owned()].into_iter().chain(cells).collect());
+        }
+        rows
+    }
+
+    /// How many operations each engine was given.
+    pub fn sizes(&self) -> String {
+        let workloads = distinct(self.entries.iter().map(|entry| entry.workload.name));
+        let heading = [&["n"], workloads.as_slice()].concat();
+        let n = |engine: &str, workload: &str| {
+            let mut of_both =
+                self.entries.iter().filter(|entry| entry.engine == engine && entry.workload.name == workload);
+            of_both
+                .find_map(|entry| entry.series.rounds.first())
+                .map_or("–".to_owned(), |round| round.n.to_string())
+        };
+        let rows: Vec<Vec<String>> = self
+            .engines()
+            .into_iter()
+            .map(|engine| {
+                let cells = workloads.iter().map(|workload| n(engine, workload));
+                [engine.to_owned()].into_iter().chain(cells).collect()
+            })
+            .collect();
+        markdown(&heading, &rows)
+    }
+
+    /// What was given up, with the reasons; one line each.
+    pub fn troubles(&self) -> Vec<String> {
+        let trouble = |entry: &Entry| {
+            let Entry { engine, workload, setting, series } = entry;
+            let why = series.trouble.as_ref()?;
+            let kept = match series.rounds.len() {
+                0 => String::new(),
+                rounds => format!(" (after {rounds} good rounds)"),
+            };
+            Some(format!("{engine}, {}, {}: {why}{kept}", workload.name, setting.name()))
+        };
+        self.entries.iter().filter_map(trouble).collect()
+    }
+
+    /// A table for the README: for each engine the better of its settings, the median alone.
+    pub fn short(&self) -> String {
+        let engines = self.engines();
+        let heading = [&[""], engines.as_slice(), &["taskflow, another run"]].concat();
+        let mut rows = Vec::new();
+        for &(title, workload, quantity) in SHORT {
+            let better = |engine: &str| {
+                [Setting::Alone, Setting::AllCores]
+                    .into_iter()
+                    .filter_map(|setting| self.spread(engine, workload, setting, quantity))
+                    .map(|spread| spread.median)
+                    .min_by(f64::total_cmp)
+            };
+            let medians: Vec<Option<f64>> = engines.iter().map(|engine| better(engine)).collect();
+            if medians.iter().all(Option::is_none) {
+                continue;
+            }
+            let mut row = vec![title.to_owned()];
+            row.extend(medians.iter().map(|median| median.map_or("–".to_owned(), figure)));
+            let static_graph = taskflow(workload, quantity);
+            row.push(static_graph.map_or("–".to_owned(), |spread| figure(spread.median)));
+            rows.push(row);
+        }
+        markdown(&heading, &rows)
+    }
+}
+
+/// One column: a quantity of a workload.
+struct Column {
+    title: &'static str,
+    workload: &'static str,
+    quantity: &'static str,
+}
+
+/// Columns of the deferred workload.
+const DEFERRED: &[(&str, &str)] = &[
+    ("push", "push_ns"),
+    ("run", "run_ns"),
+    ("push + run", "ns_per_op"),
+    ("bytes pending", "bytes_per_op"),
+    ("push, warm", "warm_push_ns"),
+    ("run, warm", "warm_run_ns"),
+];
+
+/// Rows of the short table.
+const SHORT: &[(&str, &str, &str)] = &[
+    ("chain, ns", "chain", "ns_per_op"),
+    ("independent, ns", "independent", "ns_per_op"),
+    ("fan 1 + 16, ns", "fan", "ns_per_op"),
+    ("random 2r + 1w, ns", "random", "ns_per_op"),
+    ("stencil, width 32, ns", "stencil-32", "ns_per_op"),
+    ("deferred, push, ns", "deferred", "push_ns"),
+    ("deferred, bytes pending", "deferred", "bytes_per_op"),
+    ("METG of the stencil, µs", "metg-stencil", "metg_us"),
+];
+
+/// Taskflow has no package, so its figures (static graph, building and running it, 2 threads) are those of a run on
+/// 2026-11-21, on 2 cores of an AMD EPYC (family 26).
+fn taskflow(workload: &str, quantity: &str) -> Option<Spread> {
+    let (median, min, max) = match (workload, quantity) {
+        ("chain", "ns_per_op") => (47.0, 46.0, 56.0),
+        ("independent", "ns_per_op") => (54.0, 53.0, 62.0),
+        ("fan", "ns_per_op") => (186.0, 178.0, 241.0),
+        ("random", "ns_per_op") => (194.0, 184.0, 210.0),
+        ("stencil-8", "ns_per_op") => (113.0, 107.0, 128.0),
+        ("stencil-32", "ns_per_op") => (124.0, 108.0, 127.0),
+        ("stencil-64", "ns_per_op") => (121.0, 106.0, 139.0),
+        // One figure was kept of these.
+        ("deferred", "push_ns") => (177.0, 177.0, 177.0),
+        ("deferred", "bytes_per_op") => (337.0, 337.0, 337.0),
+        // An upper bound: the search ended there.
+        ("metg-stencil", "metg_us") => (0.41, 0.41, 0.41),
+        _ => return None,
+    };
+    Some(Spread { median, min, max })
+}
+
+/// Median, range, and how many times ours that is.
+fn cell(spread: Option<Spread>, ours: Option<Spread>) -> String {
+    let Some(Spread { median, min, max }) = spread else { return "–".to_owned() };
+    let mut text = figure(median);
+    if min < max {
+        text += &format!(" [{}–{}]", figure(min), figure(max));
+    }
+    if let Some(ours) = ours.filter(|ours| ours.median > 0.0) {
+        text += &format!(" ×{}", figure(median / ours.median));
+    }
+    text
+}
+
+/// With three digits, or all of a larger number's, which are set apart in thousands.
+fn figure(number: f64) -> String {
+    let decimals = match number.abs() {
+        0.0..9.995 => 2,
+        9.995..99.95 => 1,
+        _ => 0,
+    };
+    let text = format!("{number:.decimals$}");
+    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
+    let mut grouped = String::new();
+    for (index, digit) in whole.chars().enumerate() {
+        if index > 0 && (whole.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped + rest
+}
+
+fn markdown(heading: &[&str], rows: &[Vec<String>]) -> String {
+    let widths: Vec<usize> = (0..heading.len())
+        .map(|column| {
+            let cells = rows.iter().map(|row| row[column].chars().count());
+            cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
+        })
+        .collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> = cells
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count())))
+            .collect();
+        format!("| {} |\n", padded.join(" | "))
+    };
+    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+    let mut text = line(&mut heading.iter().copied());
+    text += &line(&mut rule.iter().map(String::as_str));
+    for row in rows {
+        text += &line(&mut row.iter().map(String::as_str));
+    }
+    text
+}
+
+fn distinct(names: impl Iterator<Item = &'static str>) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    for name in names {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::measurement::Measurement;
+    use super::super::workloads::WORKLOADS;
+    use super::*;
+
+    fn workload(name: &str) -> &'static Workload {
+        WORKLOADS.iter().find(|workload| workload.name == name).expect("the table has it")
+    }
+
+    /// Adds a round with one quantity, given as it stands in JSON.
+    fn add(results: &mut Results, engine: &'static str, name: &str, setting: Setting, quantity: &str) {
+        let line = format!(r#"{{"workload":"{name}","engine":"{engine}","workers":0,"n":10,{quantity}}}"#);
+        let measurement = Measurement::find(&line, name).expect("the line is well formed");
+        results.entry(engine, workload(name), setting).series.rounds.push(measurement);
+    }
+
+    #[test]
+    fn a_peer_is_compared_to_ours_in_the_same_setting() {
+        let mut results = Results::default();
+        for (ours, theirs) in [(20, 90), (30, 110), (25, 100)] {
+            add(&mut results, OURS, "chain", Setting::Alone, &format!("\"ns_per_op\":{ours}"));
+            add(&mut results, "gomp", "chain", Setting::Alone, &format!("\"ns_per_op\":{theirs}"));
+        }
+        add(&mut results, "gomp", "chain", Setting::AllCores, "\"ns_per_op\":1234.6");
+        let tables = results.tables();
+        let expected = "\
+### Time per operation (ns), alone
+
+| engine                | chain                |
+| --------------------- | -------------------- |
+| estafette             | 25.0 [20.0–30.0]     |
+| gomp                  | 100 [90.0–110] ×4.00 |
+| taskflow, another run | 47.0 [46.0–56.0]     |
+
+### Time per operation (ns), all cores
+
+| engine                | chain            |
+| --------------------- | ---------------- |
+| gomp                  | 1,235            |
+| taskflow, another run | 47.0 [46.0–56.0] |
+
+";
+        assert_eq!(tables, expected);
+    }
+
+    #[test]
+    fn deferred_and_metg_have_tables_of_their_own() {
+        let mut results = Results::default();
+        add(&mut results, "mxnet", "deferred", Setting::Alone, "\"push_ns\":650,\"bytes_per_op\":466");
+        add(&mut results, "mxnet", "metg-fft", Setting::AllCores, "\"metg_us\":2.8");
+        let tables = results.tables();
+        assert!(
+            tables.contains("| mxnet                 | 650  | –   | –          | 466           |"),
+            "{tables}"
+        );
+        assert!(tables.contains("### METG, 50 % (µs), all cores\n\n| engine | fft  |"), "{tables}");
+        assert!(!tables.contains("Time per operation"), "{tables}");
+    }
+
+    #[test]
+    fn the_short_table_has_the_better_setting() {
+        let mut results = Results::default();
+        add(&mut results, OURS, "random", Setting::Alone, "\"ns_per_op\":70");
+        add(&mut results, OURS, "random", Setting::AllCores, "\"ns_per_op\":60");
+        let expected = "\
+|                    | estafette | taskflow, another run |
+| ------------------ | --------- | --------------------- |
+| random 2r + 1w, ns | 60.0      | 194                   |
+";
+        assert_eq!(results.short(), expected);
+    }
+
+    #[test]
+    fn what_was_given_up_is_told_with_its_reason() {
+        let mut results = Results::default();
+        results.entry("gomp", workload("fan"), Setting::Alone).series.trouble = Some("over 120 s".into());
+        assert_eq!(results.troubles(), ["gomp, fan, alone: over 120 s"]);
+        assert!(results.sizes().contains("| gomp | –   |"), "{}", results.sizes());
+        assert_eq!(results.tables(), "");
+    }
+
+    #[test]
+    fn figures_have_three_digits_or_all_before_the_point() {
+        let figures = [0.014, 9.99, 9.999, 47.0, 123.4, 62_576.0, 1_000_000.4].map(figure);
+        assert_eq!(figures, ["0.01", "9.99", "10.0", "47.0", "123", "62,576", "1,000,000"]);
+    }
+}
