@@ -68,7 +68,7 @@ private:
     State* state_;
 };
 
-// A loop whose length in nanoseconds was measured, so that a body needs no look at the clock.
+// A loop whose speed was measured just before, so that a body needs no look at the clock.
 class Spinner {
 public:
     Spinner() {

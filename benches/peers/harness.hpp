@@ -8,10 +8,11 @@
 //     int workers() const;                       threads beside the submitting one that run operations
 //     void prepare();                             called before each run, without being timed
 //     template <class Body> void run(Body body);  submits every operation and waits until all have run
-//     template <class Body, class Pushed> void run_gated(Body body, Pushed pushed);
+//     template <class Body, class Closed, class Pushed> void run_gated(Body body, Closed closed, Pushed pushed);
 //                                                 the same, but every operation comes after a gate, which is an
-//                                                 operation that writes all variables; `pushed()` is called when
-//                                                 everything is submitted, right before the gate opens
+//                                                 operation that writes all variables; `closed()` is called when the
+//                                                 gate is there, `pushed()` when everything else is, right before
+//                                                 the gate opens
 //
 // With `check` the workload runs with a body whose result depends on the order, and the result is compared with that of
 // running the operations one by one.
@@ -113,16 +114,19 @@ void measure_deferred(Engine& engine, const Program& program, const Options& opt
     const auto count = static_cast<double>(program.operations.size());
     Samples total, push, run, bytes, warm_push, warm_run;
     for (int round = 0; round <= options.rounds; ++round) {
-        Clock::time_point pushed, opened;
-        double grown = 0;
-        engine.prepare();
-        const double before = resident_bytes();
-        const Clock::time_point start = Clock::now();
-        engine.run_gated(Empty(), [&] {
+        Clock::time_point start, pushed, opened;
+        double before = 0, grown = 0;
+        const auto on_closed = [&] {
+            before = resident_bytes();
+            start = Clock::now();
+        };
+        const auto on_pushed = [&] {
             pushed = Clock::now();
             grown = resident_bytes() - before;
             opened = Clock::now();
-        });
+        };
+        engine.prepare();
+        engine.run_gated(Empty(), on_closed, on_pushed);
         const Clock::time_point end = Clock::now();
         const double push_ns = nanoseconds(start, pushed) / count;
         const double run_ns = nanoseconds(opened, end) / count;
@@ -176,12 +180,13 @@ public:
 
 private:
     // Longer bodies than this are not what a task engine is for.
-    static constexpr double BODY_NS_MAX = 300'000;
+    static constexpr double BODY_NS_MAX = 128'000;
     // Below this the spin's own rounds are too coarse.
     static constexpr double BODY_NS_MIN = 8;
 
     double efficiency(double body_ns) {
-        state_.rounds = spinner_.rounds(body_ns);
+        // Calibrated for each point: how fast the loop is changes with what else the machine does.
+        state_.rounds = Spinner().rounds(body_ns);
         Samples walls;
         for (int run = 0; run < 3; ++run) {
             std::fill(state_.cells.begin(), state_.cells.end(), Cell());
@@ -195,7 +200,6 @@ private:
 
     Engine& engine_;
     Task::State state_;
-    Spinner spinner_;
     int cores_;
     double count_;
 };
@@ -230,13 +234,14 @@ bool check(Engine& engine, const Program& program, const Options& options) {
     Hash::State found(program);
     engine.prepare();
     if (options.workload == "deferred") {
-        engine.run_gated(Hash(found), [&] {
+        const auto nothing_ran = [&] {
             for (const std::uint64_t seen : found.seen) {
                 if (seen != 0) {
                     throw std::runtime_error("an operation ran before the gate was opened");
                 }
             }
-        });
+        };
+        engine.run_gated(Hash(found), nothing_ran, nothing_ran);
     } else {
         engine.run(Hash(found));
     }

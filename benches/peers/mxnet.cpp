@@ -114,12 +114,13 @@ public:
         must(wait_all_());
     }
 
-    template <class Body, class Pushed>
-    void run_gated(Body body, Pushed pushed) {
+    template <class Body, class Closed, class Pushed>
+    void run_gated(Body body, Closed closed, Pushed pushed) {
         Gate gate;
         const Property normal = Property::NORMAL;
         must(push_sync_(Gate::wait, &gate, nullptr, &CPU, nullptr, 0, variables_.data(),
                         static_cast<int>(variables_.size()), &normal, 0, nullptr));
+        closed();
         submit_all(body);
         pushed();
         gate.open();

@@ -39,8 +39,8 @@ public:
         submit_all(body);
     }
 
-    template <class Body, class Pushed>
-    void run_gated(Body body, Pushed pushed) {
+    template <class Body, class Closed, class Pushed>
+    void run_gated(Body body, Closed closed, Pushed pushed) {
         char* v = variables_.data();
         const std::size_t count = variables_.size();
 #pragma omp parallel num_threads(threads_)
@@ -50,6 +50,7 @@ public:
 #pragma omp task detach(gate) depend(iterator(std::size_t i = 0 : count), out : v[i])
             {
             }
+            closed();
             submit_all(body);
             pushed();
             omp_fulfill_event(gate);

@@ -150,18 +150,11 @@ inline Program pattern(const std::string& name, std::size_t n) {
         return grid(n, width, 4, nearest);
     }
     if (name == "spread") {
-        // Five points a fifth of the row apart, all but the own one moving on by one each step.
+        // Five points a fifth of the row apart; all but the own one move on by one at each step, for three steps.
         return grid(n, width, 1, [](std::size_t step, std::size_t point) {
             std::vector<std::size_t> points{point};
             for (std::size_t part = 1; part < 5; ++part) {
-                const std::size_t other = (point + part * width / 5 + step) % width;
-                bool listed = false;
-                for (const std::size_t earlier : points) {
-                    listed = listed || earlier == other;
-                }
-                if (!listed) {
-                    points.push_back(other);
-                }
+                points.push_back((point + part * width / 5 + step % 3) % width);
             }
             return points;
         });

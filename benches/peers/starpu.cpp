@@ -70,12 +70,13 @@ public:
         must(starpu_task_wait_for_all(), "starpu_task_wait_for_all");
     }
 
-    template <class Body, class Pushed>
-    void run_gated(Body body, Pushed pushed) {
+    template <class Body, class Closed, class Pushed>
+    void run_gated(Body body, Closed closed, Pushed pushed) {
         const Codelets codelets(body);
         for (const starpu_data_handle_t handle : handles_) {
             must(starpu_data_acquire(handle, STARPU_W), "starpu_data_acquire");
         }
+        closed();
         submit_all(codelets);
         pushed();
         for (const starpu_data_handle_t handle : handles_) {

@@ -54,10 +54,39 @@ impl Measurement {
         Err(format!("printed no line of JSON about `{workload}`"))
     }
 
-    /// The median of a quantity, or its only number; `None` if the program has no such quantity or found no value.
-    pub fn quantity(&self, name: &str) -> Option<f64> {
+    /// What the program says about a quantity; `None` if it does not speak of it.
+    pub fn quantity(&self, name: &str) -> Option<Quantity> {
         let value = self.fields.field(name)?;
-        value.field("median").unwrap_or(value).number()
+        let number = value.field("median").unwrap_or(value).number();
+        Some(number.map_or(Quantity::NotFound, Quantity::Found))
+    }
+}
+
+/// A quantity in one process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Quantity {
+    /// The median of the process's rounds, or its only number.
+    Found(f64),
+    /// The process looked for it and found no value.
+    NotFound,
+}
+
+/// A quantity over all rounds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Summary {
+    /// Every round found it.
+    Spread(Spread),
+    /// So many rounds of so many found no value. A median of the others would look better than the truth.
+    NotFound(usize, usize),
+}
+
+impl Summary {
+    /// The median, if every round found a value.
+    pub fn median(self) -> Option<f64> {
+        match self {
+            Summary::Spread(spread) => Some(spread.median),
+            Summary::NotFound(..) => None,
+        }
     }
 }
 
@@ -71,11 +100,21 @@ pub struct Series {
 }
 
 impl Series {
-    /// Over the rounds that have the quantity. If one of them lacks it, so does the series: a median of those that
-    /// happened to find a value would look better than the truth.
-    pub fn spread(&self, quantity: &str) -> Option<Spread> {
-        let samples: Option<Vec<f64>> = self.rounds.iter().map(|round| round.quantity(quantity)).collect();
-        Spread::of(samples?)
+    /// Over all rounds; `None` if no round speaks of the quantity.
+    pub fn summary(&self, quantity: &str) -> Option<Summary> {
+        let answers: Vec<Quantity> =
+            self.rounds.iter().filter_map(|round| round.quantity(quantity)).collect();
+        let found: Vec<f64> = answers
+            .iter()
+            .filter_map(|answer| match answer {
+                Quantity::Found(number) => Some(*number),
+                Quantity::NotFound => None,
+            })
+            .collect();
+        match answers.len() - found.len() {
+            0 => Spread::of(found).map(Summary::Spread),
+            without => Some(Summary::NotFound(without, answers.len())),
+        }
     }
 }
 
@@ -90,9 +129,9 @@ mod tests {
         let output = format!("[12:00] starting\n{}\n{LINE}\n", LINE.replace("chain", "fan"));
         let found = Measurement::find(&output, "chain").unwrap();
         assert_eq!((found.n, found.workers), (10.0, 1.0));
-        assert_eq!(found.quantity("ns_per_op"), Some(2.5));
-        assert_eq!(found.quantity("bytes_per_op"), Some(7.0));
-        assert_eq!(found.quantity("metg_us"), None);
+        assert_eq!(found.quantity("ns_per_op"), Some(Quantity::Found(2.5)));
+        assert_eq!(found.quantity("bytes_per_op"), Some(Quantity::Found(7.0)));
+        assert_eq!(found.quantity("metg_us"), Some(Quantity::NotFound));
         assert_eq!(found.quantity("push_ns"), None);
     }
 
@@ -110,11 +149,19 @@ mod tests {
                 .unwrap()
         };
         let mut series = Series { rounds: vec![round("9"), round("2"), round("3")], trouble: None };
-        assert_eq!(series.spread("ns_per_op"), Some(Spread { median: 3.0, min: 2.0, max: 9.0 }));
+        let spread = Spread { median: 3.0, min: 2.0, max: 9.0 };
+        assert_eq!(series.summary("ns_per_op"), Some(Summary::Spread(spread)));
         series.rounds.push(round("5"));
-        assert_eq!(series.spread("ns_per_op").map(|spread| spread.median), Some(4.0));
-        series.rounds.push(round("null"));
-        assert_eq!(series.spread("ns_per_op"), None);
-        assert_eq!(Series::default().spread("ns_per_op"), None);
+        assert_eq!(series.summary("ns_per_op").and_then(Summary::median), Some(4.0));
+        assert_eq!(series.summary("push_ns"), None);
+        assert_eq!(Series::default().summary("ns_per_op"), None);
+    }
+
+    #[test]
+    fn a_round_without_a_value_is_not_hidden_by_the_others() {
+        let found = Measurement::find(LINE, "chain").unwrap();
+        let without = Measurement::find(&LINE.replace("2.5", "null"), "chain").unwrap();
+        let series = Series { rounds: vec![found.clone(), without, found], trouble: None };
+        assert_eq!(series.summary("ns_per_op"), Some(Summary::NotFound(1, 3)));
     }
 }

@@ -1,7 +1,7 @@
 //! The tables: Markdown, padded so that a terminal shows them as well.
 
 use super::engines::OURS;
-use super::measurement::{Series, Spread};
+use super::measurement::{Series, Spread, Summary};
 use super::workloads::{Kind, Setting, Workload};
 
 /// All that was measured, in the order of the tables.
@@ -41,11 +41,11 @@ impl Results {
         &mut self.entries[index]
     }
 
-    fn spread(&self, engine: &str, workload: &str, setting: Setting, quantity: &str) -> Option<Spread> {
+    fn summary(&self, engine: &str, workload: &str, setting: Setting, quantity: &str) -> Option<Summary> {
         let same = |entry: &&Entry| {
             entry.engine == engine && entry.workload.name == workload && entry.setting == setting
         };
-        self.entries.iter().find(same)?.series.spread(quantity)
+        self.entries.iter().find(same)?.series.summary(quantity)
     }
 
     /// The engines that were asked for anything, in the order in which they came.
@@ -102,22 +102,22 @@ impl Results {
     fn rows(&self, setting: Setting, columns: &[Column]) -> Vec<Vec<String>> {
         let mut rows = Vec::new();
         for engine in self.engines() {
-            let spreads: Vec<Option<Spread>> =
-                columns.iter().map(|at| self.spread(engine, at.workload, setting, at.quantity)).collect();
-            if spreads.iter().all(Option::is_none) {
+            let summaries: Vec<Option<Summary>> =
+                columns.iter().map(|at| self.summary(engine, at.workload, setting, at.quantity)).collect();
+            if summaries.iter().all(Option::is_none) {
                 continue;
             }
             let mut row = vec![engine.to_owned()];
-            for (spread, at) in spreads.iter().zip(columns) {
-                let ours = self.spread(OURS, at.workload, setting, at.quantity);
-                row.push(cell(*spread, ours.filter(|_| engine != OURS)));
+            for (summary, at) in summaries.iter().zip(columns) {
+                let ours = self.summary(OURS, at.workload, setting, at.quantity);
+                row.push(cell(*summary, ours.filter(|_| engine != OURS)));
             }
             rows.push(row);
         }
-        let taskflow: Vec<Option<Spread>> =
-            columns.iter().map(|at| taskflow(at.workload, at.quantity)).collect();
+        let taskflow: Vec<Option<Summary>> =
+            columns.iter().map(|at| taskflow(at.workload, at.quantity).map(Summary::Spread)).collect();
         if !rows.is_empty() && taskflow.iter().any(Option::is_some) {
-            let cells = taskflow.iter().map(|spread| cell(*spread, None));
+            let cells = taskflow.iter().map(|summary| cell(*summary, None));
             rows.push(["taskflow, another run".to_owned()].into_iter().chain(cells).collect());
         }
         rows
@@ -132,7 +132,7 @@ impl Results {
                 self.entries.iter().filter(|entry| entry.engine == engine && entry.workload.name == workload);
             of_both
                 .find_map(|entry| entry.series.rounds.first())
-                .map_or("–".to_owned(), |round| round.n.to_string())
+                .map_or("–".to_owned(), |round| figure(round.n))
         };
         let rows: Vec<Vec<String>> = self
             .engines()
@@ -168,8 +168,8 @@ impl Results {
             let better = |engine: &str| {
                 [Setting::Alone, Setting::AllCores]
                     .into_iter()
-                    .filter_map(|setting| self.spread(engine, workload, setting, quantity))
-                    .map(|spread| spread.median)
+                    .filter_map(|setting| self.summary(engine, workload, setting, quantity))
+                    .filter_map(Summary::median)
                     .min_by(f64::total_cmp)
             };
             let medians: Vec<Option<f64>> = engines.iter().map(|engine| better(engine)).collect();
@@ -237,14 +237,18 @@ fn taskflow(workload: &str, quantity: &str) -> Option<Spread> {
 }
 
 /// Median, range, and how many times ours that is.
-fn cell(spread: Option<Spread>, ours: Option<Spread>) -> String {
-    let Some(Spread { median, min, max }) = spread else { return "–".to_owned() };
+fn cell(summary: Option<Summary>, ours: Option<Summary>) -> String {
+    let Spread { median, min, max } = match summary {
+        None => return "–".to_owned(),
+        Some(Summary::NotFound(without, rounds)) => return format!("not reached ({without} of {rounds})"),
+        Some(Summary::Spread(spread)) => spread,
+    };
     let mut text = figure(median);
     if min < max {
         text += &format!(" [{}–{}]", figure(min), figure(max));
     }
-    if let Some(ours) = ours.filter(|ours| ours.median > 0.0) {
-        text += &format!(" ×{}", figure(median / ours.median));
+    if let Some(ours) = ours.and_then(Summary::median).filter(|ours| *ours > 0.0) {
+        text += &format!(" ×{}", figure(median / ours));
     }
     text
 }
@@ -352,12 +356,14 @@ mod tests {
         let mut results = Results::default();
         add(&mut results, "mxnet", "deferred", Setting::Alone, "\"push_ns\":650,\"bytes_per_op\":466");
         add(&mut results, "mxnet", "metg-fft", Setting::AllCores, "\"metg_us\":2.8");
+        add(&mut results, "gomp", "metg-fft", Setting::AllCores, "\"metg_us\":null");
         let tables = results.tables();
         assert!(
             tables.contains("| mxnet                 | 650  | –   | –          | 466           |"),
             "{tables}"
         );
-        assert!(tables.contains("### METG, 50 % (µs), all cores\n\n| engine | fft  |"), "{tables}");
+        assert!(tables.contains("| mxnet  | 2.80                 |"), "{tables}");
+        assert!(tables.contains("| gomp   | not reached (1 of 1) |"), "{tables}");
         assert!(!tables.contains("Time per operation"), "{tables}");
     }
 
