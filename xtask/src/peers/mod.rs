@@ -122,7 +122,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
 
     let results = measure(options, &engines);
     let report = report(options, &results, &machine, &missing);
-    println!("\n{report}\n## For the README\n\n{}", results.short());
+    println!("\n{report}\n## For the README\n\n{SHORT_CAPTION}\n\n{}", results.short());
     if options.save {
         let path = shell::root().join("benches/results").join(format!("{}-peers.md", machine::date()?));
         std::fs::write(&path, &report)
@@ -230,7 +230,7 @@ fn report(options: &Options, results: &Results, machine: &str, missing: &[String
         text += &format!("- **{}**, {}: {}\n", peer.name, peer.about, peer.best);
     }
     text += "- **taskflow**: figures of another run, with 2 threads; a static graph whose edges the program derived \
-             itself, building and running it. Its METG is an upper bound.\n\n";
+             itself, building and running it.\n\n";
     text += "### Missing or given up\n\n";
     let mut troubles = missing.to_vec();
     troubles.extend(results.troubles());
@@ -241,6 +241,8 @@ fn report(options: &Options, results: &Results, machine: &str, missing: &[String
     text += CAVEATS;
     text
 }
+
+const SHORT_CAPTION: &str = "Medians; for each engine the better of *alone* and *all cores*.";
 
 const CAVEATS: &str = "\n### Caveats\n\n\
     - Compare figures of one run only, and look at the range before believing a ratio: cores that others use, and \

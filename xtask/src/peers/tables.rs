@@ -107,20 +107,34 @@ impl Results {
             if summaries.iter().all(Option::is_none) {
                 continue;
             }
-            let mut row = vec![engine.to_owned()];
+            let mut row = vec![self.with_workers(engine, setting, columns)];
             for (summary, at) in summaries.iter().zip(columns) {
                 let ours = self.summary(OURS, at.workload, setting, at.quantity);
                 row.push(cell(*summary, ours.filter(|_| engine != OURS)));
             }
             rows.push(row);
         }
-        let taskflow: Vec<Option<Summary>> =
-            columns.iter().map(|at| taskflow(at.workload, at.quantity).map(Summary::Spread)).collect();
+        let taskflow: Vec<Option<&str>> =
+            columns.iter().map(|at| taskflow(at.workload, at.quantity)).collect();
         if !rows.is_empty() && taskflow.iter().any(Option::is_some) {
-            let cells = taskflow.iter().map(|summary| cell(*summary, None));
-            rows.push(["taskflow, another run".to_owned()].into_iter().chain(cells).collect());
+            let cells = taskflow.iter().map(|text| text.unwrap_or(NONE).to_owned());
+            rows.push([TASKFLOW.to_owned()].into_iter().chain(cells).collect());
         }
         rows
+    }
+
+    /// The engine's name, and how many threads ran its operations beside the submitting one.
+    fn with_workers(&self, engine: &str, setting: Setting, columns: &[Column]) -> String {
+        let of_row = self.entries.iter().filter(|entry| {
+            entry.engine == engine
+                && entry.setting == setting
+                && columns.iter().any(|at| at.workload == entry.workload.name)
+        });
+        match of_row.flat_map(|entry| &entry.series.rounds).next().map(|round| round.workers) {
+            Some(1.0) => format!("{engine}, 1 worker"),
+            Some(0.0) | None => format!("{engine}, no worker"),
+            Some(workers) => format!("{engine}, {workers} workers"),
+        }
     }
 
     /// How many operations each engine was given.
@@ -132,7 +146,7 @@ impl Results {
                 self.entries.iter().filter(|entry| entry.engine == engine && entry.workload.name == workload);
             of_both
                 .find_map(|entry| entry.series.rounds.first())
-                .map_or("–".to_owned(), |round| figure(round.n))
+                .map_or(NONE.to_owned(), |round| figure(round.n))
         };
         let rows: Vec<Vec<String>> = self
             .engines()
@@ -162,7 +176,7 @@ impl Results {
     /// A table for the README: for each engine the better of its settings, the median alone.
     pub fn short(&self) -> String {
         let engines = self.engines();
-        let heading = [&[""], engines.as_slice(), &["taskflow, another run"]].concat();
+        let heading = [&[""], engines.as_slice(), &[TASKFLOW]].concat();
         let mut rows = Vec::new();
         for &(title, workload, quantity) in SHORT {
             let better = |engine: &str| {
@@ -177,14 +191,20 @@ impl Results {
                 continue;
             }
             let mut row = vec![title.to_owned()];
-            row.extend(medians.iter().map(|median| median.map_or("–".to_owned(), figure)));
-            let static_graph = taskflow(workload, quantity);
-            row.push(static_graph.map_or("–".to_owned(), |spread| figure(spread.median)));
+            row.extend(medians.iter().map(|median| median.map_or(NONE.to_owned(), figure)));
+            let static_graph = taskflow(workload, quantity).unwrap_or(NONE);
+            row.push(static_graph.split(" [").next().unwrap_or(NONE).to_owned());
             rows.push(row);
         }
         markdown(&heading, &rows)
     }
 }
+
+/// A cell without a figure.
+const NONE: &str = "–";
+
+/// The heading of Taskflow's figures.
+const TASKFLOW: &str = "taskflow, another run";
 
 /// One column: a quantity of a workload.
 struct Column {
@@ -217,29 +237,27 @@ const SHORT: &[(&str, &str, &str)] = &[
 
 /// Taskflow has no package, so its figures (static graph, building and running it, 2 threads) are those of a run on
 /// 2026-11-21, on 2 cores of an AMD EPYC (family 26).
-fn taskflow(workload: &str, quantity: &str) -> Option<Spread> {
-    let (median, min, max) = match (workload, quantity) {
-        ("chain", "ns_per_op") => (47.0, 46.0, 56.0),
-        ("independent", "ns_per_op") => (54.0, 53.0, 62.0),
-        ("fan", "ns_per_op") => (186.0, 178.0, 241.0),
-        ("random", "ns_per_op") => (194.0, 184.0, 210.0),
-        ("stencil-8", "ns_per_op") => (113.0, 107.0, 128.0),
-        ("stencil-32", "ns_per_op") => (124.0, 108.0, 127.0),
-        ("stencil-64", "ns_per_op") => (121.0, 106.0, 139.0),
-        // One figure was kept of these.
-        ("deferred", "push_ns") => (177.0, 177.0, 177.0),
-        ("deferred", "bytes_per_op") => (337.0, 337.0, 337.0),
-        // An upper bound: the search ended there.
-        ("metg-stencil", "metg_us") => (0.41, 0.41, 0.41),
+fn taskflow(workload: &str, quantity: &str) -> Option<&'static str> {
+    Some(match (workload, quantity) {
+        ("chain", "ns_per_op") => "47 [46–56]",
+        ("independent", "ns_per_op") => "54 [53–62]",
+        ("fan", "ns_per_op") => "186 [178–241]",
+        ("random", "ns_per_op") => "194 [184–210]",
+        ("stencil-8", "ns_per_op") => "113 [107–128]",
+        ("stencil-32", "ns_per_op") => "124 [108–127]",
+        ("stencil-64", "ns_per_op") => "121 [106–139]",
+        ("deferred", "push_ns") => "177",
+        ("deferred", "bytes_per_op") => "337",
+        // The search ended there.
+        ("metg-stencil", "metg_us") => "below 0.41",
         _ => return None,
-    };
-    Some(Spread { median, min, max })
+    })
 }
 
 /// Median, range, and how many times ours that is.
 fn cell(summary: Option<Summary>, ours: Option<Summary>) -> String {
     let Spread { median, min, max } = match summary {
-        None => return "–".to_owned(),
+        None => return NONE.to_owned(),
         Some(Summary::NotFound(without, rounds)) => return format!("not reached ({without} of {rounds})"),
         Some(Summary::Spread(spread)) => spread,
     };
@@ -317,7 +335,9 @@ mod tests {
 
     /// Adds a round with one quantity, given as it stands in JSON.
     fn add(results: &mut Results, engine: &'static str, name: &str, setting: Setting, quantity: &str) {
-        let line = format!(r#"{{"workload":"{name}","engine":"{engine}","workers":0,"n":10,{quantity}}}"#);
+        let workers = setting.threads(2) - 1;
+        let line =
+            format!(r#"{{"workload":"{name}","engine":"{engine}","workers":{workers},"n":10,{quantity}}}"#);
         let measurement = Measurement::find(&line, name).expect("the line is well formed");
         results.entry(engine, workload(name), setting).series.rounds.push(measurement);
     }
@@ -336,16 +356,16 @@ mod tests {
 
 | engine                | chain                |
 | --------------------- | -------------------- |
-| estafette             | 25.0 [20.0–30.0]     |
-| gomp                  | 100 [90.0–110] ×4.00 |
-| taskflow, another run | 47.0 [46.0–56.0]     |
+| estafette, no worker  | 25.0 [20.0–30.0]     |
+| gomp, no worker       | 100 [90.0–110] ×4.00 |
+| taskflow, another run | 47 [46–56]           |
 
 ### Time per operation (ns), all cores
 
-| engine                | chain            |
-| --------------------- | ---------------- |
-| gomp                  | 1,235            |
-| taskflow, another run | 47.0 [46.0–56.0] |
+| engine                | chain      |
+| --------------------- | ---------- |
+| gomp, 1 worker        | 1,235      |
+| taskflow, another run | 47 [46–56] |
 
 ";
         assert_eq!(tables, expected);
@@ -359,11 +379,11 @@ mod tests {
         add(&mut results, "gomp", "metg-fft", Setting::AllCores, "\"metg_us\":null");
         let tables = results.tables();
         assert!(
-            tables.contains("| mxnet                 | 650  | –   | –          | 466           |"),
+            tables.contains("| mxnet, no worker      | 650  | –   | –          | 466           |"),
             "{tables}"
         );
-        assert!(tables.contains("| mxnet  | 2.80                 |"), "{tables}");
-        assert!(tables.contains("| gomp   | not reached (1 of 1) |"), "{tables}");
+        assert!(tables.contains("| mxnet, 1 worker | 2.80                 |"), "{tables}");
+        assert!(tables.contains("| gomp, 1 worker  | not reached (1 of 1) |"), "{tables}");
         assert!(!tables.contains("Time per operation"), "{tables}");
     }
 
