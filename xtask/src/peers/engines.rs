@@ -68,7 +68,8 @@ pub const PEERS: &[Peer] = &[
     Peer {
         name: "starpu",
         about: "StarPU tasks over data handles",
-        best: "handles without data, one codelet per signature, no performance model, scheduler `eager`. The \
+        best: "handles without data, one codelet per signature, no performance model, scheduler `eager`, at most \
+               500 tasks pending at a time. The \
                submitting thread cannot run tasks, so *alone* has one worker beside it, and *all cores* one per core.",
         source: "starpu.cpp",
         compiler: "g++",

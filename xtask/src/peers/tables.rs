@@ -159,18 +159,29 @@ impl Results {
         markdown(&heading, &rows)
     }
 
-    /// What was given up, with the reasons; one line each.
+    /// What was given up, with the reasons; a line for each engine, setting and reason.
     pub fn troubles(&self) -> Vec<String> {
-        let trouble = |entry: &Entry| {
-            let Entry { engine, workload, setting, series } = entry;
-            let why = series.trouble.as_ref()?;
-            let kept = match series.rounds.len() {
-                0 => String::new(),
-                rounds => format!(" (after {rounds} good rounds)"),
+        let mut groups: Vec<Trouble> = Vec::new();
+        for Entry { engine, workload, setting, series } in &self.entries {
+            let Some(why) = &series.trouble else { continue };
+            let reason = match series.rounds.len() {
+                0 => why.clone(),
+                rounds => format!("{why} (after {rounds} good rounds)"),
             };
-            Some(format!("{engine}, {}, {}: {why}{kept}", workload.name, setting.name()))
+            let same = |group: &&mut Trouble| {
+                group.engine == *engine && group.setting == *setting && group.reason == reason
+            };
+            match groups.iter_mut().find(same) {
+                Some(group) => group.workloads.push(workload.name),
+                None => {
+                    groups.push(Trouble { engine, setting: *setting, reason, workloads: vec![workload.name] })
+                }
+            }
+        }
+        let line = |Trouble { engine, setting, reason, workloads }: &Trouble| {
+            format!("{engine}, {}, {}: {reason}", setting.name(), workloads.join(", "))
         };
-        self.entries.iter().filter_map(trouble).collect()
+        groups.iter().map(line).collect()
     }
 
     /// A table for the README: for each engine the better of its settings, the median alone.
@@ -198,6 +209,14 @@ impl Results {
         }
         markdown(&heading, &rows)
     }
+}
+
+/// Workloads that one engine gave up for one reason.
+struct Trouble {
+    engine: &'static str,
+    setting: Setting,
+    reason: String,
+    workloads: Vec<&'static str>,
 }
 
 /// A cell without a figure.
@@ -403,10 +422,17 @@ mod tests {
     #[test]
     fn what_was_given_up_is_told_with_its_reason() {
         let mut results = Results::default();
-        results.entry("gomp", workload("fan"), Setting::Alone).series.trouble = Some("over 120 s".into());
-        assert_eq!(results.troubles(), ["gomp, fan, alone: over 120 s"]);
-        assert!(results.sizes().contains("| gomp | –   |"), "{}", results.sizes());
-        assert_eq!(results.tables(), "");
+        for name in ["fan", "random"] {
+            results.entry("gomp", workload(name), Setting::Alone).series.trouble = Some("over 120 s".into());
+        }
+        add(&mut results, "gomp", "chain", Setting::Alone, "\"ns_per_op\":null");
+        results.entry("gomp", workload("chain"), Setting::Alone).series.trouble = Some("it crashed".into());
+        assert_eq!(
+            results.troubles(),
+            ["gomp, alone, fan, random: over 120 s", "gomp, alone, chain: it crashed (after 1 good rounds)"]
+        );
+        assert!(results.sizes().contains("| gomp | –   | –      | 10.0  |"), "{}", results.sizes());
+        assert!(results.tables().contains("| gomp, no worker       | not reached (1 of 1) |"));
     }
 
     #[test]
