@@ -1,6 +1,8 @@
-// What operations do: nothing, a result that depends on their order, or a spin of a given length that checks its inputs.
+// What operations do: nothing, a result that depends on their order, or a spin of a given length that checks
+// its inputs.
 //
-// A body is called with the index of its operation. Engines copy bodies around, so they are a pointer or two at most.
+// A body is called with the index of its operation. Engines copy bodies around, so they are a pointer or two
+// at most.
 
 #pragma once
 
@@ -29,8 +31,8 @@ struct alignas(64) Cell {
     std::uint64_t value = 0;
 };
 
-// Every operation mixes its index and what it reads into what it writes. No two orders that the accesses forbid to
-// swap give the same contents, but by a collision of 64-bit hashes.
+// Every operation mixes its index and what it reads into what it writes. No two orders that the accesses
+// forbid to swap give the same contents, but by a collision of 64-bit hashes.
 class Hash {
 public:
     struct State {
@@ -97,7 +99,8 @@ private:
     double ns_per_round_;
 };
 
-// The task of METG: each checks that every variable it reads was written by the step before, spins, and writes its step.
+// The task of METG: each checks that every variable it reads was written by the step before, spins, and
+// writes its step.
 class Task {
 public:
     struct State {

@@ -1,4 +1,5 @@
-// What all peer programs share: the command line, the measuring, and the lines of JSON (described in benches/README.md).
+// What all peer programs share: the command line, the measuring, and the lines of JSON (described in
+// benches/README.md).
 //
 //     peer-NAME WORKLOAD N THREADS ROUNDS [check]
 //
@@ -7,15 +8,16 @@
 //     const char* name() const;
 //     int workers() const;                       threads beside the submitting one that run operations
 //     void prepare();                             called before each run, without being timed
-//     template <class Body> void run(Body body);  submits every operation and waits until all have run
+//     template <class Body> void run(Body body, std::size_t count);
+//                                                 submits the first `count` operations and waits until all have run
 //     template <class Body, class Closed, class Pushed> void run_gated(Body body, Closed closed, Pushed pushed);
-//                                                 the same, but every operation comes after a gate, which is an
-//                                                 operation that writes all variables; `closed()` is called when the
-//                                                 gate is there, `pushed()` when everything else is, right before
-//                                                 the gate opens
+//                                                 the same with all operations, and each comes after a
+//                                                 gate, an operation that writes all variables; `closed()`
+//                                                 is called when the gate is there, `pushed()` when
+//                                                 everything else is, right before the gate opens
 //
-// With `check` the workload runs with a body whose result depends on the order, and the result is compared with that of
-// running the operations one by one.
+// With `check` the workload runs with a body whose result depends on the order, and the result is compared
+// with that of running the operations one by one.
 
 #pragma once
 
@@ -98,7 +100,7 @@ void measure(Engine& engine, const Program& program, const Options& options) {
     for (int round = 0; round <= options.rounds; ++round) {
         engine.prepare();
         const Clock::time_point start = Clock::now();
-        engine.run(Empty());
+        engine.run(Empty(), program.operations.size());
         const Clock::time_point end = Clock::now();
         if (round > 0) {
             samples.values.push_back(nanoseconds(start, end) / count);
@@ -107,8 +109,8 @@ void measure(Engine& engine, const Program& program, const Options& options) {
     Line(options, engine.name(), engine.workers(), program.operations.size()).quantity("ns_per_op", samples).print();
 }
 
-// Pushing and running apart. The first run counts, since its memory is the process's first; the later ones show what the
-// same costs with memory that the engine already has.
+// Pushing and running apart. The first run counts, since its memory is the process's first; the later ones
+// show what the same costs with memory that the engine already has.
 template <class Engine>
 void measure_deferred(Engine& engine, const Program& program, const Options& options) {
     const auto count = static_cast<double>(program.operations.size());
@@ -154,7 +156,7 @@ template <class Engine>
 class Metg {
 public:
     Metg(Engine& engine, const Program& program, int cores)
-        : engine_(engine), state_(program), cores_(cores), count_(static_cast<double>(program.operations.size())) {}
+        : engine_(engine), state_(program), cores_(cores) {}
 
     // In nanoseconds, or infinity if even the longest body is not enough.
     double search() {
@@ -181,33 +183,44 @@ public:
 private:
     // Longer bodies than this are not what a task engine is for.
     static constexpr double BODY_NS_MAX = 128'000;
+    // The bodies of one run last no longer than this, taken together,
+    static constexpr double BODIES_NS_MAX = 100e6;
+    // unless these steps need more: with fewer, the beginning and the end would count.
+    static constexpr std::size_t STEPS_LONG = 50;
     // Below this the spin's own rounds are too coarse.
     static constexpr double BODY_NS_MIN = 8;
 
     double efficiency(double body_ns) {
         // Calibrated for each point: how fast the loop is changes with what else the machine does.
         state_.rounds = Spinner().rounds(body_ns);
+        const std::size_t count = operations(body_ns);
         Samples walls;
         for (int run = 0; run < 3; ++run) {
             std::fill(state_.cells.begin(), state_.cells.end(), Cell());
             engine_.prepare();
             const Clock::time_point start = Clock::now();
-            engine_.run(Task(state_));
+            engine_.run(Task(state_), count);
             walls.values.push_back(nanoseconds(start, Clock::now()));
         }
-        return count_ * body_ns / (walls.median() * cores_);
+        return static_cast<double>(count) * body_ns / (walls.median() * cores_);
+    }
+
+    // With long bodies fewer steps show as much.
+    std::size_t operations(double body_ns) const {
+        const std::size_t per_step = state_.program.per_step;
+        const auto enough = static_cast<std::size_t>(BODIES_NS_MAX / body_ns) / per_step;
+        return std::min(state_.program.operations.size(), std::max(enough, STEPS_LONG) * per_step);
     }
 
     Engine& engine_;
     Task::State state_;
     int cores_;
-    double count_;
 };
 
 template <class Engine>
 void measure_metg(Engine& engine, const Program& program, const Options& options) {
     engine.prepare();
-    engine.run(Empty());
+    engine.run(Empty(), program.operations.size());
     Samples samples;
     for (int round = 0; round < options.rounds; ++round) {
         const double granularity = Metg<Engine>(engine, program, options.threads).search();
@@ -243,7 +256,7 @@ bool check(Engine& engine, const Program& program, const Options& options) {
         };
         engine.run_gated(Hash(found), nothing_ran, nothing_ran);
     } else {
-        engine.run(Hash(found));
+        engine.run(Hash(found), program.operations.size());
     }
     bool same = expected.seen == found.seen;
     for (std::size_t variable = 0; variable < program.variables; ++variable) {

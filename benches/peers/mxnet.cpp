@@ -3,9 +3,10 @@
 // To look its best:
 // - operations name bare engine variables, which cost less than arrays;
 // - there is no deleter and no name to copy, and the parameter is a number;
-// - with THREADS = 1 operations are marked `kAsync`, which lets the engine run those that are ready in the submitting
-//   thread. With more they go to THREADS workers, as MXNet's own operators on a CPU do.
-// The engine has at least one worker beside the submitting thread, and those that become ready later run there.
+// - with THREADS = 1 operations are marked `kAsync`, which lets the engine run those that are ready in the
+//   submitting thread. With more they go to THREADS workers, as MXNet's own operators on a CPU do.
+// The engine has at least one worker beside the submitting thread, and those that become ready later run
+// there.
 
 #include <dlfcn.h>
 
@@ -17,9 +18,10 @@
 
 namespace peers {
 
-// The C interface makes no bare variables, so this one call goes through the C++ class. Only the place of `NewVariable`
-// among the virtual functions matters, as declared in version 1.9.1. It lies outside the unnamed namespace: a class that no
-// other file can implement has only pure functions, and the compiler would call those.
+// The C interface makes no bare variables, so this one call goes through the C++ class. Only the place of
+// `NewVariable` among the virtual functions matters, as declared in version 1.9.1. It lies outside the
+// unnamed namespace: a class that no other file can implement has only pure functions, and the compiler would
+// call those.
 class EngineInterface {
 public:
     virtual void notify_shutdown() = 0;
@@ -47,7 +49,8 @@ struct Context {
 constexpr Context CPU{1, 0};
 enum class Property { NORMAL = 0, ASYNC = 4 };
 
-// Bodies are the same for all operations of a run, so they stay in one place and the parameter is the index alone.
+// Bodies are the same for all operations of a run, so they stay in one place and the parameter is the index
+// alone.
 template <class Body>
 const Body* current_body = nullptr;
 
@@ -109,8 +112,8 @@ public:
     void prepare() {}
 
     template <class Body>
-    void run(Body body) {
-        submit_all(body);
+    void run(Body body, std::size_t count) {
+        submit_all(body, count);
         must(wait_all_());
     }
 
@@ -121,7 +124,7 @@ public:
         must(push_sync_(Gate::wait, &gate, nullptr, &CPU, nullptr, 0, variables_.data(),
                         static_cast<int>(variables_.size()), &normal, 0, nullptr));
         closed();
-        submit_all(body);
+        submit_all(body, program_.operations.size());
         pushed();
         gate.open();
         must(wait_all_());
@@ -144,9 +147,8 @@ private:
     }
 
     template <class Body>
-    void submit_all(const Body& body) {
+    void submit_all(const Body& body, std::size_t count) {
         current_body<Body> = &body;
-        const std::size_t count = program_.operations.size();
         for (std::size_t op = 0; op < count; ++op) {
             const peers::Operation& operation = program_.operations[op];
             void* reads[peers::READS_MAX];

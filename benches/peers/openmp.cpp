@@ -1,10 +1,12 @@
 // OpenMP tasks with `depend` clauses: GCC's runtime when built by g++, LLVM's when built by clang++.
 //
 // To look its best:
-// - each number of reads has a pragma of its own, since a clause with an iterator costs an array more per task;
+// - each number of reads has a pragma of its own, since a clause with an iterator costs an array more per
+//   task;
 // - the end of the parallel region waits for the tasks, which is faster here than `taskwait`;
-// - the submitting thread does wait after each window of tasks, since both runtimes get slower with what is pending on a
-//   variable (GCC's by orders of magnitude); only not where tasks of a window share no variable, and not behind the gate;
+// - the submitting thread does wait after each window of tasks, since both runtimes get slower with what is
+//   pending on a variable (GCC's by orders of magnitude); only not where tasks of a window share no variable,
+//   and not behind the gate;
 // - the gate is a detached task, so that no thread blocks in it;
 // - the submitting thread is one of the team and runs tasks itself when it has submitted all.
 
@@ -42,10 +44,10 @@ public:
     void prepare() {}
 
     template <class Body>
-    void run(Body body) {
+    void run(Body body, std::size_t count) {
 #pragma omp parallel num_threads(threads_)
 #pragma omp single
-        submit_all(body, windows_);
+        submit_all(body, count, windows_);
     }
 
     template <class Body, class Closed, class Pushed>
@@ -60,7 +62,7 @@ public:
             {
             }
             closed();
-            submit_all(body, false);
+            submit_all(body, program_.operations.size(), false);
             pushed();
             omp_fulfill_event(gate);
         }
@@ -75,8 +77,7 @@ private:
     }
 
     template <class Body>
-    void submit_all(Body body, bool windows) {
-        const std::size_t count = program_.operations.size();
+    void submit_all(Body body, std::size_t count, bool windows) {
         for (std::size_t op = 0; op < count; ++op) {
             submit(program_.operations[op], op, body);
             if (windows && op % WINDOW == WINDOW - 1) {

@@ -1,6 +1,7 @@
 // The workloads, as lists of operations with their accesses: every engine is handed the same ones.
 //
-// They are made before the clock starts. What each workload is, is told in benches/README.md and beside its maker below.
+// They are made before the clock starts. What each workload is, is told in benches/README.md and beside its
+// maker below.
 
 #pragma once
 
@@ -93,8 +94,8 @@ inline Program random(std::size_t n) {
     return program;
 }
 
-// A grid of `width` points in time steps, `graphs` times side by side. Each point has two variables, used in turn: the
-// operation of a point writes one and reads those that its neighbours wrote in the step before.
+// A grid of `width` points in time steps, `graphs` times side by side. Each point has two variables, used in
+// turn: the operation of a point writes one and reads those that its neighbours wrote in the step before.
 //
 // `neighbours(step, point)` lists the points of the previous step that the operation reads.
 template <class Neighbours>

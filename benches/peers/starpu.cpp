@@ -3,10 +3,10 @@
 // To look its best:
 // - handles hold no data (`starpu_void_data_register`), so nothing is ever moved or allocated for them;
 // - one codelet for each set of accesses is made once, with no performance model to keep;
-// - the scheduler is `eager`, one central queue: with empty bodies and few cores it beat `lws`, the default, in most of our
-//   workloads. STARPU_SCHED in the environment chooses another one;
-// - the submitting thread sleeps while many tasks are pending, which leaves the cores to the workers and made empty tasks two
-//   to four times faster with a worker per core; only not behind the gate;
+// - the scheduler is `eager`, one central queue: with empty bodies and few cores it beat `lws`, the default,
+//   in most of our workloads. STARPU_SCHED in the environment chooses another one;
+// - the submitting thread sleeps while many tasks are pending, which leaves the cores to the workers and made
+//   empty tasks two to four times faster with a worker per core; only not behind the gate;
 // - the gate is the application's own hold on the handles, so that no worker blocks in it.
 // The submitting thread cannot run tasks, so the least is one worker beside it; `workers` says how many.
 
@@ -18,7 +18,8 @@
 
 namespace {
 
-// A codelet gets one pointer; bodies are small and the same for all tasks of a run, so they stay in one place.
+// A codelet gets one pointer; bodies are small and the same for all tasks of a run, so they stay in one
+// place.
 template <class Body>
 const Body* current_body = nullptr;
 
@@ -70,9 +71,9 @@ public:
     void prepare() {}
 
     template <class Body>
-    void run(Body body) {
+    void run(Body body, std::size_t count) {
         const Codelets codelets(body);
-        submit_all(codelets, true);
+        submit_all(codelets, count, true);
         must(starpu_task_wait_for_all(), "starpu_task_wait_for_all");
     }
 
@@ -83,7 +84,7 @@ public:
             must(starpu_data_acquire(handle, STARPU_W), "starpu_data_acquire");
         }
         closed();
-        submit_all(codelets, false);
+        submit_all(codelets, program_.operations.size(), false);
         pushed();
         for (const starpu_data_handle_t handle : handles_) {
             starpu_data_release(handle);
@@ -114,8 +115,7 @@ private:
         mutable starpu_codelet of[peers::READS_MAX + 1][2];
     };
 
-    void submit_all(const Codelets& codelets, bool windows) {
-        const std::size_t count = program_.operations.size();
+    void submit_all(const Codelets& codelets, std::size_t count, bool windows) {
         for (std::size_t op = 0; op < count; ++op) {
             const peers::Operation& operation = program_.operations[op];
             const bool writes = operation.write != peers::NOTHING;

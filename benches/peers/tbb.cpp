@@ -1,14 +1,19 @@
-// oneTBB's flow graph: one `continue_node` per operation, with an edge for each order that the accesses ask for.
+// oneTBB's flow graph: one `continue_node` per operation, with an edge for each order that the accesses ask
+// for.
 //
-// A flow graph tracks no data. This program derives the edges from the accesses itself, before the clock starts, so the
-// figure (building nodes and edges, then running them) is a floor and not the cost of a dynamic dependency engine.
+// A flow graph tracks no data. This program derives the edges from the accesses itself, before the clock
+// starts, so the figure (building nodes and edges, then running them) is a floor and not the cost of a
+// dynamic dependency engine.
 //
 // To look its best:
 // - deriving the edges, freeing the nodes and starting the threads are not timed;
-// - no edge is made twice, and each is made as soon as its nodes are, while they are likely to be in the cache;
-// - nodes lie side by side in memory that is used again for each run, and memory comes from oneTBB's own allocator;
+// - no edge is made twice, and each is made as soon as its nodes are, while they are likely to be in the
+//   cache;
+// - nodes lie side by side in memory that is used again for each run, and memory comes from oneTBB's own
+//   allocator;
 // - the submitting thread runs operations while it waits.
-// The `lightweight` policy would run successors on the stack of their predecessor, which a chain of this length overflows.
+// The `lightweight` policy would run successors on the stack of their predecessor, which a chain of this
+// length overflows.
 
 #include <oneapi/tbb/flow_graph.h>
 #include <oneapi/tbb/global_control.h>
@@ -96,30 +101,44 @@ public:
     }
 
     template <class Body>
-    void run(Body body) {
-        run_gated(body, [] {}, [] {});
+    void run(Body body, std::size_t count) {
+        build(body, static_cast<std::uint32_t>(count));
+        start_and_wait();
     }
 
     // Nothing runs before the first message, so a graph without one is its own gate.
     template <class Body, class Closed, class Pushed>
     void run_gated(Body body, Closed closed, Pushed pushed) {
         closed();
+        build(body, count_);
+        pushed();
+        start_and_wait();
+    }
+
+private:
+    template <class Body>
+    void build(Body body, std::uint32_t count) {
         auto edge = order_.edges.begin();
-        for (; made_ < count_; ++made_) {
+        for (; made_ < count; ++made_) {
             const std::uint32_t op = made_;
             new (&nodes_[op]) Node(graph_, [body, op](const flow::continue_msg&) { body(op); });
             for (; edge != order_.edges.end() && edge->second == op; ++edge) {
                 flow::make_edge(nodes_[edge->first], nodes_[op]);
             }
         }
-        pushed();
+    }
+
+    void start_and_wait() {
         for (const std::uint32_t source : order_.sources) {
+            // Sources are in order, and a run may be shorter than the program.
+            if (source >= made_) {
+                break;
+            }
             nodes_[source].try_put(flow::continue_msg());
         }
         graph_.wait_for_all();
     }
 
-private:
     std::uint32_t count_;
     int threads_;
     Order order_;
