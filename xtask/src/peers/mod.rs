@@ -247,6 +247,7 @@ const SHORT_CAPTION: &str = "Medians; for each engine the better of *alone* and 
 const CAVEATS: &str = "\n### Caveats\n\n\
     - Compare figures of one run only, and look at the range before believing a ratio: cores that others use, and \
     workers that sleep in one round and are awake in the next, move a median by a factor of two.\n\
+    - METG asks for all cores at once: while something else keeps one of two cores busy, no engine can reach it.\n\
     - Engines with their own n were given fewer operations than ours, because more would take them too long; that is in \
     their favour.\n\
     - Bytes are what the process grew by while everything was pending, so an allocator's slack counts too.\n";
