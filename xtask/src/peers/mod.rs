@@ -6,6 +6,7 @@
 mod engines;
 mod json;
 mod machine;
+mod markdown;
 mod measurement;
 mod tables;
 mod workloads;

@@ -1,6 +1,7 @@
-//! The tables: Markdown, padded so that a terminal shows them as well.
+//! What was measured, as tables.
 
 use super::engines::OURS;
+use super::markdown::{figure, table};
 use super::measurement::{Series, Spread, Summary};
 use super::workloads::{Kind, Setting, Workload};
 
@@ -62,12 +63,12 @@ impl Results {
     /// One table for each quantity, each with a title.
     pub fn tables(&self) -> String {
         let mut text = String::new();
-        let mut table = |title: &str, setting: Setting, columns: &[Column]| {
+        let mut add = |title: &str, setting: Setting, columns: &[Column]| {
             let rows = self.rows(setting, columns);
             if !columns.is_empty() && !rows.is_empty() {
                 let titles: Vec<&str> = columns.iter().map(|column| column.title).collect();
                 let heading = [&["engine"], titles.as_slice()].concat();
-                text += &format!("### {title}, {}\n\n{}\n", setting.name(), markdown(&heading, &rows));
+                text += &format!("### {title}, {}\n\n{}\n", setting.name(), table(&heading, &rows));
             }
         };
         let throughput = self.columns(Kind::Throughput, "ns_per_op");
@@ -78,12 +79,12 @@ impl Results {
             None => Vec::new(),
         };
         for setting in [Setting::Alone, Setting::AllCores] {
-            table("Time per operation (ns)", setting, &throughput);
+            add("Time per operation (ns)", setting, &throughput);
         }
         for setting in [Setting::Alone, Setting::AllCores] {
-            table("Deferred (ns and bytes per operation)", setting, &deferred);
+            add("Deferred (ns and bytes per operation)", setting, &deferred);
         }
-        table("METG, 50 % (µs)", Setting::AllCores, &self.columns(Kind::Granularity, "metg_us"));
+        add("METG, 50 % (µs)", Setting::AllCores, &self.columns(Kind::Granularity, "metg_us"));
         text
     }
 
@@ -156,7 +157,7 @@ impl Results {
                 [engine.to_owned()].into_iter().chain(cells).collect()
             })
             .collect();
-        markdown(&heading, &rows)
+        table(&heading, &rows)
     }
 
     /// What was given up, with the reasons; a line for each engine, setting and reason.
@@ -207,7 +208,7 @@ impl Results {
             row.push(static_graph.split(" [").next().unwrap_or(NONE).to_owned());
             rows.push(row);
         }
-        markdown(&heading, &rows)
+        table(&heading, &rows)
     }
 }
 
@@ -286,48 +287,6 @@ fn cell(summary: Option<Summary>, ours: Option<Summary>) -> String {
     }
     if let Some(ours) = ours.and_then(Summary::median).filter(|ours| *ours > 0.0) {
         text += &format!(" ×{}", figure(median / ours));
-    }
-    text
-}
-
-/// With three digits, or all of a larger number's, which are set apart in thousands.
-fn figure(number: f64) -> String {
-    let decimals = match number.abs() {
-        0.0..9.995 => 2,
-        9.995..99.95 => 1,
-        _ => 0,
-    };
-    let text = format!("{number:.decimals$}");
-    let (whole, rest) = text.split_at(text.find('.').unwrap_or(text.len()));
-    let mut grouped = String::new();
-    for (index, digit) in whole.chars().enumerate() {
-        if index > 0 && (whole.len() - index).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped + rest
-}
-
-fn markdown(heading: &[&str], rows: &[Vec<String>]) -> String {
-    let widths: Vec<usize> = (0..heading.len())
-        .map(|column| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.chain([heading[column].chars().count()]).max().unwrap_or(0)
-        })
-        .collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<String> = cells
-            .zip(&widths)
-            .map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count())))
-            .collect();
-        format!("| {} |\n", padded.join(" | "))
-    };
-    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
-    let mut text = line(&mut heading.iter().copied());
-    text += &line(&mut rule.iter().map(String::as_str));
-    for row in rows {
-        text += &line(&mut row.iter().map(String::as_str));
     }
     text
 }
@@ -433,11 +392,5 @@ mod tests {
         );
         assert!(results.sizes().contains("| gomp | –   | –      | 10.0  |"), "{}", results.sizes());
         assert!(results.tables().contains("not reached (1 of 1)"), "{}", results.tables());
-    }
-
-    #[test]
-    fn figures_have_three_digits_or_all_before_the_point() {
-        let figures = [0.014, 9.99, 9.999, 47.0, 123.4, 62_576.0, 1_000_000.4].map(figure);
-        assert_eq!(figures, ["0.01", "9.99", "10.0", "47.0", "123", "62,576", "1,000,000"]);
     }
 }
