@@ -6,6 +6,7 @@
 mod counts;
 mod instructions;
 mod lint;
+mod peers;
 mod python;
 mod shell;
 mod suites;
@@ -32,6 +33,15 @@ commands
   wheel        build the Python wheel and print its path
   venv [--fast]
                make or update the private Python environment with the wheel in it, and print its path
+  peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
+               run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
+               interleaved, and print tables of both; a peer that cannot be built is reported as missing
+                 --rounds     how often every engine runs each workload (5)
+                 --only       these peers; ours is always there
+                 --workloads  these workloads
+                 --check      measure nothing; compare each peer's result with the sequential one
+                 --install    install the Debian packages that the peers need (apt-get, as root)
+                 --save       write the tables to benches/results/DATE-peers.md
   help         this text
 
 environment
@@ -53,6 +63,7 @@ fn main() -> ExitCode {
         ["lint"] => lint::run(),
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
+        ["peers", rest @ ..] => peers::Options::parse(rest).and_then(|options| peers::run(&options)),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::All),
         ["venv", "--fast"] => venv(python::Peers::Small),

@@ -1,7 +1,7 @@
 //! The private Python environment: which interpreter, what is installed, and the wheel of the package.
 //!
-//! Two environments, both ignored by git: `.venv-small` for the quick suites and `.venv` with every peer. Each
-//! holds a copy of the requirements that it was made from; when those change, pip brings it up to date in place.
+//! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer of the exchange, and
+//! `.venv-mxnet` with the engine that the benches compare ours to. Each holds a copy of the requirements that it was made from; when those change, pip brings it up to date in place.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -43,10 +43,19 @@ pub struct Environment {
 impl Environment {
     /// Makes the environment, brings it up to date, or finds that there is nothing to do.
     pub fn prepare(peers: Peers) -> Result<Self, String> {
-        let environment = Environment { path: shell::root().join(peers.folder()) };
+        Self::at(peers.folder(), peers.requirements(), &[])
+    }
+
+    /// The same for an environment that holds what one requirement file names and nothing that this depends on.
+    pub fn prepare_bare(folder: &str, requirements: &str) -> Result<Self, String> {
+        Self::at(folder, &[requirements], &["--no-deps"])
+    }
+
+    fn at(folder: &str, requirements: &[&str], pip_options: &[&str]) -> Result<Self, String> {
+        let environment = Environment { path: shell::root().join(folder) };
         let stamp = environment.path.join("requirements-installed.txt");
         let mut wanted = String::new();
-        for file in peers.requirements() {
+        for file in requirements {
             wanted += &read(&shell::root().join(file))?;
         }
         let works = shell::answers(&environment.python().to_string_lossy(), &["-c", "import pip"]);
@@ -54,7 +63,7 @@ impl Environment {
             return Ok(environment);
         }
 
-        println!("Python environment {}: {}", peers.folder(), download(&wanted));
+        println!("Python environment {folder}: {}", download(&wanted));
         if works {
             // Whatever happens from here on, the environment is not what the stamp says.
             let _ = std::fs::remove_file(&stamp);
@@ -63,10 +72,10 @@ impl Environment {
             make.args(["-m", "venv", "--clear"]).arg(&environment.path);
             shell::run(make)?;
         }
-        let file = peers.requirements().last().expect("every environment has a requirement file");
+        let file = requirements.last().expect("every environment has a requirement file");
         let mut install = environment.command(&["-m", "pip", "install", "--disable-pip-version-check"]);
         // Gigabytes that are installed once need no second copy in pip's cache.
-        install.args(["--no-cache-dir", "--requirement", file]);
+        install.args(["--no-cache-dir", "--requirement", file]).args(pip_options);
         shell::run(install)?;
         std::fs::write(&stamp, wanted)
             .map_err(|error| format!("cannot write {}: {error}", stamp.display()))?;

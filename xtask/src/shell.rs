@@ -63,8 +63,23 @@ pub enum Ended {
 /// Runs a command for at most `limit`, passes its output on line by line and shows each line to `look`.
 ///
 /// Both of its output streams go through one pipe, so lines keep the order in which they were written.
-pub fn watch(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
+pub fn watch(command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
     announce(&command);
+    follow(command, limit, |line| {
+        print!("{line}");
+        look(line.trim_end());
+    })
+}
+
+/// Runs a command for at most `limit` and keeps its output, both streams together, instead of passing it on.
+pub fn collect(command: Command, limit: Duration) -> Result<(Ended, String), String> {
+    let mut output = String::new();
+    let ended = follow(command, limit, |line| output.push_str(line))?;
+    Ok((ended, output))
+}
+
+/// Runs a command for at most `limit` and shows each line of its output to `look`, with the line's end.
+fn follow(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) -> Result<Ended, String> {
     let pipe_error = |error: std::io::Error| format!("cannot make a pipe: {error}");
     let (output, input) = std::io::pipe().map_err(pipe_error)?;
     command.stdout(input.try_clone().map_err(pipe_error)?).stderr(input);
@@ -76,9 +91,7 @@ pub fn watch(mut command: Command, limit: Duration, mut look: impl FnMut(&str)) 
     let mut lines = BufReader::new(output);
     let mut line = Vec::new();
     while lines.read_until(b'\n', &mut line).map_err(|error| format!("cannot read output: {error}"))? > 0 {
-        let text = String::from_utf8_lossy(&line);
-        print!("{text}");
-        look(text.trim_end());
+        look(&String::from_utf8_lossy(&line));
         line.clear();
     }
     let status = child.wait().map_err(|error| format!("cannot wait for a child: {error}"))?;
@@ -173,6 +186,13 @@ mod tests {
         });
         assert_eq!(lines, ["one", "two", "three"]);
         assert!(matches!(ended, Ok(Ended::Exit(status)) if status.code() == Some(3)));
+    }
+
+    #[test]
+    fn the_output_of_a_collected_command_is_kept_as_it_was() {
+        let (ended, output) = collect(shell("echo one; echo two >&2"), Duration::from_secs(60)).unwrap();
+        assert_eq!(output, "one\ntwo\n");
+        assert!(matches!(ended, Ended::Exit(status) if status.success()));
     }
 
     #[test]

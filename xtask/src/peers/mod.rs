@@ -1,0 +1,308 @@
+//! `cargo xtask peers`: the same workloads on our engine and on others, one after the other in every round.
+//!
+//! Machines drift, so only figures of one interleaved run are compared: a round runs every engine once, in a process of
+//! its own that warms up first. Peers never decide whether a change is good, so this is no part of the tests.
+
+mod engines;
+mod json;
+mod machine;
+mod markdown;
+mod measurement;
+mod tables;
+mod workloads;
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::shell::{self, Ended};
+use engines::{BuiltPeer, Engine, OURS, Ours, PEERS, Peer};
+use measurement::Measurement;
+use tables::Results;
+use workloads::{WORKLOADS, Workload};
+
+/// A process that still runs after this is killed, and its measurement given up.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Rounds unless told otherwise: the fewest whose median does not hang on one of them.
+const ROUNDS_DEFAULT: usize = 5;
+
+/// Operations of a workload that is only checked.
+const CHECK_N: u64 = 4_000;
+
+/// What the command line asked for.
+#[derive(Debug)]
+pub struct Options {
+    rounds: usize,
+    peers: Vec<&'static Peer>,
+    workloads: Vec<&'static Workload>,
+    save: bool,
+    check: bool,
+    install: bool,
+}
+
+impl Options {
+    /// Reads the arguments that follow `peers`.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Options {
+            rounds: ROUNDS_DEFAULT,
+            peers: PEERS.iter().collect(),
+            workloads: WORKLOADS.iter().collect(),
+            save: false,
+            check: false,
+            install: false,
+        };
+        let mut rest = arguments.iter();
+        while let Some(&option) = rest.next() {
+            let mut value = || rest.next().copied().ok_or_else(|| format!("`{option}` needs a value"));
+            match option {
+                "--rounds" => {
+                    let text = value()?;
+                    options.rounds = match text.parse() {
+                        Ok(rounds @ 1..) => rounds,
+                        _ => return Err(format!("`--rounds` needs a number from 1 on, not `{text}`")),
+                    };
+                }
+                "--only" => options.peers = chosen(PEERS, |peer| peer.name, value()?, "peer")?,
+                "--workloads" => options.workloads = chosen(WORKLOADS, |w| w.name, value()?, "workload")?,
+                "--save" => options.save = true,
+                "--check" => options.check = true,
+                "--install" => options.install = true,
+                other => return Err(format!("`peers` does not know `{other}`; see `cargo xtask help`")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// The entries of a table that are named in a list with commas, in the order of the table.
+fn chosen<T>(
+    table: &'static [T],
+    name: fn(&T) -> &'static str,
+    list: &str,
+    what: &str,
+) -> Result<Vec<&'static T>, String> {
+    let names: Vec<&str> = list.split(',').collect();
+    if let Some(unknown) = names.iter().find(|wanted| table.iter().all(|entry| name(entry) != **wanted)) {
+        let all: Vec<&str> = table.iter().map(name).collect();
+        return Err(format!("there is no {what} `{unknown}`; there are {}", all.join(", ")));
+    }
+    Ok(table.iter().filter(|entry| names.contains(&name(entry))).collect())
+}
+
+/// Installs what was asked for, builds, and checks or measures; true when every check passed or anything was measured.
+pub fn run(options: &Options) -> Result<bool, String> {
+    if options.install {
+        install(&options.peers)?;
+    }
+    let target = shell::target()?;
+    let mut missing = Vec::new();
+    let mut built = Vec::new();
+    for peer in &options.peers {
+        match peer.build(&target) {
+            Ok(program) => built.push(program),
+            Err(why) => missing.push(format!("{} ({}): {why}", peer.name, peer.about)),
+        }
+    }
+    if options.check {
+        let passed = check(options, &built);
+        missing.iter().for_each(|line| println!("missing: {line}"));
+        return Ok(passed);
+    }
+    // Described now: the run itself puts load on the machine.
+    let machine = machine::describe();
+    let mut engines: Vec<Box<dyn Engine>> = Vec::new();
+    match Ours::build(&target) {
+        Ok(ours) => engines.push(Box::new(ours)),
+        Err(why) => missing.push(format!("{OURS} (our own): {why}")),
+    }
+    engines.extend(built.into_iter().map(|peer| Box::new(peer) as Box<dyn Engine>));
+    if engines.is_empty() {
+        missing.iter().for_each(|line| println!("missing: {line}"));
+        return Err("there is no engine to measure".to_owned());
+    }
+
+    let results = measure(options, &engines);
+    let report = report(options, &results, &machine, &missing);
+    println!("\n{report}\n## For the README\n\n{SHORT_CAPTION}\n\n{}", results.short());
+    if options.save {
+        let path = shell::root().join("benches/results").join(format!("{}-peers.md", machine::date()?));
+        std::fs::write(&path, &report)
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        println!("written to {}", path.display());
+    }
+    Ok(true)
+}
+
+/// Installs the Debian packages of the peers.
+fn install(peers: &[&Peer]) -> Result<(), String> {
+    let mut packages: Vec<&str> = peers.iter().flat_map(|peer| peer.packages).copied().collect();
+    packages.sort_unstable();
+    packages.dedup();
+    let mut command = shell::command("apt-get");
+    command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    shell::run(command)
+}
+
+/// Compares every peer's result with the sequential one, at a small size; true when all are the same.
+fn check(options: &Options, peers: &[BuiltPeer]) -> bool {
+    let (mut passed, mut failed) = (0, 0);
+    for peer in peers {
+        for workload in &options.workloads {
+            for &setting in workload.settings() {
+                let what = format!("{}, {}, {}", peer.name(), workload.name, setting.name());
+                if let Some(why) = peer.refuses(workload, setting) {
+                    println!("left out: {what}: {why}");
+                    continue;
+                }
+                match output(peer.check(workload, setting, machine::cores(), CHECK_N)) {
+                    Ok(_) => passed += 1,
+                    Err(why) => {
+                        println!("failed: {what}: {why}");
+                        failed += 1;
+                    }
+                }
+            }
+        }
+    }
+    println!("peers: {passed} checks passed, {failed} failed");
+    failed == 0 && passed > 0
+}
+
+/// Runs all rounds. What fails once is given up, and so is what takes too long: the rest of the run goes on.
+fn measure(options: &Options, engines: &[Box<dyn Engine>]) -> Results {
+    let mut results = Results::default();
+    let cores = machine::cores();
+    for round in 1..=options.rounds {
+        for &workload in &options.workloads {
+            println!("round {round} of {}: {}", options.rounds, workload.name);
+            for engine in engines {
+                for &setting in workload.settings() {
+                    let series = &mut results.entry(engine.name(), workload, setting).series;
+                    if series.trouble.is_some() {
+                        continue;
+                    }
+                    if let Some(why) = engine.refuses(workload, setting) {
+                        series.trouble = Some(format!("left out: {why}"));
+                        continue;
+                    }
+                    let found = output(engine.command(workload, setting, cores))
+                        .and_then(|output| Measurement::find(&output, workload.name));
+                    match found {
+                        Ok(measurement) => series.rounds.push(measurement),
+                        Err(why) => series.trouble = Some(why),
+                    }
+                }
+            }
+        }
+    }
+    results
+}
+
+/// What a command printed, if it ended well and in time.
+fn output(command: Command) -> Result<String, String> {
+    match shell::collect(command, LIMIT)? {
+        (Ended::OverLimit, _) => Err(format!("did not finish in {} s", LIMIT.as_secs())),
+        (Ended::Exit(status), output) if status.success() => Ok(output),
+        (Ended::Exit(status), output) => {
+            let last = output.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it printed nothing");
+            Err(format!("{status}: {last}"))
+        }
+    }
+}
+
+/// The whole report, in Markdown.
+fn report(options: &Options, results: &Results, machine: &str, missing: &[String]) -> String {
+    let mut text = format!(
+        "# Estafette and its peers\n\n\
+         Medians over {} interleaved rounds, with the least and the greatest, and × how many times ours that is in the \
+         same setting. In each round every engine runs each workload in a new process, which warms up once and keeps \
+         the next run; *deferred* counts the first run, and the next one as warm. *Alone*: the submitting thread runs \
+         everything, or one worker does where an engine cannot do that. *All cores*: {} threads run operations. Bodies \
+         are empty, but for METG. A process may take {} s.\n\n{machine}\n",
+        options.rounds,
+        machine::cores(),
+        LIMIT.as_secs()
+    );
+    text += &results.tables();
+    text += &format!("### Operations per run\n\n{}\n", results.sizes());
+    text += "### How each peer was made to look its best\n\n";
+    for peer in &options.peers {
+        text += &format!("- **{}**, {}: {}\n", peer.name, peer.about, peer.best);
+    }
+    text += "- **taskflow**: figures of another run, with 2 threads; a static graph whose edges the program derived \
+             itself, building and running it.\n\n";
+    text += "### Missing or given up\n\n";
+    let mut troubles = missing.to_vec();
+    troubles.extend(results.troubles());
+    if troubles.is_empty() {
+        troubles.push("nothing".to_owned());
+    }
+    troubles.iter().for_each(|line| text += &format!("- {line}\n"));
+    text += CAVEATS;
+    text
+}
+
+const SHORT_CAPTION: &str = "Medians; for each engine the better of *alone* and *all cores*.";
+
+const CAVEATS: &str = "\n### Caveats\n\n\
+    - Compare figures of one run only, and look at the range before believing a ratio: cores that others use, and \
+    workers that sleep in one round and are awake in the next, move a median by a factor of two.\n\
+    - METG asks for all cores at once: while something else keeps one of two cores busy, no engine can reach it.\n\
+    - Engines with their own n were given fewer operations than ours, because more would take them too long; that is in \
+    their favour.\n\
+    - Bytes are what the process grew by while everything was pending, so an allocator's slack counts too.\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_choose_peers_and_workloads_in_the_order_of_the_tables() {
+        let options =
+            Options::parse(&["--rounds", "7", "--only", "tbb-flow,gomp", "--workloads", "chain", "--save"])
+                .unwrap();
+        let peers: Vec<&str> = options.peers.iter().map(|peer| peer.name).collect();
+        assert_eq!(peers, ["gomp", "tbb-flow"]);
+        assert_eq!(options.workloads.len(), 1);
+        assert_eq!(options.rounds, 7);
+        assert!(options.save && !options.check && !options.install);
+        let all = Options::parse(&[]).unwrap();
+        assert_eq!((all.peers.len(), all.workloads.len()), (PEERS.len(), WORKLOADS.len()));
+    }
+
+    #[test]
+    fn what_the_options_do_not_know_is_named() {
+        for (arguments, expected) in [
+            (["--only", "hpx"], "there is no peer `hpx`; there are gomp, libomp"),
+            (["--workloads", "chain,"], "there is no workload ``"),
+            (["--rounds", "0"], "a number from 1 on, not `0`"),
+            (["--save", "--rounds"], "`--rounds` needs a value"),
+            (["--save", "fast"], "does not know `fast`"),
+        ] {
+            let error = Options::parse(&arguments).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_fails_is_told_by_its_last_line() {
+        let shell = |script: &str| {
+            let mut command = shell::command("sh");
+            command.args(["-c", script]);
+            command
+        };
+        assert_eq!(output(shell("echo '{}'")), Ok("{}\n".to_owned()));
+        let error = output(shell("echo one; echo two >&2; echo; exit 3")).unwrap_err();
+        assert!(error.ends_with("3: two"), "{error}");
+    }
+
+    #[test]
+    fn the_report_names_what_is_missing() {
+        let options = Options::parse(&["--only", "gomp"]).unwrap();
+        let missing = ["gomp: there is no g++".to_owned()];
+        let report = report(&options, &Results::default(), "- machine: x\n", &missing);
+        assert!(report.contains("### Missing or given up\n\n- gomp: there is no g++\n"), "{report}");
+        assert!(report.contains("- machine: x\n"));
+    }
+}
