@@ -1,7 +1,7 @@
 //! The body of an operation, kept inside the operation itself where it is small: most closures hold a pointer or two, and
 //! a heap allocation would cost more than all the rest.
 
-use std::mem::{self, ManuallyDrop, MaybeUninit};
+use std::mem::MaybeUninit;
 
 use crate::operation::OpGranted;
 use crate::run::Running;
@@ -11,11 +11,14 @@ const WORDS: usize = 5;
 
 type Storage = MaybeUninit<[usize; WORDS]>;
 
+/// Runs what is in the storage, or without an operation only drops it. Takes it out first thing, either way.
+type Consume = unsafe fn(*mut Storage, Option<Running>) -> Option<OpGranted>;
+
 /// What an operation does once its inputs are there. It owns its completion, and may hand on the operation to run next on
 /// this thread.
 pub(crate) struct Body {
-    /// Runs what is in the storage, or with `None` only drops it. Consumes it either way.
-    consume: unsafe fn(*mut Storage, Option<Running>) -> Option<OpGranted>,
+    /// `None` while there is nothing in the storage.
+    consume: Option<Consume>,
     storage: Storage,
 }
 
@@ -23,7 +26,10 @@ pub(crate) struct Body {
 unsafe impl Send for Body {}
 
 impl Body {
-    #[inline]
+    /// No body.
+    pub(crate) const NONE: Self = Self { consume: None, storage: Storage::uninit() };
+
+    #[inline(always)]
     pub(crate) fn new<F>(body: F) -> Self
     where
         F: FnOnce(Running) -> Option<OpGranted> + Send + 'static,
@@ -40,7 +46,7 @@ impl Body {
 
     /// # Safety
     /// `F` fits the storage in size and alignment.
-    #[inline]
+    #[inline(always)]
     unsafe fn stored<F>(body: F) -> Self
     where
         F: FnOnce(Running) -> Option<OpGranted> + Send + 'static,
@@ -56,23 +62,37 @@ impl Body {
         let mut storage = Storage::uninit();
         // SAFETY: it fits, by contract.
         unsafe { storage.as_mut_ptr().cast::<F>().write(body) };
-        Self { consume: consume::<F>, storage }
+        Self { consume: Some(consume::<F>), storage }
     }
 
     /// Runs the body.
+    pub(crate) fn run(mut self, running: Running) -> Option<OpGranted> {
+        // SAFETY: the body is ours until it has run.
+        unsafe { Self::run_in_place(&raw mut self, running) }
+    }
+
+    /// Runs the body at `place`, which is empty from then on and may go as soon as `running` ends.
+    ///
+    /// # Safety
+    /// `place` is the caller's alone until `running` ends.
     #[inline]
-    pub(crate) fn run(self, running: Running) -> Option<OpGranted> {
-        let mut body = ManuallyDrop::new(self);
-        // SAFETY: the storage is full until this call, and not touched afterwards.
-        unsafe { (body.consume)(&mut body.storage, Some(running)) }
+    pub(crate) unsafe fn run_in_place(place: *mut Self, running: Running) -> Option<OpGranted> {
+        // SAFETY: the place is ours; what is in the storage is taken out by the call before anything else happens, and only
+        // once, since `consume` is gone from the place.
+        unsafe {
+            let consume = (*place).consume.take().expect("an operation is run once, and was given a body");
+            consume(&raw mut (*place).storage, Some(running))
+        }
     }
 }
 
 impl Drop for Body {
+    #[inline]
     fn drop(&mut self) {
-        let mut storage = mem::replace(&mut self.storage, Storage::uninit());
-        // SAFETY: a body that has run is not dropped, so the storage is full.
-        unsafe { (self.consume)(&mut storage, None) };
+        if let Some(consume) = self.consume.take() {
+            // SAFETY: the storage is full while `consume` is there.
+            unsafe { consume(&raw mut self.storage, None) };
+        }
     }
 }
 

@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// Begins the description of an operation.
-    #[inline]
+    #[inline(always)]
     pub fn op(&self, name: impl Into<Cow<'static, str>>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), Name::from(name.into()))
     }

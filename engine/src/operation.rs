@@ -13,6 +13,7 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
-use estafette_graph::{Granted, Graph, OpId, OpRef, Var};
+use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -29,11 +30,13 @@ use crate::body::Body;
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, Error, FailureKind, OperationError};
+use crate::run::Running;
 use crate::signal::Signal;
 use crate::state::VarState;
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
+pub(crate) type OpDraft<'a> = Draft<'a, VarState, OpState>;
 pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
@@ -62,7 +65,7 @@ impl Name {
 }
 
 impl From<Cow<'static, str>> for Name {
-    #[inline]
+    #[inline(always)]
     fn from(text: Cow<'static, str>) -> Self {
         match text {
             Cow::Borrowed(text) => Self::Static(text),
@@ -181,7 +184,7 @@ pub(crate) struct OpState {
     pub(crate) core: CoreRef,
     pub(crate) name: Name,
     /// Belongs to whoever is granted the operation.
-    body: UnsafeCell<Option<Body>>,
+    body: UnsafeCell<Body>,
     role: Option<Box<Role>>,
     /// Made by the first failure or the first waiter: most operations end well, and are never waited for by name.
     late: OnceLock<Box<Late>>,
@@ -190,7 +193,7 @@ pub(crate) struct OpState {
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
     /// Whether it holds a permit of the window and counts as in flight.
-    pub(crate) counted: bool,
+    counted: AtomicBool,
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
     begun_unseen: AtomicBool,
@@ -214,21 +217,48 @@ struct Late {
 }
 
 impl OpState {
-    #[inline]
+    /// An operation that has no body yet, and that the window does not count.
     pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
-        Self {
-            core,
-            name,
-            body: UnsafeCell::new(None),
-            role: None,
-            late: OnceLock::new(),
-            since_ms: crate::clock::coarse_ms(),
-            priority: 0,
-            kind,
-            counted: false,
-            phase: AtomicU8::new(0),
-            begun_unseen: AtomicBool::new(false),
+        let mut state = MaybeUninit::uninit();
+        // SAFETY: `init` writes every field.
+        unsafe {
+            Self::init(state.as_mut_ptr(), &core, name, kind);
+            state.assume_init()
         }
+    }
+
+    /// Makes one at `place`, field by field: built elsewhere and moved, it would cost as much again.
+    ///
+    /// # Safety
+    /// `place` may be written; nothing there is dropped.
+    #[inline(always)]
+    pub(crate) unsafe fn init(place: *mut Self, core: &CoreRef, name: Name, kind: Kind) {
+        // SAFETY: the place is the caller's.
+        unsafe {
+            (&raw mut (*place).core).write(core.clone());
+            (&raw mut (*place).name).write(name);
+            (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
+            (&raw mut (*place).role).write(None);
+            (&raw mut (*place).late).write(OnceLock::new());
+            (&raw mut (*place).since_ms).write(crate::clock::coarse_ms());
+            (&raw mut (*place).priority).write(0);
+            (&raw mut (*place).kind).write(kind);
+            (&raw mut (*place).counted).write(AtomicBool::new(false));
+            (&raw mut (*place).phase).write(AtomicU8::new(0));
+            (&raw mut (*place).begun_unseen).write(AtomicBool::new(false));
+        }
+    }
+
+    /// The operation has a place in the window, and counts as in flight.
+    #[inline(always)]
+    pub(crate) fn admitted(&mut self) {
+        *self.counted.get_mut() = true;
+    }
+
+    /// Sets what the operation does, before it is submitted.
+    #[inline(always)]
+    pub(crate) fn set_body(&mut self, body: Body) {
+        self.body = UnsafeCell::new(body);
     }
 
     /// Gives the operation a role, before it is submitted.
@@ -266,15 +296,24 @@ impl OpState {
         matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
     }
 
-    /// Sets what the operation does, before it is submitted.
-    #[inline]
-    pub(crate) fn set_body(&mut self, body: Body) {
-        self.body = UnsafeCell::new(Some(body));
-    }
-
     /// Begins an operation that was not submitted yet.
     pub(crate) fn begin_unsubmitted(&mut self) {
         *self.phase.get_mut() |= BEGUN;
+    }
+
+    /// Whether the operation holds a permit of the window.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.counted.load(Ordering::Relaxed)
+    }
+
+    /// Gives the permit back, if there is one. Called by whoever completes the operation, or else drops it.
+    #[inline]
+    pub(crate) fn count_ended(&self) {
+        if self.counted.load(Ordering::Relaxed) {
+            self.counted.store(false, Ordering::Relaxed);
+            self.core.count_ended();
+            self.core.tell_ended();
+        }
     }
 
     fn late(&self) -> &Late {
@@ -369,12 +408,28 @@ pub(crate) fn begin(granted: &OpGranted) -> bool {
     state.phase.load(Ordering::Acquire) & CANCELLED == 0
 }
 
-/// Takes the body, which an operation has until it is run or skipped.
+/// Runs the body, where it is.
 #[inline]
-pub(crate) fn take_body(granted: &OpGranted) -> Option<Body> {
+pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
+    let body = granted.payload().body.with_mut(|body| body);
+    // SAFETY: a granted operation has one token, which is here, so nobody else uses the body; it stays in its place until
+    // the operation is completed, which the body does with the token, after its content was taken out.
+    unsafe { Body::run_in_place(body, Running::new(granted)) }
+}
+
+/// Takes the body, which an operation has until it is run or skipped.
+pub(crate) fn take_body(granted: &OpGranted) -> Body {
     // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread, so nobody
-    // else is in this function for the same operation.
-    granted.payload().body.with_mut(|body| unsafe { (*body).take() })
+    // else uses the body.
+    granted.payload().body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) })
+}
+
+/// An operation of which nobody has a reference ends here: it was completed, or never submitted.
+impl Drop for OpState {
+    #[inline]
+    fn drop(&mut self) {
+        self.count_ended();
+    }
 }
 
 /// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing.

@@ -207,9 +207,7 @@ fn start(granted: OpGranted) -> Option<OpGranted> {
         let cause = state.failure().cloned().unwrap_or_else(|| OpTag::of(&granted).cancellation());
         return skip(granted, cause);
     }
-    let body = operation::take_body(&granted);
-    let body = body.expect("a granted operation starts once, and its body was put there at submission");
-    body.run(Running { granted: Some(granted) })
+    operation::run_body(granted)
 }
 
 /// What a granted operation does about the work that its variables still carry.
@@ -301,7 +299,6 @@ pub(crate) fn complete(
     if let Some(failure) = failure {
         state.fail(failure);
     }
-    let core = state.counted.then(|| state.core.clone());
     // Failures that newer versions replace are rare, and dropped where no bit is held.
     let mut replaced: Vec<OperationError> = Vec::new();
     let left = granted.complete(
@@ -314,12 +311,9 @@ pub(crate) fn complete(
     );
     drop(replaced);
     if let Some(handle) = left {
-        // Somebody holds the operation by name.
+        // Somebody holds the operation by name; otherwise the end is counted where it is dropped.
         handle.payload().done();
-    }
-    if let Some(core) = core {
-        core.count_ended();
-        core.tell_ended();
+        handle.payload().count_ended();
     }
 }
 
@@ -329,6 +323,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    #[inline]
+    pub(crate) fn new(granted: OpGranted) -> Self {
+        Self { granted: Some(granted) }
+    }
+
     fn granted(&self) -> &OpGranted {
         self.granted.as_ref().expect("present until finished, and finishing consumes")
     }

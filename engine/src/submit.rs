@@ -18,7 +18,7 @@ use crate::guards::WriteGuard;
 use crate::import::{Copying, Produced, define};
 use crate::lease::check_writable;
 use crate::operands::Operands;
-use crate::operation::{Kind, Name, Op, OpState, OpVar, Role};
+use crate::operation::{Kind, Name, Op, OpDraft, OpState, OpVar, Role};
 use crate::run::{self, Running};
 use crate::tensor::{Tensor, VarSet};
 use crate::variable::Variable;
@@ -32,14 +32,11 @@ type Nothing = [Tensor; 0];
 #[derive(Debug)]
 #[must_use = "an operation does nothing until it is submitted with `run` or one of its kin"]
 pub struct OpBuilder<'e, R = Nothing, W = Nothing, U = ()> {
-    core: &'e CoreRef,
-    name: Name,
+    /// Most of it is in the operation already.
+    draft: OpDraft<'e>,
     reads: R,
     writes: W,
     updates: U,
-    vars: SmallVec<[(&'e OpVar, Mode); 4]>,
-    priority: i32,
-    unhelped: bool,
     /// What few operations have, out of the way of the others.
     options: Option<Box<Options>>,
 }
@@ -53,81 +50,47 @@ struct Options {
 }
 
 impl<'e> OpBuilder<'e> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
-        Self {
-            core,
-            name,
-            reads: [],
-            writes: [],
-            updates: (),
-            vars: SmallVec::new(),
-            priority: 0,
-            unhelped: false,
-            options: None,
-        }
+        // SAFETY: `init` writes every field.
+        let draft = unsafe { graph().draft(|place| OpState::init(place, core, name, Kind::Work)) };
+        Self { draft, reads: [], writes: [], updates: (), options: None }
     }
 }
 
 impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Tensors that the body reads.
     pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, [Tensor; N], W, U> {
-        let Self { core, name, writes, updates, vars, priority, unhelped, options, .. } = self;
-        OpBuilder {
-            core,
-            name,
-            reads: tensors.map(Tensor::clone),
-            writes,
-            updates,
-            vars,
-            priority,
-            unhelped,
-            options,
-        }
+        let Self { draft, writes, updates, options, .. } = self;
+        OpBuilder { draft, reads: tensors.map(Tensor::clone), writes, updates, options }
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
     pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Vec<Tensor>, W, U> {
-        let Self { core, name, writes, updates, vars, priority, unhelped, options, .. } = self;
-        OpBuilder { core, name, reads: tensors.to_vec(), writes, updates, vars, priority, unhelped, options }
+        let Self { draft, writes, updates, options, .. } = self;
+        OpBuilder { draft, reads: tensors.to_vec(), writes, updates, options }
     }
 
     /// Tensors that the body overwrites without reading them. A pure write heals a failed tensor.
     pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, [Tensor; N], U> {
-        let Self { core, name, reads, updates, vars, priority, unhelped, options, .. } = self;
-        OpBuilder {
-            core,
-            name,
-            reads,
-            writes: tensors.map(Tensor::clone),
-            updates,
-            vars,
-            priority,
-            unhelped,
-            options,
-        }
+        let Self { draft, reads, updates, options, .. } = self;
+        OpBuilder { draft, reads, writes: tensors.map(Tensor::clone), updates, options }
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
     pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Vec<Tensor>, U> {
-        let Self { core, name, reads, updates, vars, priority, unhelped, options, .. } = self;
-        OpBuilder { core, name, reads, writes: tensors.to_vec(), updates, vars, priority, unhelped, options }
+        let Self { draft, reads, updates, options, .. } = self;
+        OpBuilder { draft, reads, writes: tensors.to_vec(), updates, options }
     }
 
     /// Tensors that the body reads and writes in place; it gets them as its last argument.
     pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, W, [Tensor; N]> {
-        let Self { core, name, reads, writes, vars, priority, unhelped, options, .. } = self;
-        OpBuilder {
-            core,
-            name,
-            reads,
-            writes,
-            updates: tensors.map(Tensor::clone),
-            vars,
-            priority,
-            unhelped,
-            options,
-        }
+        let Self { draft, reads, writes, options, .. } = self;
+        OpBuilder { draft, reads, writes, updates: tensors.map(Tensor::clone), options }
+    }
+
+    fn core(&self) -> &CoreRef {
+        &self.draft.payload().core
     }
 
     fn options(&mut self) -> &mut Options {
@@ -135,26 +98,26 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     }
 
     /// Plain variables that the body uses without changing what they stand for.
-    #[inline]
+    #[inline(always)]
     pub fn reads_vars(mut self, variables: &[&'e Variable]) -> Self {
         for variable in variables {
-            self.vars.push((&variable.var, Mode::Read));
+            self.draft.access(&variable.var, Mode::Read);
         }
         self
     }
 
     /// Plain variables that the body changes.
-    #[inline]
+    #[inline(always)]
     pub fn writes_vars(mut self, variables: &[&'e Variable]) -> Self {
         for variable in variables {
-            self.vars.push((&variable.var, Mode::Write));
+            self.draft.access(&variable.var, Mode::Write);
         }
         self
     }
 
     /// Among ready operations, higher ones are started first. Default 0.
     pub fn priority(mut self, priority: i32) -> Self {
-        self.priority = priority;
+        self.draft.payload_mut().priority = priority;
         self
     }
 
@@ -196,7 +159,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Keeps threads that wait from running the body in the meantime; for bodies that need a lock of their own world,
     /// such as the Python lock.
     pub fn unhelped(mut self) -> Self {
-        self.unhelped = true;
+        self.draft.payload_mut().kind = Kind::Unhelped;
         self
     }
 }
@@ -228,7 +191,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     /// Submits the operation with `body`; `produced` is the tensor that it will define.
-    #[inline]
+    #[inline(always)]
     fn submit(
         self,
         room: Room,
@@ -239,7 +202,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.submit_checked(room, produced, body)
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit_checked(
         self,
         room: Room,
@@ -247,32 +210,26 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
         match room {
-            Room::Wait => self.core.admit()?,
-            Room::Refuse => self.core.try_admit()?,
+            Room::Wait => self.core().admit()?,
+            Room::Refuse => self.core().try_admit()?,
         }
         Ok(self.submit_admitted(produced, body))
     }
 
-    #[inline]
+    #[inline(always)]
     fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
-        let Self { core, name, reads, writes, updates, vars, priority, unhelped, options } = self;
-        let kind = if unhelped { Kind::Unhelped } else { Kind::Work };
-        let queue = options.and_then(|options| options.queue);
-        let state = |body| {
-            let mut state = OpState::new(core.clone(), name, kind);
-            state.priority = priority;
-            if let Some(queue) = queue {
-                state.set_role(Role::Device(queue));
-            }
-            state.counted = true;
-            state.set_body(body);
-            state
-        };
+        let Self { mut draft, reads, writes, updates, options } = self;
+        draft.payload_mut().admitted();
+        if let Some(queue) = options.and_then(|options| options.queue) {
+            draft.payload_mut().set_role(Role::Device(queue));
+        }
         let no_tensors =
             reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
         if no_tensors && produced.is_none() {
-            return submit_to_graph(|| state(body(reads, writes, updates)), vars.iter().copied());
+            draft.payload_mut().set_body(body(reads, writes, updates));
+            return submit_to_graph(draft);
         }
+        // The tensors go into the body, which may be gone before this call ends.
         let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
         let tensors = [
             (reads.tensors(), Mode::Read),
@@ -293,8 +250,10 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
         let body = body(reads, writes, updates);
         let body = if promised.is_empty() { body } else { if_writable(promised, body) };
-        let vars = vars.iter().copied();
-        submit_to_graph(|| state(body), vars.chain(accesses.iter().map(|(var, mode)| (var, *mode))))
+        draft.payload_mut().set_body(body);
+        let mut draft: OpDraft<'_> = draft;
+        accesses.iter().for_each(|(var, mode)| draft.access(var, *mode));
+        submit_to_graph(draft)
     }
 
     /// Submits an operation whose body starts work elsewhere and reports its end through the [`Completion`], from any
@@ -323,7 +282,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.core.admit_async().await?;
+        self.core().admit_async().await?;
         Ok(self.submit_admitted(None, |reads, writes, updates| {
             external_body(operands(&reads, &writes, &updates), None, start)
         }))
@@ -331,12 +290,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
 }
 
 /// Enters the operation in the queues of its variables, and starts it if nothing is in front of it there.
-#[inline]
-fn submit_to_graph<'a>(
-    state: impl FnOnce() -> OpState,
-    accesses: impl Iterator<Item = (&'a OpVar, Mode)>,
-) -> Op {
-    let (handle, granted) = graph().submit_ref_with(state, accesses);
+#[inline(always)]
+fn submit_to_graph(draft: OpDraft<'_>) -> Op {
+    let (handle, granted) = draft.submit();
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     }
@@ -412,6 +368,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// [`Error::Conflict`] when a written operand overlaps another one or may not be written;
     /// [`Error::WouldDeadlock`] when the window is full and can never drain; [`Error::Shutdown`], [`Error::Forked`].
     /// Errors of the body itself do not appear here but at whoever waits for the operation or its outputs.
+    #[inline]
     pub fn run<F>(self, body: F) -> Result<Op, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
@@ -439,7 +396,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         self.check()?;
-        self.core.admit_async().await?;
+        self.core().admit_async().await?;
         Ok(self.submit_admitted(None, |reads, writes, _none| sync_body(reads, writes, body)))
     }
 
@@ -497,6 +454,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     ///
     /// # Errors
     /// As without `updates`.
+    #[inline]
     pub fn run<F>(self, body: F) -> Result<Op, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
@@ -609,7 +567,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.core.admit_async().await?;
+        self.core().admit_async().await?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         self.submit_admitted(Some(&tensor), |reads, writes, updates| {
@@ -628,7 +586,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 (options.declared.clone(), options.copying)
             }
         };
-        let tensor = Tensor::promised(self.core.clone(), vars, declared, self.name.clone());
+        let tensor = Tensor::promised(self.core().clone(), vars, declared, self.draft.payload().name.clone());
         (tensor, copying)
     }
 }

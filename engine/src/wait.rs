@@ -63,7 +63,7 @@ pub(crate) fn see(state: &OpState) -> Seen {
         name: state.name.clone(),
         kind: state.kind,
         phase: state.phase(),
-        counted: state.counted,
+        counted: state.is_counted(),
         since_ms: state.since_ms,
         lease: state.lease().map(|label| SeenLease {
             text: label.to_string(),

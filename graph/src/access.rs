@@ -109,7 +109,9 @@ impl<V, T> Target<V, T> {
 
     #[inline]
     fn with_slot(self, slot: usize) -> Self {
-        Self(self.0.map_addr(|address| address | slot << SLOT_SHIFT))
+        let marked = self.0.as_ptr().map_addr(|address| address & !SLOT | slot << SLOT_SHIFT);
+        // SAFETY: a node is aligned beyond the tag, so whatever the tag, the address is not null.
+        Self(unsafe { NonNull::new_unchecked(marked) })
     }
 
     #[inline]

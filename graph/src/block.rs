@@ -121,12 +121,22 @@ impl<V, T> Block<V, T> {
     }
 
     /// Makes a block that was just taken from the slab an operation, still without accesses. `refs` counts the operation
-    /// itself and the references that the caller makes at once. If `payload` panics, the block is lost.
+    /// itself and the references that the caller makes at once.
     ///
     /// # Safety
     /// The caller owns the block.
     #[inline]
-    pub(crate) unsafe fn begin(this: BlockPtr<V, T>, id: u64, payload: impl FnOnce() -> T, refs: u32) {
+    pub(crate) unsafe fn begin(this: BlockPtr<V, T>, id: u64, payload: T, refs: u32) {
+        // SAFETY: forwarded to the caller; the payload is initialized here.
+        unsafe { Self::begin_with(this, id, |place| place.write(payload), refs) };
+    }
+
+    /// As [`begin`](Self::begin), with a payload that `init` writes to its place. If that panics, the block is lost.
+    ///
+    /// # Safety
+    /// The caller owns the block, and `init` initializes the payload.
+    #[inline(always)]
+    pub(crate) unsafe fn begin_with(this: BlockPtr<V, T>, id: u64, init: impl FnOnce(*mut T), refs: u32) {
         // SAFETY: the caller owns the block, so nobody else looks at it.
         unsafe {
             let block = this.as_ref();
@@ -135,7 +145,7 @@ impl<V, T> Block<V, T> {
                 (*fixed).id = id;
                 (*fixed).len = 0;
                 (*fixed).owned = false;
-                (*fixed).payload.write(payload());
+                init((*fixed).payload.as_mut_ptr());
             });
         }
     }
@@ -162,6 +172,45 @@ impl<V, T> Block<V, T> {
                 // SAFETY: the caller owns the block.
                 unsafe { block.inline[slot].aim_inline(*target, slot) };
             }
+        }
+    }
+
+    /// Adds `target` to the accesses of an operation that is not complete yet: unsorted, and perhaps again.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[inline(always)]
+    pub(crate) unsafe fn aim_another(this: BlockPtr<V, T>, target: Target<V, T>) {
+        // SAFETY: the caller owns the block.
+        unsafe {
+            let block = this.as_ref();
+            let len = block.len();
+            if len >= INLINE {
+                return Self::aim_spilled(this, target);
+            }
+            block.inline[len].aim_inline(target, len);
+            block.fixed.with_mut(|fixed| (*fixed).len = len + 1);
+        }
+    }
+
+    /// As [`aim_another`](Self::aim_another), beyond the inline accesses.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[cold]
+    unsafe fn aim_spilled(this: BlockPtr<V, T>, target: Target<V, T>) {
+        // SAFETY: the caller owns the block.
+        unsafe {
+            let block = this.as_ref();
+            block.fixed.with_mut(|fixed| {
+                let fixed = &mut *fixed;
+                if fixed.spilled.is_empty() {
+                    let inline = block.inline.iter().map(|access| Spilled::new(access.target(), this));
+                    fixed.spilled.extend(inline);
+                }
+                fixed.spilled.push(Spilled::new(target, this));
+                fixed.len += 1;
+            });
         }
     }
 
@@ -211,6 +260,15 @@ impl<V, T> Block<V, T> {
     pub(crate) unsafe fn payload(&self) -> &T {
         // SAFETY: written before the operation became visible, read out only when the last reference is gone.
         self.fixed.with(|fixed| unsafe { (*fixed).payload.assume_init_ref() })
+    }
+
+    /// # Safety
+    /// The caller owns the block, alone, and `begin` was called.
+    #[expect(clippy::mut_from_ref, reason = "the caller has the block alone")]
+    #[inline]
+    pub(crate) unsafe fn payload_mut(&self) -> &mut T {
+        // SAFETY: forwarded to the caller.
+        self.fixed.with_mut(|fixed| unsafe { (*fixed).payload.assume_init_mut() })
     }
 
     /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.

@@ -12,7 +12,8 @@ use crate::block::Block;
 use crate::dead::Dead;
 use crate::granted::Granted;
 use crate::graph::Graph;
-use crate::submit::{self, Targets};
+use crate::submit;
+use crate::targets::Targets;
 use crate::var::{Locked, Var, VarNode};
 
 /// What a variable needs to be a group.
@@ -44,9 +45,10 @@ impl<V, T> Graph<V, T> {
     /// If a variable belongs to another graph.
     pub fn collapse(&self, payload: T, members: &[&Var<V, T>], group: &Var<V, T>) -> Option<Granted<V, T>> {
         for var in members.iter().chain([&group]) {
-            self.assert_mine(var);
+            // SAFETY: the handle keeps the node.
+            self.assert_mine(unsafe { var.node().as_ref() });
         }
-        let block = self.begin(|| payload, 1);
+        let block = self.begin(payload, 1);
         let mut fresh = Some(Box::new(Group { finished: 0, parked: VecDeque::new() }));
         // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is ours until
         // it is appended, and nothing of it is touched after the last bit is given back unless it is granted.
@@ -58,13 +60,13 @@ impl<V, T> Graph<V, T> {
                     .map(|member| Target::new(VarNode::resolve(member.node()), Mode::Write))
                     .chain([Target::new(root, Mode::Write)])
                     .collect();
-                submit::normalize(&mut targets);
-                Block::aim(block, &targets);
-                if submit::lock_all(&targets) {
+                targets.normalize();
+                Block::aim(block, targets.as_slice());
+                if submit::lock_all(targets.as_slice()) {
                     break (targets, root);
                 }
             };
-            let granted = submit::link_all(block, targets.len());
+            let granted = submit::link_all(block, targets.as_slice());
             root.as_ref().group.with_mut(|place| {
                 if (*place).is_none() {
                     *place = fresh.take();
@@ -73,7 +75,7 @@ impl<V, T> Graph<V, T> {
             // The root first: who sees a member forwarded must already see the unfinished write on the root.
             let word = root.as_ref().state.load_locked();
             root.as_ref().state.unlock(word.with_group().with_unfinished_write(true));
-            for member in targets.iter().map(|target| target.node()).filter(|node| *node != root) {
+            for member in targets.as_slice().iter().map(|target| target.node()).filter(|node| *node != root) {
                 VarNode::set_forward(member, root);
                 let word = member.as_ref().state.load_locked();
                 member.as_ref().state.unlock(word.with_forwarded().with_unfinished_write(true));

@@ -131,9 +131,14 @@ impl<V, T> Granted<V, T> {
                 let target = access.as_ref().target();
                 let (node, mode) = (target.node(), target.mode());
                 let mut locked = VarNode::lock(node);
+                let flags_before = locked.word.user();
                 locked.with_state(|state, flags| {
                     finish(Finish { var: node.as_ref().id(), mode, state, flags });
                 });
+                if locked.word.user() != flags_before {
+                    // An operation may be granted here, and at once run by whoever grants its last access elsewhere.
+                    node.as_ref().state.publish(locked.word);
+                }
                 let (empty, writes) = locked.queue(|queue| {
                     queue.unlink(access, mode);
                     queue.advance(mode, |granted| {

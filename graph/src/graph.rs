@@ -6,7 +6,7 @@ use estafette_sync::sync::Arc;
 
 use crate::registry::Registry;
 use crate::slab::Slab;
-use crate::var::Var;
+use crate::var::{Var, VarNode};
 
 /// Keeps the order of operations over variables.
 ///
@@ -50,10 +50,8 @@ impl<V, T> Graph<V, T> {
 
     /// An operation in the queue of another graph's variable would outlive the memory of its own.
     #[inline]
-    pub(crate) fn assert_mine(&self, var: &Var<V, T>) {
-        // SAFETY: the handle keeps the node.
-        let inner = unsafe { &var.node().as_ref().inner };
-        assert!(Arc::ptr_eq(inner, &self.inner), "{} belongs to another graph", var.id());
+    pub(crate) fn assert_mine(&self, node: &VarNode<V, T>) {
+        assert!(Arc::ptr_eq(&node.inner, &self.inner), "{} belongs to another graph", node.id());
     }
 }
 

@@ -8,7 +8,7 @@ use crate::access::{Mode, Target};
 use crate::block::Block;
 use crate::collapse::Group;
 use crate::granted::Granted;
-use crate::submit::{self, Targets};
+use crate::targets::Targets;
 use crate::var::{Var, VarNode};
 
 impl<V, T> Granted<V, T> {
@@ -26,8 +26,9 @@ impl<V, T> Granted<V, T> {
         unsafe {
             let mut targets: Targets<V, T> =
                 vars.iter().map(|var| Target::new(self.used(var), mode)).collect();
-            submit::normalize(&mut targets);
-            for target in &targets {
+            targets.normalize();
+            let targets = targets.as_slice();
+            for target in targets {
                 let access = self.access_to(target.node()).expect("`used` found it a moment ago");
                 let held = access.as_ref().target().mode();
                 assert!(
@@ -40,9 +41,9 @@ impl<V, T> Granted<V, T> {
             let first = targets.first().expect("a split takes at least one variable along");
             let inner = &first.node().as_ref().inner;
             let (block, id) = inner.slab.take();
-            Block::begin(block, id, || payload, 1);
+            Block::begin(block, id, payload, 1);
             block.as_ref().own_early(inner);
-            Block::aim(block, &targets);
+            Block::aim(block, targets);
             block.as_ref().set_pending(0);
             for (index, target) in targets.iter().enumerate() {
                 let access = Block::access(block, index);

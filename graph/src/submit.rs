@@ -1,19 +1,12 @@
 //! Submission: an operation joins the queues of all its variables in one atomic step.
 
-use smallvec::SmallVec;
-
 use crate::access::{Mode, Target};
 use crate::block::{Block, BlockPtr};
 use crate::granted::Granted;
 use crate::graph::Graph;
 use crate::op_ref::OpRef;
+use crate::targets::Targets;
 use crate::var::{Var, VarNode};
-
-/// The variables of one operation while it is submitted. Inline for all but the widest operations.
-pub(crate) type Targets<V, T> = SmallVec<[Target<V, T>; 8]>;
-
-/// Up to here insertion beats calling the general sort.
-const INSERTION_LIMIT: usize = 16;
 
 impl<V, T> Graph<V, T> {
     /// Appends an operation to the queues of all its variables, atomically with regard to every other submission,
@@ -34,15 +27,15 @@ impl<V, T> Graph<V, T> {
         V: 'a,
         T: 'a,
     {
-        let targets = self.targets(accesses);
-        let block = self.begin(|| payload, 1);
-        if targets.is_empty() {
+        let mut targets = self.targets(accesses);
+        let block = self.begin(payload, 1);
+        if targets.as_slice().is_empty() {
             // No queue will pin the slab for this operation.
             // SAFETY: the block is ours.
             unsafe { block.as_ref().own(&self.inner) };
         }
         // SAFETY: the block is ours, and the handles behind `accesses` outlive the call.
-        unsafe { append(block, targets) }
+        unsafe { append(block, &mut targets) }
     }
 
     /// [`submit`](Self::submit) that also gives a reference to the operation.
@@ -58,35 +51,18 @@ impl<V, T> Graph<V, T> {
         V: 'a,
         T: 'a,
     {
-        self.submit_ref_with(|| payload, accesses)
-    }
-
-    /// [`submit_ref`](Self::submit_ref) with a payload that is made in the place where it stays, not moved there.
-    ///
-    /// # Panics
-    /// If a variable belongs to another graph.
-    #[inline]
-    pub fn submit_ref_with<'a>(
-        &self,
-        payload: impl FnOnce() -> T,
-        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
-    ) -> (OpRef<V, T>, Option<Granted<V, T>>)
-    where
-        V: 'a,
-        T: 'a,
-    {
-        let targets = self.targets(accesses);
+        let mut targets = self.targets(accesses);
         let block = self.begin(payload, 2);
         // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
         // completion on another thread. The handles behind `accesses` outlive the call.
         unsafe {
             block.as_ref().own_early(&self.inner);
             let reference = OpRef::new(block);
-            (reference, append(block, targets))
+            (reference, append(block, &mut targets))
         }
     }
 
-    #[inline]
+    /// Checked, sorted and merged.
     fn targets<'a>(&self, accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>) -> Targets<V, T>
     where
         V: 'a,
@@ -94,18 +70,19 @@ impl<V, T> Graph<V, T> {
     {
         let mut targets = Targets::new();
         for (var, mode) in accesses {
-            self.assert_mine(var);
+            // SAFETY: the handle keeps the node.
+            self.assert_mine(unsafe { var.node().as_ref() });
             // What it forwards to is found when its bit is taken.
             targets.push(Target::new(var.node(), mode));
         }
-        // SAFETY: the handles keep the nodes.
-        unsafe { normalize(&mut targets) };
+        // SAFETY: as above.
+        unsafe { targets.normalize() };
         targets
     }
 
     /// A block for a new operation, without accesses, that counts `refs` references to it.
-    #[inline]
-    pub(crate) fn begin(&self, payload: impl FnOnce() -> T, refs: u32) -> BlockPtr<V, T> {
+    #[inline(always)]
+    pub(crate) fn begin(&self, payload: T, refs: u32) -> BlockPtr<V, T> {
         let (block, id) = self.inner.slab.take();
         // SAFETY: the slab gave the block to us.
         unsafe { Block::begin(block, id, payload, refs) };
@@ -119,19 +96,16 @@ impl<V, T> Graph<V, T> {
 /// The caller owns the block, holds a handle of every target, and has `targets` normalized. Afterwards the block
 /// belongs to whoever has its `Granted`.
 #[inline]
-unsafe fn append<V, T>(block: BlockPtr<V, T>, mut targets: Targets<V, T>) -> Option<Granted<V, T>> {
+pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>, list: &mut Targets<V, T>) -> Option<Granted<V, T>> {
     // SAFETY: the caller's handles keep the nodes and what they forward to; the block is ours until the first bit is
     // given back, and again if it is granted.
     unsafe {
-        while !lock_all(&targets) {
-            // Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
-            for target in &mut targets {
-                *target = Target::new(VarNode::resolve(target.node()), target.mode());
-            }
-            normalize(&mut targets);
+        while !lock_all(list.as_slice()) {
+            follow_forwards(list);
         }
-        Block::aim(block, &targets);
-        let granted = link_all(block, targets.len());
+        let targets = list.as_slice();
+        Block::aim(block, targets);
+        let granted = link_all(block, targets);
         for target in targets.iter() {
             let state = &target.node().as_ref().state;
             let word = state.load_locked();
@@ -141,43 +115,18 @@ unsafe fn append<V, T>(block: BlockPtr<V, T>, mut targets: Targets<V, T>) -> Opt
     }
 }
 
-/// Sorts by variable and merges duplicates.
+/// Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
 ///
 /// # Safety
-/// The caller keeps the nodes alive.
-#[inline]
-pub(crate) unsafe fn normalize<V, T>(targets: &mut Targets<V, T>) {
-    if targets.len() > 1 {
-        // SAFETY: forwarded to the caller.
-        unsafe { sort_and_merge(targets) };
-    }
-}
-
-/// # Safety
-/// As for [`normalize`].
-unsafe fn sort_and_merge<V, T>(targets: &mut Targets<V, T>) {
-    // SAFETY: forwarded to the caller.
-    let rank = |target: &Target<V, T>| unsafe { VarNode::rank(target.node()) };
-    let list = targets.as_mut_slice();
-    if list.len() <= INSERTION_LIMIT {
-        for sorted in 1..list.len() {
-            let mut place = sorted;
-            while place > 0 && rank(&list[place - 1]) > rank(&list[place]) {
-                list.swap(place - 1, place);
-                place -= 1;
-            }
+/// The caller's handles keep the nodes.
+#[cold]
+unsafe fn follow_forwards<V, T>(list: &mut Targets<V, T>) {
+    // SAFETY: the handles keep the nodes and what they forward to.
+    unsafe {
+        for target in list.as_mut_slice() {
+            *target = Target::new(VarNode::resolve(target.node()), target.mode());
         }
-    } else {
-        list.sort_unstable_by_key(rank);
-    }
-    if list.windows(2).any(|pair| pair[0].node() == pair[1].node()) {
-        targets.dedup_by(|later, kept| {
-            let same = later.node() == kept.node();
-            if same {
-                *kept = Target::new(kept.node(), kept.mode().merge(later.mode()));
-            }
-            same
-        });
+        list.normalize();
     }
 }
 
@@ -212,15 +161,14 @@ pub(crate) unsafe fn lock_all<V, T>(targets: &[Target<V, T>]) -> bool {
 /// Links the operation's accesses at the ends of their queues. True: all are granted.
 ///
 /// # Safety
-/// The caller holds the bits of the operation's variables and owns the block, which is aimed and in no queue.
+/// The caller holds the bits of `targets` and owns the block, which is aimed at them and in no queue.
 #[inline(always)]
-pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, len: usize) -> bool {
+pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, targets: &[Target<V, T>]) -> bool {
     let mut pending = 0;
-    for index in 0..len {
+    for (index, target) in targets.iter().enumerate() {
         // SAFETY: the block is ours and aimed; its variables' bits are held.
         unsafe {
             let access = Block::access(block, index);
-            let target = access.as_ref().target();
             let granted =
                 target.node().as_ref().queue.with_mut(|queue| (*queue).append(access, target.mode()));
             pending += u32::from(!granted);

@@ -43,7 +43,8 @@ impl<V, T> Graph<V, T> {
         let mut set: Vec<Node<V, T>> = Vec::new();
         if let Roots::Vars(vars) = roots {
             for var in vars {
-                self.assert_mine(var);
+                // SAFETY: the handle keeps the node.
+                self.assert_mine(unsafe { var.node().as_ref() });
                 // SAFETY: the handle keeps the node and what it forwards to.
                 set.extend([var.node(), unsafe { VarNode::resolve(var.node()) }]);
             }

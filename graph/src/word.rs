@@ -142,6 +142,13 @@ impl StateWord {
         self.0.store(word.0, Ordering::Release);
     }
 
+    /// Lets others read `word` while the bit stays taken. Release: pairs with [`Self::load`].
+    #[inline]
+    pub(crate) fn publish(&self, word: Word) {
+        debug_assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, LOCKED, "only the holder publishes");
+        self.0.store(word.0 | LOCKED, Ordering::Release);
+    }
+
     /// The current word, locked or not. Acquire: what a completed write published under the bit is visible.
     #[inline]
     pub(crate) fn load(&self) -> Word {

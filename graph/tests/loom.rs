@@ -208,6 +208,28 @@ fn a_join_of_two_variables_is_granted_once_by_whoever_completes_last() {
     });
 }
 
+/// A flag that a writer leaves on A is there for the reader, also when the writer of B is the one that grants it.
+#[test]
+fn a_flag_is_seen_by_whoever_is_granted_through_another_variable() {
+    model(3, || {
+        let world = World::new(2);
+        let first = world.graph.submit(vec![], [(&world.vars[0], WRITE)]).unwrap();
+        let second = world.graph.submit(vec![], [(&world.vars[1], WRITE)]).unwrap();
+        let reads = [(&world.vars[0], READ), (&world.vars[1], READ)];
+        assert!(world.graph.submit(vec![], reads).is_none());
+        let look = |granted: Granted<usize, Uses>| {
+            let flags: u32 = granted.accesses().map(|access| access.flags()).sum();
+            assert_eq!(flags, 1, "the flag on A");
+            granted.complete(|_| (), |_| unreachable!("nobody waits"));
+        };
+        let thread = thread::spawn(move || {
+            second.complete(|_| (), look);
+        });
+        first.complete(|finish| *finish.flags = 1, look);
+        thread.join().unwrap();
+    });
+}
+
 #[test]
 fn a_quiet_variable_shows_what_its_writer_left() {
     let quiet = Seen::default();

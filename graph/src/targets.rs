@@ -1,0 +1,115 @@
+//! The variables of one operation, collected before it is submitted.
+
+use std::mem::MaybeUninit;
+
+use crate::access::Target;
+use crate::block::INLINE;
+use crate::var::VarNode;
+
+/// Up to here insertion beats calling the general sort.
+const INSERTION_LIMIT: usize = 16;
+
+/// A list of targets; without heap for as many as fit into a block.
+pub(crate) struct Targets<V, T> {
+    len: usize,
+    /// The first `len`, if there are no more than fit.
+    few: [MaybeUninit<Target<V, T>>; INLINE],
+    /// All, or none if they fit above.
+    many: Vec<Target<V, T>>,
+}
+
+impl<V, T> Targets<V, T> {
+    #[inline(always)]
+    pub(crate) fn new() -> Self {
+        Self { len: 0, few: [const { MaybeUninit::uninit() }; INLINE], many: Vec::new() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, target: Target<V, T>) {
+        if self.len >= INLINE {
+            return self.push_another(target);
+        }
+        self.few[self.len].write(target);
+        self.len += 1;
+    }
+
+    #[cold]
+    fn push_another(&mut self, target: Target<V, T>) {
+        if self.many.is_empty() {
+            self.many = self.as_slice().to_vec();
+        }
+        self.many.push(target);
+        self.len += 1;
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_slice(&self) -> &[Target<V, T>] {
+        if !self.many.is_empty() {
+            return &self.many;
+        }
+        // SAFETY: the first `len` are initialized.
+        unsafe { self.few[..self.len].assume_init_ref() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [Target<V, T>] {
+        if !self.many.is_empty() {
+            return &mut self.many;
+        }
+        // SAFETY: as in `as_slice`.
+        unsafe { self.few[..self.len].assume_init_mut() }
+    }
+
+    /// Sorts by variable and merges duplicates.
+    ///
+    /// # Safety
+    /// The caller keeps the nodes alive.
+    #[inline(always)]
+    pub(crate) unsafe fn normalize(&mut self) {
+        if self.len > 1 {
+            // SAFETY: forwarded to the caller.
+            self.len = unsafe { sort_and_merge(self.as_mut_slice()) };
+            self.many.truncate(self.len);
+        }
+    }
+}
+
+impl<V, T> FromIterator<Target<V, T>> for Targets<V, T> {
+    fn from_iter<I: IntoIterator<Item = Target<V, T>>>(targets: I) -> Self {
+        let mut list = Self::new();
+        targets.into_iter().for_each(|target| list.push(target));
+        list
+    }
+}
+
+/// Sorts by variable and merges duplicates; gives how many are left, in front.
+///
+/// # Safety
+/// The caller keeps the nodes alive.
+#[inline]
+unsafe fn sort_and_merge<V, T>(list: &mut [Target<V, T>]) -> usize {
+    // SAFETY: forwarded to the caller.
+    let rank = |target: &Target<V, T>| unsafe { VarNode::rank(target.node()) };
+    if list.len() <= INSERTION_LIMIT {
+        for sorted in 1..list.len() {
+            let mut place = sorted;
+            while place > 0 && rank(&list[place - 1]) > rank(&list[place]) {
+                list.swap(place - 1, place);
+                place -= 1;
+            }
+        }
+    } else {
+        list.sort_unstable_by_key(rank);
+    }
+    let mut kept = 0;
+    for next in 1..list.len() {
+        let (last, target) = (list[kept], list[next]);
+        if last.node() == target.node() {
+            list[kept] = Target::new(last.node(), last.mode().merge(target.mode()));
+        } else {
+            kept += 1;
+            list[kept] = target;
+        }
+    }
+    kept + 1
+}
