@@ -55,6 +55,10 @@ pub(crate) struct Core {
     generation: u32,
 }
 
+/// Ready operations that a thread without workers leaves for whoever waits, before it runs further ones as it submits them:
+/// from there on, putting them by and fetching them back would cost more than running them.
+const BACKLOG: usize = 64;
+
 /// How long a submission waits for room between looks at whether it waits in vain.
 const WINDOW_LOOK: Duration = Duration::from_millis(20);
 
@@ -207,6 +211,16 @@ impl Core {
         found
     }
 
+    /// Whether the submitting thread runs `op` there and then: it must run everything in the end, has enough ready that
+    /// others could help with, and does not want this one to wait behind them.
+    #[inline]
+    pub(crate) fn helps_at_once(&self, op: &OpGranted) -> bool {
+        self.alone()
+            && op.payload().priority == 0
+            && self.pool.backlog() >= BACKLOG
+            && context::current().is_none()
+    }
+
     /// Whether the engine has no worker, so that whoever waits must run everything.
     #[inline]
     pub(crate) fn alone(&self) -> bool {
@@ -222,11 +236,13 @@ impl Core {
         }
     }
 
-    /// Called after operations were pushed to the pool.
+    /// Sees to it that somebody looks at what was pushed to the pool: a worker, or without workers whoever waits.
     #[inline]
     pub(crate) fn work_arrived(&self) {
         if self.alone() {
             self.bell.ring();
+        } else {
+            self.pool.notice();
         }
     }
 

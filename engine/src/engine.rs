@@ -69,7 +69,8 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Worker threads for host operations. Default: one per core. With 0 the threads that wait run everything.
+    /// Worker threads for host operations. Default: one per core. With 0 the threads that wait run everything, and those that
+    /// submit, once much is ready.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self

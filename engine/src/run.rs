@@ -18,13 +18,16 @@ use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
 use smallvec::SmallVec;
 
 use crate::context::{self, Current};
+use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
 use crate::operation::{self, Kind, OpGranted, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
 
 /// Newly granted operations on their way to where they run.
-pub(crate) type ReadyList = SmallVec<[OpGranted; 8]>;
+///
+/// More than fit here are granted at once only where a writer had many readers waiting.
+pub(crate) type ReadyList = SmallVec<[OpGranted; 32]>;
 
 /// A granted operation in a pool's queue.
 pub(crate) struct ReadyOp(pub(crate) OpGranted);
@@ -66,8 +69,17 @@ pub(crate) fn execute_one(granted: OpGranted) {
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
+        Kind::Work | Kind::Unhelped if granted.payload().core.helps_at_once(&granted) => help_with(granted),
         Kind::Work | Kind::Unhelped => push(granted),
         Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
+    }
+}
+
+/// Runs an operation on the thread that has submitted it.
+fn help_with(granted: OpGranted) {
+    match context::begin_help() {
+        Some(_helping) => execute(granted),
+        None => push(granted),
     }
 }
 
@@ -76,7 +88,11 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
 fn push(granted: OpGranted) {
     let core = granted.payload().core.clone();
     let priority = granted.payload().priority;
-    core.pool.push_priority(ReadyOp(granted), priority);
+    if priority == 0 {
+        core.pool.push_unnoticed(ReadyOp(granted));
+    } else {
+        core.pool.push_priority_unnoticed(ReadyOp(granted), priority);
+    }
     core.work_arrived();
 }
 
@@ -100,8 +116,6 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
 
 fn dispatch_all(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
     let mut first = None;
-    // In steady state nothing or one operation is granted; both need no batch.
-    let mut batch: SmallVec<[OpGranted; 8]> = SmallVec::new();
     let mut at = 0;
     while at < ready.len() {
         // Probes and leases may grant more while they are handled: the list grows behind `at`.
@@ -122,36 +136,27 @@ fn dispatch_all(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGrante
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
+    // The engine whose pool has got operations and no wake-up yet: one for all of them.
+    let mut unwoken: Option<CoreRef> = None;
     for granted in ready.drain(..) {
         if !urgent && first.is_none() && granted.payload().may_be_kept(keep_for) {
             first = Some(granted);
+        } else if granted.payload().priority != 0 {
+            push(granted);
         } else {
-            batch.push(granted);
+            let core = granted.payload().core.clone();
+            core.pool.push_unnoticed(ReadyOp(granted));
+            if !unwoken.as_ref().is_some_and(|last| last.same(&core))
+                && let Some(other) = unwoken.replace(core)
+            {
+                other.work_arrived();
+            }
         }
     }
-    push_batch(batch);
-    first
-}
-
-/// Pushes granted operations to their engines' pools: one wake-up per engine.
-fn push_batch(mut batch: SmallVec<[OpGranted; 8]>) {
-    while let Some(head) = batch.first() {
-        if batch.len() == 1 {
-            return batch.drain(..).for_each(push);
-        }
-        let core = head.payload().core.clone();
-        if batch.iter().any(|granted| granted.payload().priority != 0) {
-            let granted = batch.remove(0);
-            let priority = granted.payload().priority;
-            core.pool.push_priority(ReadyOp(granted), priority);
-        } else {
-            let (mine, others): (SmallVec<[OpGranted; 8]>, SmallVec<[OpGranted; 8]>) =
-                batch.into_iter().partition(|granted| granted.payload().core.same(&core));
-            core.pool.push_batch(mine.into_iter().map(ReadyOp));
-            batch = others;
-        }
+    if let Some(core) = unwoken {
         core.work_arrived();
     }
+    first
 }
 
 /// Outcome of looking at what an operation's variables carry.
@@ -257,9 +262,7 @@ fn order_on(queue: &dyn Queue, pending: &Frontier) -> Result<Frontier, DeviceErr
 fn park(granted: OpGranted, frontier: Frontier) {
     // Whether the fences failed is seen when the operation starts again and inspects its inputs.
     Reactor::global().when_settled(&frontier, move |_settled| {
-        let mut batch = SmallVec::new();
-        batch.push(granted);
-        push_batch(batch);
+        push(granted);
     });
 }
 

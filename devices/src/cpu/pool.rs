@@ -114,9 +114,20 @@ impl<J: Job> Pool<J> {
         Ok(pool)
     }
 
+    /// As [`Pool::push_priority`], without waking anybody; see [`Pool::push_unnoticed`].
+    pub fn push_priority_unnoticed(&self, job: J, priority: i32) {
+        self.shared.queues.push_priority(job, priority);
+    }
+
+    /// Wakes a worker if that is needed for the jobs that were pushed unnoticed; it wakes the next one if there is more.
+    #[inline]
+    pub fn notice(&self) {
+        self.notify();
+    }
+
     /// Queues a job: on a worker of this pool in its own deque, else for everybody.
     pub fn push(&self, job: J) {
-        self.push_quietly(job);
+        self.push_unnoticed(job);
         self.notify();
     }
 
@@ -131,7 +142,7 @@ impl<J: Job> Pool<J> {
     pub fn push_batch(&self, jobs: impl IntoIterator<Item = J>) {
         let mut any = false;
         for job in jobs {
-            self.push_quietly(job);
+            self.push_unnoticed(job);
             any = true;
         }
         if any {
@@ -182,6 +193,12 @@ impl<J: Job> Pool<J> {
             self.shared.sleep.notify();
         }
         job
+    }
+
+    /// Jobs that the calling thread, which is no worker, has pushed and nobody has taken yet.
+    #[inline]
+    pub fn backlog(&self) -> usize {
+        guest::with_deque(&self.shared, Deque::len).unwrap_or(0)
     }
 
     /// Whether a job waits.
@@ -243,7 +260,8 @@ impl<J: Job> Pool<J> {
         Self { shared, counted: AtomicBool::new(false) }
     }
 
-    fn push_quietly(&self, job: J) {
+    /// As [`Pool::push`], without waking anybody. [`Pool::notice`] has to follow, once for any number of jobs.
+    pub fn push_unnoticed(&self, job: J) {
         let mut job = Some(job);
         let mut push = |deque: &Deque<J>| job.take().into_iter().for_each(|job| deque.push(job));
         if worker::with_context(&self.shared, |context| push(&context.deque)).is_some() {
