@@ -87,6 +87,7 @@ impl Drop for Helping {
 /// Runs `sleep`, which blocks the thread. In an asynchronous body it lets other tasks of the thread go elsewhere
 /// meanwhile, as far as the runtime can do that: it may have no other thread, and the wait may be for one of them.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
+    crate::quiet::tell();
     let covered = ON_RUNTIME.get()
         && tokio::runtime::Handle::try_current()
             .is_ok_and(|runtime| runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread);

@@ -19,6 +19,7 @@ use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::fork;
 use crate::operation::{Kind, OpGranted, OpGraph};
+use crate::quiet;
 use crate::run::{self, ReadyOp};
 use crate::stuck;
 
@@ -239,6 +240,13 @@ impl Core {
     /// Sees to it that somebody looks at what was pushed to the pool: a worker, or without workers whoever waits.
     #[inline]
     pub(crate) fn work_arrived(&self) {
+        if !quiet::holds(self.id) {
+            self.wake();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn wake(&self) {
         if self.alone() {
             self.bell.ring();
         } else {

@@ -21,7 +21,7 @@ use crate::submit::OpBuilder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
 use crate::wait::see;
-use crate::{clock, import, stuck};
+use crate::{clock, import, quiet, stuck};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers
 /// busy, few enough that a producer cannot outrun its consumers by gigabytes of bookkeeping.
@@ -185,6 +185,25 @@ impl Engine {
     #[inline(always)]
     pub fn op(&self, name: impl Into<Cow<'static, str>>) -> OpBuilder<'_> {
         OpBuilder::new(self.core(), Name::from(name.into()))
+    }
+
+    /// Runs `submit`, in which this thread submits many operations, and wakes the workers once for all of them: at its end,
+    /// or before the thread has to wait. Workers that are awake begin at once.
+    ///
+    /// Waking a sleeping thread costs its waker microseconds, many times what a submission costs.
+    ///
+    /// ```
+    /// # let engine = estafette::Engine::builder().workers(1).build()?;
+    /// let files: Vec<_> = (0..100).map(|_| engine.var()).collect();
+    /// let ops = engine.submit_many(|| {
+    ///     files.iter().map(|file| engine.op("touch").writes_vars(&[file]).run(|[], []| Ok(()))).collect::<Result<Vec<_>, _>>()
+    /// })?;
+    /// assert_eq!(ops.len(), 100);
+    /// engine.wait_all(None)?;
+    /// # Ok::<(), estafette::Error>(())
+    /// ```
+    pub fn submit_many<T>(&self, submit: impl FnOnce() -> T) -> T {
+        quiet::hold(self.core(), submit)
     }
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called

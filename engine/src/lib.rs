@@ -90,6 +90,7 @@ mod lease;
 mod lease_all;
 mod operands;
 mod operation;
+mod quiet;
 mod ready;
 mod regions;
 mod replay;
