@@ -12,15 +12,14 @@ use crate::spin::Body;
 #[inline]
 pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Body) -> Result<(), Error> {
     let op = describe(engine, variables, access);
-    let submitted = if body.is_empty() {
-        op.run(|[], []| Ok(()))
+    if body.is_empty() {
+        op.run_detached(|[], []| Ok(()))
     } else {
-        op.run(move |[], []| {
+        op.run_detached(move |[], []| {
             body.run();
             Ok(())
         })
-    };
-    submitted.map(drop)
+    }
 }
 
 /// Describes an operation that has no body yet.

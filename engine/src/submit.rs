@@ -218,6 +218,17 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
 
     #[inline(always)]
     fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
+        self.complete_draft(produced, body, submit_to_graph)
+    }
+
+    /// Puts everything into the draft and hands it to `submit`.
+    #[inline(always)]
+    fn complete_draft<T>(
+        self,
+        produced: Option<&Tensor>,
+        body: impl FnOnce(R, W, U) -> Body,
+        submit: impl FnOnce(OpDraft<'_>) -> T,
+    ) -> T {
         let Self { mut draft, reads, writes, updates, options } = self;
         draft.payload_mut().admitted();
         if let Some(queue) = options.and_then(|options| options.queue) {
@@ -227,7 +238,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
         if no_tensors && produced.is_none() {
             draft.payload_mut().set_body(body(reads, writes, updates));
-            return submit_to_graph(draft);
+            return submit(draft);
         }
         // The tensors go into the body, which may be gone before this call ends.
         let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
@@ -253,7 +264,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         draft.payload_mut().set_body(body);
         let mut draft: OpDraft<'_> = draft;
         accesses.iter().for_each(|(var, mode)| draft.access(var, *mode));
-        submit_to_graph(draft)
+        submit(draft)
     }
 
     /// Submits an operation whose body starts work elsewhere and reports its end through the [`Completion`], from any
@@ -297,6 +308,14 @@ fn submit_to_graph(draft: OpDraft<'_>) -> Op {
         run::dispatch_one(granted);
     }
     Op::new(handle)
+}
+
+/// As [`submit_to_graph`], without a handle.
+#[inline(always)]
+fn submit_detached(draft: OpDraft<'_>) {
+    if let Some(granted) = draft.submit_unreferenced() {
+        run::dispatch_one(granted);
+    }
 }
 
 /// A fence for work whose end cannot be known: its memory is never given back.
@@ -374,6 +393,22 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         self.submit(Room::Wait, None, |reads, writes, _none| sync_body(reads, writes, body))
+    }
+
+    /// As [`run`](Self::run), without a handle: for operations that are known by what they write. What nobody can name costs
+    /// less.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    #[inline]
+    pub fn run_detached<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
+    {
+        self.check()?;
+        self.core().admit()?;
+        self.complete_draft(None, |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
+        Ok(())
     }
 
     /// As [`run`](Self::run), but refuses with [`Error::WindowFull`] instead of waiting.

@@ -303,6 +303,12 @@ impl<V, T> Block<V, T> {
         }
     }
 
+    /// Gives up the second of the two references that the block began with, before anybody else has seen it.
+    #[inline]
+    pub(crate) fn forget_reference(&self) {
+        self.refs.store(1, Ordering::Relaxed);
+    }
+
     /// Whether there are references beside the caller's.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {

@@ -71,21 +71,41 @@ impl<'a, V, T> Draft<'a, V, T> {
         }
     }
 
-    /// Appends the operation to the queues of all its variables, as [`Graph::submit`] does.
+    /// Appends the operation to the queues of all its variables, as [`Graph::submit_ref`] does.
     #[inline(always)]
     pub fn submit(self) -> (OpRef<V, T>, Option<Granted<V, T>>) {
         let block = self.block;
         mem::forget(self);
         // SAFETY: the block is ours until it is appended. One of its references is for the result, so that it outlives a
         // completion on another thread. The variables' handles outlive the draft.
+        unsafe { (OpRef::new(block), append_drafted(block)) }
+    }
+
+    /// As [`submit`](Self::submit), without a reference.
+    #[inline(always)]
+    pub fn submit_unreferenced(self) -> Option<Granted<V, T>> {
+        let block = self.block;
+        mem::forget(self);
+        // SAFETY: the block is ours until it is appended, and so are both its references, of which one is given up.
         unsafe {
-            let mut targets = Targets::new();
-            for index in 0..block.as_ref().len() {
-                targets.push(Block::access(block, index).as_ref().target());
-            }
-            targets.normalize();
-            (OpRef::new(block), submit::append(block, &mut targets))
+            block.as_ref().forget_reference();
+            append_drafted(block)
         }
+    }
+}
+
+/// # Safety
+/// The caller owns the block, and holds handles of the variables that it was aimed at.
+#[inline(always)]
+unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let mut targets = Targets::new();
+        for index in 0..block.as_ref().len() {
+            targets.push(Block::access(block, index).as_ref().target());
+        }
+        targets.normalize();
+        submit::append(block, &mut targets)
     }
 }
 
