@@ -54,7 +54,7 @@ struct Share<'v> {
 }
 
 fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured, Error> {
-    let engine = Engine::builder().workers(settings.workers).window(WINDOW).build()?;
+    let engine = Engine::builder().workers(settings.workers).window(threads * WINDOW).build()?;
     let variables = some_variables(&engine, VARIABLES);
     let body = Body::lasting(settings.body_ns);
     let each = (settings.n / threads).max(1);

@@ -11,6 +11,7 @@ use estafette_devices::{DLDevice, Device};
 use estafette_graph::Graph;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::thread;
 
 use crate::bell::Bell;
 use crate::blocked::{self, On};
@@ -59,6 +60,10 @@ pub(crate) struct Core {
 /// Ready operations that a thread without workers leaves for whoever waits, before it runs further ones as it submits them:
 /// from there on, putting them by and fetching them back would cost more than running them.
 const BACKLOG: usize = 64;
+
+/// How often a submission gives its time slice away before it falls asleep because the window is full. A yield takes about a
+/// microsecond when nobody else wants the processor.
+const PATIENCE: u32 = 64;
 
 /// How long a submission waits for room between looks at whether it waits in vain.
 const WINDOW_LOOK: Duration = Duration::from_millis(20);
@@ -185,6 +190,13 @@ impl Core {
             // Once at it, for the next submissions as well.
             while self.in_flight() > limit / 2 && self.help_any() {}
             return Ok(());
+        }
+        // Those who run the operations are most likely awake, and falling asleep costs everybody more than a little patience.
+        for _ in 0..PATIENCE {
+            thread::yield_now();
+            if self.in_flight() < limit - limit / 4 || self.pool.has_work() {
+                return Ok(());
+            }
         }
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());

@@ -177,8 +177,8 @@ impl VarState {
 
     /// The fences of the current version's writers, and of its readers.
     pub(crate) fn fences(&self) -> (Frontier, Frontier) {
-        let fences = |carried: &Box<Carried>| (carried.writers.clone(), carried.readers.clone());
-        self.carried.as_ref().map(fences).unwrap_or_default()
+        let fences = |carried: &Carried| (carried.writers.clone(), carried.readers.clone());
+        self.carried.as_deref().map(fences).unwrap_or_default()
     }
 
     /// The version's outcome as far as it is known without its fences.

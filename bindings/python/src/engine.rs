@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use estafette::exchange::reaper;
 use estafette::{Access, Completion, Engine, Error, OpBuilder, Tensor, Variable};
+use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -123,16 +124,16 @@ struct Order {
     alias_of: Vec<Tensor>,
     like: Option<(estafette::DType, Vec<i64>)>,
     copy: Option<bool>,
+    /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
+    own: OnceLock<Variable>,
 }
 
 impl Order {
-    fn describe<'e>(&self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
         let Operands { reads, read_vars, write_vars, .. } = &self.operands;
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
         let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
-        // An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
-        let own = self.operands.is_empty().then(|| engine.var());
-        write_vars.extend(&own);
+        write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
         engine
             .op(self.name.clone())
             .reads_slice(reads)
@@ -142,11 +143,11 @@ impl Order {
             .unhelped()
     }
 
-    fn operation<'e>(&self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
+    fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
         self.describe(engine).writes_slice(&self.operands.writes)
     }
 
-    fn promise<'e>(&self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+    fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
         let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
         let mut builder = self.describe(engine).alias_of(&alias_of);
         if let Some((dtype, shape)) = &self.like {
@@ -616,7 +617,7 @@ fn order(
     }
     let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, name, priority, alias_of: Vec::new(), like: None, copy: None }, body))
+    Ok((Order { operands, name, priority, alias_of: Vec::new(), like: None, copy: None, own: OnceLock::new() }, body))
 }
 
 /// The options of a call that concern its result.
@@ -653,7 +654,7 @@ fn call_order(
     let like = result.like.map(parse_like).transpose()?;
     let body = Body::new(function, using, tensors, Use::Produced)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy }, body))
+    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
 }
 
 /// `(shape, dtype)`, or something that has both.
