@@ -31,6 +31,12 @@ impl Bell {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Whether somebody listens, as far as this thread knows: after [`ring`](Self::ring) of another bell at the latest.
+    #[inline]
+    pub(crate) fn is_heard(&self) -> bool {
+        self.listeners.load(Ordering::Relaxed) != 0
+    }
+
     /// Tells every listener to look again.
     #[inline]
     pub(crate) fn ring(&self) {

@@ -9,7 +9,7 @@ use estafette_devices::cpu::Pool;
 use estafette_devices::tally::{self, Tally};
 use estafette_devices::{DLDevice, Device};
 use estafette_graph::Graph;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::thread;
 
@@ -46,6 +46,8 @@ pub(crate) struct Core {
     detached: AtomicBool,
     /// Rings when an operation has ended and when work has arrived that a waiting thread could run.
     pub(crate) bell: Bell,
+    /// Rings when nothing is in flight: whoever waits for that need not hear of every single end.
+    idle: Bell,
     pub(crate) closing: AtomicBool,
     /// For asynchronous bodies; made at first use, gone when closed.
     runtime: Mutex<Option<Runtime>>,
@@ -61,7 +63,7 @@ pub(crate) struct Core {
 /// from there on, putting them by and fetching them back would cost more than running them.
 const BACKLOG: usize = 64;
 
-/// How often a submission gives its time slice away before it falls asleep because the window is full. A yield takes about a
+/// How often a thread gives its time slice away before it falls asleep because the window is full, or not empty. A yield takes about a
 /// microsecond when nobody else wants the processor.
 const PATIENCE: u32 = 64;
 
@@ -106,6 +108,7 @@ impl Core {
             tally: Tally::new(),
             detached: AtomicBool::new(false),
             bell: Bell::default(),
+            idle: Bell::default(),
             closing: AtomicBool::new(false),
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
             on_lease_wait: OnceLock::new(),
@@ -266,23 +269,31 @@ impl Core {
         }
     }
 
-    /// Tells whoever waits for room or for the end that operations have ended; the last one closes a detached engine.
+    /// Tells whoever waits for room or for the end that an operation has ended; the last one closes a detached engine.
     #[inline]
     pub(crate) fn tell_ended(&self) {
         self.bell.ring();
-        self.close_if_over();
+        if self.idle.is_heard() || self.detached.load(Ordering::Relaxed) {
+            self.tell_if_idle();
+        }
     }
 
     /// The last engine handle is gone: nothing can be submitted from outside of operations any more.
     pub(crate) fn detach(&self) {
         self.detached.store(true, Ordering::Relaxed);
         tally::announced();
-        self.close_if_over();
+        self.tell_if_idle();
     }
 
-    #[inline]
-    fn close_if_over(&self) {
-        if self.detached.load(Ordering::Relaxed) && self.in_flight() == 0 {
+    #[cold]
+    fn tell_if_idle(&self) {
+        // Two threads that end the last two operations at once must not both see the other's as unfinished.
+        fence(Ordering::SeqCst);
+        if self.in_flight() > 0 {
+            return;
+        }
+        self.idle.ring();
+        if self.detached.load(Ordering::Relaxed) {
             self.pool.release();
             let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
             drop(runtime);
@@ -296,13 +307,28 @@ impl Core {
         }
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());
+        // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
+        // only by whoever must, as that one's worker is covered by a spare one.
+        let helps = self.alone() || context::current().is_none();
+        let bell = if self.alone() { &self.bell } else { &self.idle };
         loop {
-            while self.alone() && self.help_any() {}
-            let mut listening = self.bell.listen();
+            let mut patience = 0;
+            while patience < PATIENCE && self.in_flight() > 0 {
+                if helps && self.help_any() {
+                    patience = 0;
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return Ok(self.in_flight() == 0);
+                    }
+                } else {
+                    patience += 1;
+                    thread::yield_now();
+                }
+            }
+            let mut listening = bell.listen();
             if self.in_flight() == 0 {
                 return Ok(true);
             }
-            if self.alone() && self.pool.has_work() {
+            if helps && self.pool.has_work() && self.alone() {
                 continue;
             }
             let now = Instant::now();

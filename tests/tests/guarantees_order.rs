@@ -184,7 +184,8 @@ fn plain_variables_order_what_has_no_memory() {
     assert!(watchdog.still_watches());
 }
 
-/// Runs operations of the given priorities, all of them ready at the same moment, on one worker; gives the order.
+/// Runs operations of the given priorities, all of them ready at the same moment, on one worker (the thread that waits does not
+/// help with them); gives the order.
 fn order_of(priorities: &[i32]) -> Vec<i32> {
     let engine = engine(1);
     let gate: Variable = engine.var();
@@ -192,10 +193,11 @@ fn order_of(priorities: &[i32]) -> Vec<i32> {
     let order = Arc::new(Mutex::new(Vec::new()));
     for &priority in priorities {
         let order = Arc::clone(&order);
-        let op = engine.op("prioritized").reads_vars(&[&gate]).priority(priority).run(move |[], []| {
-            order.lock().unwrap().push(priority);
-            Ok(())
-        });
+        let op =
+            engine.op("prioritized").unhelped().reads_vars(&[&gate]).priority(priority).run(move |[], []| {
+                order.lock().unwrap().push(priority);
+                Ok(())
+            });
         drop(op.unwrap());
     }
     // The worker itself opens the gate, so that nothing begins before everything is ready.
@@ -203,6 +205,7 @@ fn order_of(priorities: &[i32]) -> Vec<i32> {
     let completion = shut.begun();
     engine
         .op("opener")
+        .unhelped()
         .priority(i32::MAX)
         .run(move |[], []| {
             wait.recv()?;
@@ -235,7 +238,7 @@ fn what_is_granted_together_starts_by_priority_also_on_the_worker_that_granted_i
         engine.op("grants").writes([&x]).run(move |[], [_x]| Ok(wait.recv()?)).unwrap();
         for priority in [0, 0, 7] {
             let order = Arc::clone(&order);
-            let op = engine.op("granted").reads([&x]).priority(priority).run(move |[_x], []| {
+            let op = engine.op("granted").unhelped().reads([&x]).priority(priority).run(move |[_x], []| {
                 order.lock().unwrap().push(priority);
                 Ok(())
             });

@@ -617,7 +617,18 @@ fn order(
     }
     let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, name, priority, alias_of: Vec::new(), like: None, copy: None, own: OnceLock::new() }, body))
+    Ok((
+        Order {
+            operands,
+            name,
+            priority,
+            alias_of: Vec::new(),
+            like: None,
+            copy: None,
+            own: OnceLock::new(),
+        },
+        body,
+    ))
 }
 
 /// The options of a call that concern its result.
