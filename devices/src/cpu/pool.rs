@@ -284,12 +284,7 @@ impl<J: Job> Pool<J> {
 impl<J> Shared<J> {
     /// Gives what is in `deque` to everybody.
     pub(super) fn share(&self, deque: &Deque<J>) {
-        let mut any = false;
-        while let Some(job) = deque.pop() {
-            self.queues.push(job);
-            any = true;
-        }
-        if any {
+        if self.queues.share(deque) {
             self.sleep.notify();
         }
     }

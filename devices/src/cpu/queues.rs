@@ -89,11 +89,18 @@ impl<J> Queues<J> {
 
     /// Whether a job waits anywhere, or is in the hands of somebody who may put it back.
     pub(super) fn has_work(&self) -> bool {
+        let scanned = self.scanned.load(Ordering::SeqCst);
+        let (workers, guests) = self.stealers().split_at(self.workers);
+        let waits = |stealers: &[Stealer<J>]| stealers.iter().any(|stealer| !stealer.is_empty());
+        // In the order in which jobs move on, so that one that moves meanwhile is met where it comes from or where it goes to;
+        // jobs in hand move backwards.
         self.scanning.load(Ordering::SeqCst) > 0
             || !self.priorities.is_empty()
+            || waits(guests)
             || self.returned_len.load(Ordering::SeqCst) > 0
             || !self.injector.is_empty()
-            || self.stealers().iter().any(|stealer| !stealer.is_empty())
+            || waits(workers)
+            || self.scanned.load(Ordering::SeqCst) != scanned
     }
 
     /// The next job for the worker that owns deque number `index`; `ticks` counts the jobs that it has run.

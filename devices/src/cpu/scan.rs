@@ -1,4 +1,5 @@
-//! Taking one particular job out of the middle of the queues, for a thread that waits for just that job.
+//! Jobs in somebody's hand: taking one particular job out of the middle of the queues, for a thread that waits for just that
+//! job; and moving the jobs of a thread that leaves.
 //!
 //! Deques cannot be searched in place, so a scan takes jobs in hand, one after the other, until it finds a wanted one,
 //! and puts the others back: what came from the shared ends goes to the front of the shared queues, what came from the
@@ -30,6 +31,24 @@ impl<J> Queues<J> {
     ) -> Option<J> {
         let _scan = self.lock_scan();
         Hand::new(self, own).find(&mut wanted)
+    }
+}
+
+impl<J> Queues<J> {
+    /// Moves the jobs of `deque` to where everybody finds them; false if there were none. They are in hand in between, as in a
+    /// scan.
+    pub(super) fn share(&self, deque: &Worker<J>) -> bool {
+        if deque.is_empty() {
+            return false;
+        }
+        let _scan = self.lock_scan();
+        self.scanning.fetch_add(1, Ordering::SeqCst);
+        while let Some(job) = deque.pop() {
+            self.push(job);
+        }
+        self.scanned.fetch_add(1, Ordering::SeqCst);
+        self.scanning.fetch_sub(1, Ordering::SeqCst);
+        true
     }
 }
 
