@@ -15,7 +15,7 @@ use estafette::Engine;
 use estafette_sync::thread;
 
 use crate::error::Error;
-use crate::measure::{checked, ns_each, rounds};
+use crate::measure::{WINDOW, checked, ns_each, rounds};
 use crate::record::Quantity;
 use crate::spin::{Body, Spin};
 use crate::workload::{Measured, Settings, Workload};
@@ -65,7 +65,16 @@ const fn metg(
     grids: usize,
     run: fn(&Settings) -> Result<Measured, Error>,
 ) -> Workload {
-    Workload { workers: cores, has_body: false, ..Workload::plain(name, about, grids * STEPS * WIDTH, run) }
+    Workload {
+        workers: other_cores,
+        has_body: false,
+        ..Workload::plain(name, about, grids * STEPS * WIDTH, run)
+    }
+}
+
+/// A worker for each core but the one of the submitting thread, which helps.
+fn other_cores() -> usize {
+    cores() - 1
 }
 
 /// The cores there are.
@@ -74,7 +83,7 @@ fn cores() -> usize {
 }
 
 fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, Error> {
-    let engine = Engine::builder().workers(settings.workers).build()?;
+    let engine = Engine::builder().workers(settings.workers).window(WINDOW).build()?;
     let grid = Grid::leak(&engine, pattern, WIDTH, grids);
     let row = WIDTH * grids;
     let steps = (settings.n / row).max(1);

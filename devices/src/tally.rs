@@ -12,8 +12,8 @@
 //! # Limits
 //! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a few at once:
 //! `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the next thread asks. What one
-//! thread holds in advance is at most [`AHEAD_MAX`], and an eighth of the limit divided by the threads seen so far, so
-//! that all of them together hold less than two thirds of the limit (the harmonic sum of [`SEATS`] is 4.8) and idle
+//! thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit divided by the threads seen so far, so
+//! that all of them together hold less than two thirds of the limit (the harmonic sum of `SEATS` is 4.8) and idle
 //! threads cannot starve busy ones; with a small limit nothing is held in advance.
 //!
 //! # Waiting for an end

@@ -119,12 +119,10 @@ impl Grid {
 
     #[inline]
     fn submit_one(&self, engine: &Engine, task: Task) -> Result<(), estafette::Error> {
-        crate::submit::describe(engine, &self.variables, task.access)
-            .run(move |[], []| {
-                task.run();
-                Ok(())
-            })
-            .map(drop)
+        crate::submit::describe(engine, &self.variables, task.access).run_detached(move |[], []| {
+            task.run();
+            Ok(())
+        })
     }
 
     /// Whether every task so far has found what it needed, and the last step is complete.
