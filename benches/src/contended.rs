@@ -9,7 +9,7 @@ use estafette_sync::thread;
 
 use crate::access::{Access, VARIABLES};
 use crate::error::Error;
-use crate::measure::{WINDOW, checked, ns_each, some_variables, writes};
+use crate::measure::{checked, ns_each, some_variables, writes};
 use crate::random::{SEED, draw};
 use crate::record::Quantity;
 use crate::spin::Body;
@@ -54,7 +54,7 @@ struct Share<'v> {
 }
 
 fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured, Error> {
-    let engine = Engine::builder().workers(settings.workers).window(threads * WINDOW).build()?;
+    let engine = Engine::builder().workers(settings.workers).build()?;
     let variables = some_variables(&engine, VARIABLES);
     let body = Body::lasting(settings.body_ns);
     let each = (settings.n / threads).max(1);

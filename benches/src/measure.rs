@@ -11,10 +11,6 @@ use crate::spin::Body;
 use crate::submit::submit_all;
 use crate::workload::{Measured, Settings};
 
-/// Operations in flight before a submission helps or waits: few enough to stay in a core's own cache. The engine's default
-/// is for devices that need a long queue; whoever works on the host alone chooses one like this.
-pub(crate) const WINDOW: usize = 512;
-
 /// Measures a list of operations on `variables` plain variables: nanoseconds from the first submission until everything is
 /// done, per operation.
 pub(crate) fn by_accesses(
@@ -22,7 +18,7 @@ pub(crate) fn by_accesses(
     variables: usize,
     accesses: &[Access],
 ) -> Result<Measured, Error> {
-    let engine = Engine::builder().workers(settings.workers).window(WINDOW).build()?;
+    let engine = Engine::builder().workers(settings.workers).build()?;
     let variables = some_variables(&engine, variables);
     let body = Body::lasting(settings.body_ns);
     let ns_per_op = rounds(settings, || {

@@ -15,7 +15,7 @@ use estafette::Engine;
 use estafette_sync::thread;
 
 use crate::error::Error;
-use crate::measure::{WINDOW, checked, ns_each, rounds};
+use crate::measure::{checked, ns_each, rounds};
 use crate::record::Quantity;
 use crate::spin::{Body, Spin};
 use crate::workload::{Measured, Settings, Workload};
@@ -83,7 +83,7 @@ fn cores() -> usize {
 }
 
 fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, Error> {
-    let engine = Engine::builder().workers(settings.workers).window(WINDOW).build()?;
+    let engine = Engine::builder().workers(settings.workers).build()?;
     let grid = Grid::leak(&engine, pattern, WIDTH, grids);
     let row = WIDTH * grids;
     let steps = (settings.n / row).max(1);

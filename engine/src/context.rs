@@ -23,6 +23,10 @@ thread_local! {
 /// stack of one body; past the bound a wait blocks instead of helping.
 const HELP_DEPTH_MAX: u32 = 16;
 
+/// The same for a wait that has blocked for a while without anybody else taking what it needs: perhaps all others wait as well,
+/// and a deep stack is better than a hang.
+const HELP_DEPTH_LAST: u32 = 64;
+
 /// An operation, and the number of the engine that it was submitted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Current {
@@ -68,8 +72,17 @@ impl Drop for Entered {
 
 /// Permission to run other operations inside a wait, while not too deep.
 pub(crate) fn begin_help() -> Option<Helping> {
+    help_up_to(HELP_DEPTH_MAX)
+}
+
+/// As [`begin_help`], for a wait that has been in vain so far.
+pub(crate) fn begin_last_help() -> Option<Helping> {
+    help_up_to(HELP_DEPTH_LAST)
+}
+
+fn help_up_to(max: u32) -> Option<Helping> {
     let depth = HELP_DEPTH.get();
-    (depth < HELP_DEPTH_MAX).then(|| {
+    (depth < max).then(|| {
         HELP_DEPTH.set(depth + 1);
         Helping(())
     })

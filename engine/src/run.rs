@@ -11,6 +11,7 @@
 //! else is pushed to its engine's pool, but for the first operation that a worker has just granted: that one runs next
 //! on the same worker, in a loop and not by recursion.
 
+use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
@@ -136,6 +137,10 @@ fn dispatch_all(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGrante
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
+    if urgent {
+        // A worker that is awake takes what it finds, so the urgent ones must be there first.
+        ready.sort_by_key(|granted| Reverse(granted.payload().priority));
+    }
     // The engine whose pool has got operations and no wake-up yet: one for all of them.
     let mut unwoken: Option<CoreRef> = None;
     for granted in ready.drain(..) {

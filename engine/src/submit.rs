@@ -538,6 +538,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         F: for<'a> FnOnce(R::Views<'a>) -> BodyResult<P> + Send + 'static,
         P: Into<Produced>,
     {
+        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
         self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
@@ -565,6 +567,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Fut: Future<Output = BodyResult<P>> + Send + 'static,
         P: Into<Produced>,
     {
+        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         self.submit(Room::Wait, Some(&tensor), |reads, none, none_either| {
@@ -584,6 +588,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
+        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         self.check_external()?;

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::blocked::{self, On};
 use crate::clock;
-use crate::context;
+use crate::context::{self, Helping};
 use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
@@ -111,8 +111,10 @@ pub(crate) fn block<V: Clone>(
         }
         // A worker that has slept a while without anybody taking what it needs, since all spare workers wait as well, runs
         // it after all: better a body inside another one's wait than a hang.
-        let last_resort = pause > LOOK_FIRST && core.pool.is_worker();
-        if needed.help(last_resort) {
+        let in_vain = pause > LOOK_FIRST;
+        let last_resort = in_vain && core.pool.is_worker();
+        let helping = if in_vain { context::begin_last_help() } else { context::begin_help() };
+        if needed.help(helping, last_resort) {
             continue;
         }
         let now = Instant::now();
@@ -131,7 +133,7 @@ pub(crate) fn block<V: Clone>(
         if let Some(alone) = needed.alone() {
             let mut listening = alone.bell.listen();
             // What arrived before we listened did not ring for us.
-            if signal.get().is_none() && !needed.help(false) {
+            if signal.get().is_none() && !needed.help(context::begin_help(), false) {
                 context::blocking(|| listening.wait_until(wake.min(now + ALONE_NAP)));
             }
         } else {
@@ -211,8 +213,8 @@ impl Needed {
     }
 
     /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.
-    fn help(&self, last_resort: bool) -> bool {
-        let Some(_helping) = context::begin_help() else { return false };
+    fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
+        let Some(_helping) = helping else { return false };
         let job = self.cores.iter().find_map(|core| {
             let alone = core.alone();
             core.pool.take_matching(|job| {

@@ -15,7 +15,7 @@ use crate::shell;
 /// What is counted. All on one thread, so that the count does not depend on who comes first.
 const WORKLOADS: &[&str] = &["chain", "random", "ready-is", "ready-await"];
 
-/// Operations of the shorter and of the longer run: both more than the engine's window of 65,536, so that what is between
+/// Operations of the shorter and of the longer run: both more than the engine's window of 4,096, so that what is between
 /// them is an operation for which another one has to make room.
 const FEWER: u64 = 100_000;
 const MORE: u64 = 200_000;

@@ -67,7 +67,7 @@ impl EngineHandle {
 /// waits at the end of the block until everything submitted has ended.
 ///
 /// workers: threads for operations; default one per core.
-/// window: operations in flight before a submission waits; default 65,536.
+/// window: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that a wait is held up by leases alone before it raises `LeaseHeldError`; default 30.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {

@@ -236,7 +236,7 @@ def test_stats_count(eng, np):
     np.from_dlpack(t)
     after = eng.stats()
     assert (after.imported - before.imported, after.exported - before.exported) == (1, 1)
-    assert after.window == 65_536
+    assert after.window == 4_096
     del t
     until(lambda: eng.stats().deleters == before.deleters + 1)
 
