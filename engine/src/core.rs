@@ -218,10 +218,25 @@ impl Core {
 
     /// Runs a ready operation that any thread may run, whoever needs it, and what that makes ready in turn, for a while.
     pub(crate) fn help_any(&self) -> bool {
+        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)))
+    }
+
+    /// As [`help_any`](Self::help_any), but only if that is in nobody's way: not where priorities matter, nor where there are
+    /// operations that only workers may run.
+    fn help_in_passing(&self) -> bool {
+        self.help_with_what(|pool, mine| {
+            if self.alone() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
+        })
+    }
+
+    fn help_with_what(
+        &self,
+        take: impl FnOnce(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
+    ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
         // Whoever is alone must run everything.
         let mine = |op: &OpGranted| self.alone() || op.payload().kind == Kind::Work;
-        let job = self.pool.take_next_matching(|job| mine(&job.0));
+        let job = take(&self.pool, &mine);
         let found = job.is_some();
         job.into_iter().for_each(|job| run::execute_while(job.0, mine));
         found
@@ -314,7 +329,7 @@ impl Core {
         loop {
             let mut patience = 0;
             while patience < PATIENCE && self.in_flight() > 0 {
-                if helps && self.help_any() {
+                if helps && self.help_in_passing() {
                     patience = 0;
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return Ok(self.in_flight() == 0);

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_sync::thread;
 use smallvec::SmallVec;
 
 use crate::blocked::{self, On};
@@ -289,11 +290,29 @@ impl Watch<'_> {
             }
         }
         let since = *self.held_since.get_or_insert_with(Instant::now);
-        if held.iter().any(|lease| lease.own) || since.elapsed() >= core.lease_timeout {
+        // Our own thread will not return its lease while it waits here; but what held it may just be on its way out elsewhere.
+        if held.iter().any(|lease| lease.own) {
+            linger(OWN_GRACE);
+            snapshot = self.snapshot();
+            match only_leases(&snapshot, self.waiting) {
+                Some(still) => held = still,
+                None => return Ok(snapshot),
+            }
+        }
+        let own = held.iter().any(|lease| lease.own);
+        if own || since.elapsed() >= core.lease_timeout {
             let leases = held.into_iter().map(|lease| lease.text).collect();
             return Err(Error::LeaseHeld(LeaseHeld { waiting: self.what.to_string(), leases }));
         }
         Ok(snapshot)
+    }
+}
+
+/// Gives the processor to others for a while that is too short for falling asleep.
+fn linger(time: Duration) {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        thread::yield_now();
     }
 }
 
@@ -304,6 +323,10 @@ pub(crate) fn let_go(core: &Core) {
     }
     reaper().flush(RELEASE_GRACE);
 }
+
+/// How long a wait goes on that a lease of its own thread holds up. A worker drops the operands of an operation after it has
+/// told that the operation has ended, and may be the last to hold what the lease was taken for.
+const OWN_GRACE: Duration = Duration::from_micros(200);
 
 /// How long a wait that leases hold up lets deleters finish that are already with the reaper.
 const RELEASE_GRACE: Duration = Duration::from_millis(500);

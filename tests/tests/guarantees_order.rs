@@ -235,7 +235,7 @@ fn what_is_granted_together_starts_by_priority_also_on_the_worker_that_granted_i
     for _ in 0..50 {
         let (go, wait) = channel::<()>();
         let order = Arc::new(Mutex::new(Vec::new()));
-        engine.op("grants").writes([&x]).run(move |[], [_x]| Ok(wait.recv()?)).unwrap();
+        engine.op("grants").unhelped().writes([&x]).run(move |[], [_x]| Ok(wait.recv()?)).unwrap();
         for priority in [0, 0, 7] {
             let order = Arc::clone(&order);
             let op = engine.op("granted").unhelped().reads([&x]).priority(priority).run(move |[_x], []| {

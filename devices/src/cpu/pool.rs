@@ -167,15 +167,30 @@ impl<J: Job> Pool<J> {
         as_guest.unwrap_or_else(|| queues.take_from_outside(None))
     }
 
-    /// Takes the job that would run next if `wanted` is true for it, else searches as [`Pool::take_matching`] does: for a
-    /// thread that may run most jobs, and cares for speed more than for order.
-    pub fn take_next_matching(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
-        let job = self.try_take()?;
+    /// Takes the job that would run next if `wanted` is true for it and the place of no waiting job matters; a job that is not
+    /// wanted goes in front of the others. For a thread that would help, and must not be in the way: a search through the
+    /// queues, [`Pool::take_matching`], has jobs in hand that a worker would start meanwhile.
+    pub fn take_next_if(&self, wanted: impl FnOnce(&J) -> bool) -> Option<J> {
+        if self.shared.queues.has_sorted() {
+            return None;
+        }
+        let queues = &self.shared.queues;
+        let as_guest = guest::with_deque(&self.shared, |deque| queues.take_unsorted(Some(deque)));
+        let job = as_guest.unwrap_or_else(|| queues.take_unsorted(None))?;
         if wanted(&job) {
             return Some(job);
         }
-        self.shared.queues.put_back(job);
-        self.take_matching(wanted)
+        queues.put_back(job);
+        self.notify();
+        None
+    }
+
+    /// As [`Pool::take_matching`], and cheaper where most jobs are wanted and none has a priority: a job that is not wanted may
+    /// change its place among those of no priority.
+    pub fn take_next_matching(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
+        let sorted = self.shared.queues.has_sorted();
+        let job = if sorted { None } else { self.take_next_if(&mut wanted) };
+        job.or_else(|| if self.has_work() { self.take_matching(wanted) } else { None })
     }
 
     /// Takes the first job for which `wanted` is true and leaves the others in order. Costs a look at every job that

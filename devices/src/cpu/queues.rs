@@ -154,6 +154,18 @@ impl<J> Queues<J> {
         scanning || self.scanned.load(Ordering::SeqCst) != scanned
     }
 
+    /// Whether there are jobs whose place among the others matters.
+    pub(super) fn has_sorted(&self) -> bool {
+        !self.priorities.is_empty() || self.returned_len.load(Ordering::SeqCst) > 0
+    }
+
+    /// A job of no priority, for a thread that is no worker; `own` is its deque as a guest.
+    pub(super) fn take_unsorted(&self, own: Option<&Worker<J>>) -> Option<J> {
+        own.and_then(Worker::pop)
+            .or_else(|| retried(|| self.injector.steal()))
+            .or_else(|| self.steal(0, Stealer::steal))
+    }
+
     /// Puts a job that was just taken in front of the others.
     pub(super) fn put_back(&self, job: J) {
         let mut returned = self.lock_returned();
