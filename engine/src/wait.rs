@@ -280,7 +280,8 @@ impl Watch<'_> {
             self.held_since = None;
             return Ok(snapshot);
         };
-        if !self.collected {
+        // Collecting garbage can take longer than others hold their leases, so it is for waits that last, or would fail.
+        if !self.collected && (self.held_since.is_some() || held.iter().any(|lease| lease.own)) {
             self.collected = true;
             let_go(core);
             snapshot = self.snapshot();
