@@ -192,7 +192,7 @@ pub(crate) struct OpState {
     pub(crate) since_ms: u64,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
-    /// Whether it holds a permit of the window and counts as in flight.
+    /// Whether it has a place in the window and counts as in flight.
     counted: AtomicBool,
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
@@ -301,12 +301,12 @@ impl OpState {
         *self.phase.get_mut() |= BEGUN;
     }
 
-    /// Whether the operation holds a permit of the window.
+    /// Whether the operation has a place in the window.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// Gives the permit back, if there is one. Called by whoever completes the operation, or else drops it.
+    /// Gives the place back, if there is one. Called by whoever completes the operation, or else drops it.
     #[inline]
     pub(crate) fn count_ended(&self) {
         if self.counted.load(Ordering::Relaxed) {

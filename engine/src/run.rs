@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Probes and leases have no body of their own: they are handled at once on the thread that granted them. Everything
-//! else is pushed to its engine's pool, but for the first operation that a worker has just granted: that one runs next
-//! on the same worker, in a loop and not by recursion.
+//! else is pushed to its engine's pool, but for the first operation that a worker has just granted (that one runs next
+//! on the same worker, in a loop and not by recursion) and for what a thread without workers runs as it submits it.
 
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -188,8 +188,7 @@ impl<J: Job> Pool<J> {
     /// As [`Pool::take_matching`], and cheaper where most jobs are wanted and none has a priority: a job that is not wanted may
     /// change its place among those of no priority.
     pub fn take_next_matching(&self, mut wanted: impl FnMut(&J) -> bool) -> Option<J> {
-        let sorted = self.shared.queues.has_sorted();
-        let job = if sorted { None } else { self.take_next_if(&mut wanted) };
+        let job = self.take_next_if(&mut wanted);
         job.or_else(|| if self.has_work() { self.take_matching(wanted) } else { None })
     }
 
