@@ -17,11 +17,10 @@
 //! threads cannot starve busy ones; with a small limit nothing is held in advance.
 //!
 //! # Waiting for an end
-//! An end is a plain store. A waiter announces itself, fences ([`announced`]), and looks at the sum; whoever ends
-//! something fences ([`ended`]), and then looks for waiters. Whichever fence comes first, one of the two sees the other.
-//! The waiter pays for both fences ([`estafette_sync::barrier`]).
+//! An end is a plain store. A waiter announces itself, fences, and looks at the sum; whoever ends something fences, and then
+//! looks for waiters. Whichever fence comes first, one of the two sees the other. The waiter takes the heavy side of
+//! [`estafette_sync::barrier`].
 
-use estafette_sync::barrier;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -172,18 +171,6 @@ impl std::fmt::Debug for Seat {
     }
 }
 
-/// Between announcing that one waits and looking at what is under way.
-#[inline]
-pub fn announced() {
-    barrier::heavy();
-}
-
-/// Between ending something and looking for those who wait.
-#[inline]
-pub fn ended() {
-    barrier::light();
-}
-
 #[cfg(all(test, not(estafette_loom)))]
 mod tests {
     use super::*;
@@ -236,6 +223,7 @@ mod tests {
 /// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-devices --lib --release`.
 #[cfg(all(test, estafette_loom))]
 mod models {
+    use estafette_sync::barrier;
     use estafette_sync::sync::Arc;
     use estafette_sync::thread;
 
@@ -290,12 +278,12 @@ mod models {
                 let (tally, waits) = (tally.clone(), waits.clone());
                 move || {
                     tally.sit().expect("the second seat is free").end();
-                    super::ended();
+                    barrier::light();
                     waits.load(Ordering::Relaxed)
                 }
             });
             waits.store(true, Ordering::Relaxed);
-            announced();
+            barrier::heavy();
             let idle = tally.under_way() == 0;
             assert!(ender.join().expect("ends well") || idle, "the waiter sleeps for ever");
         });

@@ -6,9 +6,10 @@ use std::task::Context;
 use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::Pool;
-use estafette_devices::tally::{self, Tally};
+use estafette_devices::tally::Tally;
 use estafette_devices::{DLDevice, Device};
 use estafette_graph::Graph;
+use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::thread;
@@ -296,7 +297,7 @@ impl Core {
     /// The last engine handle is gone: nothing can be submitted from outside of operations any more.
     pub(crate) fn detach(&self) {
         self.detached.store(true, Ordering::Relaxed);
-        tally::announced();
+        barrier::heavy();
         self.tell_if_idle();
     }
 

@@ -2,6 +2,7 @@
 //! into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
 
 pub mod churn;
+pub mod counting;
 pub mod dice;
 pub mod foreign;
 pub mod gate;

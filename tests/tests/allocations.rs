@@ -1,37 +1,13 @@
 //! In steady state an operation allocates nothing on the heap.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use estafette::{Engine, Variable};
+use tests::counting::{self, Counting};
 use tests::dice::Dice;
 use tests::watchdog::Watchdog;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -64,10 +40,10 @@ fn in_steady_state(workers: usize) -> usize {
     let before = RAN.load(Ordering::Relaxed);
     let run = || {
         let mut dice = Dice::new(7);
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = counting::allocations();
         (0..OPERATIONS).for_each(|_| random(&engine, &variables, &mut dice));
         engine.wait_all(None).unwrap();
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        counting::allocations() - before
     };
     run();
     let allocations = run();

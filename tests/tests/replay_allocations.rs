@@ -1,38 +1,13 @@
 //! What a replay allocates does not depend on the number of its nodes.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use estafette::{Engine, Program};
+use tests::counting::{self, Counting};
 use tests::dice::mix;
 use tests::ops::engine;
 use tests::watchdog::Watchdog;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: everything is passed on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: passed on.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
 
 #[global_allocator]
 static COUNTING: Counting = Counting;
@@ -62,9 +37,9 @@ fn program(engine: &Engine, nodes: usize, work: u64) -> Program {
 /// allocate meanwhile.
 fn allocations(program: &Program) -> usize {
     let replay = || {
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = counting::allocations();
         program.replay().unwrap().wait().unwrap();
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        counting::allocations() - before
     };
     (0..20).for_each(|_| {
         replay();
