@@ -10,20 +10,14 @@
 use std::cell::Cell;
 use std::ops::Deref;
 use std::ptr::NonNull;
-use std::task::Poll;
 
-use estafette_devices::tally::{Full, Seat};
+use estafette_devices::tally::Seat;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 
-use crate::context;
 use crate::core::Core;
-use crate::error::Error;
 
 /// References that move between a desk and its core at once.
 const BATCH: usize = 64;
-
-/// This many times the window is the end of it for operations submitted from inside operations.
-const HARD_CAP: usize = 4;
 
 /// Beyond it the process aborts, as with `Arc`: a counter that wraps would free memory in use.
 const REFS_MAX: usize = usize::MAX / 2;
@@ -226,63 +220,5 @@ impl Deref for CoreRef {
 impl std::fmt::Debug for CoreRef {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         (**self).fmt(f)
-    }
-}
-
-/// Admission, which needs the seat of the calling thread.
-impl CoreRef {
-    /// Takes a place in the window or refuses.
-    #[inline]
-    pub(crate) fn try_admit(&self) -> Result<(), Error> {
-        self.check_usable()?;
-        self.with_seat(|seat| match seat {
-            Some(seat) if seat.begin_admitted() => Ok(()),
-            seat => self.admit_at(seat),
-        })
-    }
-
-    #[cold]
-    fn admit_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
-        // Operations submitted from inside operations may exceed the window, or a full window could never drain.
-        let inside = context::current().is_some();
-        let limit = if inside { self.window().saturating_mul(HARD_CAP) } else { self.window() };
-        let refused = |full: Full| Error::WindowFull { in_flight: full.under_way, limit };
-        self.tally.begin(seat, limit, !inside).map_err(refused)
-    }
-
-    /// Gives a place in the window back. The caller tells those who wait, now or soon ([`Core::tell_ended`]).
-    #[inline]
-    pub(crate) fn count_ended(&self) {
-        self.with_taken_seat(|seat| match seat {
-            Some(seat) => seat.end(),
-            None => self.tally.end_standing(),
-        });
-    }
-
-    /// Takes a place in the window; while there is none, helps to run what is ready, then waits.
-    #[inline]
-    pub(crate) fn admit(&self) -> Result<(), Error> {
-        loop {
-            match self.try_admit() {
-                Err(Error::WindowFull { in_flight, limit }) => self.wait_for_room(in_flight, limit)?,
-                other => return other,
-            }
-        }
-    }
-
-    /// As [`admit`](Self::admit), without blocking the thread.
-    pub(crate) async fn admit_async(&self) -> Result<(), Error> {
-        std::future::poll_fn(|cx| {
-            self.help_alone(cx);
-            for _ in 0..2 {
-                match self.try_admit() {
-                    // Register first, then look again, or a place freed in between would go unnoticed.
-                    Err(Error::WindowFull { .. }) => self.bell.wake_at_ring(cx.waker()),
-                    other => return Poll::Ready(other),
-                }
-            }
-            Poll::Pending
-        })
-        .await
     }
 }

@@ -69,6 +69,7 @@
 //! that touch foreign memory (`exchange`, `views`, `guards`, `copy`), the coarse clock, and those that make an operation cost
 //! next to nothing (`body`, `core_ref`, `operation`).
 
+mod admission;
 mod bell;
 mod blocked;
 mod bodies;
