@@ -142,7 +142,7 @@ impl std::fmt::Debug for Tally {
 /// All but [`leave`](Self::leave) only by the thread that sits here.
 impl Seat {
     /// Begins one that the thread was admitted for in advance; false if there is none.
-    #[inline]
+    #[inline(always)]
     pub fn begin_admitted(&self) -> bool {
         let begun = self.begun.load(Ordering::Relaxed);
         let admitted = begun < self.admitted.load(Ordering::Relaxed);

@@ -14,16 +14,23 @@ const HARD_CAP: usize = 4;
 
 impl CoreRef {
     /// Takes a place in the window or refuses.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn try_admit(&self) -> Result<(), Error> {
-        self.check_usable()?;
-        self.with_seat(|seat| match seat {
-            Some(seat) if seat.begin_admitted() => Ok(()),
-            seat => self.admit_at(seat),
-        })
+        if self.admitted_in_advance() { Ok(()) } else { self.try_admit_slowly() }
+    }
+
+    /// What nearly every submission gets by with.
+    #[inline(always)]
+    fn admitted_in_advance(&self) -> bool {
+        self.is_open() && self.with_seat(|seat| seat.is_some_and(Seat::begin_admitted))
     }
 
     #[cold]
+    fn try_admit_slowly(&self) -> Result<(), Error> {
+        self.check_usable()?;
+        self.with_seat(|seat| self.admit_at(seat))
+    }
+
     fn admit_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
         // Operations submitted from inside operations may exceed the window, or a full window could never drain.
         let inside = context::current().is_some();
@@ -33,7 +40,7 @@ impl CoreRef {
     }
 
     /// Gives a place in the window back. The caller tells those who wait, now or soon ([`Core::tell_ended`]).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count_ended(&self) {
         self.with_taken_seat(|seat| match seat {
             Some(seat) => seat.end(),
@@ -42,8 +49,18 @@ impl CoreRef {
     }
 
     /// Takes a place in the window; while there is none, helps to run what is ready, then waits.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn admit(&self) -> Result<(), Error> {
+        if self.admitted_in_advance() { Ok(()) } else { self.admit_slowly() }
+    }
+
+    #[cold]
+    fn admit_slowly(&self) -> Result<(), Error> {
+        // Comes once in a while, which is often enough for what operations that were run at once have made ready beside the
+        // one that follows them.
+        if self.is_flowing() && context::current().is_none() {
+            self.flow();
+        }
         loop {
             match self.try_admit() {
                 Err(Error::WindowFull { in_flight, limit }) => self.wait_for_room(in_flight, limit)?,

@@ -38,7 +38,7 @@ impl Bell {
     }
 
     /// Tells every listener to look again.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ring(&self) {
         barrier::light();
         if self.listeners.load(Ordering::Relaxed) != 0 {

@@ -87,7 +87,7 @@ impl Body {
 }
 
 impl Drop for Body {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if let Some(consume) = self.consume.take() {
             // SAFETY: the storage is full while `consume` is there.

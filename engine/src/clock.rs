@@ -7,11 +7,23 @@ pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-/// Milliseconds of a monotonic clock with the resolution of the system tick.
-pub(crate) fn coarse_ms() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
-    let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    debug_assert_eq!(status, 0, "the coarse clock exists on every Linux since 2.6.32");
-    now.tv_sec as u64 * 1_000 + now.tv_nsec as u64 / 1_000_000
+/// A moment, as the system's tick saw it: milliseconds of a monotonic clock, without what does not fit.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Coarse(u32);
+
+impl Coarse {
+    #[inline]
+    pub(crate) fn now() -> Self {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
+        let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+        debug_assert_eq!(status, 0, "the coarse clock exists on every Linux since 2.6.32");
+        // Up to a second, nanoseconds fit 32 bits, where dividing is cheaper.
+        Self((now.tv_sec as u32).wrapping_mul(1_000).wrapping_add(now.tv_nsec as u32 / 1_000_000))
+    }
+
+    /// The time since then, if that is less than seven weeks.
+    pub(crate) fn elapsed(self) -> Duration {
+        Duration::from_millis(Self::now().0.wrapping_sub(self.0).into())
+    }
 }

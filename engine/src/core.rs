@@ -43,6 +43,8 @@ pub(crate) struct Core {
     window: usize,
     /// What is in flight.
     pub(crate) tally: Tally,
+    /// A thread without workers runs what it submits at once.
+    flowing: AtomicBool,
     /// The last engine handle is gone; whoever ends the last operation closes.
     detached: AtomicBool,
     /// Rings when an operation has ended and when work has arrived that a waiting thread could run.
@@ -60,9 +62,9 @@ pub(crate) struct Core {
     generation: u32,
 }
 
-/// Ready operations that a thread without workers leaves for whoever waits, before it runs further ones as it submits them:
-/// from there on, putting them by and fetching them back would cost more than running them.
-const BACKLOG: usize = 64;
+/// Ready operations that a thread without workers leaves for whoever waits, before it runs them and all further ones as it
+/// submits them. Half of what the deque of a thread holds before it grows, and shrinks again.
+const BACKLOG: usize = 32;
 
 /// How often a thread gives its time slice away before it falls asleep because the window is full, or not empty. A yield takes about a
 /// microsecond when nobody else wants the processor.
@@ -100,6 +102,11 @@ pub(crate) struct CoreOptions {
 impl Core {
     pub(crate) fn shared(options: CoreOptions) -> CoreRef {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        // The first one finds out whether the kernel lets others fence, until when every end of an operation fences itself.
+        barrier::heavy();
+        if options.pool.workers() > 0 {
+            graph().share();
+        }
         CoreRef::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             pool: options.pool,
@@ -107,6 +114,7 @@ impl Core {
             lease_timeout: options.lease_timeout,
             window: options.window,
             tally: Tally::new(),
+            flowing: AtomicBool::new(false),
             detached: AtomicBool::new(false),
             bell: Bell::default(),
             idle: Bell::default(),
@@ -126,9 +134,15 @@ impl Core {
     }
 
     /// Fails in a forked child: the engine's threads do not exist there, and its locks may be held forever.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn check_fork(&self) -> Result<(), Error> {
         if self.generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+
+    /// Whether anybody may submit: neither a forked child nor shut down.
+    #[inline(always)]
+    pub(crate) fn is_open(&self) -> bool {
+        self.generation == fork::generation() && !self.closing.load(Ordering::Acquire)
     }
 
     /// Fails in a forked child and after shutdown. Operations may still submit while the engine drains.
@@ -193,6 +207,9 @@ impl Core {
         if (context::current().is_none() || self.alone()) && self.help_any() {
             // Once at it, for the next submissions as well.
             while self.in_flight() > limit / 2 && self.help_any() {}
+            if self.alone() && context::current().is_none() {
+                self.flow();
+            }
             return Ok(());
         }
         // Those who run the operations are most likely awake, and falling asleep costs everybody more than a little patience.
@@ -243,14 +260,35 @@ impl Core {
         found
     }
 
-    /// Whether the submitting thread runs `op` there and then: it must run everything in the end, has enough ready that
-    /// others could help with, and does not want this one to wait behind them.
-    #[inline]
-    pub(crate) fn helps_at_once(&self, op: &OpGranted) -> bool {
+    /// Whether the submitting thread runs `op` there and then: nobody else will, and so much is submitted before anybody waits
+    /// that putting it by would cost more than running it.
+    #[inline(always)]
+    pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
         self.alone()
             && op.payload().priority == 0
-            && self.pool.backlog() >= BACKLOG
+            && (self.flowing.load(Ordering::Relaxed) || self.pool.backlog() >= BACKLOG)
             && context::current().is_none()
+    }
+
+    /// From here on, until somebody waits, a thread without workers leaves nothing that is ready. What stays ready for long
+    /// keeps others waiting, and these still others, until the window is full of them.
+    #[cold]
+    pub(crate) fn flow(&self) {
+        self.flowing.store(true, Ordering::Relaxed);
+        while self.help_any() {}
+    }
+
+    /// Whether [`flow`](Self::flow) was called, and nobody has waited since.
+    #[inline(always)]
+    pub(crate) fn is_flowing(&self) -> bool {
+        self.flowing.load(Ordering::Relaxed)
+    }
+
+    /// Somebody waits, and runs what is needed.
+    pub(crate) fn stop_flow(&self) {
+        if self.is_flowing() {
+            self.flowing.store(false, Ordering::Relaxed);
+        }
     }
 
     /// Whether the engine has no worker, so that whoever waits must run everything.
@@ -262,6 +300,7 @@ impl Core {
     /// Without workers, runs whatever is ready and makes sure to be polled again when more arrives.
     pub(crate) fn help_alone(&self, cx: &mut Context<'_>) {
         if self.alone() {
+            self.stop_flow();
             while self.help_any() {}
             self.bell.wake_at_ring(cx.waker());
             while self.help_any() {}
@@ -286,7 +325,7 @@ impl Core {
     }
 
     /// Tells whoever waits for room or for the end that an operation has ended; the last one closes a detached engine.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn tell_ended(&self) {
         self.bell.ring();
         if self.idle.is_heard() || self.detached.load(Ordering::Relaxed) {
@@ -321,6 +360,7 @@ impl Core {
         if context::current_with_core().is_some_and(|current| current.core == self.id) {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
+        self.stop_flow();
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());
         // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine

@@ -9,7 +9,7 @@
 
 use std::cell::Cell;
 use std::ops::Deref;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 use estafette_devices::tally::Seat;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
@@ -51,15 +51,26 @@ const _: () = {
 };
 
 thread_local! {
-    static DESK: Desk = const { Desk { core: Cell::new(None), stock: Cell::new(0), seat: Cell::new(None) } };
+    /// Has no destructor, which would have to be looked for at every use; [`CLEARING`] has it.
+    static DESK: Desk = const { Desk { core: Cell::new(ptr::null()), stock: Cell::new(0), seat: Cell::new(None) } };
+    static CLEARING: Clearing = const { Clearing };
 }
 
 /// See the module's description.
 struct Desk {
-    /// Counts as one reference, and keeps the seat.
-    core: Cell<Option<NonNull<Counted>>>,
+    /// Counts as one reference, and keeps the seat. Null at the start and at the end of the thread.
+    core: Cell<*const Counted>,
     stock: Cell<usize>,
     seat: Cell<Option<NonNull<Seat>>>,
+}
+
+/// Clears the desk of a thread that ends.
+struct Clearing;
+
+impl Drop for Clearing {
+    fn drop(&mut self) {
+        DESK.with(Desk::leave);
+    }
 }
 
 impl CoreRef {
@@ -72,42 +83,45 @@ impl CoreRef {
         self.counted == other.counted
     }
 
-    /// Lends the calling thread's seat in the core's tally; `None` when there are more threads than seats.
-    #[inline]
+    /// Lends the calling thread's seat in the core's tally; `None` when there are more threads than seats, and at the end of the
+    /// thread.
+    #[inline(always)]
     pub(crate) fn with_seat<R>(&self, f: impl FnOnce(Option<&Seat>) -> R) -> R {
-        let seat = DESK.try_with(|desk| {
-            if desk.core.get() != Some(self.counted) {
-                desk.go_to(self);
-            }
-            desk.seat.get()
+        let seat = DESK.with(|desk| {
+            if desk.core.get() == self.counted.as_ptr() { desk.seat.get() } else { desk.go_to(self) }
         });
         // SAFETY: `self` keeps the core, and the core its seats; this one is ours while the desk is at this core, which only
         // this thread changes.
-        f(seat.ok().flatten().map(|seat| unsafe { seat.as_ref() }))
+        f(seat.map(|seat| unsafe { seat.as_ref() }))
     }
 
     /// As [`with_seat`](Self::with_seat), but does not take a seat for the purpose.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with_taken_seat<R>(&self, f: impl FnOnce(Option<&Seat>) -> R) -> R {
-        let here = |desk: &Desk| if desk.core.get() == Some(self.counted) { desk.seat.get() } else { None };
-        let seat = DESK.try_with(here).ok().flatten();
+        let seat = DESK.with(|desk| self.is_at(desk).then(|| desk.seat.get()).flatten());
         // SAFETY: as in `with_seat`.
         f(seat.map(|seat| unsafe { seat.as_ref() }))
     }
 
     /// Takes this thread's desk away from this core, if it is there.
     pub(crate) fn leave(&self) {
-        let _ = DESK.try_with(|desk| {
-            if desk.core.get() == Some(self.counted) {
+        DESK.with(|desk| {
+            if self.is_at(desk) {
                 desk.leave();
             }
         });
+    }
+
+    #[inline(always)]
+    fn is_at(&self, desk: &Desk) -> bool {
+        desk.core.get() == self.counted.as_ptr()
     }
 
     /// Gives up `count` references.
     ///
     /// # Safety
     /// They are the caller's.
+    #[cold]
     unsafe fn release(counted: NonNull<Counted>, count: usize) {
         // SAFETY: there is at least one reference, the caller's.
         if unsafe { counted.as_ref() }.refs.fetch_sub(count, Ordering::Release) == count {
@@ -119,17 +133,20 @@ impl CoreRef {
 }
 
 impl Desk {
+    /// Takes a seat; `None` also when the thread is ending, which would leave it taken.
     #[cold]
-    fn go_to(&self, core: &CoreRef) {
+    fn go_to(&self, core: &CoreRef) -> Option<NonNull<Seat>> {
+        CLEARING.try_with(|_| ()).ok()?;
         self.leave();
         core.counted().add(1 + BATCH);
-        self.core.set(Some(core.counted));
+        self.core.set(core.counted.as_ptr());
         self.stock.set(BATCH);
         self.seat.set(core.tally.sit().map(NonNull::from));
+        self.seat.get()
     }
 
     fn leave(&self) {
-        let Some(counted) = self.core.take() else { return };
+        let Some(counted) = NonNull::new(self.core.replace(ptr::null()).cast_mut()) else { return };
         if let Some(seat) = self.seat.take() {
             // SAFETY: the desk's reference keeps the core and its seats; the seat is this thread's.
             unsafe { seat.as_ref() }.leave();
@@ -137,11 +154,20 @@ impl Desk {
         // SAFETY: the stock and one more are the desk's.
         unsafe { CoreRef::release(counted, 1 + self.stock.take()) };
     }
-}
 
-impl Drop for Desk {
-    fn drop(&mut self) {
-        self.leave();
+    /// The stock has run out.
+    #[cold]
+    fn restock(&self, core: &CoreRef) {
+        core.counted().add(BATCH);
+        self.stock.set(BATCH);
+    }
+
+    /// There is too much in the stock.
+    #[cold]
+    fn reduce(&self, core: &CoreRef) {
+        self.stock.set(self.stock.get() - BATCH);
+        // SAFETY: these were in the stock; the desk has one more.
+        unsafe { CoreRef::release(core.counted, BATCH) };
     }
 }
 
@@ -152,44 +178,38 @@ impl CoreRef {
     }
 
     /// Takes a reference out of the stock of this thread's desk.
-    #[inline]
+    #[inline(always)]
     fn take_from_stock(&self) -> bool {
-        let take = |desk: &Desk| {
-            if desk.core.get() != Some(self.counted) {
-                return false;
+        DESK.with(|desk| {
+            let here = self.is_at(desk);
+            if here {
+                if desk.stock.get() == 0 {
+                    desk.restock(self);
+                }
+                desk.stock.set(desk.stock.get() - 1);
             }
-            let stock = desk.stock.get();
-            if stock == 0 {
-                self.counted().add(BATCH);
-            }
-            desk.stock.set(if stock == 0 { BATCH } else { stock } - 1);
-            true
-        };
-        DESK.try_with(take).unwrap_or(false)
+            here
+        })
     }
 
     /// Puts a reference into the stock of this thread's desk.
-    #[inline]
+    #[inline(always)]
     fn put_into_stock(&self) -> bool {
-        let put = |desk: &Desk| {
-            if desk.core.get() != Some(self.counted) {
-                return false;
+        DESK.with(|desk| {
+            let here = self.is_at(desk);
+            if here {
+                desk.stock.set(desk.stock.get() + 1);
+                if desk.stock.get() >= 2 * BATCH {
+                    desk.reduce(self);
+                }
             }
-            let stock = desk.stock.get() + 1;
-            desk.stock.set(stock);
-            if stock >= 2 * BATCH {
-                desk.stock.set(stock - BATCH);
-                // SAFETY: these were in the stock; the desk has one more.
-                unsafe { Self::release(self.counted, BATCH) };
-            }
-            true
-        };
-        DESK.try_with(put).unwrap_or(false)
+            here
+        })
     }
 }
 
 impl Clone for CoreRef {
-    #[inline]
+    #[inline(always)]
     fn clone(&self) -> Self {
         if !self.take_from_stock() {
             self.counted().add(1);
@@ -199,7 +219,7 @@ impl Clone for CoreRef {
 }
 
 impl Drop for CoreRef {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if !self.put_into_stock() {
             // SAFETY: the reference of `self`, which ends.

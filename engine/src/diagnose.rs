@@ -68,7 +68,6 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         return Diagnosis { operations: Vec::new() };
     }
     let snapshot = graph().snapshot(Roots::All, see);
-    let now = crate::clock::coarse_ms();
     let mut operations: Vec<Waiting> = snapshot
         .ops
         .iter()
@@ -77,7 +76,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
             id: op.id.get(),
             name: op.label.name.as_str().to_string(),
             status: status(&op.label, op.granted),
-            age: Duration::from_millis(now.saturating_sub(op.label.since_ms)),
+            age: op.label.since.elapsed(),
             blocked_by: snapshot
                 .blockers(op.id)
                 .into_iter()

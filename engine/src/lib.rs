@@ -88,6 +88,7 @@ pub mod exchange;
 mod export;
 mod guards;
 mod import;
+mod late;
 mod lease;
 mod lease_all;
 mod operands;

@@ -23,13 +23,14 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, Queue};
 use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
 use estafette_sync::cell::UnsafeCell;
-use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::body::Body;
+use crate::clock::Coarse;
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, Error, FailureKind, OperationError};
+use crate::late::LateCell;
 use crate::run::Running;
 use crate::signal::Signal;
 use crate::state::VarState;
@@ -41,11 +42,11 @@ pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
 
-/// Name of an operation: static text costs nothing, other text is shared.
+/// Name of an operation: static text costs nothing, other text is shared. The box makes it two words instead of three.
 #[derive(Debug, Clone)]
 pub(crate) enum Name {
     Static(&'static str),
-    Shared(Arc<str>),
+    Shared(Box<Arc<str>>),
 }
 
 impl Name {
@@ -69,7 +70,7 @@ impl From<Cow<'static, str>> for Name {
     fn from(text: Cow<'static, str>) -> Self {
         match text {
             Cow::Borrowed(text) => Self::Static(text),
-            Cow::Owned(text) => Self::Shared(text.into()),
+            Cow::Owned(text) => Self::Shared(Box::new(text.into())),
         }
     }
 }
@@ -185,11 +186,11 @@ pub(crate) struct OpState {
     pub(crate) name: Name,
     /// Belongs to whoever is granted the operation.
     body: UnsafeCell<Body>,
-    role: Option<Box<Role>>,
-    /// Made by the first failure or the first waiter: most operations end well, and are never waited for by name.
-    late: OnceLock<Box<Late>>,
-    /// Coarse monotonic time of submission in milliseconds, for "since when".
-    pub(crate) since_ms: u64,
+    /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
+    /// waited for by name.
+    late: LateCell,
+    /// When it was submitted, for "since when".
+    pub(crate) since: Coarse,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
     /// Whether it has a place in the window and counts as in flight.
@@ -207,13 +208,6 @@ pub(crate) enum Role {
     Probe(Arc<Signal<Result<(), Error>>>),
     /// Who took a lease.
     Lease(Arc<crate::lease::LeaseLabel>),
-}
-
-/// What an operation may get while it is in flight.
-#[derive(Default)]
-struct Late {
-    failure: OnceLock<OperationError>,
-    signal: OnceLock<OutcomeSignal>,
 }
 
 impl OpState {
@@ -238,9 +232,8 @@ impl OpState {
             (&raw mut (*place).core).write(core.clone());
             (&raw mut (*place).name).write(name);
             (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
-            (&raw mut (*place).role).write(None);
-            (&raw mut (*place).late).write(OnceLock::new());
-            (&raw mut (*place).since_ms).write(crate::clock::coarse_ms());
+            (&raw mut (*place).late).write(LateCell::new());
+            (&raw mut (*place).since).write(Coarse::now());
             (&raw mut (*place).priority).write(0);
             (&raw mut (*place).kind).write(kind);
             (&raw mut (*place).counted).write(AtomicBool::new(false));
@@ -263,12 +256,16 @@ impl OpState {
 
     /// Gives the operation a role, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
-        self.role = Some(Box::new(role));
+        self.late.get_mut().role = Some(role);
+    }
+
+    fn role(&self) -> Option<&Role> {
+        self.late.get()?.role.as_ref()
     }
 
     /// The queue its body enqueues on; `None` for host operations.
     pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
-        match self.role.as_deref()? {
+        match self.role()? {
             Role::Device(queue) => Some(queue),
             Role::Probe(_) | Role::Lease(_) => None,
         }
@@ -276,7 +273,7 @@ impl OpState {
 
     /// Whom a probe tells.
     pub(crate) fn probe(&self) -> Option<&Arc<Signal<Result<(), Error>>>> {
-        match self.role.as_deref()? {
+        match self.role()? {
             Role::Probe(signal) => Some(signal),
             Role::Device(_) | Role::Lease(_) => None,
         }
@@ -284,7 +281,7 @@ impl OpState {
 
     /// Who took a lease.
     pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
-        match self.role.as_deref()? {
+        match self.role()? {
             Role::Lease(label) => Some(label),
             Role::Device(_) | Role::Probe(_) => None,
         }
@@ -307,17 +304,13 @@ impl OpState {
     }
 
     /// Gives the place back, if there is one. Called by whoever completes the operation, or else drops it.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn count_ended(&self) {
         if self.counted.load(Ordering::Relaxed) {
             self.counted.store(false, Ordering::Relaxed);
             self.core.count_ended();
             self.core.tell_ended();
         }
-    }
-
-    fn late(&self) -> &Late {
-        self.late.get_or_init(Box::default)
     }
 
     pub(crate) fn phase(&self) -> Phase {
@@ -345,7 +338,7 @@ impl OpState {
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
     /// and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
-        let _ = self.late().failure.set(cause);
+        let _ = self.late.get_or_make().failure.set(cause);
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
@@ -380,7 +373,7 @@ impl OpState {
 
     /// The signal of the outcome, made on first use.
     fn signal(&self) -> &OutcomeSignal {
-        let signal = self.late().signal.get_or_init(Signal::new);
+        let signal = self.late.get_or_make().signal.get_or_init(Signal::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
         if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
             self.tell();
@@ -397,7 +390,7 @@ unsafe impl Sync for OpState {}
 ///
 /// Whoever may cancel has a reference that was made at submission, or while the operation waited
 /// ([`Graph::waiting`]): without one, nobody does.
-#[inline]
+#[inline(always)]
 pub(crate) fn begin(granted: &OpGranted) -> bool {
     let state = granted.payload();
     if granted.is_referenced() {
@@ -409,7 +402,7 @@ pub(crate) fn begin(granted: &OpGranted) -> bool {
 }
 
 /// Runs the body, where it is.
-#[inline]
+#[inline(always)]
 pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
     let body = granted.payload().body.with_mut(|body| body);
     // SAFETY: a granted operation has one token, which is here, so nobody else uses the body; it stays in its place until
@@ -426,7 +419,7 @@ pub(crate) fn take_body(granted: &OpGranted) -> Body {
 
 /// An operation of which nobody has a reference ends here: it was completed, or never submitted.
 impl Drop for OpState {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         self.count_ended();
     }

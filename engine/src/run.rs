@@ -16,13 +16,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
 use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
+use estafette_graph::Ended;
 use smallvec::SmallVec;
 
 use crate::context::{self, Current};
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
-use crate::operation::{self, Kind, OpGranted, OpTag, bury};
+use crate::operation::{self, Kind, OpGranted, OpHandle, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
 
 /// Newly granted operations on their way to where they run.
@@ -70,18 +71,20 @@ pub(crate) fn execute_one(granted: OpGranted) {
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
-        Kind::Work | Kind::Unhelped if granted.payload().core.helps_at_once(&granted) => help_with(granted),
+        Kind::Work | Kind::Unhelped if granted.payload().core.runs_at_once(&granted) => run_at_once(granted),
         Kind::Work | Kind::Unhelped => push(granted),
         Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
 
 /// Runs an operation on the thread that has submitted it.
-fn help_with(granted: OpGranted) {
-    match context::begin_help() {
-        Some(_helping) => execute(granted),
-        None => push(granted),
+#[inline]
+fn run_at_once(granted: OpGranted) {
+    if !granted.payload().core.is_flowing() {
+        let core = granted.payload().core.clone();
+        core.flow();
     }
+    execute(granted);
 }
 
 /// Pushes a granted operation to its engine's pool.
@@ -104,18 +107,7 @@ pub(crate) fn dispatch(mut ready: ReadyList) {
 }
 
 /// As [`dispatch`], but may keep the first host operation of the engine `keep_for` for the calling thread.
-#[inline]
 fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
-    match &ready[..] {
-        [] => return None,
-        // What most operations grant, and what a chain is made of.
-        [only] if only.payload().may_be_kept(keep_for) => return ready.pop(),
-        _ => {}
-    }
-    dispatch_all(ready, keep_for)
-}
-
-fn dispatch_all(ready: &mut ReadyList, keep_for: Option<u64>) -> Option<OpGranted> {
     let mut first = None;
     let mut at = 0;
     while at < ready.len() {
@@ -201,23 +193,33 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
 /// Starts one granted operation; gives the one to run next on this thread.
 #[inline]
 fn start(granted: OpGranted) -> Option<OpGranted> {
-    let state = granted.payload();
     let quiet = granted.accesses().all(|access| access.flags() == 0);
-    if !quiet {
-        match settle(&granted) {
-            Settled::Go => {}
-            Settled::Skip(cause) => return skip(granted, cause),
-            Settled::Park(frontier) => {
-                park(granted, frontier);
-                return None;
-            }
+    if quiet { begin(granted) } else { start_settled(granted) }
+}
+
+/// As [`start`], where the variables carry something.
+#[cold]
+fn start_settled(granted: OpGranted) -> Option<OpGranted> {
+    match settle(&granted) {
+        Settled::Go => begin(granted),
+        Settled::Skip(cause) => skip(granted, cause),
+        Settled::Park(frontier) => {
+            park(granted, frontier);
+            None
         }
     }
-    if !operation::begin(&granted) {
-        let cause = state.failure().cloned().unwrap_or_else(|| OpTag::of(&granted).cancellation());
-        return skip(granted, cause);
-    }
-    operation::run_body(granted)
+}
+
+/// Runs the body, unless the operation was cancelled.
+#[inline(always)]
+fn begin(granted: OpGranted) -> Option<OpGranted> {
+    if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
+}
+
+#[cold]
+fn skip_cancelled(granted: OpGranted) -> Option<OpGranted> {
+    let cause = granted.payload().failure().cloned().unwrap_or_else(|| OpTag::of(&granted).cancellation());
+    skip(granted, cause)
 }
 
 /// What a granted operation does about the work that its variables still carry.
@@ -280,10 +282,7 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
         doom::cancelled_leaves();
     }
     drop_body(&granted);
-    let core = granted.payload().core.id;
-    let mut ready = ReadyList::new();
-    complete(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()), &mut ready);
-    dispatch_keeping_first(&mut ready, Some(core))
+    end(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()))
 }
 
 /// Drops the body, which holds the operands: user code may run here, so a panic is contained.
@@ -295,8 +294,35 @@ fn drop_body(granted: &OpGranted) {
     }
 }
 
+/// Completes, and gives the operation to run next on this thread; others go to where they run.
+fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>) -> Option<OpGranted> {
+    let core = granted.payload().core.id;
+    let mut ready = ReadyList::new();
+    complete(granted, ending, failure, &mut ready);
+    dispatch_keeping_first(&mut ready, Some(core))
+}
+
+/// The same for an operation that ran well and left no work behind, as nearly all do.
+fn end_well(granted: OpGranted) -> Option<OpGranted> {
+    let core = granted.payload().core.id;
+    let mut replaced = None;
+    let mut ended = Ended::new();
+    granted.end(|finish| finish.state.finish_well(finish.mode, finish.flags, &mut replaced), &mut ended);
+    drop(replaced);
+    if let Some(handle) = ended.take_shared() {
+        tell_end(handle);
+    }
+    let first = ended.next_granted()?;
+    if !ended.has_granted() && first.payload().may_be_kept(Some(core)) {
+        // What most operations grant, and what a chain is made of.
+        return Some(first);
+    }
+    let mut ready = ReadyList::from_iter([first]);
+    ready.extend(std::iter::from_fn(|| ended.next_granted()));
+    dispatch_keeping_first(&mut ready, Some(core))
+}
+
 /// Completes in the graph, then makes the outcome known.
-#[inline]
 pub(crate) fn complete(
     granted: OpGranted,
     ending: &Ending<'_>,
@@ -308,21 +334,22 @@ pub(crate) fn complete(
         state.fail(failure);
     }
     // Failures that newer versions replace are rare, and dropped where no bit is held.
-    let mut replaced: Vec<OperationError> = Vec::new();
+    let mut replaced = None;
     let left = granted.complete(
-        |finish| {
-            if let Some(failure) = finish.state.finish(finish.mode, ending, finish.flags) {
-                replaced.push(failure);
-            }
-        },
+        |finish| finish.state.finish(finish.mode, ending, finish.flags, &mut replaced),
         |next| ready.push(next),
     );
     drop(replaced);
     if let Some(handle) = left {
         // Somebody holds the operation by name; otherwise the end is counted where it is dropped.
-        handle.payload().done();
-        handle.payload().count_ended();
+        tell_end(handle);
     }
+}
+
+#[cold]
+fn tell_end(handle: OpHandle) {
+    handle.payload().done();
+    handle.payload().count_ended();
 }
 
 /// A running operation: the right, and the duty, to say how it ended.
@@ -346,22 +373,25 @@ impl Running {
 
     /// Ends a host operation, handing on the operation that this thread should run next.
     #[inline]
-    pub(crate) fn finish(self, result: Result<(), OperationError>) -> Option<OpGranted> {
-        self.finish_with(None, result)
+    pub(crate) fn finish(mut self, result: Result<(), OperationError>) -> Option<OpGranted> {
+        match result {
+            Ok(()) => end_well(self.granted.take().expect("present until finished, and finishing consumes")),
+            Err(_) => self.finish_with(None, result),
+        }
     }
 
     /// Ends an operation; `fence` marks the device work it left, even when it then failed.
-    #[inline]
     pub(crate) fn finish_with(
         mut self,
         fence: Option<&Fence>,
         result: Result<(), OperationError>,
     ) -> Option<OpGranted> {
         let granted = self.granted.take().expect("present until finished, and finishing consumes");
-        let core = granted.payload().core.id;
-        let mut ready = ReadyList::new();
-        finish_into(granted, fence, result, &mut ready);
-        dispatch_keeping_first(&mut ready, Some(core))
+        let failure = result.err();
+        // Who wrote is asked only where work goes on behind a fence.
+        let tag = fence.map(|_| OpTag::of(&granted));
+        let ending = Ending::Ran { fence: fence.zip(tag.as_ref()), failure: failure.as_ref() };
+        end(granted, &ending, failure.clone())
     }
 
     /// Ends an operation without running its body, as if an input had failed by `cause`.
@@ -386,27 +416,21 @@ impl Running {
 }
 
 impl Drop for Running {
+    #[inline(always)]
     fn drop(&mut self) {
         if let Some(granted) = self.granted.take() {
-            let why = "its completion was dropped without being used";
-            let cause = OpTag::of(&granted).failure(FailureKind::Error, why, None);
-            let mut ready = ReadyList::new();
-            finish_into(granted, None, Err(cause), &mut ready);
-            dispatch(ready);
+            abandoned(granted);
         }
     }
 }
 
-#[inline]
-fn finish_into(
-    granted: OpGranted,
-    fence: Option<&Fence>,
-    result: Result<(), OperationError>,
-    ready: &mut ReadyList,
-) {
-    let failure = result.err();
-    // Who wrote is asked only where work goes on behind a fence.
-    let tag = fence.map(|_| OpTag::of(&granted));
-    let ending = Ending::Ran { fence: fence.zip(tag.as_ref()), failure: failure.as_ref() };
-    complete(granted, &ending, failure.clone(), ready);
+/// Ends an operation that nobody has finished.
+#[cold]
+fn abandoned(granted: OpGranted) {
+    let why = "its completion was dropped without being used";
+    let failure = OpTag::of(&granted).failure(FailureKind::Error, why, None);
+    let mut ready = ReadyList::new();
+    let ending = Ending::Ran { fence: None, failure: Some(&failure) };
+    complete(granted, &ending, Some(failure.clone()), &mut ready);
+    dispatch(ready);
 }

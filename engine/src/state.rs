@@ -58,6 +58,9 @@ pub(crate) enum Ending<'a> {
     Looked,
 }
 
+/// Failures that newer versions replace. They are rare, and dropped where no bit is held.
+pub(crate) type Replaced = Option<Vec<OperationError>>;
+
 impl VarState {
     pub(crate) fn version(&self) -> u64 {
         self.version
@@ -98,40 +101,44 @@ impl VarState {
         }
     }
 
-    /// Applies the end of one access. Called under the variable's bit. Gives back the failure that this replaces, to be
+    /// Applies the end of one access. Called under the variable's bit. The failure that this replaces goes to `replaced`, to be
     /// dropped where no lock is held: it owns an error of the user's.
-    #[inline]
     pub(crate) fn finish(
         &mut self,
         mode: Mode,
         ending: &Ending<'_>,
         flags: &mut u32,
-    ) -> Option<OperationError> {
+        replaced: &mut Replaced,
+    ) {
         match (mode, ending) {
-            (_, Ending::Looked) | (Mode::Read, Ending::Ran { fence: None, .. } | Ending::Skipped { .. }) => {
-                None
-            }
-            (Mode::Write | Mode::Update, Ending::Ran { fence: None, failure: None }) if *flags == 0 => {
-                // No failure to replace and no fence to forget.
-                self.version += 1;
-                None
-            }
-            _ => self.finish_carrying(mode, ending, flags),
+            (_, Ending::Looked) | (Mode::Read, Ending::Ran { fence: None, .. } | Ending::Skipped { .. }) => {}
+            (_, Ending::Ran { fence: None, failure: None }) => self.finish_well(mode, flags, replaced),
+            _ => self.finish_carrying(mode, ending, flags, replaced),
+        }
+    }
+
+    /// As [`finish`](Self::finish), after a body that succeeded and left no work behind.
+    #[inline(always)]
+    pub(crate) fn finish_well(&mut self, mode: Mode, flags: &mut u32, replaced: &mut Replaced) {
+        if !mode.is_exclusive() {
+            return;
+        }
+        if *flags == 0 {
+            // No failure to replace and no fence to forget.
+            self.version += 1;
+        } else {
+            self.finish_carrying(mode, &Ending::Ran { fence: None, failure: None }, flags, replaced);
         }
     }
 
     #[cold]
-    fn finish_carrying(
-        &mut self,
-        mode: Mode,
-        ending: &Ending<'_>,
-        flags: &mut u32,
-    ) -> Option<OperationError> {
+    fn finish_carrying(&mut self, mode: Mode, ending: &Ending<'_>, flags: &mut u32, replaced: &mut Replaced) {
         self.version += u64::from(mode.is_exclusive());
         let carried = self.carried();
-        let replaced = carried.finish(mode, ending);
+        if let Some(failure) = carried.finish(mode, ending) {
+            replaced.get_or_insert_default().push(failure);
+        }
         carried.update(flags);
-        replaced
     }
 
     /// Declares the current version good: "I looked". `writers` is what its fences said.

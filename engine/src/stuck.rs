@@ -1,7 +1,6 @@
 //! Can anything still move? What a wait asks before it goes on waiting for room, or for everything to end.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use estafette_graph::{OpId, Roots, Snapshot};
 
@@ -54,8 +53,7 @@ pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
     }
     let own = leases.iter().any(|lease| lease.own);
     let oldest = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
-    let oldest = oldest.map(|op| op.label.since_ms).min().unwrap_or(u64::MAX);
-    let waited = Duration::from_millis(crate::clock::coarse_ms().saturating_sub(oldest));
+    let waited = oldest.map(|op| op.label.since.elapsed()).max().unwrap_or_default();
     if own || waited >= core.lease_timeout {
         let leases = leases.into_iter().map(|lease| lease.text).collect();
         return Err(Error::LeaseHeld(LeaseHeld { waiting: "waiting for all operations".into(), leases }));

@@ -12,7 +12,7 @@ use estafette_sync::thread;
 use smallvec::SmallVec;
 
 use crate::blocked::{self, On};
-use crate::clock;
+use crate::clock::{self, Coarse};
 use crate::context::{self, Helping};
 use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
@@ -46,7 +46,7 @@ pub(crate) struct Seen {
     pub(crate) kind: Kind,
     pub(crate) phase: Phase,
     pub(crate) counted: bool,
-    pub(crate) since_ms: u64,
+    pub(crate) since: Coarse,
     pub(crate) lease: Option<SeenLease>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn see(state: &OpState) -> Seen {
         kind: state.kind,
         phase: state.phase(),
         counted: state.is_counted(),
-        since_ms: state.since_ms,
+        since: state.since,
         lease: state.lease().map(|label| SeenLease {
             text: label.to_string(),
             own: label.thread == std::thread::current().id(),
@@ -97,6 +97,7 @@ pub(crate) fn block<V: Clone>(
         return Ok(value);
     }
     core.check_fork()?;
+    core.stop_flow();
     let deadline = timeout.and_then(clock::deadline);
     let mut watch =
         Watch { waiting: waiting.id(), op: waiting, vars, what, held_since: None, collected: false };

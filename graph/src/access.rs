@@ -44,17 +44,27 @@ impl Mode {
 ///
 /// `target` is set by the submitter before the access is linked and constant while it is; `links` belong to the
 /// holder of the variable's bit.
+#[repr(C)]
 pub(crate) struct Access<V, T> {
-    target: UnsafeCell<Option<Target<V, T>>>,
+    /// First, so that a pointer to it is a pointer to the access.
     links: UnsafeCell<Links<V, T>>,
+    target: UnsafeCell<Option<Target<V, T>>>,
 }
 
 pub(crate) type AccessPtr<V, T> = NonNull<Access<V, T>>;
 
-/// The neighbours of an access in its queue.
+/// A place in a queue's ring: an access, or the queue's own. Belongs to the holder of the variable's bit.
+pub(crate) type Link<V, T> = NonNull<UnsafeCell<Links<V, T>>>;
+
+/// The neighbours in the ring.
 pub(crate) struct Links<V, T> {
-    pub(crate) previous: Option<AccessPtr<V, T>>,
-    pub(crate) next: Option<AccessPtr<V, T>>,
+    pub(crate) previous: Link<V, T>,
+    pub(crate) next: Link<V, T>,
+}
+
+impl<V, T> Links<V, T> {
+    /// In no ring.
+    pub(crate) const LOOSE: Self = Self { previous: NonNull::dangling(), next: NonNull::dangling() };
 }
 
 /// An access beyond the inline ones: it carries its operation, which an inline one finds by its own address.
@@ -96,6 +106,7 @@ impl<V, T> Target<V, T> {
         Self::untagged(self.0)
     }
 
+    #[inline(always)]
     pub(crate) fn mode(self) -> Mode {
         let tag = self.0.addr().get();
         if tag & EXCLUSIVE == 0 {
@@ -105,6 +116,12 @@ impl<V, T> Target<V, T> {
         } else {
             Mode::Update
         }
+    }
+
+    /// Whether the access has its variable alone.
+    #[inline(always)]
+    pub(crate) fn is_exclusive(self) -> bool {
+        self.0.addr().get() & EXCLUSIVE != 0
     }
 
     #[inline]
@@ -129,7 +146,7 @@ impl<V, T> Target<V, T> {
 
 impl<V, T> Access<V, T> {
     pub(crate) fn vacant() -> Self {
-        Self { target: UnsafeCell::new(None), links: UnsafeCell::new(Links { previous: None, next: None }) }
+        Self { links: UnsafeCell::new(Links::LOOSE), target: UnsafeCell::new(None) }
     }
 
     /// Points the inline access in `slot` of its block at `target`.
@@ -151,17 +168,25 @@ impl<V, T> Access<V, T> {
     #[inline]
     pub(crate) unsafe fn target(&self) -> Target<V, T> {
         // SAFETY: the target is constant while the operation is in flight.
-        self.target.with(|place| unsafe { *place }).expect("an access in flight has a target")
+        self.target.with(|place| unsafe {
+            debug_assert!((*place).is_some(), "an access in flight has a target");
+            (*place).unwrap_unchecked()
+        })
     }
 
-    /// Lends the links.
+    /// Its place in the ring.
+    #[inline(always)]
+    pub(crate) fn link(access: AccessPtr<V, T>) -> Link<V, T> {
+        access.cast()
+    }
+
+    /// The access at a place in a ring that is not the queue's own.
     ///
     /// # Safety
-    /// The caller holds the bit of the access's variable (or is its sole owner).
-    #[inline]
-    pub(crate) unsafe fn links<R>(&self, f: impl FnOnce(&mut Links<V, T>) -> R) -> R {
-        // SAFETY: links are only touched under the variable's bit, and the closure is ours and does not recurse.
-        self.links.with_mut(|links| f(unsafe { &mut *links }))
+    /// The link is an access's, and was made by [`link`](Self::link).
+    #[inline(always)]
+    pub(crate) unsafe fn of(link: Link<V, T>) -> AccessPtr<V, T> {
+        link.cast()
     }
 
     /// The operation that `access` belongs to.

@@ -9,8 +9,11 @@ use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 
 use crate::access::{Access, AccessPtr, Spilled, Target};
+use crate::bias::Section;
 use crate::graph::Inner;
 use crate::id::OpId;
+use crate::targets::{self, Targets};
+use crate::var::VarNode;
 
 /// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation, which the
 /// block then keeps for its next operation.
@@ -25,6 +28,9 @@ const SPILL_KEPT: usize = 32;
 const REFS_LIMIT: u32 = u32::MAX / 2;
 
 /// One operation, from submission until its last reference is gone.
+///
+/// In the order in which it is used, from the start of a cache line: what whoever grants it looks at comes first.
+#[repr(C, align(64))]
 pub(crate) struct Block<V, T> {
     /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
     /// the variable that grants. Zero: granted, and owned by the `Granted` token.
@@ -38,42 +44,52 @@ pub(crate) struct Block<V, T> {
     /// Set by the submitter, constant while in flight.
     fixed: UnsafeCell<Fixed<V, T>>,
     pub(crate) inline: [Access<V, T>; INLINE],
+    /// Initialized while in flight or referenced.
+    payload: UnsafeCell<MaybeUninit<T>>,
 }
 
 pub(crate) type BlockPtr<V, T> = NonNull<Block<V, T>>;
 
 struct Fixed<V, T> {
     id: u64,
-    len: usize,
+    /// Accesses. If there are more than [`INLINE`], they are all spilled.
+    len: u32,
     /// Whether the owner was set before the operation was appended.
     owned: bool,
-    /// All accesses if there are more than [`INLINE`], else empty.
-    spilled: Vec<Spilled<V, T>>,
-    payload: MaybeUninit<T>,
+    /// Made by the first operation in this block that needs it.
+    spill: Option<Box<Spill<V, T>>>,
 }
 
-/// What keeps the slab of a block alive.
-pub(crate) enum Owner<V, T> {
-    Counted(Arc<Inner<V, T>>),
-    /// Nothing need.
-    Immortal(NonNull<Inner<V, T>>),
+struct Spill<V, T> {
+    accesses: Vec<Spilled<V, T>>,
 }
+
+/// What keeps the slab of a block alive: counted as an `Arc`, unless the graph is immortal.
+pub(crate) struct Owner<V, T>(NonNull<Inner<V, T>>);
 
 impl<V, T> Owner<V, T> {
     fn new(inner: &Arc<Inner<V, T>>) -> Self {
         if inner.immortal {
-            Self::Immortal(NonNull::from(&**inner))
+            Self(NonNull::from(&**inner))
         } else {
-            Self::Counted(Arc::clone(inner))
+            let counted = Arc::into_raw(Arc::clone(inner)).cast_mut();
+            // SAFETY: an `Arc` is not null.
+            Self(unsafe { NonNull::new_unchecked(counted) })
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn inner(&self) -> &Inner<V, T> {
-        match self {
-            Self::Counted(inner) => inner,
-            // SAFETY: an immortal graph's memory is never freed.
-            Self::Immortal(inner) => unsafe { inner.as_ref() },
+        // SAFETY: an immortal graph's memory is never freed; any other is kept by our count.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<V, T> Drop for Owner<V, T> {
+    fn drop(&mut self) {
+        if !self.inner().immortal {
+            // SAFETY: made from a counted one in `new`.
+            drop(unsafe { Arc::from_raw(self.0.as_ptr()) });
         }
     }
 }
@@ -82,16 +98,36 @@ impl<V, T> Owner<V, T> {
 struct Vacated<V, T>(BlockPtr<V, T>);
 
 impl<V, T> Drop for Vacated<V, T> {
-    #[inline]
+    #[cold]
     fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl<V, T> Vacated<V, T> {
+    #[inline(always)]
+    fn give_back(&self) {
         // SAFETY: the block is ours alone.
         unsafe {
             let block = self.0.as_ref();
             block.trim();
-            let owner = block.owner.with_mut(|owner| (*owner).take());
-            let owner = owner.expect("an owned block has an owner until it goes back");
-            owner.inner().slab.give(self.0);
+            // What need not be counted stays with the block, for its next operation.
+            let immortal = block
+                .owner
+                .with(|owner| (*owner).as_ref().filter(|owner| owner.inner().immortal).map(|owner| owner.0));
+            match immortal {
+                Some(inner) => inner.as_ref().slab.give(self.0),
+                None => self.give_counted(),
+            }
         }
+    }
+
+    #[cold]
+    fn give_counted(&self) {
+        // SAFETY: the block is ours alone.
+        let owner = unsafe { self.0.as_ref().owner.with_mut(|owner| (*owner).take()) };
+        let owner = owner.expect("an owned block has an owner until it goes back");
+        owner.inner().slab.give(self.0);
     }
 }
 
@@ -109,14 +145,9 @@ impl<V, T> Block<V, T> {
             refs: AtomicU32::new(0),
             next: UnsafeCell::new(None),
             owner: UnsafeCell::new(None),
-            fixed: UnsafeCell::new(Fixed {
-                id: 0,
-                len: 0,
-                owned: false,
-                spilled: Vec::new(),
-                payload: MaybeUninit::uninit(),
-            }),
+            fixed: UnsafeCell::new(Fixed { id: 0, len: 0, owned: false, spill: None }),
             inline: std::array::from_fn(|_| Access::vacant()),
+            payload: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
 
@@ -145,8 +176,8 @@ impl<V, T> Block<V, T> {
                 (*fixed).id = id;
                 (*fixed).len = 0;
                 (*fixed).owned = false;
-                init((*fixed).payload.as_mut_ptr());
             });
+            block.payload.with_mut(|payload| init((*payload).as_mut_ptr()));
         }
     }
 
@@ -158,13 +189,12 @@ impl<V, T> Block<V, T> {
     pub(crate) unsafe fn aim(this: BlockPtr<V, T>, targets: &[Target<V, T>]) {
         // SAFETY: the caller owns the block.
         let block = unsafe { this.as_ref() };
-        block.fixed.with_mut(|fixed| {
-            // SAFETY: as above; nothing else is reachable through this reference while it lives.
-            let fixed = unsafe { &mut *fixed };
-            fixed.len = targets.len();
-            fixed.spilled.clear();
+        // SAFETY: as above.
+        block.fixed.with_mut(|fixed| unsafe {
+            (*fixed).len = targets.len() as u32;
             if targets.len() > INLINE {
-                fixed.spilled.extend(targets.iter().map(|target| Spilled::new(*target, this)));
+                let spilled = targets.iter().map(|target| Spilled::new(*target, this));
+                (*fixed).spill_again().extend(spilled);
             }
         });
         if targets.len() <= INLINE {
@@ -189,7 +219,7 @@ impl<V, T> Block<V, T> {
                 return Self::aim_spilled(this, target);
             }
             block.inline[len].aim_inline(target, len);
-            block.fixed.with_mut(|fixed| (*fixed).len = len + 1);
+            block.fixed.with_mut(|fixed| (*fixed).len += 1);
         }
     }
 
@@ -203,36 +233,94 @@ impl<V, T> Block<V, T> {
         unsafe {
             let block = this.as_ref();
             block.fixed.with_mut(|fixed| {
-                let fixed = &mut *fixed;
-                if fixed.spilled.is_empty() {
+                if (*fixed).len as usize == INLINE {
                     let inline = block.inline.iter().map(|access| Spilled::new(access.target(), this));
-                    fixed.spilled.extend(inline);
+                    (*fixed).spill_again().extend(inline);
                 }
-                fixed.spilled.push(Spilled::new(target, this));
-                fixed.len += 1;
+                let spill = (*fixed).spill.as_mut().expect("made for the last inline one");
+                spill.accesses.push(Spilled::new(target, this));
+                (*fixed).len += 1;
             });
         }
     }
 
-    /// The access at `index`, with a pointer that leads back to the block.
+    /// The accesses, with pointers that lead back to the block.
     ///
     /// # Safety
-    /// The operation is in flight and `index < len`.
-    #[inline]
-    pub(crate) unsafe fn access(this: BlockPtr<V, T>, index: usize) -> AccessPtr<V, T> {
-        // SAFETY: in flight, so `fixed` is constant. The pointers are derived from the block's own pointer and from
+    /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the iterator itself does
+    /// not look at the block again.
+    #[inline(always)]
+    pub(crate) unsafe fn accesses(this: BlockPtr<V, T>) -> Accesses<V, T> {
+        // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer and from
         // the vector's buffer, so they may be walked back (`Access::op`).
         unsafe {
-            let place = (*this.as_ptr()).fixed.with(|fixed| {
-                let spilled = &(*fixed).spilled;
-                debug_assert!(index < (*fixed).len);
-                if spilled.is_empty() {
-                    (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>().add(index)
+            (*this.as_ptr()).fixed.with(|fixed| {
+                let left = (*fixed).len as usize;
+                if left <= INLINE {
+                    let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
+                    Accesses { next: NonNull::new_unchecked(first), left, stride: size_of::<Access<V, T>>() }
                 } else {
-                    spilled.as_ptr().add(index).cast_mut().cast()
+                    let spill = (*fixed).spill.as_ref().expect("there are more than fit inline");
+                    let first = spill.accesses.as_ptr().cast_mut().cast();
+                    Accesses { next: NonNull::new_unchecked(first), left, stride: size_of::<Spilled<V, T>>() }
                 }
-            });
-            NonNull::new_unchecked(place)
+            })
+        }
+    }
+
+    /// Sorts the accesses by variable and merges those of one variable.
+    ///
+    /// # Safety
+    /// The caller owns the block, which is in no queue, and keeps the variables alive.
+    #[inline(always)]
+    pub(crate) unsafe fn normalize(this: BlockPtr<V, T>) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let len = this.as_ref().len();
+            if len > 1 {
+                let sorted = match len {
+                    2 => Self::sort_inline::<2>(this),
+                    3 => Self::sort_inline::<3>(this),
+                    4 => Self::sort_inline::<4>(this),
+                    _ => false,
+                };
+                if !sorted {
+                    Self::normalize_any(this);
+                }
+            }
+        }
+    }
+
+    /// As [`normalize`](Self::normalize), for exactly `N` inline accesses; false if some of them need to be merged.
+    ///
+    /// # Safety
+    /// As for [`normalize`](Self::normalize).
+    #[inline(always)]
+    unsafe fn sort_inline<const N: usize>(this: BlockPtr<V, T>) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let inline = &this.as_ref().inline;
+            let mut targets: [Target<V, T>; N] = std::array::from_fn(|slot| inline[slot].target());
+            targets::sort_few(&mut targets);
+            for slot in 0..N {
+                inline[slot].aim_inline(targets[slot], slot);
+            }
+            targets.windows(2).all(|pair| pair[0].node() != pair[1].node())
+        }
+    }
+
+    /// As [`normalize`](Self::normalize), however many there are.
+    ///
+    /// # Safety
+    /// As for [`normalize`](Self::normalize).
+    #[cold]
+    unsafe fn normalize_any(this: BlockPtr<V, T>) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let mut targets: Targets<V, T> =
+                Self::accesses(this).map(|access| access.as_ref().target()).collect();
+            targets.normalize();
+            Self::aim(this, targets.as_slice());
         }
     }
 
@@ -251,7 +339,7 @@ impl<V, T> Block<V, T> {
     #[inline]
     pub(crate) unsafe fn len(&self) -> usize {
         // SAFETY: constant while in flight.
-        self.fixed.with(|fixed| unsafe { (*fixed).len })
+        self.fixed.with(|fixed| unsafe { (*fixed).len as usize })
     }
 
     /// # Safety
@@ -259,7 +347,7 @@ impl<V, T> Block<V, T> {
     #[inline]
     pub(crate) unsafe fn payload(&self) -> &T {
         // SAFETY: written before the operation became visible, read out only when the last reference is gone.
-        self.fixed.with(|fixed| unsafe { (*fixed).payload.assume_init_ref() })
+        self.payload.with(|payload| unsafe { (*payload).assume_init_ref() })
     }
 
     /// # Safety
@@ -268,7 +356,7 @@ impl<V, T> Block<V, T> {
     #[inline]
     pub(crate) unsafe fn payload_mut(&self) -> &mut T {
         // SAFETY: forwarded to the caller.
-        self.fixed.with_mut(|fixed| unsafe { (*fixed).payload.assume_init_mut() })
+        self.payload.with_mut(|payload| unsafe { (*payload).assume_init_mut() })
     }
 
     /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.
@@ -285,12 +373,13 @@ impl<V, T> Block<V, T> {
     /// Grants one access. True: it was the last, and the caller now owns the operation.
     ///
     /// Acquire and release: the last granter sees everything done before the other grants. When one is left it is
-    /// ours, nobody else writes the counter, and the locked instruction is saved.
-    #[inline]
-    pub(crate) fn grant_one(&self) -> bool {
-        if self.pending.load(Ordering::Acquire) == 1 {
-            self.pending.store(0, Ordering::Relaxed);
-            return true;
+    /// ours, or nobody else is there, nobody else writes the counter, and the locked instruction is saved.
+    #[inline(always)]
+    pub(crate) fn grant_one(&self, section: &Section) -> bool {
+        let pending = self.pending.load(Ordering::Acquire);
+        if pending == 1 || section.is_alone() {
+            self.pending.store(pending - 1, Ordering::Relaxed);
+            return pending == 1;
         }
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
@@ -328,17 +417,28 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller holds a reference, which is gone afterwards, and no bit. The block is owned.
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn release_owned(this: BlockPtr<V, T>) {
-        // SAFETY: our reference keeps the block; when it is the last one, the block is ours alone, and its payload is
-        // initialized since `begin`.
+        // SAFETY: our reference keeps the block.
         unsafe {
             if this.as_ref().let_go() {
-                // Goes back also when the payload's drop panics.
-                let vacated = Vacated(this);
-                vacated.0.as_ref().fixed.with_mut(|fixed| (*fixed).payload.assume_init_drop());
+                Self::vacate(this);
             }
         }
+    }
+
+    /// Drops the payload of an owned block in place, and puts the block back into its slab.
+    ///
+    /// # Safety
+    /// The caller holds the last reference, which is gone afterwards, and no bit. The block is owned.
+    #[inline(always)]
+    pub(crate) unsafe fn vacate(this: BlockPtr<V, T>) {
+        // Goes back also when the payload's drop panics.
+        let vacated = Vacated(this);
+        // SAFETY: the block is ours alone, and its payload is initialized since `begin`.
+        unsafe { vacated.0.as_ref().payload.with_mut(|payload| (*payload).assume_init_drop()) };
+        vacated.give_back();
+        std::mem::forget(vacated);
     }
 
     /// Gives the operation's reference to a block without owner up; if it was the last, puts the block back into its slab.
@@ -355,7 +455,7 @@ impl<V, T> Block<V, T> {
         // SAFETY: the last reference is gone, so the block is ours alone; the payload is initialized since `begin`.
         let payload = unsafe {
             block.trim();
-            block.fixed.with_mut(|fixed| (*fixed).payload.assume_init_read())
+            block.payload.with_mut(|payload| (*payload).assume_init_read())
         };
         // SAFETY: as above.
         let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
@@ -367,14 +467,12 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The caller has the block for itself.
-    #[inline]
+    #[inline(always)]
     unsafe fn trim(&self) {
         // SAFETY: forwarded to the caller.
         self.fixed.with_mut(|fixed| unsafe {
-            let spilled = &mut (*fixed).spilled;
-            spilled.clear();
-            if spilled.capacity() > SPILL_KEPT {
-                *spilled = Vec::new();
+            if (*fixed).len as usize > INLINE {
+                (*fixed).trim();
             }
         });
     }
@@ -426,6 +524,19 @@ impl<V, T> Block<V, T> {
         });
     }
 
+    /// Fails for a variable of another graph than the owner's.
+    ///
+    /// # Safety
+    /// The caller owns the operation, which is owned.
+    #[inline(always)]
+    pub(crate) unsafe fn assert_mine(&self, node: &VarNode<V, T>) {
+        // SAFETY: only the owner of the operation sets it.
+        let mine = self.owner.with(|owner| unsafe {
+            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.inner(), &raw const *node.inner))
+        });
+        assert!(mine, "{} belongs to another graph", node.id());
+    }
+
     /// Lends the link to the next block.
     ///
     /// # Safety
@@ -436,6 +547,61 @@ impl<V, T> Block<V, T> {
         self.next.with_mut(|next| f(unsafe { &mut *next }))
     }
 }
+
+impl<V, T> Fixed<V, T> {
+    /// The place of spilled accesses, empty.
+    #[cold]
+    fn spill_again(&mut self) -> &mut Vec<Spilled<V, T>> {
+        let spill = self.spill.get_or_insert_with(|| Box::new(Spill { accesses: Vec::new() }));
+        spill.accesses.clear();
+        &mut spill.accesses
+    }
+
+    /// Gives up what is too much to keep.
+    #[cold]
+    fn trim(&mut self) {
+        if self.spill.as_ref().is_some_and(|spill| spill.accesses.capacity() > SPILL_KEPT) {
+            self.spill = None;
+        }
+    }
+}
+
+/// The accesses of one operation, one after the other.
+pub(crate) struct Accesses<V, T> {
+    next: AccessPtr<V, T>,
+    left: usize,
+    /// From one to the next, in bytes.
+    stride: usize,
+}
+
+impl<V, T> Iterator for Accesses<V, T> {
+    type Item = AccessPtr<V, T>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<AccessPtr<V, T>> {
+        self.left = self.left.checked_sub(1)?;
+        let access = self.next;
+        // SAFETY: at most one past the last of `left`.
+        self.next = unsafe { access.byte_add(self.stride) };
+        Some(access)
+    }
+
+    #[inline(always)]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<V, T> ExactSizeIterator for Accesses<V, T> {}
+
+impl<V, T> Clone for Accesses<V, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V, T> Copy for Accesses<V, T> {}
 
 impl<V, T> fmt::Debug for Block<V, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -53,6 +53,7 @@ impl<V, T> Graph<V, T> {
         // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is ours until
         // it is appended, and nothing of it is touched after the last bit is given back unless it is granted.
         unsafe {
+            let section = self.inner.bias.enter();
             let (targets, root) = loop {
                 let root = VarNode::resolve(group.node());
                 let mut targets: Targets<V, T> = members
@@ -62,11 +63,11 @@ impl<V, T> Graph<V, T> {
                     .collect();
                 targets.normalize();
                 Block::aim(block, targets.as_slice());
-                if submit::lock_all(targets.as_slice()) {
+                if submit::lock_all(Block::accesses(block), &section) {
                     break (targets, root);
                 }
             };
-            let granted = submit::link_all(block, targets.as_slice());
+            let granted = submit::link_all(block, Block::accesses(block));
             root.as_ref().group.with_mut(|place| {
                 if (*place).is_none() {
                     *place = fresh.take();
@@ -139,9 +140,9 @@ impl<V, T> Group<V, T> {
     /// The bit is held, the access is unlinked, and `dead` is dropped when no bit is held.
     #[cold]
     pub(crate) unsafe fn completed(locked: &mut Locked<V, T>, mode: Mode, dead: &mut Dead<V, T>) {
-        let empty = locked.queue(|queue| queue.is_empty());
         // SAFETY: the bit is held, so the group is ours; parked members belong to it.
         unsafe {
+            let empty = locked.queue(|queue| queue.is_empty());
             locked.node.as_ref().group.with_mut(|group| {
                 let group = (*group).as_mut().expect("a word that says group has one");
                 group.finished += u64::from(mode.is_exclusive());

@@ -30,17 +30,7 @@ impl<V, T> Dead<V, T> {
 }
 
 impl<V, T> Drop for Dead<V, T> {
-    #[inline]
     fn drop(&mut self) {
-        if !(self.retired.is_empty() && self.parked.is_empty()) {
-            self.end();
-        }
-    }
-}
-
-impl<V, T> Dead<V, T> {
-    #[cold]
-    fn end(&mut self) {
         // SAFETY: the contracts of the two methods; the list is dropped when no bit is held.
         unsafe {
             let retired = self.retired.drain(..).filter_map(|node| VarNode::retire(node));

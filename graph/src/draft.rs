@@ -13,7 +13,6 @@ use crate::granted::Granted;
 use crate::graph::Graph;
 use crate::op_ref::OpRef;
 use crate::submit;
-use crate::targets::Targets;
 use crate::var::Var;
 
 /// An operation that has not been submitted. Dropping it drops its payload.
@@ -21,8 +20,8 @@ use crate::var::Var;
 pub struct Draft<'a, V, T> {
     /// Owned, with one reference for the operation and one for the `OpRef`.
     block: BlockPtr<V, T>,
-    graph: &'a Graph<V, T>,
-    /// The handles of its variables outlive the draft.
+    /// The handles of its variables outlive the draft. No more than one pointer is passed around: two words written one by one
+    /// and read as one make the processor wait.
     handles: PhantomData<&'a Var<V, T>>,
 }
 
@@ -39,7 +38,7 @@ impl<V, T> Graph<V, T> {
             Block::begin_with(block, id, init, 2);
             block.as_ref().own_early(&self.inner);
         }
-        Draft { block, graph: self, handles: PhantomData }
+        Draft { block, handles: PhantomData }
     }
 }
 
@@ -66,7 +65,7 @@ impl<'a, V, T> Draft<'a, V, T> {
     pub fn access(&mut self, var: &'a Var<V, T>, mode: Mode) {
         // SAFETY: the handle keeps the node; the block is ours.
         unsafe {
-            self.graph.assert_mine(var.node().as_ref());
+            self.block.as_ref().assert_mine(var.node().as_ref());
             Block::aim_another(self.block, Target::new(var.node(), mode));
         }
     }
@@ -100,12 +99,8 @@ impl<'a, V, T> Draft<'a, V, T> {
 unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
     // SAFETY: forwarded to the caller.
     unsafe {
-        let mut targets = Targets::new();
-        for index in 0..block.as_ref().len() {
-            targets.push(Block::access(block, index).as_ref().target());
-        }
-        targets.normalize();
-        submit::append(block, &mut targets)
+        Block::normalize(block);
+        submit::append(block)
     }
 }
 

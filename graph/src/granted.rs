@@ -6,12 +6,14 @@ use std::mem;
 use std::ptr::NonNull;
 
 use crate::access::{Access, AccessPtr, Mode};
-use crate::block::{Block, BlockPtr};
+use crate::bias::Section;
+use crate::block::{Block, BlockPtr, Remains};
 use crate::collapse::Group;
 use crate::dead::Dead;
 use crate::id::{OpId, VarId};
 use crate::op_ref::OpRef;
-use crate::var::{Var, VarNode};
+use crate::submit;
+use crate::var::{Locked, Var, VarNode};
 
 /// An operation all of whose accesses may proceed.
 ///
@@ -77,8 +79,9 @@ impl<V, T> Granted<V, T> {
         unsafe {
             let block = self.as_block();
             if !block.is_owned() {
-                let access = Block::access(self.block, 0).as_ref();
-                block.own(&access.target().node().as_ref().inner);
+                let access = Block::accesses(self.block).next();
+                let access = access.expect("an operation without accesses is owned from the start");
+                block.own(&access.as_ref().target().node().as_ref().inner);
             }
             block.retain();
             OpRef::new(self.block)
@@ -86,15 +89,11 @@ impl<V, T> Granted<V, T> {
     }
 
     /// The distinct variables the operation uses, in no particular order.
-    #[inline]
+    #[inline(always)]
     pub fn accesses(&self) -> impl ExactSizeIterator<Item = GrantedAccess<'_, V, T>> {
         // SAFETY: the token keeps the operation in flight.
-        let len = unsafe { self.as_block().len() };
-        (0..len).map(|index| GrantedAccess {
-            // SAFETY: as above, and the index is in range.
-            access: unsafe { Block::access(self.block, index) },
-            granted: PhantomData,
-        })
+        let accesses = unsafe { Block::accesses(self.block) };
+        accesses.map(|access| GrantedAccess { access, granted: PhantomData })
     }
 
     /// Ends the operation.
@@ -109,70 +108,47 @@ impl<V, T> Granted<V, T> {
     ///
     /// If `finish` panics, its variable stays blocked by this operation, as if the token had been dropped. If `ready`
     /// panics, the remaining operations are still handed to it.
-    pub fn complete(
-        self,
-        mut finish: impl FnMut(Finish<'_, V>),
-        ready: impl FnMut(Self),
-    ) -> Option<OpRef<V, T>> {
+    pub fn complete(self, finish: impl FnMut(Finish<'_, V>), ready: impl FnMut(Self)) -> Option<OpRef<V, T>> {
+        let mut ended = Ended::new();
+        self.end(finish, &mut ended);
+        HandOver { ended: &mut ended, ready }.rest();
+        ended.take_shared()
+    }
+
+    /// As [`complete`](Self::complete), leaving the rest to the caller: `ended` has what is granted now, and who else has a
+    /// reference to the operation. It is the caller's place, filled where it is, since copying what was just written costs
+    /// more than its instructions.
+    ///
+    /// # Panics
+    /// If `ended` still has something of another operation.
+    #[inline(always)]
+    pub fn end(self, mut finish: impl FnMut(Finish<'_, V>), ended: &mut Ended<V, T>) {
+        assert!(
+            ended.own.is_none() && ended.head.is_none(),
+            "an operation's end is used before the next one's"
+        );
         let block = self.block;
         mem::forget(self);
-        let mut dead = Dead::new();
-        let mut ready = ReadyList { ends: None, ready };
-        let (mut remains, mut left, mut over) = (None, None, None);
         // SAFETY: the token was ours, so the operation is in flight and every access granted; each is unlinked once,
         // under its variable's bit, and a queued access keeps its variable alive until then.
         unsafe {
-            let len = block.as_ref().len();
-            // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
-            // a block that does not own its slab goes back while the last bit is still held.
             let owned = block.as_ref().is_owned();
-            for index in 0..len {
-                let access = Block::access(block, index);
-                let target = access.as_ref().target();
-                let (node, mode) = (target.node(), target.mode());
-                let mut locked = VarNode::lock(node);
-                let flags_before = locked.word.user();
-                locked.with_state(|state, flags| {
-                    finish(Finish { var: node.as_ref().id(), mode, state, flags });
-                });
-                if locked.word.user() != flags_before {
-                    // An operation may be granted here, and at once run by whoever grants its last access elsewhere.
-                    node.as_ref().state.publish(locked.word);
-                }
-                let (empty, writes) = locked.queue(|queue| {
-                    queue.unlink(access, mode);
-                    queue.advance(mode, |granted| {
-                        let op = Access::op(granted);
-                        if op.as_ref().grant_one() {
-                            ready.push(op);
-                        }
-                    });
-                    (queue.is_empty(), queue.writes())
-                });
-                locked.word = locked.word.with_unfinished_write(writes > 0);
-                if locked.word.group() {
-                    Group::completed(&mut locked, mode, &mut dead);
-                }
-                if empty && locked.word.orphaned() {
-                    dead.retire(node);
-                }
-                if index + 1 == len && !owned {
-                    remains = Block::release_pinned(block, &node.as_ref().inner);
+            let mut accesses = Block::accesses(block);
+            let section = submit::enter(accesses);
+            while let Some(access) = accesses.next() {
+                let mut locked = VarNode::lock_within(access.as_ref().target().node(), &section);
+                end_access(&section, &mut locked, access, &mut finish, ended);
+                // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
+                // a block that does not own its slab goes back while the last bit is still held.
+                if !owned && accesses.len() == 0 {
+                    let remains = Block::release_pinned(block, &locked.node.as_ref().inner);
+                    ended.rare().remains = remains;
+                    return;
                 }
             }
-            if owned {
-                if block.as_ref().is_shared() {
-                    left = Some(OpRef::new(block));
-                } else {
-                    over = Some(OpRef::new(block));
-                }
-            }
+            // An operation without accesses is owned, too.
+            ended.own = Some(block);
         }
-        ready.hand_over();
-        drop(remains);
-        drop(over);
-        drop(dead);
-        left
     }
 
     /// The variable through which this operation uses `var`: itself, or a group that it was collapsed into before.
@@ -189,10 +165,7 @@ impl<V, T> Granted<V, T> {
     /// This operation's access to `node`.
     pub(crate) fn access_to(&self, node: NonNull<VarNode<V, T>>) -> Option<AccessPtr<V, T>> {
         // SAFETY: the token keeps the operation in flight.
-        unsafe {
-            let mut accesses = (0..self.as_block().len()).map(|index| Block::access(self.block, index));
-            accesses.find(|access| access.as_ref().target().node() == node)
-        }
+        unsafe { Block::accesses(self.block).find(|access| access.as_ref().target().node() == node) }
     }
 
     #[inline]
@@ -258,46 +231,195 @@ impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
     }
 }
 
-/// Operations granted and not yet handed over, linked through their blocks. Empties itself into `ready`, also on
-/// unwinding: nobody else knows of them.
-struct ReadyList<V, T, F: FnMut(Granted<V, T>)> {
-    ends: Option<(BlockPtr<V, T>, BlockPtr<V, T>)>,
-    ready: F,
+/// What a completed operation leaves behind. Used and dropped outside of every bit.
+///
+/// Operations that are granted now are nobody else's, so they must all be [taken](Self::next_granted).
+#[must_use = "an operation that is granted and never completed blocks everything behind it"]
+pub struct Ended<V, T> {
+    /// Operations granted and not handed over, linked through their blocks. The tail is meaningful only while there is a head.
+    head: Option<BlockPtr<V, T>>,
+    tail: Option<BlockPtr<V, T>>,
+    /// The operation, with its reference to itself, while it owns its slab.
+    own: Option<BlockPtr<V, T>>,
+    /// From a box.
+    rare: Option<NonNull<Rare<V, T>>>,
 }
 
-impl<V, T, F: FnMut(Granted<V, T>)> ReadyList<V, T, F> {
+/// What few operations leave behind.
+struct Rare<V, T> {
+    /// The payload of one that does not own its slab.
+    remains: Option<Remains<V, T>>,
+    dead: Dead<V, T>,
+}
+
+impl<V, T> Ended<V, T> {
+    /// Nothing yet.
+    #[inline(always)]
+    pub const fn new() -> Self {
+        Self { head: None, tail: None, own: None, rare: None }
+    }
+
+    /// The next operation that is granted now. Those that wait for the same variable come in the order of their submission.
+    #[inline(always)]
+    pub fn next_granted(&mut self) -> Option<Granted<V, T>> {
+        let head = self.head?;
+        // SAFETY: the head is ours; once its token is handed over, its block is not touched any more.
+        unsafe {
+            self.head = head.as_ref().next(Option::take);
+            Some(Granted::new(head))
+        }
+    }
+
+    /// Whether there is a [next one](Self::next_granted).
+    #[inline(always)]
+    pub fn has_granted(&self) -> bool {
+        self.head.is_some()
+    }
+
+    /// Lets go of the operation, and gives it if others have references: there is somebody to be told. Else its payload is
+    /// dropped.
+    #[inline(always)]
+    pub fn take_shared(&mut self) -> Option<OpRef<V, T>> {
+        let mut shared = None;
+        if let Some(own) = self.own.take() {
+            // SAFETY: the operation's own reference is ours, and blocks with one own their slab.
+            unsafe {
+                if own.as_ref().is_shared() {
+                    shared = Some(OpRef::new(own));
+                } else {
+                    Block::vacate(own);
+                }
+            }
+        }
+        if self.rare.is_some() {
+            self.drop_rare();
+        }
+        shared
+    }
+
     /// # Safety
     /// The operation is granted, and has no token yet.
+    #[inline(always)]
     unsafe fn push(&mut self, op: BlockPtr<V, T>) {
         // SAFETY: a granted operation without a token is ours, and so is its link.
         unsafe {
             op.as_ref().next(|next| *next = None);
-            self.ends = match self.ends {
-                None => Some((op, op)),
-                Some((head, tail)) => {
-                    tail.as_ref().next(|next| *next = Some(op));
-                    Some((head, op))
-                }
-            };
+            match (self.head, self.tail) {
+                (Some(_), Some(tail)) => tail.as_ref().next(|next| *next = Some(op)),
+                _ => self.head = Some(op),
+            }
+            self.tail = Some(op);
         }
     }
 
-    #[inline]
-    fn hand_over(&mut self) {
-        while let Some((head, tail)) = self.ends {
-            // SAFETY: the head is ours; once its token is handed over, its block is not touched any more.
-            let granted = unsafe {
-                let next = head.as_ref().next(Option::take);
-                self.ends = next.map(|next| (next, tail));
-                Granted::new(head)
-            };
+    #[cold]
+    fn rare(&mut self) -> &mut Rare<V, T> {
+        let make = || NonNull::from(Box::leak(Box::new(Rare { remains: None, dead: Dead::new() })));
+        // SAFETY: made from a box, and borrowed as `self` is.
+        unsafe { self.rare.get_or_insert_with(make).as_mut() }
+    }
+
+    #[cold]
+    fn drop_rare(&mut self) {
+        if let Some(rare) = self.rare.take() {
+            // SAFETY: it was made from a box, and nobody else has it.
+            drop(unsafe { Box::from_raw(rare.as_ptr()) });
+        }
+    }
+
+    /// What is left when it was not used to the end, as on unwinding.
+    #[cold]
+    fn drop_rest(&mut self) {
+        drop(self.take_shared());
+        // As with any token that is dropped.
+        while let Some(granted) = self.next_granted() {
+            drop(granted);
+        }
+    }
+}
+
+impl<V, T> Default for Ended<V, T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<V, T> Drop for Ended<V, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.head.is_some() || self.own.is_some() || self.rare.is_some() {
+            self.drop_rest();
+        }
+    }
+}
+
+impl<V, T> fmt::Debug for Ended<V, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ended").field("has_granted", &self.has_granted()).finish_non_exhaustive()
+    }
+}
+
+/// Ends one access: `finish`, out of the queue, and on with those that waited.
+///
+/// # Safety
+/// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is dropped when no bit is
+/// held.
+#[inline(always)]
+unsafe fn end_access<V, T>(
+    section: &Section,
+    locked: &mut Locked<V, T>,
+    access: AccessPtr<V, T>,
+    finish: &mut impl FnMut(Finish<'_, V>),
+    ended: &mut Ended<V, T>,
+) {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let node = locked.node;
+        let target = access.as_ref().target();
+        let flags_before = locked.word.user();
+        locked.with_state(|state, flags| {
+            finish(Finish { var: node.as_ref().id(), mode: target.mode(), state, flags });
+        });
+        if locked.word.user() != flags_before {
+            // An operation may be granted here, and at once run by whoever grants its last access elsewhere.
+            node.as_ref().state.publish(locked.word);
+        }
+        let (empty, writes) = locked.queue(|queue| {
+            queue.unlink(access, target.is_exclusive());
+            queue.advance(target.is_exclusive(), |granted| {
+                let op = Access::op(granted);
+                if op.as_ref().grant_one(section) {
+                    ended.push(op);
+                }
+            });
+            (queue.is_empty(), queue.writes())
+        });
+        locked.word = locked.word.with_unfinished_write(writes > 0);
+        if locked.word.group() {
+            Group::completed(locked, target.mode(), &mut ended.rare().dead);
+        }
+        if empty && locked.word.orphaned() {
+            ended.rare().dead.retire(node);
+        }
+    }
+}
+
+/// Hands operations to `ready`, also on unwinding.
+struct HandOver<'a, V, T, F: FnMut(Granted<V, T>)> {
+    ended: &'a mut Ended<V, T>,
+    ready: F,
+}
+
+impl<V, T, F: FnMut(Granted<V, T>)> HandOver<'_, V, T, F> {
+    fn rest(&mut self) {
+        while let Some(granted) = self.ended.next_granted() {
             (self.ready)(granted);
         }
     }
 }
 
-impl<V, T, F: FnMut(Granted<V, T>)> Drop for ReadyList<V, T, F> {
+impl<V, T, F: FnMut(Granted<V, T>)> Drop for HandOver<'_, V, T, F> {
     fn drop(&mut self) {
-        self.hand_over();
+        self.rest();
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 
 use estafette_sync::sync::Arc;
 
+use crate::bias::Bias;
 use crate::registry::Registry;
 use crate::slab::Slab;
 use crate::var::{Var, VarNode};
@@ -21,6 +22,7 @@ pub struct Graph<V, T> {
 pub(crate) struct Inner<V, T> {
     /// Never freed, so nothing need count who still uses it.
     pub(crate) immortal: bool,
+    pub(crate) bias: Bias,
     pub(crate) slab: Slab<V, T>,
     pub(crate) registry: Registry<V, T>,
 }
@@ -32,15 +34,33 @@ impl<V, T> Graph<V, T> {
     }
 
     /// A graph whose memory is never freed, for a process that has one graph. Saves counting who still uses it: two locked
-    /// instructions per operation with a reference, and two per operation for a free list shared by threads.
+    /// instructions per operation with a reference, and two per operation for a free list shared by threads. While only one
+    /// thread uses it, that one saves nearly all others, too.
     pub fn immortal() -> Self {
         let graph = Self::with_lifetime(true);
         std::mem::forget(Arc::clone(&graph.inner));
         graph
     }
 
+    /// As [`immortal`](Self::immortal) is, biased towards its first thread; for models, where nothing is immortal. It must
+    /// outlive what every thread does with it.
+    #[cfg(estafette_loom)]
+    pub fn biased() -> Self {
+        let (slab, registry) = (Slab::new(false), Registry::new());
+        Self { inner: Arc::new(Inner { immortal: false, bias: Bias::unclaimed(), slab, registry }) }
+    }
+
     fn with_lifetime(immortal: bool) -> Self {
-        Self { inner: Arc::new(Inner { immortal, slab: Slab::new(immortal), registry: Registry::new() }) }
+        let bias = if immortal { Bias::unclaimed() } else { Bias::shared() };
+        Self {
+            inner: Arc::new(Inner { immortal, bias, slab: Slab::new(immortal), registry: Registry::new() }),
+        }
+    }
+
+    /// Says that several threads will use the graph. They may without, but the second one is spared some microseconds, and an
+    /// immortal graph's first thread saves its locked instructions until then.
+    pub fn share(&self) {
+        self.inner.bias.share();
     }
 
     /// A new variable with its state.

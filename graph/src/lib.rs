@@ -30,6 +30,7 @@
 #![doc(test(attr(deny(warnings))))]
 
 mod access;
+mod bias;
 mod block;
 mod collapse;
 mod dead;
@@ -39,6 +40,7 @@ mod graph;
 mod id;
 mod magazine;
 mod op_ref;
+mod prefetch;
 mod queue;
 pub mod recording;
 mod registry;
@@ -54,7 +56,7 @@ mod word;
 
 pub use access::Mode;
 pub use draft::Draft;
-pub use granted::{Finish, Granted, GrantedAccess};
+pub use granted::{Ended, Finish, Granted, GrantedAccess};
 pub use graph::Graph;
 pub use id::{OpId, VarId};
 pub use op_ref::OpRef;

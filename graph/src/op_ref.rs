@@ -61,9 +61,9 @@ impl<V, T> OpRef<V, T> {
     /// The result may be gone already; it may be compared with variables that are alive, and not followed.
     pub(crate) unsafe fn waiting_on(&self) -> impl Iterator<Item = NonNull<VarNode<V, T>>> {
         // SAFETY: our reference keeps the block, whose accesses are constant until it is recycled.
-        let len = if self.as_block().is_granted() { 0 } else { unsafe { self.as_block().len() } };
+        let accesses = (!self.as_block().is_granted()).then(|| unsafe { Block::accesses(self.block) });
         // SAFETY: as above.
-        (0..len).map(|index| unsafe { Block::access(self.block, index).as_ref().target().node() })
+        accesses.into_iter().flatten().map(|access| unsafe { access.as_ref().target().node() })
     }
 
     #[inline]
@@ -81,7 +81,7 @@ impl<V, T> Clone for OpRef<V, T> {
 }
 
 impl<V, T> Drop for OpRef<V, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // SAFETY: gives our reference up; blocks with an `OpRef` own their slab. No bit is held where one is dropped.
         unsafe { Block::release_owned(self.block) };

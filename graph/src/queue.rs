@@ -1,64 +1,118 @@
 //! The queue of a variable: its accesses in submission order, the granted ones first.
 
-use crate::access::{Access, AccessPtr, Mode};
+use std::ptr::NonNull;
 
-/// An intrusive list of accesses. Everything before `waiting` is granted: one write, or a run of reads, or a write and
-/// what was split off it. Granted accesses stay until they are completed, so that a stuck graph can always be explained.
+use estafette_sync::cell::UnsafeCell;
+
+use crate::access::{Access, AccessPtr, Link, Links, Mode};
+use crate::prefetch::prefetch;
+
+/// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last, and linking and
+/// unlinking need no branch, which would be anybody's guess.
+///
+/// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off it. Granted
+/// accesses stay until they are completed, so that a stuck graph can always be explained.
 ///
 /// All methods belong to the holder of the variable's bit.
 pub(crate) struct Queue<V, T> {
-    head: Option<AccessPtr<V, T>>,
-    tail: Option<AccessPtr<V, T>>,
-    /// The first access that is not granted; everything behind it is not granted either.
-    waiting: Option<AccessPtr<V, T>>,
-    /// Writes in the list, granted or not.
+    /// Before the first access and behind the last.
+    ends: UnsafeCell<Links<V, T>>,
+    state: UnsafeCell<State<V, T>>,
+}
+
+struct State<V, T> {
+    /// The first access that is not granted; everything behind it is not granted either. The queue's own link if there is none.
+    waiting: Link<V, T>,
+    /// Writes in the ring, granted or not.
     writes: u32,
 }
 
 impl<V, T> Queue<V, T> {
-    pub(crate) const fn new() -> Self {
-        Self { head: None, tail: None, waiting: None, writes: 0 }
+    /// Of a variable that is still to be [placed](Self::place).
+    pub(crate) fn new() -> Self {
+        Self {
+            ends: UnsafeCell::new(Links::LOOSE),
+            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0 }),
+        }
     }
 
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head.is_none()
+    /// Closes the ring, empty, now that the queue stays where it is.
+    pub(crate) fn place(&self) {
+        let end = self.end();
+        // SAFETY: nobody else knows of the queue yet.
+        unsafe {
+            self.ends.with_mut(|ends| *ends = Links { previous: end, next: end });
+            self.state.with_mut(|state| (*state).waiting = end);
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self) -> Link<V, T> {
+        NonNull::from(&self.ends)
+    }
+
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    unsafe fn first(&self) -> Link<V, T> {
+        // SAFETY: forwarded to the caller.
+        self.ends.with(|ends| unsafe { (*ends).next })
+    }
+
+    /// Lends the state.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, and `f` does not come back here.
+    #[inline(always)]
+    unsafe fn state<R>(&self, f: impl FnOnce(&mut State<V, T>) -> R) -> R {
+        // SAFETY: forwarded to the caller.
+        self.state.with_mut(|state| f(unsafe { &mut *state }))
+    }
+
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn is_empty(&self) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.first() == self.end() }
     }
 
     /// Unfinished writes.
-    #[inline]
-    pub(crate) fn writes(&self) -> u32 {
-        self.writes
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn writes(&self) -> u32 {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.state(|state| state.writes) }
     }
 
     /// Links `access` at the end. True: it is granted at once.
     ///
     /// # Safety
     /// The caller holds the variable's bit and owns `access`, which is in no list.
-    #[inline]
-    pub(crate) unsafe fn append(&mut self, access: AccessPtr<V, T>, mode: Mode) -> bool {
-        let granted = match mode {
-            Mode::Write | Mode::Update => self.head.is_none(),
-            // Nobody waits, so everything queued is granted, and without a write it is a run of reads.
-            Mode::Read => self.waiting.is_none() && self.writes == 0,
-        };
-        let previous = self.tail.replace(access);
-        // SAFETY: both are ours: `access` by contract, the old tail by the bit.
+    #[inline(always)]
+    pub(crate) unsafe fn append(&self, access: AccessPtr<V, T>, exclusive: bool) -> bool {
+        let end = self.end();
+        // SAFETY: forwarded to the caller; whatever is linked here is ours by the bit.
         unsafe {
-            access.as_ref().links(|links| {
-                links.previous = previous;
-                links.next = None;
+            let link = Access::link(access);
+            let (last, empty) = self.ends.with(|ends| ((*ends).previous, (*ends).next == end));
+            let granted = self.state(|state| {
+                let none_waits = state.waiting == end;
+                // Where nobody waits, everything queued is granted, and without a write it is a run of reads.
+                let granted = if exclusive { empty } else { none_waits & (state.writes == 0) };
+                if none_waits & !granted {
+                    state.waiting = link;
+                }
+                state.writes += u32::from(exclusive);
+                granted
             });
-            match previous {
-                Some(tail) => tail.as_ref().links(|links| links.next = Some(access)),
-                None => self.head = Some(access),
-            }
+            link.as_ref().with_mut(|links| *links = Links { previous: last, next: end });
+            last.as_ref().with_mut(|links| (*links).next = link);
+            self.ends.with_mut(|ends| (*ends).previous = link);
+            granted
         }
-        if !granted && self.waiting.is_none() {
-            self.waiting = Some(access);
-        }
-        self.writes += u32::from(mode.is_exclusive());
-        granted
     }
 
     /// Links `access`, granted, behind `neighbour`.
@@ -67,78 +121,79 @@ impl<V, T> Queue<V, T> {
     /// The caller holds the variable's bit; `neighbour` is in this list and granted; the caller owns `access`, which is
     /// in no list.
     pub(crate) unsafe fn insert_behind(
-        &mut self,
+        &self,
         neighbour: AccessPtr<V, T>,
         access: AccessPtr<V, T>,
         mode: Mode,
     ) {
-        debug_assert!(self.waiting != Some(neighbour), "only a granted access has granted neighbours");
         // SAFETY: the neighbours are linked here and we hold the bit; `access` is ours.
         unsafe {
-            let next = neighbour.as_ref().links(|links| links.next.replace(access));
-            access.as_ref().links(|links| {
-                links.previous = Some(neighbour);
-                links.next = next;
+            let (before, link) = (Access::link(neighbour), Access::link(access));
+            let behind = before.as_ref().with(|links| (*links).next);
+            link.as_ref().with_mut(|links| *links = Links { previous: before, next: behind });
+            before.as_ref().with_mut(|links| (*links).next = link);
+            behind.as_ref().with_mut(|links| (*links).previous = link);
+            self.state(|state| {
+                debug_assert!(state.waiting != before, "only a granted access has granted neighbours");
+                state.writes += u32::from(mode.is_exclusive());
             });
-            match next {
-                Some(next) => next.as_ref().links(|links| links.previous = Some(access)),
-                None => self.tail = Some(access),
-            }
         }
-        self.writes += u32::from(mode.is_exclusive());
     }
 
     /// Takes a granted access out.
     ///
     /// # Safety
     /// The caller holds the variable's bit; `access` is in this list and granted.
-    #[inline]
-    pub(crate) unsafe fn unlink(&mut self, access: AccessPtr<V, T>, mode: Mode) {
-        debug_assert!(self.waiting != Some(access), "only granted accesses are completed");
+    #[inline(always)]
+    pub(crate) unsafe fn unlink(&self, access: AccessPtr<V, T>, exclusive: bool) {
         // SAFETY: the access and its neighbours are linked here, and we hold the bit.
         unsafe {
-            let (previous, next) = access.as_ref().links(|links| (links.previous.take(), links.next.take()));
-            match previous {
-                Some(previous) => previous.as_ref().links(|links| links.next = next),
-                None => self.head = next,
-            }
-            match next {
-                Some(next) => next.as_ref().links(|links| links.previous = previous),
-                None => self.tail = previous,
-            }
+            let link = Access::link(access);
+            let (previous, next) = link.as_ref().with(|links| ((*links).previous, (*links).next));
+            previous.as_ref().with_mut(|links| (*links).next = next);
+            next.as_ref().with_mut(|links| (*links).previous = previous);
+            self.state(|state| {
+                debug_assert!(state.waiting != link, "only granted accesses are completed");
+                state.writes -= u32::from(exclusive);
+            });
         }
-        self.writes -= u32::from(mode.is_exclusive());
     }
 
-    /// After an access used in mode `completed` was unlinked: grants what may go next, handing each to `grant`. That is
+    /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`. That is
     /// the next write if nothing granted is left, or the next run of reads if only reads are.
     ///
     /// # Safety
     /// The caller holds the variable's bit.
-    #[inline]
-    pub(crate) unsafe fn advance(&mut self, completed: Mode, mut grant: impl FnMut(AccessPtr<V, T>)) {
-        let Some(first) = self.waiting else { return };
+    #[inline(always)]
+    pub(crate) unsafe fn advance(&self, exclusive: bool, mut grant: impl FnMut(AccessPtr<V, T>)) {
+        let end = self.end();
         // SAFETY: linked accesses are in flight and we hold the bit; a granted operation cannot leave this list
         // before we give the bit back, so reading `next` after the grant is sound too.
         unsafe {
-            let idle = self.head == Some(first);
-            let may_advance = idle || completed.is_exclusive() && self.only_reads_are_granted();
+            let mut waiting = self.state(|state| state.waiting);
+            if waiting == end {
+                return;
+            }
+            let idle = self.first() == waiting;
+            let may_advance = idle || exclusive && self.only_reads_are_granted();
             if !may_advance {
                 return;
             }
-            if first.as_ref().target().mode().is_exclusive() {
-                if idle {
-                    grant(first);
-                    self.waiting = Self::next(first);
+            if Access::of(waiting).as_ref().target().is_exclusive() {
+                if !idle {
+                    return;
                 }
-                return;
+                grant(Access::of(waiting));
+                waiting = Self::next(waiting);
+                // What was submitted long ago has left the cache.
+                prefetch::<1, _>(waiting);
+            } else {
+                while waiting != end && !Access::of(waiting).as_ref().target().is_exclusive() {
+                    grant(Access::of(waiting));
+                    waiting = Self::next(waiting);
+                }
             }
-            while let Some(access) = self.waiting
-                && access.as_ref().target().mode() == Mode::Read
-            {
-                grant(access);
-                self.waiting = Self::next(access);
-            }
+            self.state(|state| state.waiting = waiting);
         }
     }
 
@@ -162,19 +217,25 @@ impl<V, T> Queue<V, T> {
     /// # Safety
     /// The caller holds the variable's bit, also while it uses the iterator.
     pub(crate) unsafe fn iter(&self) -> impl Iterator<Item = (AccessPtr<V, T>, bool)> + use<'_, V, T> {
+        let end = self.end();
         let mut granted = true;
         // SAFETY: forwarded to the caller.
-        std::iter::successors(self.head, |access| unsafe { Self::next(*access) }).map(move |access| {
-            granted &= self.waiting != Some(access);
-            (access, granted)
-        })
+        let (first, waiting) = unsafe { (self.first(), self.state(|state| state.waiting)) };
+        // SAFETY: as above.
+        std::iter::successors(Some(first), |link| Some(unsafe { Self::next(*link) }))
+            .take_while(move |link| *link != end)
+            .map(move |link| {
+                granted &= waiting != link;
+                // SAFETY: every link but the queue's own is an access's.
+                (unsafe { Access::of(link) }, granted)
+            })
     }
 
     /// # Safety
-    /// The caller holds the bit of the variable in whose list `access` is.
-    #[inline]
-    unsafe fn next(access: AccessPtr<V, T>) -> Option<AccessPtr<V, T>> {
+    /// The caller holds the bit of the variable in whose ring the link is.
+    #[inline(always)]
+    unsafe fn next(link: Link<V, T>) -> Link<V, T> {
         // SAFETY: forwarded to the caller.
-        unsafe { Access::links(access.as_ref(), |links| links.next) }
+        unsafe { link.as_ref() }.with(|links| unsafe { (*links).next })
     }
 }

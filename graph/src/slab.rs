@@ -69,13 +69,18 @@ impl<V, T> Slab<V, T> {
     }
 
     /// A block of the caller's own, and a number for the operation it will hold.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&self) -> (BlockPtr<V, T>, u64) {
         if self.immortal
             && let Some(taken) = self.take_from_magazine()
         {
             return taken;
         }
+        self.take_from_shard()
+    }
+
+    #[cold]
+    fn take_from_shard(&self) -> (BlockPtr<V, T>, u64) {
         loop {
             let taken = self.shards[shard_of_this_thread()].with(|free| {
                 // SAFETY: blocks in this list are free, and the list is locked.
@@ -90,27 +95,19 @@ impl<V, T> Slab<V, T> {
     }
 
     /// Takes a block back that nobody refers to any more.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn give(&self, block: BlockPtr<V, T>) {
         if !(self.immortal && self.give_to_magazine(block)) {
             self.give_list(List::of(block));
         }
     }
 
-    /// Some blocks of the caller's own: at least one, at most `count`.
-    pub(crate) fn take_list(&self, count: usize) -> List<V, T> {
-        let mut taken = List::EMPTY;
+    /// Some blocks of the caller's own, and how many: at least one, at most `count`.
+    pub(crate) fn take_list(&self, count: usize) -> (List<V, T>, usize) {
         loop {
-            self.shards[shard_of_this_thread()].with(|free| {
-                for _ in 0..count {
-                    // SAFETY: the list is locked, and `taken` is ours.
-                    unsafe {
-                        let Some(block) = free.list.pop() else { break };
-                        taken.prepend(List::of(block));
-                    }
-                }
-            });
-            if !taken.is_empty() {
+            // SAFETY: blocks in this list are free, and the list is locked.
+            let taken = self.shards[shard_of_this_thread()].with(|free| unsafe { free.list.cut(count) });
+            if let Some(taken) = taken {
                 return taken;
             }
             self.resupply();
@@ -220,11 +217,6 @@ impl<V, T> List<V, T> {
         Self { ends: Some((block, block)) }
     }
 
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ends.is_none()
-    }
-
     /// # Safety
     /// The caller has the list for itself.
     pub(crate) unsafe fn pop(&mut self) -> Option<BlockPtr<V, T>> {
@@ -233,6 +225,35 @@ impl<V, T> List<V, T> {
         let next = unsafe { head.as_ref().next(Option::take) };
         self.ends = next.map(|next| (next, tail));
         Some(head)
+    }
+
+    /// The blocks from `head` to `tail`, which are linked.
+    pub(crate) fn between(head: BlockPtr<V, T>, tail: BlockPtr<V, T>) -> Self {
+        Self { ends: Some((head, tail)) }
+    }
+
+    pub(crate) fn ends(&self) -> Option<(BlockPtr<V, T>, BlockPtr<V, T>)> {
+        self.ends
+    }
+
+    /// Takes the first blocks out, at most `limit`; says how many. `None`: there are none.
+    ///
+    /// # Safety
+    /// The caller has the list for itself.
+    unsafe fn cut(&mut self, limit: usize) -> Option<(Self, usize)> {
+        let (head, tail) = self.ends?;
+        let (mut last, mut count) = (head, 1);
+        while count < limit
+            // SAFETY: the block is in this list.
+            && let Some(next) = unsafe { last.as_ref().next(|next| *next) }
+        {
+            last = next;
+            count += 1;
+        }
+        // SAFETY: as above.
+        let rest = unsafe { last.as_ref().next(Option::take) };
+        self.ends = rest.map(|rest| (rest, tail));
+        Some((Self::between(head, last), count))
     }
 
     /// # Safety

@@ -45,8 +45,7 @@ impl<V, T> Granted<V, T> {
             block.as_ref().own_early(inner);
             Block::aim(block, targets);
             block.as_ref().set_pending(0);
-            for (index, target) in targets.iter().enumerate() {
-                let access = Block::access(block, index);
+            for (access, target) in Block::accesses(block).zip(targets) {
                 let mut locked = VarNode::lock(target.node());
                 let neighbour = self.access_to(target.node()).expect("`used` found it a moment ago");
                 locked.queue(|queue| queue.insert_behind(neighbour, access, mode));

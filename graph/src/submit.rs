@@ -1,7 +1,8 @@
 //! Submission: an operation joins the queues of all its variables in one atomic step.
 
-use crate::access::{Mode, Target};
-use crate::block::{Block, BlockPtr};
+use crate::access::{AccessPtr, Mode, Target};
+use crate::bias::Section;
+use crate::block::{Accesses, Block, BlockPtr};
 use crate::granted::Granted;
 use crate::graph::Graph;
 use crate::op_ref::OpRef;
@@ -27,15 +28,17 @@ impl<V, T> Graph<V, T> {
         V: 'a,
         T: 'a,
     {
-        let mut targets = self.targets(accesses);
+        let targets = self.targets(accesses);
         let block = self.begin(payload, 1);
-        if targets.as_slice().is_empty() {
-            // No queue will pin the slab for this operation.
-            // SAFETY: the block is ours.
-            unsafe { block.as_ref().own(&self.inner) };
-        }
         // SAFETY: the block is ours, and the handles behind `accesses` outlive the call.
-        unsafe { append(block, &mut targets) }
+        unsafe {
+            if targets.as_slice().is_empty() {
+                // No queue will pin the slab for this operation.
+                block.as_ref().own(&self.inner);
+            }
+            Block::aim(block, targets.as_slice());
+            append(block)
+        }
     }
 
     /// [`submit`](Self::submit) that also gives a reference to the operation.
@@ -51,14 +54,15 @@ impl<V, T> Graph<V, T> {
         V: 'a,
         T: 'a,
     {
-        let mut targets = self.targets(accesses);
+        let targets = self.targets(accesses);
         let block = self.begin(payload, 2);
         // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
         // completion on another thread. The handles behind `accesses` outlive the call.
         unsafe {
             block.as_ref().own_early(&self.inner);
             let reference = OpRef::new(block);
-            (reference, append(block, &mut targets))
+            Block::aim(block, targets.as_slice());
+            (reference, append(block))
         }
     }
 
@@ -90,91 +94,109 @@ impl<V, T> Graph<V, T> {
     }
 }
 
-/// Appends the operation to `targets` and to whatever orders them.
+/// Appends the operation to the queues of its variables, or of whatever orders them.
 ///
 /// # Safety
-/// The caller owns the block, holds a handle of every target, and has `targets` normalized. Afterwards the block
-/// belongs to whoever has its `Granted`.
-#[inline]
-pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>, list: &mut Targets<V, T>) -> Option<Granted<V, T>> {
-    // SAFETY: the caller's handles keep the nodes and what they forward to; the block is ours until the first bit is
-    // given back, and again if it is granted.
+/// The caller owns the block, whose accesses are normalized, and holds a handle of each of its variables. Afterwards the
+/// block belongs to whoever has its `Granted`.
+#[inline(always)]
+pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
+    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first bit is given
+    // back, and again if it is granted; until the last one is, it stays in flight with the accesses it has, since whoever
+    // completes it needs every bit.
     unsafe {
-        while !lock_all(list.as_slice()) {
-            follow_forwards(list);
+        let mut accesses = Block::accesses(block);
+        let section = enter(accesses);
+        while !lock_all(accesses, &section) {
+            follow_forwards(block);
+            accesses = Block::accesses(block);
         }
-        let targets = list.as_slice();
-        Block::aim(block, targets);
-        let granted = link_all(block, targets);
-        for target in targets.iter() {
+        let granted = link_all(block, accesses);
+        for access in accesses {
+            let target = access.as_ref().target();
             let state = &target.node().as_ref().state;
             let word = state.load_locked();
-            state.unlock(if target.mode().is_exclusive() { word.with_unfinished_write(true) } else { word });
+            state.unlock(if target.is_exclusive() { word.with_unfinished_write(true) } else { word });
         }
         granted.then(|| Granted::new(block))
+    }
+}
+
+/// Enters the graph of the accesses, if there are any.
+///
+/// # Safety
+/// The caller owns the accesses, and keeps the nodes alive.
+#[inline(always)]
+pub(crate) unsafe fn enter<V, T>(mut accesses: Accesses<V, T>) -> Section {
+    match accesses.next() {
+        // SAFETY: forwarded to the caller.
+        Some(access) => unsafe { access.as_ref().target().node().as_ref() }.inner.bias.enter(),
+        None => Section::NONE,
     }
 }
 
 /// Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
 ///
 /// # Safety
-/// The caller's handles keep the nodes.
+/// The caller owns the block, which is in no queue; its handles keep the nodes.
 #[cold]
-unsafe fn follow_forwards<V, T>(list: &mut Targets<V, T>) {
-    // SAFETY: the handles keep the nodes and what they forward to.
+unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
+    // SAFETY: the handles keep the nodes and what they forward to; the block is ours.
     unsafe {
-        for target in list.as_mut_slice() {
-            *target = Target::new(VarNode::resolve(target.node()), target.mode());
-        }
-        list.normalize();
+        let mut targets: Targets<V, T> = Block::accesses(block)
+            .map(|access| access.as_ref().target())
+            .map(|target| Target::new(VarNode::resolve(target.node()), target.mode()))
+            .collect();
+        targets.normalize();
+        Block::aim(block, targets.as_slice());
     }
 }
 
-/// Takes the bits of all targets in the order of their ranks, or none: false if one of them is forwarded.
+/// Takes the bits of all the accesses' variables in the order of their ranks, or none: false if one of them is forwarded.
 ///
 /// All submitters take bits in the same order and hold them together, so submissions happen one after the other
 /// wherever they share a variable, and no circle of waiting submitters can form.
 ///
 /// # Safety
-/// The caller keeps the nodes alive; `targets` is normalized. If true, the caller must give every bit back.
+/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must give every bit back.
 #[inline(always)]
-pub(crate) unsafe fn lock_all<V, T>(targets: &[Target<V, T>]) -> bool {
+pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Section) -> bool {
     // SAFETY: forwarded to the caller.
-    debug_assert!(targets.is_sorted_by_key(|target| unsafe { VarNode::rank(target.node()) }));
-    for (index, target) in targets.iter().enumerate() {
-        // SAFETY: forwarded to the caller.
-        unsafe {
-            let word = target.node().as_ref().state.lock();
+    unsafe {
+        let node = |access: AccessPtr<V, T>| access.as_ref().target().node();
+        debug_assert!(accesses.is_sorted_by_key(|access| VarNode::rank(node(access))));
+        let mut left = accesses;
+        while let Some(access) = left.next() {
+            let state = &node(access).as_ref().state;
+            let word = state.lock_within(section);
             if word.forwarded() {
-                target.node().as_ref().state.unlock(word);
-                for taken in &targets[..index] {
-                    let state = &taken.node().as_ref().state;
+                state.unlock(word);
+                for earlier in accesses.take(accesses.len() - left.len() - 1) {
+                    let state = &node(earlier).as_ref().state;
                     state.unlock(state.load_locked());
                 }
                 return false;
             }
         }
+        true
     }
-    true
 }
 
 /// Links the operation's accesses at the ends of their queues. True: all are granted.
 ///
 /// # Safety
-/// The caller holds the bits of `targets` and owns the block, which is aimed at them and in no queue.
+/// The caller holds the bits of the operation's variables and owns the block, which is in no queue and has these accesses.
 #[inline(always)]
-pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, targets: &[Target<V, T>]) -> bool {
+pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, accesses: Accesses<V, T>) -> bool {
     let mut pending = 0;
-    for (index, target) in targets.iter().enumerate() {
-        // SAFETY: the block is ours and aimed; its variables' bits are held.
-        unsafe {
-            let access = Block::access(block, index);
-            let granted =
-                target.node().as_ref().queue.with_mut(|queue| (*queue).append(access, target.mode()));
+    // SAFETY: the block is ours; its variables' bits are held, so nobody grants before the plain store.
+    unsafe {
+        for access in accesses {
+            let target = access.as_ref().target();
+            let granted = target.node().as_ref().queue.append(access, target.is_exclusive());
             pending += u32::from(!granted);
         }
+        block.as_ref().set_pending(pending);
     }
-    // SAFETY: the block is ours. All bits are held, so nobody grants before this plain store.
-    unsafe { block.as_ref() }.set_pending(pending);
     pending == 0
 }

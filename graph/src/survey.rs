@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::ptr::NonNull;
 
 use crate::access::{Access, Mode};
+use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
 use crate::graph::{Graph, Inner};
 use crate::id::{OpId, VarId};
@@ -62,7 +63,7 @@ impl<V, T> Graph<V, T> {
             set.sort_unstable_by_key(|node| unsafe { VarNode::rank(*node) });
             set.dedup();
             // SAFETY: the nodes are on the registry, which is locked.
-            let held = unsafe { Held::new(&set) };
+            let held = unsafe { Held::new(&set, &self.inner) };
             let missing = held.missing(&known);
             if missing.is_empty() {
                 return held.picture(&self.inner);
@@ -95,6 +96,8 @@ struct Pin<'g, V, T> {
 struct Held<'a, V, T> {
     set: &'a [Node<V, T>],
     members: HashSet<Node<V, T>>,
+    /// Left after the bits were given back.
+    _section: Section,
 }
 
 impl<'a, V, T> Held<'a, V, T> {
@@ -102,14 +105,15 @@ impl<'a, V, T> Held<'a, V, T> {
     ///
     /// # Safety
     /// The nodes are sorted by rank, distinct, and alive until the bits are given back.
-    unsafe fn new(set: &'a [Node<V, T>]) -> Self {
+    unsafe fn new(set: &'a [Node<V, T>], inner: &Inner<V, T>) -> Self {
         let members: HashSet<_> = set.iter().copied().collect();
         debug_assert_eq!(members.len(), set.len());
+        let section = inner.bias.enter();
         for node in set {
             // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
-            let _ = unsafe { node.as_ref() }.state.lock();
+            let _ = unsafe { node.as_ref() }.state.lock_within(&section);
         }
-        Self { set, members }
+        Self { set, members, _section: section }
     }
 
     /// Variables outside the set on which operations in the queues of the set wait.
@@ -126,8 +130,8 @@ impl<'a, V, T> Held<'a, V, T> {
                 if op.as_ref().is_granted() {
                     return;
                 }
-                for index in 0..op.as_ref().len() {
-                    let node = Block::access(op, index).as_ref().target().node();
+                for access in Block::accesses(op) {
+                    let node = access.as_ref().target().node();
                     if !self.members.contains(&node) && known.contains(&node) {
                         missing.push(node);
                     }
@@ -176,11 +180,9 @@ impl<'a, V, T> Held<'a, V, T> {
         for node in self.set {
             // SAFETY: the bit is held, and accesses in the queue are in flight.
             unsafe {
-                node.as_ref().queue.with(|queue| {
-                    for (access, granted) in (*queue).iter() {
-                        f(*node, Access::op(access), access.as_ref().target().mode(), granted);
-                    }
-                });
+                for (access, granted) in node.as_ref().queue.iter() {
+                    f(*node, Access::op(access), access.as_ref().target().mode(), granted);
+                }
             }
         }
     }

@@ -1,13 +1,11 @@
 //! The variables of one operation, collected before it is submitted.
 
+use std::hint;
 use std::mem::MaybeUninit;
 
 use crate::access::Target;
 use crate::block::INLINE;
 use crate::var::VarNode;
-
-/// Up to here insertion beats calling the general sort.
-const INSERTION_LIMIT: usize = 16;
 
 /// A list of targets; without heap for as many as fit into a block.
 pub(crate) struct Targets<V, T> {
@@ -86,21 +84,9 @@ impl<V, T> FromIterator<Target<V, T>> for Targets<V, T> {
 ///
 /// # Safety
 /// The caller keeps the nodes alive.
-#[inline]
 unsafe fn sort_and_merge<V, T>(list: &mut [Target<V, T>]) -> usize {
     // SAFETY: forwarded to the caller.
-    let rank = |target: &Target<V, T>| unsafe { VarNode::rank(target.node()) };
-    if list.len() <= INSERTION_LIMIT {
-        for sorted in 1..list.len() {
-            let mut place = sorted;
-            while place > 0 && rank(&list[place - 1]) > rank(&list[place]) {
-                list.swap(place - 1, place);
-                place -= 1;
-            }
-        }
-    } else {
-        list.sort_unstable_by_key(rank);
-    }
+    list.sort_unstable_by_key(|target| unsafe { VarNode::rank(target.node()) });
     let mut kept = 0;
     for next in 1..list.len() {
         let (last, target) = (list[kept], list[next]);
@@ -112,4 +98,28 @@ unsafe fn sort_and_merge<V, T>(list: &mut [Target<V, T>]) -> usize {
         }
     }
     kept + 1
+}
+
+/// Sorts two to four targets by variable, by the smallest sorting networks (Knuth, The Art of Computer Programming 3, 5.3.4):
+/// which way a comparison goes is anybody's guess here, and a sort that branches is mostly wrong guesses.
+///
+/// # Safety
+/// The caller keeps the nodes alive.
+#[inline(always)]
+pub(crate) unsafe fn sort_few<V, T, const N: usize>(list: &mut [Target<V, T>; N]) {
+    const {
+        assert!(matches!(N, 2..=4), "each size has a network of its own");
+    }
+    let network: &[(usize, usize)] = match N {
+        2 => &[(0, 1)],
+        3 => &[(1, 2), (0, 2), (0, 1)],
+        _ => &[(0, 1), (2, 3), (0, 2), (1, 3), (1, 2)],
+    };
+    for &(a, b) in network {
+        let (first, second) = (list[a], list[b]);
+        // SAFETY: forwarded to the caller.
+        let ordered = unsafe { VarNode::rank(first.node()) <= VarNode::rank(second.node()) };
+        list[a] = hint::select_unpredictable(ordered, first, second);
+        list[b] = hint::select_unpredictable(ordered, second, first);
+    }
 }

@@ -8,6 +8,7 @@ use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::access::Access;
+use crate::bias::Section;
 use crate::collapse::Group;
 use crate::graph::Inner;
 use crate::id::VarId;
@@ -34,7 +35,7 @@ pub struct Var<V, T> {
 pub(crate) struct VarNode<V, T> {
     pub(crate) state: StateWord,
     /// Belongs to the holder of the bit.
-    pub(crate) queue: UnsafeCell<Queue<V, T>>,
+    pub(crate) queue: Queue<V, T>,
     pub(crate) inner: Arc<Inner<V, T>>,
     /// Belongs to the holder of the bit. Up to 16 bytes of it are in the first cache line.
     value: UnsafeCell<V>,
@@ -54,7 +55,7 @@ impl<V, T> Var<V, T> {
     pub(crate) fn new(inner: &Arc<Inner<V, T>>, value: V) -> Self {
         let mut node = Box::new(VarNode {
             state: StateWord::new(),
-            queue: UnsafeCell::new(Queue::new()),
+            queue: Queue::new(),
             handles: AtomicUsize::new(1),
             inner: Arc::clone(inner),
             id: VarId::new(0),
@@ -66,7 +67,10 @@ impl<V, T> Var<V, T> {
         let node = inner.registry.add(|id, place| {
             node.id = VarId::new(id);
             node.place = UnsafeCell::new(place);
-            NonNull::from(Box::leak(node))
+            let node = NonNull::from(Box::leak(node));
+            // SAFETY: it was made a line above, and stays where it is until it is freed.
+            unsafe { node.as_ref() }.queue.place();
+            node
         });
         Self { node }
     }
@@ -220,8 +224,21 @@ impl<V, T> VarNode<V, T> {
     #[inline]
     pub(crate) unsafe fn lock(this: NonNull<Self>) -> Locked<V, T> {
         // SAFETY: forwarded to the caller.
-        let word = unsafe { this.as_ref() }.state.lock();
-        Locked { node: this, word }
+        let node = unsafe { this.as_ref() };
+        let section = node.inner.bias.enter();
+        let word = node.state.lock_within(&section);
+        Locked { node: this, word, _section: Some(section) }
+    }
+
+    /// As [`lock`](Self::lock), in a section that outlives the guard.
+    ///
+    /// # Safety
+    /// As for [`lock`](Self::lock).
+    #[inline(always)]
+    pub(crate) unsafe fn lock_within(this: NonNull<Self>, section: &Section) -> Locked<V, T> {
+        // SAFETY: forwarded to the caller.
+        let word = unsafe { this.as_ref() }.state.lock_within(section);
+        Locked { node: this, word, _section: None }
     }
 
     /// Follows forwards to the variable that orders `this` now.
@@ -339,14 +356,16 @@ impl<V, T> VarNode<V, T> {
 pub(crate) struct Locked<V, T> {
     pub(crate) node: NonNull<VarNode<V, T>>,
     pub(crate) word: Word,
+    /// Left after the bit was given back.
+    _section: Option<Section>,
 }
 
 impl<V, T> Locked<V, T> {
     /// Lends the queue.
-    #[inline]
-    pub(crate) fn queue<R>(&mut self, f: impl FnOnce(&mut Queue<V, T>) -> R) -> R {
-        // SAFETY: we hold the bit, and `f` is ours and does not come back here.
-        unsafe { self.node.as_ref().queue.with_mut(|queue| f(&mut *queue)) }
+    #[inline(always)]
+    pub(crate) fn queue<R>(&mut self, f: impl FnOnce(&Queue<V, T>) -> R) -> R {
+        // SAFETY: holding the bit keeps the node alive.
+        f(unsafe { &self.node.as_ref().queue })
     }
 
     /// Lends the state and the user flags.

@@ -3,6 +3,8 @@
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::{hint, thread};
 
+use crate::bias::Section;
+
 /// Somebody is inside: the queue, the state `V` and this word belong to them.
 const LOCKED: u32 = 1 << 0;
 /// At least one write is queued or granted and not completed.
@@ -96,6 +98,20 @@ impl StateWord {
             Ok(word) => Word(word),
             Err(_) => self.lock_contended(),
         }
+    }
+
+    /// Takes the bit in a section of the graph: if nobody else can come, it is as good as taken.
+    #[inline(always)]
+    pub(crate) fn lock_within(&self, section: &Section) -> Word {
+        if !section.is_alone() {
+            return self.lock();
+        }
+        let word = self.load_locked();
+        if cfg!(debug_assertions) {
+            assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, 0, "taken twice by one thread");
+            self.0.store(word.0 | LOCKED, Ordering::Relaxed);
+        }
+        word
     }
 
     #[cold]

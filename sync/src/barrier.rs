@@ -18,6 +18,11 @@ pub fn heavy() {
     imp::heavy();
 }
 
+/// Whether [`light`] costs nothing to speak of. In a model it does.
+pub fn is_asymmetric() -> bool {
+    imp::is_asymmetric()
+}
+
 #[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
 mod imp {
     use std::sync::OnceLock;
@@ -35,13 +40,17 @@ mod imp {
         }
     }
 
-    pub fn heavy() {
+    pub fn is_asymmetric() -> bool {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
-        let expedited = *REGISTERED.get_or_init(|| {
+        *REGISTERED.get_or_init(|| {
             let registered = membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
             EXPEDITED.store(registered, Ordering::Relaxed);
             registered
-        });
+        })
+    }
+
+    pub fn heavy() {
+        let expedited = is_asymmetric();
         fence(Ordering::SeqCst);
         if expedited {
             let done = membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
@@ -66,6 +75,10 @@ mod imp {
 
     pub fn heavy() {
         fence(Ordering::SeqCst);
+    }
+
+    pub fn is_asymmetric() -> bool {
+        cfg!(any(estafette_loom, estafette_shuttle))
     }
 }
 

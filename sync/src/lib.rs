@@ -6,11 +6,11 @@
 //! so that loom can see each access, and [`hint::spin_loop`], which lets a model scheduler switch threads.
 
 #[cfg(estafette_loom)]
-pub use loom::{hint, sync, thread};
+pub use loom::{hint, sync, thread, thread_local};
 #[cfg(estafette_shuttle)]
-pub use shuttle::{hint, sync, thread};
+pub use shuttle::{hint, sync, thread, thread_local};
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
-pub use std::{hint, sync, thread};
+pub use std::{hint, sync, thread, thread_local};
 
 pub mod barrier;
 

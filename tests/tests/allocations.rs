@@ -32,6 +32,9 @@ fn random(engine: &Engine, variables: &[Variable], dice: &mut Dice) {
     op.unwrap();
 }
 
+/// Operations before the count begins, in each run: until a thread without workers runs what it submits.
+const START: usize = 1_000;
+
 /// Allocations of the second of two equal runs.
 fn in_steady_state(workers: usize) -> usize {
     let engine = Engine::builder().workers(workers).window(512).build().unwrap();
@@ -40,6 +43,7 @@ fn in_steady_state(workers: usize) -> usize {
     let before = RAN.load(Ordering::Relaxed);
     let run = || {
         let mut dice = Dice::new(7);
+        (0..START).for_each(|_| random(&engine, &variables, &mut dice));
         let before = counting::allocations();
         (0..OPERATIONS).for_each(|_| random(&engine, &variables, &mut dice));
         engine.wait_all(None).unwrap();
@@ -47,7 +51,7 @@ fn in_steady_state(workers: usize) -> usize {
     };
     run();
     let allocations = run();
-    assert_eq!(RAN.load(Ordering::Relaxed) - before, 2 * OPERATIONS as u64 * 101);
+    assert_eq!(RAN.load(Ordering::Relaxed) - before, 2 * (START + OPERATIONS) as u64 * 101);
     assert!(watchdog.still_watches());
     allocations
 }

@@ -80,6 +80,11 @@ fn without_workers_the_threads_that_wait_run_everything() {
         shape.engines = 1;
         shape.workers = 0;
     });
+    programs(8, |shape| {
+        shape.engines = 1;
+        shape.workers = 0;
+        shape.faults = false;
+    });
 }
 
 #[test]

@@ -14,6 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The fork generation of this process. Changes in a forked child, never otherwise.
+#[inline(always)]
 pub fn generation() -> u32 {
     imp::generation()
 }
@@ -47,11 +48,22 @@ mod imp {
     use std::sync::Once;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    static GENERATION: AtomicU32 = AtomicU32::new(0);
-    static REGISTERED: Once = Once::new();
+    /// Before somebody has asked.
+    const UNWATCHED: u32 = u32::MAX;
 
+    static GENERATION: AtomicU32 = AtomicU32::new(UNWATCHED);
+    static WATCHING: Once = Once::new();
+
+    #[inline(always)]
     pub(super) fn generation() -> u32 {
-        REGISTERED.call_once(|| {
+        let generation = GENERATION.load(Ordering::Relaxed);
+        if generation == UNWATCHED { watch() } else { generation }
+    }
+
+    #[cold]
+    fn watch() -> u32 {
+        WATCHING.call_once(|| {
+            GENERATION.store(0, Ordering::Relaxed);
             // SAFETY: the handler is an `extern "C"` function without arguments that only adds to an
             // atomic, which is allowed between fork and exec; it lives as long as this library is loaded
             // (the C library removes the handlers of a library it unloads).

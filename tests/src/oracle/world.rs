@@ -306,8 +306,9 @@ pub fn written(op: OpIndex, cell: CellId, digest: u64, before: u64) -> u64 {
 }
 
 thread_local! {
-    /// Whether this thread is inside a submission that may be refused: a body dropped now was never submitted.
-    static REFUSABLE: ThreadCell<bool> = const { ThreadCell::new(false) };
+    /// The operation whose submission this thread is inside of, if it may be refused: its body, dropped now, was never
+    /// submitted.
+    static REFUSABLE: ThreadCell<Option<OpIndex>> = const { ThreadCell::new(None) };
 }
 
 /// Held by the body of one operation. Dropped without having been run, it signs the logs: the operation was skipped.
@@ -331,7 +332,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.ran || REFUSABLE.get() {
+        if self.ran || REFUSABLE.get() == Some(self.op) {
             return;
         }
         let accesses = self.world.plans[self.op].1.accesses();
@@ -439,15 +440,20 @@ impl Submitter<'_> {
             }};
         }
         let submitted = match (updates.len(), plan.body) {
+            // Without workers it may be skipped inside its submission, where that cannot be told from being refused.
+            (0, Body::Refusing) if self.world.shape.workers == 0 && self.world.shape.faults => {
+                let ticket = ticket();
+                builder().run(move |_, _| ticket.run())
+            }
             (0, Body::Sync) => {
                 let ticket = ticket();
                 builder().run(move |_, _| ticket.run())
             }
             (0, Body::Refusing) => loop {
                 let ticket = ticket();
-                REFUSABLE.set(true);
+                REFUSABLE.set(Some(op));
                 let result = builder().try_run(move |_, _| ticket.run());
-                REFUSABLE.set(false);
+                REFUSABLE.set(None);
                 match result {
                     Err(Error::WindowFull { .. }) if self.world.shape.workers == 0 => {
                         // Nobody else would make room.
