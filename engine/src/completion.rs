@@ -90,6 +90,11 @@ impl Completion {
         self.scope.end(None, result.map(Some));
     }
 
+    /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
+    pub fn cancel(self, why: BodyError) {
+        self.scope.end_with(None, |running, _produced, _held| Err(running.tag().called_off(why)));
+    }
+
     /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
     /// the host waiting; its failure becomes the operation's.
     pub fn complete_after(self, fence: &Fence) {

@@ -111,7 +111,7 @@ pub enum FailureKind {
     Error,
     /// Its body panicked.
     Panic,
-    /// It was cancelled before it began.
+    /// It was cancelled before it began, or what it waited for was.
     Cancelled,
     /// Its device work failed after it had been issued.
     Device,

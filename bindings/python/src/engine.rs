@@ -22,7 +22,7 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::watch::LongWait;
-use crate::{gate, interrupt, running_loop, thread_state};
+use crate::{future, gate, interrupt, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -209,6 +209,22 @@ impl PyEngine {
         }
     }
 
+    /// Submits an operation that leaves its completion in `slot`, for whoever brings its result.
+    fn receive_now(&self, py: Python<'_>, order: &Order, slot: &future::Slot) -> PyResult<Tensor> {
+        let engine = self.engine(py)?;
+        let leave = |slot: &future::Slot| {
+            let slot = Arc::clone(slot);
+            move |end: Completion| *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(end)
+        };
+        match body::within(py, || poll_once(order.promise(engine).receive_async(leave(slot))))? {
+            Some(outcome) => outcome.or_raise(py),
+            None => {
+                self.may_wait(py)?;
+                gate::detach(py, || order.promise(engine).receive(leave(slot))).or_raise(py)
+            }
+        }
+    }
+
     /// A full window makes a submission wait, which an event loop cannot.
     fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
         if running_loop::get(py)?.is_none() {
@@ -314,6 +330,56 @@ impl PyEngine {
             py.detach(|| reaper().flush(BACKLOG_WAIT));
         }
         let tensor = if copy == Some(true) && !made_a_copy { self.copied(py, &tensor)? } else { tensor };
+        Bound::new(py, self.wrap(tensor))
+    }
+
+    /// A promise of what a future of another scheduler will deliver: an array, or anything else that speaks DLPack, taken
+    /// over as the result of `call` is. Returns at once; operations on the tensor wait for the future.
+    ///
+    /// future: what has ``add_done_callback`` (`concurrent.futures`, Dask, PyTorch), on any thread and without blocking one;
+    ///     an asyncio future or task, while its loop runs; a coroutine or another awaitable, which becomes a task of the
+    ///     running loop. Without such a loop it raises `RuntimeError`.
+    /// alias_of, like, copy: as in `call`.
+    ///
+    /// The wait for the future is an operation in flight, called `name`: it has a place in the window, `wait_all` and
+    /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
+    /// ``__cause__``; a cancelled future raises `CancelledError`. Giving up a wait for the tensor cancels nothing.
+    #[pyo3(signature = (future, /, *, alias_of = None, like = None, copy = None, name = None))]
+    #[allow(clippy::wrong_self_convention, reason = "named after `from_dlpack`")]
+    fn from_future<'py>(
+        &self,
+        future: &Bound<'py, PyAny>,
+        alias_of: Option<&Bound<'py, PyAny>>,
+        like: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+        name: Option<String>,
+    ) -> PyResult<Bound<'py, PyTensor>> {
+        let py = future.py();
+        self.engine(py)?;
+        if let Ok(tensor) = future.cast::<PyTensor>() {
+            // It is a promise already.
+            if alias_of.is_some() || like.is_some() || copy == Some(true) {
+                return Err(PyTypeError::new_err(
+                    "an estafette.Tensor is a promise already; `from_dlpack` copies one, and `alias_of` and `like` are for                      others' futures",
+                ));
+            }
+            return Ok(tensor.clone());
+        }
+        let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
+        let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
+        let order = Order {
+            operands: Operands::default(),
+            name: name.unwrap_or(called),
+            priority: 0,
+            alias_of: tensors_of(alias_of)?,
+            like: like.map(parse_like).transpose()?,
+            copy,
+            own: OnceLock::new(),
+        };
+        let slot = future::Slot::default();
+        let tensor = self.receive_now(py, &order, &slot)?;
+        // If listening fails, the delivery ends the operation as it goes.
+        listen.call1((future::Delivery::new(slot),))?;
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -654,18 +720,22 @@ fn call_order(
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
     }
-    let mut alias_of = Vec::new();
-    if let Some(list) = result.alias_of {
-        for item in list.try_iter()? {
-            let item = item?;
-            let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-            alias_of.push(tensor.get().tensor(py)?.clone());
-        }
-    }
+    let alias_of = tensors_of(result.alias_of)?;
     let like = result.like.map(parse_like).transpose()?;
     let body = Body::new(function, using, tensors, Use::Produced)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
+}
+
+/// The tensors of a list that may be missing.
+fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
+    let Some(list) = list else { return Ok(Vec::new()) };
+    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        Ok(tensor.get().tensor(item.py())?.clone())
+    };
+    list.try_iter()?.map(tensor_of).collect()
 }
 
 /// `(shape, dtype)`, or something that has both.

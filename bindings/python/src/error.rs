@@ -18,6 +18,20 @@ pub struct Raised {
 impl Raised {
     /// Takes an exception out of the body that raised it, without the views in its frames.
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
+        let raised = Self::new(py, error);
+        let bound = raised.value.bind(py);
+        if let Err(error) = crate::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,))) {
+            error.write_unraisable(py, None);
+        }
+        Box::new(raised)
+    }
+
+    /// Takes over an exception that somebody else has as well, as it is.
+    pub fn foreign(py: Python<'_>, error: PyErr) -> BodyError {
+        Box::new(Self::new(py, error))
+    }
+
+    fn new(py: Python<'_>, error: PyErr) -> Self {
         let value = error.into_value(py);
         let bound = value.bind(py);
         let kind = bound.get_type().name().map_or_else(|_| "exception".into(), |name| name.to_string());
@@ -26,10 +40,7 @@ impl Raised {
             Ok(text) => format!("{kind}: {text}"),
             Err(_) => kind,
         };
-        if let Err(error) = crate::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,))) {
-            error.write_unraisable(py, None);
-        }
-        Box::new(Self { text, value })
+        Self { text, value }
     }
 }
 

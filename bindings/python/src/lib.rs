@@ -8,6 +8,7 @@
 //! | `peers` | what we know of other libraries, by name |
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `watch` | `await` on asyncio's event loops |
+//! | `future` | futures of others as promises |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
 
@@ -21,6 +22,7 @@ mod engine;
 mod error;
 mod exit;
 mod export;
+mod future;
 mod gate;
 mod import;
 mod interrupt;
