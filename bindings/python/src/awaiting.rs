@@ -4,24 +4,29 @@
 //! the loop. Otherwise:
 //!
 //! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
-//! 2. The awaiter makes one asyncio future, leaves it in the waiter, and suspends the task on it.
-//! 3. The engine wakes the waiter from any thread. The asyncio future moves to the loop's [`Wakeups`]; the first one there
-//!    makes the loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
+//! 2. The awaiter makes one asyncio future, leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
+//!    waiter, and suspends the task on the future.
+//! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
+//!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
 //! 4. `drain` finishes the asyncio futures, which resumes their tasks, and each polls again.
 //!
 //! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
-//! suspending. Cancelling takes the asyncio future out of the waiter, so that nothing of Python stays behind in the engine.
+//! suspending.
+//!
+//! A suspended task is held by nothing but its future, and the future by the loop, through the `Wakeups` that are an
+//! attribute of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
+//! that they wait for takes.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 use crate::engine::EngineHandle;
 use crate::{gate, running_loop};
@@ -37,6 +42,8 @@ pub struct Awaiter {
     waiter: Option<Arc<Waiter>>,
     /// Iterator of the asyncio future that the task is suspended on.
     suspended: Option<Py<PyAny>>,
+    /// Where that future is, and under which number.
+    left: Option<(Py<Wakeups>, u64)>,
     /// For looking at why a wait takes so long.
     engine: Option<EngineHandle>,
     timer: Option<Py<PyAny>>,
@@ -50,7 +57,7 @@ enum State {
 impl Awaiter {
     /// Ends in its first step.
     pub fn done(outcome: PyResult<Py<PyAny>>) -> Self {
-        Self { state: State::Done(Some(outcome)), waiter: None, suspended: None, engine: None, timer: None }
+        Self::new(State::Done(Some(outcome)), None)
     }
 
     /// Waits for `future`, which is not polled before the first step.
@@ -58,8 +65,11 @@ impl Awaiter {
         engine: Option<EngineHandle>,
         future: impl Future<Output = Finish> + Send + 'static,
     ) -> Self {
-        let state = State::Pending(Mutex::new(Box::pin(future)));
-        Self { state, waiter: None, suspended: None, engine, timer: None }
+        Self::new(State::Pending(Mutex::new(Box::pin(future))), engine)
+    }
+
+    fn new(state: State, engine: Option<EngineHandle>) -> Self {
+        Self { state, waiter: None, suspended: None, left: None, engine, timer: None }
     }
 
     fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -114,9 +124,14 @@ impl Awaiter {
             .ok_or_else(|| PyRuntimeError::new_err("`await` needs a running asyncio event loop"))?;
         let future = running.call_method0(intern!(py, "create_future"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
-        let target = Target { wakeups: Wakeups::of(&running)?, future: future.clone().unbind() };
+        let iterator = future.call_method0(intern!(py, "__await__"))?.unbind();
+        let wakeups = Wakeups::of(&running)?;
+        let number = wakeups.get().leave(future.unbind());
+        let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
+        let before = self.left.replace((wakeups, number));
+        forget(before);
         if waiter.expect(target) {
-            self.suspended = Some(future.call_method0(intern!(py, "__await__"))?.unbind());
+            self.suspended = Some(iterator);
         }
         if self.timer.is_none()
             && let Some(engine) = &self.engine
@@ -131,8 +146,9 @@ impl Awaiter {
         self.state = State::Done(None);
         self.suspended = None;
         if let Some(waiter) = self.waiter.take() {
-            drop(waiter.forget());
+            waiter.forget();
         }
+        forget(self.left.take());
         if let Some(timer) = self.timer.take()
             && let Err(error) = timer.bind(py).call_method0(intern!(py, "cancel"))
         {
@@ -145,8 +161,16 @@ impl Drop for Awaiter {
     fn drop(&mut self) {
         // The waker in the engine may outlive this by far; what it would wake must not.
         if let Some(waiter) = self.waiter.take() {
-            drop(waiter.forget());
+            waiter.forget();
         }
+        forget(self.left.take());
+    }
+}
+
+/// Takes a future back that nobody waits for any more.
+fn forget(left: Option<(Py<Wakeups>, u64)>) {
+    if let Some((wakeups, number)) = left {
+        drop(wakeups.get().take_back(number));
     }
 }
 
@@ -195,12 +219,16 @@ impl Awaiter {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.suspended)?;
+        if let Some((wakeups, _)) = &self.left {
+            visit.call(wakeups)?;
+        }
         visit.call(&self.timer)
     }
 
     fn __clear__(&mut self) {
         self.suspended = None;
         self.timer = None;
+        forget(self.left.take());
     }
 }
 
@@ -220,9 +248,10 @@ enum Slot {
     Expected(Target),
 }
 
+/// An asyncio future, by the number that its loop keeps it under.
 struct Target {
-    wakeups: Py<Wakeups>,
-    future: Py<PyAny>,
+    inbox: Arc<Inbox>,
+    number: u64,
 }
 
 impl Waiter {
@@ -234,15 +263,12 @@ impl Waiter {
     fn expect(&self, target: Target) -> bool {
         let mut slot = self.slot();
         let woken = matches!(*slot, Slot::Woken);
-        let before = std::mem::replace(&mut *slot, if woken { Slot::Idle } else { Slot::Expected(target) });
-        drop(slot);
-        // What was there may be the last reference to Python objects, and those go without a lock held.
-        drop(before);
+        *slot = if woken { Slot::Idle } else { Slot::Expected(target) };
         !woken
     }
 
-    fn forget(&self) -> Slot {
-        std::mem::take(&mut *self.slot())
+    fn forget(&self) {
+        *self.slot() = Slot::Idle;
     }
 }
 
@@ -257,66 +283,108 @@ impl Wake for Waiter {
         let before = std::mem::replace(&mut *slot, after);
         drop(slot);
         if let Slot::Expected(target) = before {
-            target.wakeups.get().push(&target.wakeups, target.future);
+            target.inbox.push(target.number);
         }
     }
 }
 
-/// The asyncio futures of one event loop that are to be finished, so that any number of wake-ups costs one call into
-/// Python.
-#[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups")]
+/// What is woken of one event loop, so that any number of wake-ups costs one call into Python.
+struct Inbox {
+    /// A weak reference to the loop's `Wakeups`: the engine must not keep what a loop keeps.
+    wakeups: OnceLock<Py<PyAny>>,
+    woken: Mutex<Vec<u64>>,
+}
+
+impl Inbox {
+    fn woken(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.woken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// From any thread, holding no lock.
+    fn push(&self, number: u64) {
+        let mut woken = self.woken();
+        woken.push(number);
+        let first = woken.len() == 1;
+        drop(woken);
+        if first {
+            let called = gate::attach(|py| self.call_drain(py));
+            if !matches!(called, Some(Ok(true))) {
+                // A loop that was closed wakes nobody; that its tasks are never resumed is its owner's doing.
+                self.woken().clear();
+            }
+        }
+    }
+
+    /// Says whether the loop will drain.
+    fn call_drain(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some(reference) = self.wakeups.get() else { return Ok(false) };
+        let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(false) };
+        let event_loop = wakeups.get().event_loop.bind(py).call0()?;
+        if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_closed"))?.is_truthy()? {
+            return Ok(false);
+        }
+        let drain = wakeups.getattr(intern!(py, "drain"))?;
+        event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (drain,))?;
+        Ok(true)
+    }
+}
+
+/// The asyncio futures that the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
+#[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
-    /// A weak reference: the loop's entry in the registry must not keep the loop.
+    /// A weak reference, so that a loop that is let go of goes at once.
     event_loop: Py<PyAny>,
-    futures: Mutex<Vec<Py<PyAny>>>,
+    inbox: Arc<Inbox>,
+    /// Touched with the Python lock only.
+    futures: Mutex<Numbered>,
+}
+
+#[derive(Default)]
+struct Numbered {
+    next: u64,
+    futures: HashMap<u64, Py<PyAny>>,
 }
 
 impl Wakeups {
     /// The one of this event loop.
     fn of(event_loop: &Bound<'_, PyAny>) -> PyResult<Py<Self>> {
-        static LOOPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = event_loop.py();
-        let weakref = py.import("weakref")?;
-        let loops = LOOPS
-            .get_or_try_init(py, || weakref.call_method0("WeakKeyDictionary").map(Bound::unbind))?
-            .bind(py);
-        if let Ok(known) = loops.get_item(event_loop) {
+        let attribute = intern!(py, "_estafette_wakeups");
+        if let Some(known) = event_loop.getattr_opt(attribute)? {
             return Ok(known.cast_into::<Self>()?.unbind());
         }
-        let reference = weakref.call_method1(intern!(py, "ref"), (event_loop,))?.unbind();
-        let made = Bound::new(py, Self { event_loop: reference, futures: Mutex::new(Vec::new()) })?;
-        loops.set_item(event_loop, &made)?;
+        let weak = |object: &Bound<'_, PyAny>| -> PyResult<Py<PyAny>> {
+            Ok(py.import("weakref")?.call_method1(intern!(py, "ref"), (object,))?.unbind())
+        };
+        let inbox = Arc::new(Inbox { wakeups: OnceLock::new(), woken: Mutex::new(Vec::new()) });
+        let made = Self {
+            event_loop: weak(event_loop)?,
+            inbox: Arc::clone(&inbox),
+            futures: Mutex::new(Numbered::default()),
+        };
+        let made = Bound::new(py, made)?;
+        let reference = weak(made.as_any())?;
+        inbox.wakeups.get_or_init(|| reference);
+        event_loop.setattr(attribute, &made)?;
         Ok(made.unbind())
     }
 
-    /// From any thread, holding no lock.
-    fn push(&self, this: &Py<Self>, future: Py<PyAny>) {
-        let mut futures = self.futures.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        futures.push(future);
-        let first = futures.len() == 1;
-        drop(futures);
-        if first {
-            // A loop that was closed wakes nobody; that its tasks are never resumed is its owner's doing.
-            let _ = gate::attach(|py| self.call_drain(py, this));
-        }
+    fn futures(&self) -> MutexGuard<'_, Numbered> {
+        self.futures.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn call_drain(&self, py: Python<'_>, this: &Py<Self>) -> PyResult<()> {
-        let event_loop = self.event_loop.bind(py).call0()?;
-        if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_closed"))?.is_truthy()? {
-            drop(self.take());
-            return Ok(());
-        }
-        let called =
-            event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (this.bind(py).getattr("drain")?,));
-        if called.is_err() {
-            drop(self.take());
-        }
-        called.map(drop)
+    /// Keeps a future; gives its number.
+    fn leave(&self, future: Py<PyAny>) -> u64 {
+        let mut numbered = self.futures();
+        let number = numbered.next;
+        numbered.next += 1;
+        numbered.futures.insert(number, future);
+        number
     }
 
-    fn take(&self) -> Vec<Py<PyAny>> {
-        std::mem::take(&mut *self.futures.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    /// A future, if it is still there. To be dropped where no lock is held.
+    fn take_back(&self, number: u64) -> Option<Py<PyAny>> {
+        self.futures().futures.remove(&number)
     }
 }
 
@@ -324,12 +392,25 @@ impl Wakeups {
 impl Wakeups {
     /// Finishes the futures; called by the loop on its own thread.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
-        for future in self.take() {
+        let woken = std::mem::take(&mut *self.inbox.woken());
+        for number in woken {
+            let Some(future) = self.take_back(number) else { continue };
             let future = future.bind(py);
             if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
                 future.call_method1(intern!(py, "set_result"), (py.None(),))?;
             }
         }
         Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
+        let Ok(numbered) = self.futures.try_lock() else { return Ok(()) };
+        numbered.futures.values().try_for_each(|future| visit.call(future))
+    }
+
+    fn __clear__(&self) {
+        let futures = std::mem::take(&mut self.futures().futures);
+        drop(futures);
     }
 }
