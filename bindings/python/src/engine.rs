@@ -64,7 +64,15 @@ impl EngineHandle {
 /// Schedules operations in the order that their data demands.
 ///
 /// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
-/// waits at the end of the block until everything submitted has ended.
+/// waits at the end of the block until everything submitted has ended::
+///
+///     >>> with est.Engine(workers=2) as eng:
+///     ...     x = eng.from_dlpack(np.arange(3.0))
+///     ...     y = eng.call(np.square, x, using=np.from_dlpack)
+///     ...     eng.submit(lambda y: np.add(y, 1, out=y), writes=[y], using=np.from_dlpack)
+///     ...     np.from_dlpack(y).tolist()
+///     <estafette.Operation ...>
+///     [1.0, 2.0, 5.0]
 ///
 /// workers: threads for operations; default one per core.
 /// window: operations in flight before a submission waits; default 4,096.
@@ -302,6 +310,11 @@ impl PyEngine {
     ///
     /// device: where the data shall be; default where it is.
     /// copy: True always copies, False never does, None only if it must.
+    ///
+    ///     >>> x = np.zeros(4, "float32")
+    ///     >>> t = eng.from_dlpack(x)
+    ///     >>> t.shape, t.dtype, t.data_ptr == x.ctypes.data
+    ///     ((4,), 'float32', True)
     #[pyo3(signature = (x, /, *, device = None, copy = None))]
     #[allow(clippy::wrong_self_convention, reason = "the array API's name")]
     fn from_dlpack<'py>(
@@ -344,6 +357,24 @@ impl PyEngine {
     /// The wait for the future is an operation in flight, called `name`: it has a place in the window, `wait_all` and
     /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
     /// ``__cause__``; a cancelled future raises `CancelledError`. Giving up a wait for the tensor cancels nothing.
+    ///
+    ///     >>> from concurrent.futures import ThreadPoolExecutor
+    ///     >>> with ThreadPoolExecutor() as pool:
+    ///     ...     t = eng.from_future(pool.submit(np.arange, 3))
+    ///     ...     doubled = eng.call(lambda x: x * 2, t, using=np.from_dlpack)
+    ///     ...     np.from_dlpack(doubled).tolist()
+    ///     [0, 2, 4]
+    ///
+    /// On an event loop::
+    ///
+    ///     >>> async def fetch():
+    ///     ...     await asyncio.sleep(0)
+    ///     ...     return np.ones(2)
+    ///     >>> async def main():
+    ///     ...     t = eng.from_future(fetch())
+    ///     ...     return np.from_dlpack(await t).tolist()
+    ///     >>> asyncio.run(main())
+    ///     [1.0, 1.0]
     #[pyo3(signature = (future, /, *, alias_of = None, like = None, copy = None, name = None))]
     #[allow(clippy::wrong_self_convention, reason = "named after `from_dlpack`")]
     fn from_future<'py>(
@@ -416,6 +447,12 @@ impl PyEngine {
     /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
     /// the function returns is ignored; what it raises is raised again to whoever waits for the operation or for what it
     /// writes. An ``async def`` function runs as a task on the event loop of the submitter.
+    ///
+    ///     >>> y = eng.zeros(3, "int64")
+    ///     >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")
+    ///     >>> op.wait()
+    ///     >>> op.name, np.from_dlpack(y).tolist()
+    ///     ('fill', [7, 7, 7])
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
@@ -465,6 +502,13 @@ impl PyEngine {
     /// that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
     /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
     /// once. An ``async def`` function runs as a task on the event loop of the submitter.
+    ///
+    ///     >>> a = eng.from_dlpack(np.eye(2))
+    ///     >>> b = eng.call(np.add, a, a, using=np.from_dlpack, like=((2, 2), "float64"))
+    ///     >>> b.shape                       # declared, so it is known before it is there
+    ///     (2, 2)
+    ///     >>> np.from_dlpack(b).tolist()
+    ///     [[2.0, 0.0], [0.0, 2.0]]
     #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call(
@@ -515,6 +559,13 @@ impl PyEngine {
 
     /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
     /// ``async with``. The block gets a view of each, or what `using` makes of it; reads first.
+    ///
+    ///     >>> a, b = eng.from_dlpack(np.arange(3.0)), eng.zeros(3, "float64")
+    ///     >>> with eng.access(reads=[a], writes=[b], using=np.from_dlpack) as (x, y):
+    ///     ...     y[:] = x + 1
+    ///     ...     del x, y                  # what outlives the block keeps its lease
+    ///     >>> np.from_dlpack(b).tolist()
+    ///     [1.0, 2.0, 3.0]
     #[pyo3(signature = (reads = None, writes = None, using = None))]
     fn access(
         &self,
