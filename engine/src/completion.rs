@@ -166,7 +166,11 @@ impl Scope {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
-        let lease = LeaseInner::unheld(tensor, access, options.taker_text());
+        let taker = options.taker.clone().unwrap_or_else(|| {
+            let name = inner.running.as_ref().map(|running| running.tag().name);
+            format!("operation `{}`", name.as_ref().map_or("", |name| name.as_str())).into()
+        });
+        let lease = LeaseInner::unheld(tensor, access, taker);
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));
         drop(inner);

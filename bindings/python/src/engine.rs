@@ -22,7 +22,7 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::watch::LongWait;
-use crate::{future, gate, interrupt, running_loop, thread_state};
+use crate::{call_sites, future, gate, interrupt, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -341,6 +341,9 @@ impl PyEngine {
         let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
         if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
             py.detach(|| reaper().flush(BACKLOG_WAIT));
+        }
+        if let Some(lease) = tensor.imported_under() {
+            call_sites::note_object(&lease, x);
         }
         let tensor = if copy == Some(true) && !made_a_copy { self.copied(py, &tensor)? } else { tensor };
         Bound::new(py, self.wrap(tensor))

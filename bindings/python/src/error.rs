@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use estafette::{BodyError, Error, OperationError};
+use estafette::{BodyError, Error, LeaseHeld, OperationError};
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyTuple, PyType};
 
-use crate::{gate, interrupt};
+use crate::{gate, interrupt, report};
 
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
@@ -78,12 +78,7 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::Cancelled(failure) => return operation(py, "CancelledError", failure),
         Error::Interrupted => return interrupt::take().unwrap_or_else(|| PyKeyboardInterrupt::new_err(())),
         Error::Timeout(_) => return PyTimeoutError::new_err(error.to_string()),
-        Error::LeaseHeld(held) => {
-            return match class(py, "LeaseHeldError") {
-                Ok(class) => PyErr::from_type(class, (error.to_string(), held.leases.clone())),
-                Err(error) => error,
-            };
-        }
+        Error::LeaseHeld(held) => return lease_held(py, error, held).unwrap_or_else(|error| error),
         Error::Invalid(_) => "InvalidError",
         Error::InvalidTensor(_) => "InvalidTensorError",
         Error::Device(_) => "DeviceError",
@@ -96,6 +91,12 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         _ => "EstafetteError",
     };
     raise(py, name, error.to_string())
+}
+
+fn lease_held(py: Python<'_>, error: &Error, held: &LeaseHeld) -> PyResult<PyErr> {
+    let leases = held.held.iter().map(|lease| report::lease(py, lease)).collect::<PyResult<Vec<_>>>()?;
+    let arguments = (error.to_string(), held.leases.clone(), PyTuple::new(py, leases)?.unbind());
+    Ok(PyErr::from_type(class(py, "LeaseHeldError")?, arguments))
 }
 
 fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {

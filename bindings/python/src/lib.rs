@@ -6,6 +6,7 @@
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
 //! | `peers` | what we know of other libraries, by name |
+//! | `call_sites` | whether leases note which line takes them |
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
@@ -17,6 +18,7 @@
 mod access;
 mod awaiting;
 mod body;
+mod call_sites;
 mod capsule;
 mod engine;
 mod error;
@@ -42,6 +44,8 @@ use pyo3::prelude::*;
 mod _estafette {
     #[pymodule_export]
     use super::access::{PyAccess, PyView};
+    #[pymodule_export]
+    use super::call_sites::record_call_sites;
     #[pymodule_export]
     use super::engine::{PyEngine, PyVariable};
     #[pymodule_export]
