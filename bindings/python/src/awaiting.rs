@@ -21,6 +21,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
@@ -29,6 +30,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::engine::EngineHandle;
+use crate::watch::{self, LongWaits};
 use crate::{gate, running_loop};
 
 /// Turns the outcome of a future into Python, with the Python lock.
@@ -46,7 +48,6 @@ pub struct Awaiter {
     left: Option<(Py<Wakeups>, u64)>,
     /// For looking at why a wait takes so long.
     engine: Option<EngineHandle>,
-    timer: Option<Py<PyAny>>,
 }
 
 enum State {
@@ -69,20 +70,24 @@ impl Awaiter {
     }
 
     fn new(state: State, engine: Option<EngineHandle>) -> Self {
-        Self { state, waiter: None, suspended: None, left: None, engine, timer: None }
+        Self { state, waiter: None, suspended: None, left: None, engine }
     }
 
     fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
         // a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
-            if let Some(suspended) = &self.suspended {
+            let drained = self.left.as_ref().is_some_and(|(wakeups, number)| !wakeups.get().keeps(*number));
+            if drained {
+                // What the loop has drained is finished: no need to ask the future, which would raise to say so.
+                self.suspended = None;
+            } else if let Some(suspended) = &self.suspended {
                 // Yields the asyncio future once, then ends with its result, or raises.
                 match suspended.bind(py).call_method0(intern!(py, "__next__")) {
                     Ok(future) => return Ok(future),
                     Err(error) if error.is_instance_of::<PyStopIteration>(py) => self.suspended = None,
                     Err(error) => {
-                        self.abandon(py);
+                        self.abandon();
                         return Err(error);
                     }
                 }
@@ -98,7 +103,7 @@ impl Awaiter {
             };
             match outcome {
                 Poll::Ready(outcome) => {
-                    self.abandon(py);
+                    self.abandon();
                     let outcome = outcome.unwrap_or_else(|| {
                         Err(PyRuntimeError::new_err("cannot reuse an already awaited object"))
                     });
@@ -126,34 +131,24 @@ impl Awaiter {
         let Some(waiter) = &self.waiter else { return Ok(()) };
         let iterator = future.call_method0(intern!(py, "__await__"))?.unbind();
         let wakeups = Wakeups::of(&running)?;
-        let number = wakeups.get().leave(future.unbind());
+        let number = wakeups.get().leave(&running, future.unbind(), self.engine.clone())?;
         let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
         if waiter.expect(target) {
             self.suspended = Some(iterator);
         }
-        if self.timer.is_none()
-            && let Some(engine) = &self.engine
-        {
-            self.timer = Some(engine.watch_wait(&running)?);
-        }
         Ok(())
     }
 
     /// Ends the waiting, not the work.
-    fn abandon(&mut self, py: Python<'_>) {
+    fn abandon(&mut self) {
         self.state = State::Done(None);
         self.suspended = None;
         if let Some(waiter) = self.waiter.take() {
             waiter.forget();
         }
         forget(self.left.take());
-        if let Some(timer) = self.timer.take()
-            && let Err(error) = timer.bind(py).call_method0(intern!(py, "cancel"))
-        {
-            error.write_unraisable(py, None);
-        }
     }
 }
 
@@ -200,7 +195,7 @@ impl Awaiter {
         value: Option<Bound<'_, PyAny>>,
         traceback: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.abandon(py);
+        self.abandon();
         let error = match value {
             Some(value) if value.is_instance_of::<pyo3::exceptions::PyBaseException>() => value,
             Some(value) => kind.call1((value,))?,
@@ -214,7 +209,7 @@ impl Awaiter {
     }
 
     fn close(&mut self, py: Python<'_>) {
-        self.abandon(py);
+        self.abandon();
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -222,12 +217,11 @@ impl Awaiter {
         if let Some((wakeups, _)) = &self.left {
             visit.call(wakeups)?;
         }
-        visit.call(&self.timer)
+        Ok(())
     }
 
     fn __clear__(&mut self) {
         self.suspended = None;
-        self.timer = None;
         forget(self.left.take());
     }
 }
@@ -320,10 +314,11 @@ impl Inbox {
         let Some(reference) = self.wakeups.get() else { return Ok(false) };
         let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(false) };
         let event_loop = wakeups.get().event_loop.bind(py).call0()?;
-        if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_closed"))?.is_truthy()? {
+        if event_loop.is_none() {
             return Ok(false);
         }
         let drain = wakeups.getattr(intern!(py, "drain"))?;
+        // Fails when the loop is closed.
         event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (drain,))?;
         Ok(true)
     }
@@ -342,7 +337,16 @@ pub struct Wakeups {
 #[derive(Default)]
 struct Numbered {
     next: u64,
-    futures: HashMap<u64, Py<PyAny>>,
+    futures: HashMap<u64, Suspended>,
+    /// When somebody looks at waits that take long, if ever.
+    look_at: Option<Instant>,
+}
+
+/// What a task is suspended on.
+struct Suspended {
+    future: Py<PyAny>,
+    /// Since when, and whom to ask why it takes so long; `None` once that was done.
+    watched: Option<(Instant, EngineHandle)>,
 }
 
 impl Wakeups {
@@ -374,17 +378,72 @@ impl Wakeups {
     }
 
     /// Keeps a future; gives its number.
-    fn leave(&self, future: Py<PyAny>) -> u64 {
+    fn leave(
+        &self,
+        event_loop: &Bound<'_, PyAny>,
+        future: Py<PyAny>,
+        engine: Option<EngineHandle>,
+    ) -> PyResult<u64> {
+        let now = Instant::now();
+        let deadline = engine.as_ref().and_then(|engine| now.checked_add(engine.lease_timeout()));
+        let watched = engine.map(|engine| (now, engine));
         let mut numbered = self.futures();
         let number = numbered.next;
         numbered.next += 1;
-        numbered.futures.insert(number, future);
-        number
+        numbered.futures.insert(number, Suspended { future, watched });
+        let sooner = deadline.filter(|deadline| numbered.look_at.is_none_or(|look_at| *deadline < look_at));
+        drop(numbered);
+        if let Some(deadline) = sooner {
+            self.look_at(event_loop, deadline)?;
+        }
+        Ok(number)
+    }
+
+    /// Whether a future is still there: it goes when the loop has drained it.
+    fn keeps(&self, number: u64) -> bool {
+        self.futures().futures.contains_key(&number)
     }
 
     /// A future, if it is still there. To be dropped where no lock is held.
-    fn take_back(&self, number: u64) -> Option<Py<PyAny>> {
+    fn take_back(&self, number: u64) -> Option<Suspended> {
         self.futures().futures.remove(&number)
+    }
+
+    /// Has the loop look for waits that take long. One timer serves all its awaits: most end long before.
+    fn look_at(&self, event_loop: &Bound<'_, PyAny>, when: Instant) -> PyResult<()> {
+        let Some(wakeups) = self.inbox.wakeups.get() else { return Ok(()) };
+        let look = LongWaits::new(wakeups.clone_ref(event_loop.py()));
+        let delay = when.saturating_duration_since(Instant::now()).as_secs_f64();
+        event_loop.call_method1("call_later", (delay, Bound::new(event_loop.py(), look)?))?;
+        self.futures().look_at = Some(when);
+        Ok(())
+    }
+
+    /// Looks once at each wait that has taken as long as a blocking one would be held up by leases, and comes back for the
+    /// others.
+    pub fn look(&self, py: Python<'_>) -> PyResult<()> {
+        let now = Instant::now();
+        let mut long: Vec<(Duration, EngineHandle)> = Vec::new();
+        let mut next: Option<Instant> = None;
+        let mut numbered = self.futures();
+        numbered.look_at = None;
+        for suspended in numbered.futures.values_mut() {
+            let Some((since, engine)) = &suspended.watched else { continue };
+            let Some(deadline) = since.checked_add(engine.lease_timeout()) else { continue };
+            if deadline > now {
+                next = Some(next.map_or(deadline, |next| next.min(deadline)));
+            } else if let Some((since, engine)) = suspended.watched.take() {
+                long.push((now - since, engine));
+            }
+        }
+        drop(numbered);
+        let event_loop = self.event_loop.bind(py).call0()?;
+        if let Some(next) = next
+            && !event_loop.is_none()
+        {
+            self.look_at(&event_loop, next)?;
+        }
+        watch::tell_why(py, long)
     }
 }
 
@@ -394,8 +453,8 @@ impl Wakeups {
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let woken = std::mem::take(&mut *self.inbox.woken());
         for number in woken {
-            let Some(future) = self.take_back(number) else { continue };
-            let future = future.bind(py);
+            let Some(suspended) = self.take_back(number) else { continue };
+            let future = suspended.future.bind(py);
             if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
                 future.call_method1(intern!(py, "set_result"), (py.None(),))?;
             }
@@ -406,7 +465,7 @@ impl Wakeups {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
         let Ok(numbered) = self.futures.try_lock() else { return Ok(()) };
-        numbered.futures.values().try_for_each(|future| visit.call(future))
+        numbered.futures.values().try_for_each(|suspended| visit.call(&suspended.future))
     }
 
     fn __clear__(&self) {

@@ -195,7 +195,7 @@ class TestNothingStaysBehind:
 
         def kept():
             gc.collect()
-            kinds = ("_Wakeups", "_Awaiter", "_LongWait")
+            kinds = ("_Wakeups", "_Awaiter", "_LongWaits")
             return sum(type(thing).__name__ in kinds for thing in gc.get_objects())
 
         z = eng.zeros(1, "int8")
