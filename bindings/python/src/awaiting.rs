@@ -4,17 +4,17 @@
 //! the loop. Otherwise:
 //!
 //! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
-//! 2. The awaiter makes one asyncio future, leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
-//!    waiter, and suspends the task on the future.
+//! 2. The awaiter makes a [`Suspension`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
+//!    waiter, and suspends the task on it.
 //! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
 //!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
-//! 4. `drain` finishes the asyncio futures, which resumes their tasks, and each polls again.
+//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again.
 //!
 //! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
 //! suspending.
 //!
-//! A suspended task is held by nothing but its future, and the future by the loop, through the `Wakeups` that are an
-//! attribute of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
+//! A suspended task is held by nothing but its suspension, and that by the loop, through the `Wakeups` that are an attribute
+//! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
 //! that they wait for takes.
 
 use std::collections::HashMap;
@@ -30,6 +30,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::engine::EngineHandle;
+use crate::suspension::Suspension;
 use crate::watch::{self, LongWaits};
 use crate::{gate, running_loop};
 
@@ -42,9 +43,9 @@ type Work = Pin<Box<dyn Future<Output = Finish> + Send>>;
 pub struct Awaiter {
     state: State,
     waiter: Option<Arc<Waiter>>,
-    /// Iterator of the asyncio future that the task is suspended on.
-    suspended: Option<Py<PyAny>>,
-    /// Where that future is, and under which number.
+    /// What the task is suspended on.
+    suspended: Option<Py<Suspension>>,
+    /// Who keeps that, and under which number.
     left: Option<(Py<Wakeups>, u64)>,
     /// For looking at why a wait takes so long.
     engine: Option<EngineHandle>,
@@ -77,20 +78,12 @@ impl Awaiter {
         // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
         // a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
-            let drained = self.left.as_ref().is_some_and(|(wakeups, number)| !wakeups.get().keeps(*number));
-            if drained {
-                // What the loop has drained is finished: no need to ask the future, which would raise to say so.
-                self.suspended = None;
-            } else if let Some(suspended) = &self.suspended {
-                // Yields the asyncio future once, then ends with its result, or raises.
-                match suspended.bind(py).call_method0(intern!(py, "__next__")) {
-                    Ok(future) => return Ok(future),
-                    Err(error) if error.is_instance_of::<PyStopIteration>(py) => self.suspended = None,
-                    Err(error) => {
-                        self.abandon();
-                        return Err(error);
-                    }
-                }
+            if let Some(suspended) = self.suspended.take()
+                && !suspended.get().is_over()
+            {
+                // Somebody else resumes the task, to no purpose.
+                suspended.get().block();
+                return Ok(self.suspended.insert(suspended).bind(py).clone().into_any());
             }
             let outcome = match &mut self.state {
                 State::Done(outcome) => Poll::Ready(outcome.take()),
@@ -115,7 +108,7 @@ impl Awaiter {
                 Poll::Pending => {
                     self.suspend(py)?;
                     if let Some(suspended) = &self.suspended {
-                        return suspended.bind(py).call_method0(intern!(py, "__next__"));
+                        return Ok(suspended.bind(py).clone().into_any());
                     }
                 }
             }
@@ -127,16 +120,15 @@ impl Awaiter {
     fn suspend(&mut self, py: Python<'_>) -> PyResult<()> {
         let running = running_loop::get(py)?
             .ok_or_else(|| PyRuntimeError::new_err("`await` needs a running asyncio event loop"))?;
-        let future = running.call_method0(intern!(py, "create_future"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
-        let iterator = future.call_method0(intern!(py, "__await__"))?.unbind();
+        let suspension = Suspension::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
-        let number = wakeups.get().leave(&running, future.unbind(), self.engine.clone())?;
+        let number = wakeups.get().leave(&running, suspension.clone_ref(py), self.engine.clone())?;
         let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
         if waiter.expect(target) {
-            self.suspended = Some(iterator);
+            self.suspended = Some(suspension);
         }
         Ok(())
     }
@@ -162,7 +154,7 @@ impl Drop for Awaiter {
     }
 }
 
-/// Takes a future back that nobody waits for any more.
+/// Takes a suspension back that nobody waits for any more.
 fn forget(left: Option<(Py<Wakeups>, u64)>) {
     if let Some((wakeups, number)) = left {
         drop(wakeups.get().take_back(number));
@@ -208,7 +200,7 @@ impl Awaiter {
         Err(PyErr::from_value(error))
     }
 
-    fn close(&mut self, py: Python<'_>) {
+    fn close(&mut self) {
         self.abandon();
     }
 
@@ -242,7 +234,7 @@ enum Slot {
     Expected(Target),
 }
 
-/// An asyncio future, by the number that its loop keeps it under.
+/// A suspension, by the number that its loop keeps it under.
 struct Target {
     inbox: Arc<Inbox>,
     number: u64,
@@ -324,27 +316,26 @@ impl Inbox {
     }
 }
 
-/// The asyncio futures that the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
+/// What the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
     /// A weak reference, so that a loop that is let go of goes at once.
     event_loop: Py<PyAny>,
     inbox: Arc<Inbox>,
     /// Touched with the Python lock only.
-    futures: Mutex<Numbered>,
+    numbered: Mutex<Numbered>,
 }
 
 #[derive(Default)]
 struct Numbered {
     next: u64,
-    futures: HashMap<u64, Suspended>,
+    suspended: HashMap<u64, Suspended>,
     /// When somebody looks at waits that take long, if ever.
     look_at: Option<Instant>,
 }
 
-/// What a task is suspended on.
 struct Suspended {
-    future: Py<PyAny>,
+    on: Py<Suspension>,
     /// Since when, and whom to ask why it takes so long; `None` once that was done.
     watched: Option<(Instant, EngineHandle)>,
 }
@@ -364,7 +355,7 @@ impl Wakeups {
         let made = Self {
             event_loop: weak(event_loop)?,
             inbox: Arc::clone(&inbox),
-            futures: Mutex::new(Numbered::default()),
+            numbered: Mutex::new(Numbered::default()),
         };
         let made = Bound::new(py, made)?;
         let reference = weak(made.as_any())?;
@@ -373,24 +364,24 @@ impl Wakeups {
         Ok(made.unbind())
     }
 
-    fn futures(&self) -> MutexGuard<'_, Numbered> {
-        self.futures.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn numbered(&self) -> MutexGuard<'_, Numbered> {
+        self.numbered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Keeps a future; gives its number.
+    /// Keeps a suspension; gives its number.
     fn leave(
         &self,
         event_loop: &Bound<'_, PyAny>,
-        future: Py<PyAny>,
+        on: Py<Suspension>,
         engine: Option<EngineHandle>,
     ) -> PyResult<u64> {
         let now = Instant::now();
         let deadline = engine.as_ref().and_then(|engine| now.checked_add(engine.lease_timeout()));
         let watched = engine.map(|engine| (now, engine));
-        let mut numbered = self.futures();
+        let mut numbered = self.numbered();
         let number = numbered.next;
         numbered.next += 1;
-        numbered.futures.insert(number, Suspended { future, watched });
+        numbered.suspended.insert(number, Suspended { on, watched });
         let sooner = deadline.filter(|deadline| numbered.look_at.is_none_or(|look_at| *deadline < look_at));
         drop(numbered);
         if let Some(deadline) = sooner {
@@ -399,14 +390,9 @@ impl Wakeups {
         Ok(number)
     }
 
-    /// Whether a future is still there: it goes when the loop has drained it.
-    fn keeps(&self, number: u64) -> bool {
-        self.futures().futures.contains_key(&number)
-    }
-
-    /// A future, if it is still there. To be dropped where no lock is held.
+    /// A suspension, if it is still there. To be dropped where no lock is held.
     fn take_back(&self, number: u64) -> Option<Suspended> {
-        self.futures().futures.remove(&number)
+        self.numbered().suspended.remove(&number)
     }
 
     /// Has the loop look for waits that take long. One timer serves all its awaits: most end long before.
@@ -415,7 +401,7 @@ impl Wakeups {
         let look = LongWaits::new(wakeups.clone_ref(event_loop.py()));
         let delay = when.saturating_duration_since(Instant::now()).as_secs_f64();
         event_loop.call_method1("call_later", (delay, Bound::new(event_loop.py(), look)?))?;
-        self.futures().look_at = Some(when);
+        self.numbered().look_at = Some(when);
         Ok(())
     }
 
@@ -425,9 +411,9 @@ impl Wakeups {
         let now = Instant::now();
         let mut long: Vec<(Duration, EngineHandle)> = Vec::new();
         let mut next: Option<Instant> = None;
-        let mut numbered = self.futures();
+        let mut numbered = self.numbered();
         numbered.look_at = None;
-        for suspended in numbered.futures.values_mut() {
+        for suspended in numbered.suspended.values_mut() {
             let Some((since, engine)) = &suspended.watched else { continue };
             let Some(deadline) = since.checked_add(engine.lease_timeout()) else { continue };
             if deadline > now {
@@ -449,27 +435,25 @@ impl Wakeups {
 
 #[pymethods]
 impl Wakeups {
-    /// Finishes the futures; called by the loop on its own thread.
+    /// Resumes the tasks; called by the loop on its own thread.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let woken = std::mem::take(&mut *self.inbox.woken());
+        let mut outcome = Ok(());
         for number in woken {
             let Some(suspended) = self.take_back(number) else { continue };
-            let future = suspended.future.bind(py);
-            if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
-                future.call_method1(intern!(py, "set_result"), (py.None(),))?;
-            }
+            outcome = outcome.and(Suspension::finish(suspended.on.bind(py)));
         }
-        Ok(())
+        outcome
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
-        let Ok(numbered) = self.futures.try_lock() else { return Ok(()) };
-        numbered.futures.values().try_for_each(|suspended| visit.call(&suspended.future))
+        let Ok(numbered) = self.numbered.try_lock() else { return Ok(()) };
+        numbered.suspended.values().try_for_each(|suspended| visit.call(&suspended.on))
     }
 
     fn __clear__(&self) {
-        let futures = std::mem::take(&mut self.futures().futures);
-        drop(futures);
+        let suspended = std::mem::take(&mut self.numbered().suspended);
+        drop(suspended);
     }
 }

@@ -8,7 +8,7 @@
 //! | `peers` | what we know of other libraries, by name |
 //! | `call_sites` | whether leases note which line takes them |
 //! | `body` | running Python functions as operations |
-//! | `awaiting`, `watch` | `await` on asyncio's event loops |
+//! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
@@ -33,6 +33,7 @@ mod peers;
 mod process;
 mod report;
 mod running_loop;
+mod suspension;
 mod tensor;
 mod thread_state;
 mod watch;
