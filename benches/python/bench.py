@@ -10,8 +10,11 @@ import asyncio
 import gc
 import itertools
 import json
+import os
+import queue
 import statistics
 import sys
+import threading
 import time
 
 import numpy as np
@@ -20,6 +23,9 @@ import estafette as est
 
 # Small, so that nothing is measured but the call.
 SHAPE = (16, 16)
+
+# After this time without work the event loop's thread is asleep, as it is where awaiting is worth while.
+ASLEEP_AFTER_S = 0.0001
 
 # How long the deleters of a run may take before it counts as a leak.
 RELEASED_WITHIN_S = 30.0
@@ -83,11 +89,81 @@ def await_finished(engine, n):
     return {"ns_per_op": asyncio.run(awaiting()) / n}
 
 
+def resume(engine, n):
+    """From the end of an operation's function, on a worker, until the coroutine that awaits its output goes on; and beside
+    it what `call_soon_threadsafe` alone takes from another thread. Medians of a run; the two take turns."""
+    tensor = engine.zeros(SHAPE, "float32")
+    ended = 0
+    jobs = queue.SimpleQueue()
+    ours, bare = [], []
+
+    def body(_view):
+        nonlocal ended
+        time.sleep(ASLEEP_AFTER_S)
+        ended = time.perf_counter_ns()
+
+    def finish(loop):
+        nonlocal ended
+        for future in iter(jobs.get, None):
+            time.sleep(ASLEEP_AFTER_S)
+            ended = time.perf_counter_ns()
+            loop.call_soon_threadsafe(future.set_result, None)
+
+    async def awaiting():
+        loop = asyncio.get_running_loop()
+        thread = threading.Thread(target=finish, args=(loop,))
+        thread.start()
+        for _ in itertools.repeat(None, n):
+            engine.submit(body, writes=[tensor])
+            await tensor
+            ours.append(time.perf_counter_ns() - ended)
+            future = loop.create_future()
+            jobs.put(future)
+            await future
+            bare.append(time.perf_counter_ns() - ended)
+        jobs.put(None)
+        thread.join()
+
+    asyncio.run(awaiting())
+    return {"ns_per_op": statistics.median(ours), "bare_ns": statistics.median(bare)}
+
+
+def round_trip(engine, n):
+    """NumPy to here and back to NumPy, and letting go of both: one import, one export, two deleters."""
+    before = settled(engine)
+    resident = resident_kib()
+    began = time.perf_counter_ns()
+    for _ in itertools.repeat(None, n):
+        np.from_dlpack(engine.from_dlpack(np.empty(SHAPE, np.float32)))
+    ended = time.perf_counter_ns()
+    after = settled(engine)
+    if not after.imported - before.imported == after.deleters - before.deleters == n:
+        raise RuntimeError(f"{n} tensors came in, but the counters went from {before} to {after}")
+    return {"ns_per_op": (ended - began) / n, "grown_kib": resident_kib() - resident}
+
+
+def settled(engine):
+    """The counters, once every deleter has run."""
+    wait_until(lambda: engine.stats().releasing == 0)
+    return engine.stats()
+
+
+def resident_kib():
+    """Memory of this process, where the system says; else 0."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+    except OSError:
+        return 0
+
+
 WORKLOADS = {
     "python-submit": submit,
     "python-import": import_numpy,
     "python-export": export_numpy,
     "python-await": await_finished,
+    "python-resume": resume,
+    "python-round-trip": round_trip,
 }
 
 

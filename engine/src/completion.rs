@@ -90,6 +90,11 @@ impl Completion {
         self.scope.end(None, result.map(Some));
     }
 
+    /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
+    pub fn cancel(self, why: BodyError) {
+        self.scope.end_with(None, |running, _produced, _held| Err(running.tag().called_off(why)));
+    }
+
     /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
     /// the host waiting; its failure becomes the operation's.
     pub fn complete_after(self, fence: &Fence) {
@@ -161,7 +166,11 @@ impl Scope {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
-        let lease = LeaseInner::unheld(tensor, access, options.taker_text());
+        let taker = options.taker.clone().unwrap_or_else(|| {
+            let name = inner.running.as_ref().map(|running| running.tag().name);
+            format!("operation `{}`", name.as_ref().map_or("", |name| name.as_str())).into()
+        });
+        let lease = LeaseInner::unheld(tensor, access, taker);
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));
         drop(inner);

@@ -130,7 +130,11 @@ impl Core {
     /// in an unknown state by threads that do not exist here, so a new engine would not help.
     pub(crate) fn check_process() -> Result<(), Error> {
         static FIRST: OnceLock<u32> = OnceLock::new();
-        if *FIRST.get_or_init(fork::generation) == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+        if *FIRST.get_or_init(fork::generation) != fork::generation() {
+            return Err(Error::Forked);
+        }
+        fork::engine_is_made();
+        Ok(())
     }
 
     /// Fails in a forked child: the engine's threads do not exist there, and its locks may be held forever.

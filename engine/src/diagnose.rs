@@ -6,6 +6,7 @@ use std::time::Duration;
 use estafette_graph::{Hazard, Roots};
 
 use crate::core::{Core, graph};
+use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Phase};
 use crate::wait::{Seen, see};
 
@@ -31,6 +32,8 @@ pub struct Waiting {
     pub age: Duration,
     /// What it waits for directly; empty unless `status` is [`Status::Waiting`].
     pub blocked_by: Vec<Blocked>,
+    /// For a lease, held or still waiting, who takes it; `None` for everything else.
+    pub lease: Option<LeaseInfo>,
 }
 
 /// What an operation in flight is doing.
@@ -60,6 +63,8 @@ pub struct Blocked {
     pub variable: u64,
     /// Read after write, write after read, or write after write.
     pub hazard: Hazard,
+    /// If a lease is in the way, whose.
+    pub lease: Option<LeaseInfo>,
 }
 
 pub(crate) fn diagnose(core: &Core) -> Diagnosis {
@@ -85,8 +90,10 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
                     name: snapshot.op(blocker.op).map_or_else(String::new, |op| describe(&op.label)),
                     variable: blocker.var.get(),
                     hazard: blocker.kind,
+                    lease: snapshot.op(blocker.op).and_then(|op| op.label.lease.clone()),
                 })
                 .collect(),
+            lease: op.label.lease.clone(),
         })
         .collect();
     operations.sort_by_key(|op| op.id);
@@ -95,7 +102,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 
 fn describe(seen: &Seen) -> String {
     match &seen.lease {
-        Some(lease) => lease.text.clone(),
+        Some(lease) => lease.to_string(),
         None => format!("`{}`", seen.name.as_str()),
     }
 }
@@ -104,7 +111,7 @@ fn status(seen: &Seen, granted: bool) -> Status {
     match (seen.phase, &seen.lease) {
         (Phase::Cancelled, _) => Status::Cancelled,
         (_, _) if !granted => Status::Waiting,
-        (Phase::Begun, Some(lease)) if seen.kind == Kind::Lease => Status::Held(lease.text.clone()),
+        (Phase::Begun, Some(lease)) if seen.kind == Kind::Lease => Status::Held(lease.to_string()),
         (Phase::Begun | Phase::Done, _) => Status::Running,
         (Phase::Queued, _) => Status::Granted,
     }

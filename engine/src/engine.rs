@@ -381,8 +381,9 @@ impl Engine {
                     held.push(op.id);
                     report.cancelled.push(op.label.name.as_str().to_string());
                     for lease in leases {
-                        if !report.leases.contains(&lease.text) {
-                            report.leases.push(lease.text);
+                        let text = lease.to_string();
+                        if !report.leases.contains(&text) {
+                            report.leases.push(text);
                         }
                     }
                 }

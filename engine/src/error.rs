@@ -9,6 +9,7 @@ use estafette_devices::DeviceError;
 use estafette_graph::OpId;
 
 use crate::exchange::InvalidTensor;
+use crate::lease_info::LeaseInfo;
 
 /// The error of this crate. Every variant says what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -111,7 +112,7 @@ pub enum FailureKind {
     Error,
     /// Its body panicked.
     Panic,
-    /// It was cancelled before it began.
+    /// It was cancelled before it began, or what it waited for was.
     Cancelled,
     /// Its device work failed after it had been issued.
     Device,
@@ -191,8 +192,17 @@ impl std::error::Error for OperationError {
 pub struct LeaseHeld {
     /// What waited.
     pub waiting: String,
-    /// Each blocking lease in words: mode, tensor, taker, age.
+    /// Each blocking lease in words: access, taker, age.
     pub leases: Vec<String>,
+    /// The same for programs.
+    pub held: Vec<LeaseInfo>,
+}
+
+impl LeaseHeld {
+    pub(crate) fn new(waiting: &str, held: Vec<LeaseInfo>) -> Self {
+        let leases = held.iter().map(LeaseInfo::to_string).collect();
+        Self { waiting: waiting.to_string(), leases, held }
+    }
 }
 
 impl fmt::Display for LeaseHeld {

@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
 use crate::import::copied;
 use crate::lease::{Access, Lease, LeaseInner};
+use crate::taker::Taker;
 use crate::tensor::{Tensor, TensorInner};
 
 /// How a tensor is exported.
@@ -17,7 +18,7 @@ pub struct ExportOptions {
     /// Which struct it gets. A legacy struct cannot say that memory is read-only.
     pub abi: Abi,
     /// Who takes it, for diagnoses.
-    pub taker: Option<String>,
+    pub taker: Option<Taker>,
     /// How long a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
     /// Whether the consumer gets a copy of its own, in host memory and flagged as one, instead of a lease. The copy is made
@@ -31,10 +32,10 @@ impl ExportOptions {
         Self { access, abi: Abi::Versioned, taker: None, timeout: None, copy: false }
     }
 
-    pub(crate) fn taker_text(&self) -> String {
+    pub(crate) fn taker_text(&self) -> Taker {
         match &self.taker {
             Some(taker) => taker.clone(),
-            None => format!("thread `{}`", std::thread::current().name().unwrap_or("unnamed")),
+            None => format!("thread `{}`", std::thread::current().name().unwrap_or("unnamed")).into(),
         }
     }
 }
@@ -54,7 +55,7 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export).
     pub async fn export_with(&self, options: ExportOptions) -> Result<ManagedTensor, Error> {
-        let lease = self.lease(options.access, &options.taker_text()).await?;
+        let lease = self.lease(options.access, options.taker_text()).await?;
         export_held(lease.inner, &options)
     }
 
@@ -84,14 +85,15 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`export`](Self::export).
-    pub async fn lease(&self, access: Access, taker: &str) -> Result<Lease, Error> {
+    pub async fn lease(&self, access: Access, taker: impl Into<Taker>) -> Result<Lease, Error> {
+        let taker = taker.into();
         if access == Access::Alias {
             if !self.is_defined() {
                 self.ready().await?;
             }
-            return Ok(Lease { inner: LeaseInner::unheld(self, access, taker.to_string()) });
+            return Ok(Lease { inner: LeaseInner::unheld(self, access, taker) });
         }
-        let lease = Lease::acquire(self, access, taker.to_string())?.await?;
+        let lease = Lease::acquire(self, access, taker)?.await?;
         check_still_writable(self, access)?;
         Ok(lease)
     }

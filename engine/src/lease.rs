@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
-use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
 use crate::core::graph;
@@ -25,6 +25,7 @@ use crate::ready::ReadySignal;
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, VarState};
+use crate::taker::Taker;
 use crate::tensor::Tensor;
 use crate::wait;
 
@@ -53,7 +54,9 @@ impl std::fmt::Display for Access {
 #[derive(Debug)]
 pub(crate) struct LeaseLabel {
     pub(crate) access: Access,
-    pub(crate) taker: String,
+    pub(crate) taker: Taker,
+    /// What the holder has made of it, once that is known.
+    pub(crate) object: OnceLock<Arc<str>>,
     pub(crate) thread: ThreadId,
     pub(crate) since: Instant,
     slot: Mutex<Slot>,
@@ -73,10 +76,11 @@ enum Slot {
 }
 
 impl LeaseLabel {
-    pub(crate) fn new(access: Access, taker: String, signal: Arc<ReadySignal>) -> Self {
+    pub(crate) fn new(access: Access, taker: Taker, signal: Arc<ReadySignal>) -> Self {
         Self {
             access,
             taker,
+            object: OnceLock::new(),
             thread: std::thread::current().id(),
             since: Instant::now(),
             slot: Mutex::new(Slot::Waiting),
@@ -105,7 +109,7 @@ impl LeaseLabel {
 
 impl std::fmt::Display for LeaseLabel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} lease taken by {} {:.1?} ago", self.access, self.taker, self.since.elapsed())
+        crate::lease_info::LeaseInfo::of(self).fmt(f)
     }
 }
 
@@ -133,7 +137,7 @@ pub(crate) struct LeaseInner {
 impl LeaseInner {
     /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
     /// [`hold_from`](Self::hold_from).
-    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: String) -> Arc<Self> {
+    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
         let label = Arc::new(LeaseLabel::new(access, taker, Arc::new(Signal::new())));
         Arc::new(Self::with_label(tensor.clone(), access, label))
     }
@@ -153,6 +157,11 @@ impl LeaseInner {
     /// Whether memory inside this lease is protected by it.
     pub(crate) fn protects(&self) -> bool {
         !self.untracked.load(Ordering::Acquire)
+    }
+
+    /// See [`Lease::note_object`].
+    pub(crate) fn note_object(&self, kind: &str) {
+        self.label.object.get_or_init(|| kind.into());
     }
 
     /// Makes it an alias.
@@ -184,7 +193,7 @@ impl LeaseInner {
 
 impl Lease {
     /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
-    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: String) -> Result<Acquire, Error> {
+    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: Taker) -> Result<Acquire, Error> {
         tensor.inner.core.check_fork()?;
         if access == Access::Write {
             check_writable(tensor)?;
@@ -203,7 +212,7 @@ impl Lease {
 
     /// As [`acquire`](Self::acquire), but gives up when it would have to wait.
     pub(crate) fn acquire_now(tensor: &Tensor, access: Access, taker: &str) -> Result<Option<Self>, Error> {
-        let acquire = Self::acquire(tensor, access, taker.to_string())?;
+        let acquire = Self::acquire(tensor, access, taker.into())?;
         match acquire.signal.get() {
             Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
             None => Ok(None),
@@ -223,7 +232,7 @@ impl Lease {
         tensor: &Tensor,
         access: Access,
         timeout: Option<Duration>,
-        taker: String,
+        taker: Taker,
     ) -> Result<Self, Error> {
         let acquire = Self::acquire(tensor, access, taker)?;
         let what = format!("a {access} lease");
@@ -248,9 +257,21 @@ impl Lease {
         self.inner.access
     }
 
+    /// Notes what kind of object the holder has made of the memory, for diagnoses. Only the first note counts.
+    pub fn note_object(&self, kind: &str) {
+        self.inner.note_object(kind);
+    }
+
     /// Makes the end of this lease wait for `fence`, the holder's last device work.
     pub fn release_after(self, fence: Fence) {
         *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(fence);
+    }
+}
+
+impl Tensor {
+    /// The lease that this tensor was imported under: its memory lies inside memory that was leased.
+    pub fn imported_under(&self) -> Option<Lease> {
+        self.inner.lease.as_ref().map(|lease| Lease { inner: Arc::clone(lease) })
     }
 }
 

@@ -21,6 +21,7 @@ use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::run;
 use crate::signal::Signal;
+use crate::taker::Taker;
 use crate::tensor::{Tensor, VarSet};
 use crate::wait;
 
@@ -30,11 +31,15 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Tensor::lease`]; [`Error::Invalid`] for [`Access::Alias`], which is no lease.
-    pub async fn lease_all(&self, wanted: &[(Tensor, Access)], taker: &str) -> Result<Vec<Lease>, Error> {
+    pub async fn lease_all(
+        &self,
+        wanted: &[(Tensor, Access)],
+        taker: impl Into<Taker>,
+    ) -> Result<Vec<Lease>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        AcquireAll::submit(self.core(), wanted, taker)?.await
+        AcquireAll::submit(self.core(), wanted, taker.into())?.await
     }
 
     /// As [`lease_all`](Self::lease_all), blocking for at most `timeout`.
@@ -44,13 +49,13 @@ impl Engine {
     pub fn lease_all_wait(
         &self,
         wanted: &[(Tensor, Access)],
-        taker: &str,
+        taker: impl Into<Taker>,
         timeout: Option<Duration>,
     ) -> Result<Vec<Lease>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let mut acquire = AcquireAll::submit(self.core(), wanted, taker)?;
+        let mut acquire = AcquireAll::submit(self.core(), wanted, taker.into())?;
         let vars: VarSet = wanted.iter().flat_map(|(tensor, _)| tensor.inner.vars.iter().cloned()).collect();
         let roots: &[OpVar] = &vars;
         wait::block(self.core(), &acquire.handle, Some(roots), "a scoped lease", &acquire.signal, timeout)??;
@@ -61,7 +66,7 @@ impl Engine {
 /// Leases being taken. Dropping it gives up; the tensors are not affected.
 struct AcquireAll {
     wanted: Vec<(Tensor, Access)>,
-    taker: String,
+    taker: Taker,
     /// `None` once the leases were handed over.
     label: Option<Arc<LeaseLabel>>,
     signal: Arc<ReadySignal>,
@@ -69,7 +74,7 @@ struct AcquireAll {
 }
 
 impl AcquireAll {
-    fn submit(core: &CoreRef, wanted: &[(Tensor, Access)], taker: &str) -> Result<Self, Error> {
+    fn submit(core: &CoreRef, wanted: &[(Tensor, Access)], taker: Taker) -> Result<Self, Error> {
         core.check_fork()?;
         for (tensor, access) in wanted {
             match access {
@@ -81,7 +86,7 @@ impl AcquireAll {
         let exclusive = wanted.iter().any(|(_, access)| *access == Access::Write);
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker.to_string(), Arc::clone(&signal)));
+        let label = Arc::new(LeaseLabel::new(access, taker.clone(), Arc::clone(&signal)));
         let mut state = OpState::new(core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(&label)));
         let accesses = wanted
@@ -91,7 +96,7 @@ impl AcquireAll {
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
-        Ok(Self { wanted: wanted.to_vec(), taker: taker.to_string(), label: Some(label), signal, handle })
+        Ok(Self { wanted: wanted.to_vec(), taker, label: Some(label), signal, handle })
     }
 
     /// Splits what was granted into one lease per tensor.

@@ -103,12 +103,12 @@ impl OpTag {
     }
 
     pub(crate) fn body_failure(&self, error: BodyError) -> OperationError {
-        // What a foreign error does when it is printed is its own affair, and may be a panic.
-        let text = catch_unwind(AssertUnwindSafe(|| error.to_string())).unwrap_or_else(|panic| {
-            bury(panic);
-            "an error that panics when it is printed".into()
-        });
-        self.failure(FailureKind::Error, text, Some(error))
+        self.failure(FailureKind::Error, text_of(&error), Some(error))
+    }
+
+    /// What it waited for was cancelled.
+    pub(crate) fn called_off(&self, why: BodyError) -> OperationError {
+        self.failure(FailureKind::Cancelled, text_of(&why), Some(why))
     }
 
     pub(crate) fn panic_failure(&self, panic: Panic) -> OperationError {
@@ -127,6 +127,14 @@ impl OpTag {
     pub(crate) fn device_failure(&self, error: DeviceError) -> OperationError {
         self.failure(FailureKind::Device, error.to_string(), Some(Box::new(error)))
     }
+}
+
+/// What a foreign error does when it is printed is its own affair, and may be a panic.
+fn text_of(error: &BodyError) -> String {
+    catch_unwind(AssertUnwindSafe(|| error.to_string())).unwrap_or_else(|panic| {
+        bury(panic);
+        "an error that panics when it is printed".into()
+    })
 }
 
 impl std::fmt::Debug for OpTag {

@@ -8,11 +8,12 @@ use crate::blocked::{self, On};
 use crate::context;
 use crate::core::{Core, graph};
 use crate::error::{Error, LeaseHeld};
+use crate::lease_info::LeaseInfo;
 use crate::operation::Kind;
-use crate::wait::{Seen, SeenLease, let_go, see};
+use crate::wait::{Seen, let_go, see};
 
 /// The leases that hold `waiting` up, when nothing else does.
-pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Vec<SeenLease>> {
+pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Vec<LeaseInfo>> {
     let leaves = snapshot.leaves(waiting);
     if leaves.is_empty() {
         return None;
@@ -21,7 +22,7 @@ pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Ve
 }
 
 /// The lease, when this operation is one that is held.
-fn held_lease(seen: &Seen) -> Option<SeenLease> {
+fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
@@ -32,7 +33,7 @@ pub(crate) fn check_progress(core: &Core, in_flight: usize) -> Result<(), Error>
     }
     let_go(core);
     let Some(leases) = standstill(&graph().snapshot(Roots::All, see), core) else { return Ok(()) };
-    let held: Vec<String> = leases.into_iter().map(|lease| lease.text).collect();
+    let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
     Err(Error::WouldDeadlock(format!(
         "all {in_flight} operations in flight wait for {}",
         if held.is_empty() { "the submitting operation".to_string() } else { held.join("; ") }
@@ -55,15 +56,14 @@ pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
     let oldest = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
     let waited = oldest.map(|op| op.label.since.elapsed()).max().unwrap_or_default();
     if own || waited >= core.lease_timeout {
-        let leases = leases.into_iter().map(|lease| lease.text).collect();
-        return Err(Error::LeaseHeld(LeaseHeld { waiting: "waiting for all operations".into(), leases }));
+        return Err(Error::LeaseHeld(LeaseHeld::new("waiting for all operations", leases)));
     }
     Ok(())
 }
 
 /// When none of the engine's operations in flight can move: the leases they are behind. None of those means that they are
 /// behind the current operation, or behind others that are blocked as it is.
-fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<SeenLease>> {
+fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<LeaseInfo>> {
     let mine: Vec<_> =
         snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
     // Operations without variables are not in the picture. Unless they are blocked, they move; so may those that a picture
@@ -82,7 +82,7 @@ struct Search<'a> {
     /// Those looked at; none of them moves.
     seen: HashSet<OpId>,
     /// The held leases among them.
-    leases: Vec<SeenLease>,
+    leases: Vec<LeaseInfo>,
 }
 
 impl Search<'_> {
@@ -99,9 +99,7 @@ impl Search<'_> {
             if !view.granted {
                 open.extend(self.snapshot.leaves(next));
             } else if let Some(lease) = held_lease(&view.label) {
-                if self.leases.iter().all(|known| known.text != lease.text) {
-                    self.leases.push(lease);
-                }
+                self.leases.push(lease);
             } else if let Some(blocked) = blocked.get(&next) {
                 open.extend(blocked.iter().filter_map(|on| match on {
                     On::Op(target) => Some(*target),

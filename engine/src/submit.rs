@@ -310,6 +310,13 @@ fn submit_to_graph(draft: OpDraft<'_>) -> Op {
     Op::new(handle)
 }
 
+/// As [`submit_to_graph`], but an operation with nothing in front of it starts on this thread.
+fn submit_and_start(draft: OpDraft<'_>) -> Op {
+    let (handle, granted) = draft.submit();
+    granted.into_iter().for_each(run::execute_one);
+    Op::new(handle)
+}
+
 /// As [`submit_to_graph`], without a handle.
 #[inline(always)]
 fn submit_detached(draft: OpDraft<'_>) {
@@ -615,6 +622,48 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
             external_body(operands(&reads, &writes, &updates), target, start)
         });
         Ok(tensor)
+    }
+
+    /// As [`produce_external`](Self::produce_external), for a result that somebody else brings: nothing is left for a worker
+    /// to do, so an operation without operands calls `start` on this thread, before this returns.
+    ///
+    /// # Errors
+    /// As [`produce`](Self::produce).
+    pub fn receive<F>(self, start: F) -> Result<Tensor, Error>
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        self.core().check_usable()?;
+        self.check_external()?;
+        self.core().admit()?;
+        Ok(self.receive_admitted(start))
+    }
+
+    /// As [`receive`](Self::receive), waiting for room in the window without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`produce`](Self::produce).
+    pub async fn receive_async<F>(self, start: F) -> Result<Tensor, Error>
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        self.check_external()?;
+        self.core().admit_async().await?;
+        Ok(self.receive_admitted(start))
+    }
+
+    fn receive_admitted<F>(self, start: F) -> Tensor
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        let (tensor, copying) = self.promise();
+        let target = Some((tensor.clone(), copying));
+        let body = |reads: R, writes: Nothing, updates: ()| {
+            external_body(operands(&reads, &writes, &updates), target, start)
+        };
+        self.complete_draft(Some(&tensor), body, submit_and_start);
+        tensor
     }
 
     /// The tensor that the operation will define: its own variable first, then those of what it aliases.

@@ -18,6 +18,7 @@ use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::exchange::reaper;
+use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{Looked, look_or_probe};
 use crate::run;
@@ -47,14 +48,7 @@ pub(crate) struct Seen {
     pub(crate) phase: Phase,
     pub(crate) counted: bool,
     pub(crate) since: Coarse,
-    pub(crate) lease: Option<SeenLease>,
-}
-
-#[derive(Clone)]
-pub(crate) struct SeenLease {
-    pub(crate) text: String,
-    pub(crate) own: bool,
-    pub(crate) held: bool,
+    pub(crate) lease: Option<LeaseInfo>,
 }
 
 pub(crate) fn see(state: &OpState) -> Seen {
@@ -66,11 +60,7 @@ pub(crate) fn see(state: &OpState) -> Seen {
         phase: state.phase(),
         counted: state.is_counted(),
         since: state.since,
-        lease: state.lease().map(|label| SeenLease {
-            text: label.to_string(),
-            own: label.thread == std::thread::current().id(),
-            held: label.is_held(),
-        }),
+        lease: state.lease().map(|label| LeaseInfo::of(label)),
     }
 }
 
@@ -181,7 +171,7 @@ pub(crate) fn log_if_own_lease(waiting: OpId) {
     if let Some(held) = only_leases(&snapshot, waiting)
         && let Some(own) = held.iter().find(|lease| lease.own)
     {
-        tracing::warn!(lease = own.text, "an await waits for a lease that its own thread has taken");
+        tracing::warn!(lease = %own, "an await waits for a lease that its own thread has taken");
     }
 }
 
@@ -303,8 +293,7 @@ impl Watch<'_> {
         }
         let own = held.iter().any(|lease| lease.own);
         if own || since.elapsed() >= core.lease_timeout {
-            let leases = held.into_iter().map(|lease| lease.text).collect();
-            return Err(Error::LeaseHeld(LeaseHeld { waiting: self.what.to_string(), leases }));
+            return Err(Error::LeaseHeld(LeaseHeld::new(self.what, held)));
         }
         Ok(snapshot)
     }

@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::graph::Graph;
@@ -31,6 +32,10 @@ impl<V, T> Registry<V, T> {
         &self,
         make: impl FnOnce(u64, usize) -> NonNull<VarNode<V, T>>,
     ) -> NonNull<VarNode<V, T>> {
+        if is_abandoned() {
+            // The lock may be held for ever. Nobody looks at the list any more, so the variable need not be on it.
+            return make(0, 0);
+        }
         let mut live = self.lock();
         let node = make(live.next_id, live.nodes.len());
         live.next_id += 1;

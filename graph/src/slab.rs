@@ -8,6 +8,7 @@
 
 use std::ptr::NonNull;
 
+use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -81,6 +82,9 @@ impl<V, T> Slab<V, T> {
 
     #[cold]
     fn take_from_shard(&self) -> (BlockPtr<V, T>, u64) {
+        if is_abandoned() {
+            return self.take_unshared();
+        }
         loop {
             let taken = self.shards[shard_of_this_thread()].with(|free| {
                 // SAFETY: blocks in this list are free, and the list is locked.
@@ -104,6 +108,10 @@ impl<V, T> Slab<V, T> {
 
     /// Some blocks of the caller's own, and how many: at least one, at most `count`.
     pub(crate) fn take_list(&self, count: usize) -> (List<V, T>, usize) {
+        if is_abandoned() {
+            // SAFETY: the list is ours, and what is left of it is lost.
+            return unsafe { Self::chain(Self::allocate()).cut(count) }.expect("a chunk has blocks");
+        }
         loop {
             // SAFETY: blocks in this list are free, and the list is locked.
             let taken = self.shards[shard_of_this_thread()].with(|free| unsafe { free.list.cut(count) });
@@ -116,6 +124,10 @@ impl<V, T> Slab<V, T> {
 
     /// Takes free blocks back.
     pub(crate) fn give_list(&self, list: List<V, T>) {
+        if is_abandoned() {
+            // The lock may be held for ever: the blocks are lost.
+            return;
+        }
         // SAFETY: the blocks are free and in no other list.
         self.shards[shard_of_this_thread()].with(|free| unsafe { free.list.prepend(list) });
     }
@@ -124,6 +136,15 @@ impl<V, T> Slab<V, T> {
     pub(crate) fn reserve_ids(&self) -> (u64, u64) {
         let first = self.ids.fetch_add(ID_BATCH, Ordering::Relaxed);
         (first, first + ID_BATCH)
+    }
+
+    /// As [`take`](Self::take), without a lock, where those may be held for ever.
+    #[cold]
+    fn take_unshared(&self) -> (BlockPtr<V, T>, u64) {
+        let mut list = Self::chain(Self::allocate());
+        // SAFETY: the list is ours, and what is left of it is lost.
+        let block = unsafe { list.pop() }.expect("a chunk has blocks");
+        (block, self.reserve_ids().0)
     }
 
     /// Brings blocks to the shard of this thread.
@@ -146,10 +167,19 @@ impl<V, T> Slab<V, T> {
 
     /// A new chunk, as a list.
     fn grow(&self) -> List<V, T> {
+        let chunk = Self::allocate();
+        self.chunks.lock().expect("nothing panics under this lock").push(chunk);
+        Self::chain(chunk)
+    }
+
+    fn allocate() -> Chunk<V, T> {
         let chunk: Box<[Block<V, T>]> = (0..CHUNK).map(|_| Block::vacant()).collect();
         // From here on the chunk is only reached through raw pointers: moving a box would invalidate them.
-        let chunk = NonNull::from(Box::leak(chunk));
-        self.chunks.lock().expect("nothing panics under this lock").push(chunk);
+        NonNull::from(Box::leak(chunk))
+    }
+
+    /// The blocks of a chunk that was just allocated, as a list.
+    fn chain(chunk: Chunk<V, T>) -> List<V, T> {
         let first: BlockPtr<V, T> = chunk.cast();
         // SAFETY: the indices lie in the chunk, whose blocks are ours and in no list.
         unsafe {
@@ -286,3 +316,54 @@ fn shard_of_this_thread() -> usize {
 unsafe impl<V: Send, T: Send + Sync> Send for Slab<V, T> {}
 // SAFETY: as above.
 unsafe impl<V: Send, T: Send + Sync> Sync for Slab<V, T> {}
+
+#[cfg(all(test, not(any(estafette_loom, estafette_shuttle))))]
+mod tests {
+    use std::process::Command;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Longer than a process needs that does not hang.
+    const WITHIN: Duration = Duration::from_secs(20);
+
+    /// A program of its own, since what it does to its process cannot be undone.
+    const CHILD: &str = "ESTAFETTE_TEST_OF_ABANDONED_LOCKS";
+
+    #[test]
+    fn where_locks_are_held_for_ever_nobody_waits_for_them() {
+        if std::env::var_os(CHILD).is_some() {
+            return with_every_lock_held();
+        }
+        let this = "slab::tests::where_locks_are_held_for_ever_nobody_waits_for_them";
+        let program = std::env::current_exe().expect("this test is a program");
+        let output = Command::new(program).args([this, "--exact"]).env(CHILD, "1").output();
+        let output = output.expect("a test can be started again");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the test ran there");
+    }
+
+    fn with_every_lock_held() {
+        for immortal in [true, false] {
+            let slab: &'static Slab<u8, u8> = Box::leak(Box::new(Slab::new(immortal)));
+            let chunks = slab.chunks.lock();
+            for shard in &slab.shards {
+                shard.lock.lock();
+            }
+            estafette_sync::abandoned::abandon();
+            let (done, is_done) = mpsc::channel();
+            // At its end the thread empties its magazine.
+            let thread = std::thread::spawn(move || {
+                let taken: Vec<_> = (0..3 * CHUNK).map(|_| slab.take()).collect();
+                let numbers: std::collections::HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
+                assert_eq!(numbers.len(), taken.len(), "numbers are not given twice");
+                taken.into_iter().for_each(|(block, _)| slab.give(block));
+                done.send(())
+            });
+            is_done.recv_timeout(WITHIN).expect("nobody waits for a lock");
+            thread.join().expect("nothing went wrong").expect("somebody listens");
+            drop(chunks);
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ptr::NonNull;
 
+use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -313,6 +314,10 @@ impl<V, T> VarNode<V, T> {
             // and that is us.
             next = unsafe {
                 if node.as_ref().handles.fetch_sub(1, Ordering::AcqRel) > 1 {
+                    return;
+                }
+                if is_abandoned() {
+                    // The bit may be held for ever: the variable is lost.
                     return;
                 }
                 let mut locked = Self::lock(node);

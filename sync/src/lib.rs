@@ -12,6 +12,7 @@ pub use shuttle::{hint, sync, thread, thread_local};
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 pub use std::{hint, sync, thread, thread_local};
 
+pub mod abandoned;
 pub mod barrier;
 
 /// Interior mutability that a model checker can watch.

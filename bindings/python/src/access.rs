@@ -1,6 +1,6 @@
 //! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
 
-use estafette::{Access, Error, Lease, Tensor};
+use estafette::{Access, Error, Lease, Taker, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request, poll_once};
 use crate::process::Own;
 use crate::tensor::{PyTensor, device_object};
-use crate::{gate, peers, running_loop};
+use crate::{call_sites, gate, peers, running_loop};
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -83,10 +83,18 @@ impl PyAccess {
             .map(|lease| Py::new(py, PyView { lease: Mutex::new(Some(Own::new(lease))) }))
             .collect::<PyResult<Vec<_>>>()?;
         let lent: Vec<Py<PyAny>> = views.iter().map(|view| view.clone_ref(py).into_any()).collect();
+        let noted: Vec<Py<PyView>> = views.iter().map(|view| view.clone_ref(py)).collect();
         *self.views() = Views::Open(views);
         let lent = match &self.using {
             None => lent,
-            Some(using) => lent.into_iter().map(|view| using.call1(py, (view,))).collect::<PyResult<_>>()?,
+            Some(using) => {
+                let make = |(lent, view): (Py<PyAny>, Py<PyView>)| {
+                    let made = using.call1(py, (lent,))?;
+                    call_sites::note_object(&view.get().lease(py)?, made.bind(py));
+                    Ok(made)
+                };
+                lent.into_iter().zip(noted).map(make).collect::<PyResult<_>>()?
+            }
         };
         match (self.single, lent.first()) {
             (true, Some(view)) => Ok(view.clone_ref(py)),
@@ -101,7 +109,7 @@ impl PyAccess {
         }
     }
 
-    fn taker(py: Python<'_>) -> String {
+    fn taker(py: Python<'_>) -> Taker {
         peers::caller(py).place
     }
 }
@@ -111,7 +119,7 @@ impl PyAccess {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let wanted = self.begin(py)?;
         let taker = Self::taker(py);
-        let leases = match self.acquire(py, &wanted, &taker) {
+        let leases = match self.acquire(py, &wanted, taker) {
             Ok(leases) => leases,
             Err(error) => {
                 self.close(py);
@@ -133,7 +141,7 @@ impl PyAccess {
         let (handle, taker) = (this.get().engine.clone(), Self::taker(py));
         let entering = Entering { access: Some(this.clone().unbind()) };
         Ok(Awaiter::pending(Some(handle), async move {
-            let leases = engine.lease_all(&wanted, &taker).await;
+            let leases = engine.lease_all(&wanted, taker).await;
             let mut entering = entering;
             Box::new(move |py: Python<'_>| match entering.access.take() {
                 Some(access) => access.get().open(py, leases),
@@ -154,7 +162,7 @@ impl PyAccess {
         &self,
         py: Python<'_>,
         wanted: &[(Tensor, Access)],
-        taker: &str,
+        taker: Taker,
     ) -> PyResult<Result<Vec<Lease>, Error>> {
         let engine = self.engine.engine(py)?;
         if running_loop::get(py)?.is_some() {

@@ -232,7 +232,7 @@ fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// What a function has returned, taken over from the library that made it.
-fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
+pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
     if wanted == Use::Ignored {
         return Ok(None);
     }

@@ -21,8 +21,7 @@ use crate::operation::PyOperation;
 use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
-use crate::watch::LongWait;
-use crate::{gate, interrupt, running_loop, thread_state};
+use crate::{call_sites, future, gate, interrupt, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -53,18 +52,29 @@ impl EngineHandle {
         self.shared.engine.get(py)
     }
 
-    /// Has the running loop look, when the lease timeout has passed, at why an `await` takes so long.
-    pub fn watch_wait(&self, running: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        let look = LongWait::new(self.clone(), self.shared.lease_timeout);
-        let delay = self.shared.lease_timeout.as_secs_f64();
-        Ok(running.call_method1("call_later", (delay, Bound::new(running.py(), look)?))?.unbind())
+    /// How long a wait is held up by leases alone.
+    pub fn lease_timeout(&self) -> Duration {
+        self.shared.lease_timeout
+    }
+
+    /// The same for handles of the same engine.
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
     }
 }
 
 /// Schedules operations in the order that their data demands.
 ///
 /// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
-/// waits at the end of the block until everything submitted has ended.
+/// waits at the end of the block until everything submitted has ended::
+///
+///     >>> with est.Engine(workers=2) as eng:
+///     ...     x = eng.from_dlpack(np.arange(3.0))
+///     ...     y = eng.call(np.square, x, using=np.from_dlpack)
+///     ...     eng.submit(lambda y: np.add(y, 1, out=y), writes=[y], using=np.from_dlpack)
+///     ...     np.from_dlpack(y).tolist()
+///     <estafette.Operation ...>
+///     [1.0, 2.0, 5.0]
 ///
 /// workers: threads for operations; default one per core.
 /// window: operations in flight before a submission waits; default 4,096.
@@ -209,6 +219,22 @@ impl PyEngine {
         }
     }
 
+    /// Submits an operation that leaves its completion in `slot`, for whoever brings its result.
+    fn receive_now(&self, py: Python<'_>, order: &Order, slot: &future::Slot) -> PyResult<Tensor> {
+        let engine = self.engine(py)?;
+        let leave = |slot: &future::Slot| {
+            let slot = Arc::clone(slot);
+            move |end: Completion| *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(end)
+        };
+        match body::within(py, || poll_once(order.promise(engine).receive_async(leave(slot))))? {
+            Some(outcome) => outcome.or_raise(py),
+            None => {
+                self.may_wait(py)?;
+                gate::detach(py, || order.promise(engine).receive(leave(slot))).or_raise(py)
+            }
+        }
+    }
+
     /// A full window makes a submission wait, which an event loop cannot.
     fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
         if running_loop::get(py)?.is_none() {
@@ -286,6 +312,11 @@ impl PyEngine {
     ///
     /// device: where the data shall be; default where it is.
     /// copy: True always copies, False never does, None only if it must.
+    ///
+    ///     >>> x = np.zeros(4, "float32")
+    ///     >>> t = eng.from_dlpack(x)
+    ///     >>> t.shape, t.dtype, t.data_ptr == x.ctypes.data
+    ///     ((4,), 'float32', True)
     #[pyo3(signature = (x, /, *, device = None, copy = None))]
     #[allow(clippy::wrong_self_convention, reason = "the array API's name")]
     fn from_dlpack<'py>(
@@ -313,7 +344,79 @@ impl PyEngine {
         if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
             py.detach(|| reaper().flush(BACKLOG_WAIT));
         }
+        if let Some(lease) = tensor.imported_under() {
+            call_sites::note_object(&lease, x);
+        }
         let tensor = if copy == Some(true) && !made_a_copy { self.copied(py, &tensor)? } else { tensor };
+        Bound::new(py, self.wrap(tensor))
+    }
+
+    /// A promise of what a future of another scheduler will deliver: an array, or anything else that speaks DLPack, taken
+    /// over as the result of `call` is. Returns at once; operations on the tensor wait for the future.
+    ///
+    /// future: what has ``add_done_callback`` (`concurrent.futures`, Dask, PyTorch), on any thread and without blocking one;
+    ///     an asyncio future or task, while its loop runs; a coroutine or another awaitable, which becomes a task of the
+    ///     running loop. Without such a loop it raises `RuntimeError`.
+    /// alias_of, like, copy: as in `call`.
+    ///
+    /// The wait for the future is an operation in flight, called `name`: it has a place in the window, `wait_all` and
+    /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
+    /// ``__cause__``; a cancelled future raises `CancelledError`. Giving up a wait for the tensor cancels nothing.
+    ///
+    ///     >>> from concurrent.futures import ThreadPoolExecutor
+    ///     >>> with ThreadPoolExecutor() as pool:
+    ///     ...     t = eng.from_future(pool.submit(np.arange, 3))
+    ///     ...     doubled = eng.call(lambda x: x * 2, t, using=np.from_dlpack)
+    ///     ...     np.from_dlpack(doubled).tolist()
+    ///     [0, 2, 4]
+    ///
+    /// On an event loop::
+    ///
+    ///     >>> async def fetch():
+    ///     ...     await asyncio.sleep(0)
+    ///     ...     return np.ones(2)
+    ///     >>> async def main():
+    ///     ...     t = eng.from_future(fetch())
+    ///     ...     return np.from_dlpack(await t).tolist()
+    ///     >>> asyncio.run(main())
+    ///     [1.0, 1.0]
+    #[pyo3(signature = (future, /, *, alias_of = None, like = None, copy = None, name = None))]
+    #[allow(clippy::wrong_self_convention, reason = "named after `from_dlpack`")]
+    fn from_future<'py>(
+        &self,
+        future: &Bound<'py, PyAny>,
+        alias_of: Option<&Bound<'py, PyAny>>,
+        like: Option<&Bound<'py, PyAny>>,
+        copy: Option<bool>,
+        name: Option<String>,
+    ) -> PyResult<Bound<'py, PyTensor>> {
+        let py = future.py();
+        self.engine(py)?;
+        if let Ok(tensor) = future.cast::<PyTensor>() {
+            // It is a promise already.
+            if alias_of.is_some() || like.is_some() || copy == Some(true) {
+                return Err(PyTypeError::new_err(
+                    "an estafette.Tensor is a promise already; `from_dlpack` copies one, and `alias_of` and `like` are for others' \
+                     futures",
+                ));
+            }
+            return Ok(tensor.clone());
+        }
+        let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
+        let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
+        let order = Order {
+            operands: Operands::default(),
+            name: name.unwrap_or(called),
+            priority: 0,
+            alias_of: tensors_of(alias_of)?,
+            like: like.map(parse_like).transpose()?,
+            copy,
+            own: OnceLock::new(),
+        };
+        let slot = future::Slot::default();
+        let tensor = self.receive_now(py, &order, &slot)?;
+        // If listening fails, the delivery ends the operation as it goes.
+        listen.call1((future::Delivery::new(slot),))?;
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -350,6 +453,12 @@ impl PyEngine {
     /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
     /// the function returns is ignored; what it raises is raised again to whoever waits for the operation or for what it
     /// writes. An ``async def`` function runs as a task on the event loop of the submitter.
+    ///
+    ///     >>> y = eng.zeros(3, "int64")
+    ///     >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")
+    ///     >>> op.wait()
+    ///     >>> op.name, np.from_dlpack(y).tolist()
+    ///     ('fill', [7, 7, 7])
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
@@ -399,6 +508,13 @@ impl PyEngine {
     /// that it is a view of; with ``copy=False`` that is a failure instead, and ``copy=True`` always copies. `like`, a
     /// ``(shape, dtype)`` pair or something with these two attributes, declares shape and dtype, so that they are known at
     /// once. An ``async def`` function runs as a task on the event loop of the submitter.
+    ///
+    ///     >>> a = eng.from_dlpack(np.eye(2))
+    ///     >>> b = eng.call(np.add, a, a, using=np.from_dlpack, like=((2, 2), "float64"))
+    ///     >>> b.shape                       # declared, so it is known before it is there
+    ///     (2, 2)
+    ///     >>> np.from_dlpack(b).tolist()
+    ///     [[2.0, 0.0], [0.0, 2.0]]
     #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn call(
@@ -449,6 +565,13 @@ impl PyEngine {
 
     /// Scoped leases of several tensors, taken all at once: ``with eng.access(reads=[a], writes=[b]) as (x, y)``, or
     /// ``async with``. The block gets a view of each, or what `using` makes of it; reads first.
+    ///
+    ///     >>> a, b = eng.from_dlpack(np.arange(3.0)), eng.zeros(3, "float64")
+    ///     >>> with eng.access(reads=[a], writes=[b], using=np.from_dlpack) as (x, y):
+    ///     ...     y[:] = x + 1
+    ///     ...     del x, y                  # what outlives the block keeps its lease
+    ///     >>> np.from_dlpack(b).tolist()
+    ///     [1.0, 2.0, 3.0]
     #[pyo3(signature = (reads = None, writes = None, using = None))]
     fn access(
         &self,
@@ -654,18 +777,22 @@ fn call_order(
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
     }
-    let mut alias_of = Vec::new();
-    if let Some(list) = result.alias_of {
-        for item in list.try_iter()? {
-            let item = item?;
-            let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-            alias_of.push(tensor.get().tensor(py)?.clone());
-        }
-    }
+    let alias_of = tensors_of(result.alias_of)?;
     let like = result.like.map(parse_like).transpose()?;
     let body = Body::new(function, using, tensors, Use::Produced)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
+}
+
+/// The tensors of a list that may be missing.
+fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
+    let Some(list) = list else { return Ok(Vec::new()) };
+    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        Ok(tensor.get().tensor(item.py())?.clone())
+    };
+    list.try_iter()?.map(tensor_of).collect()
 }
 
 /// `(shape, dtype)`, or something that has both.

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use estafette::{BodyError, Error, OperationError};
+use estafette::{BodyError, Error, LeaseHeld, OperationError};
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyTuple, PyType};
 
-use crate::{gate, interrupt};
+use crate::{gate, interrupt, report};
 
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
@@ -18,6 +18,20 @@ pub struct Raised {
 impl Raised {
     /// Takes an exception out of the body that raised it, without the views in its frames.
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
+        let raised = Self::new(py, error);
+        let bound = raised.value.bind(py);
+        if let Err(error) = crate::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,))) {
+            error.write_unraisable(py, None);
+        }
+        Box::new(raised)
+    }
+
+    /// Takes over an exception that somebody else has as well, as it is.
+    pub fn foreign(py: Python<'_>, error: PyErr) -> BodyError {
+        Box::new(Self::new(py, error))
+    }
+
+    fn new(py: Python<'_>, error: PyErr) -> Self {
         let value = error.into_value(py);
         let bound = value.bind(py);
         let kind = bound.get_type().name().map_or_else(|_| "exception".into(), |name| name.to_string());
@@ -26,10 +40,7 @@ impl Raised {
             Ok(text) => format!("{kind}: {text}"),
             Err(_) => kind,
         };
-        if let Err(error) = crate::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,))) {
-            error.write_unraisable(py, None);
-        }
-        Box::new(Self { text, value })
+        Self { text, value }
     }
 }
 
@@ -67,12 +78,7 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::Cancelled(failure) => return operation(py, "CancelledError", failure),
         Error::Interrupted => return interrupt::take().unwrap_or_else(|| PyKeyboardInterrupt::new_err(())),
         Error::Timeout(_) => return PyTimeoutError::new_err(error.to_string()),
-        Error::LeaseHeld(held) => {
-            return match class(py, "LeaseHeldError") {
-                Ok(class) => PyErr::from_type(class, (error.to_string(), held.leases.clone())),
-                Err(error) => error,
-            };
-        }
+        Error::LeaseHeld(held) => return lease_held(py, error, held).unwrap_or_else(|error| error),
         Error::Invalid(_) => "InvalidError",
         Error::InvalidTensor(_) => "InvalidTensorError",
         Error::Device(_) => "DeviceError",
@@ -85,6 +91,12 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         _ => "EstafetteError",
     };
     raise(py, name, error.to_string())
+}
+
+fn lease_held(py: Python<'_>, error: &Error, held: &LeaseHeld) -> PyResult<PyErr> {
+    let leases = held.held.iter().map(|lease| report::lease(py, lease)).collect::<PyResult<Vec<_>>>()?;
+    let arguments = (error.to_string(), held.leases.clone(), PyTuple::new(py, leases)?.unbind());
+    Ok(PyErr::from_type(class(py, "LeaseHeldError")?, arguments))
 }
 
 fn operation(py: Python<'_>, name: &str, failure: &OperationError) -> PyErr {

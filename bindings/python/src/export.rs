@@ -108,7 +108,8 @@ pub fn export<'py>(
             "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)",
         ));
     }
-    options.taker = Some(caller.place);
+    // A view of an operation's function is known by the operation.
+    options.taker = (scope.is_none() || !caller.is_body).then_some(caller.place);
     let managed = match (scope, from) {
         (Some((scope, declared)), _) => {
             if access == Access::Write && declared == Access::Read {

@@ -6,8 +6,10 @@
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
 //! | `peers` | what we know of other libraries, by name |
+//! | `call_sites` | whether leases note which line takes them |
 //! | `body` | running Python functions as operations |
-//! | `awaiting`, `watch` | `await` on asyncio's event loops |
+//! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
+//! | `future` | futures of others as promises |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
 
@@ -16,11 +18,13 @@
 mod access;
 mod awaiting;
 mod body;
+mod call_sites;
 mod capsule;
 mod engine;
 mod error;
 mod exit;
 mod export;
+mod future;
 mod gate;
 mod import;
 mod interrupt;
@@ -29,6 +33,7 @@ mod peers;
 mod process;
 mod report;
 mod running_loop;
+mod suspension;
 mod tensor;
 mod thread_state;
 mod watch;
@@ -40,6 +45,8 @@ use pyo3::prelude::*;
 mod _estafette {
     #[pymodule_export]
     use super::access::{PyAccess, PyView};
+    #[pymodule_export]
+    use super::call_sites::record_call_sites;
     #[pymodule_export]
     use super::engine::{PyEngine, PyVariable};
     #[pymodule_export]

@@ -47,6 +47,15 @@ impl PyOperation {
 
     /// Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
     /// that it would have changed is untouched.
+    ///
+    ///     >>> t = eng.zeros(1, "int8")
+    ///     >>> held = np.from_dlpack(t)
+    ///     >>> op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="late")
+    ///     >>> op.cancel()
+    ///     True
+    ///     >>> op.wait()
+    ///     Traceback (most recent call last):
+    ///     estafette.CancelledError: operation `late` (op ...) was cancelled: cancelled before it began
     fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
         let op = self.op.get(py)?;
         Ok(gate::detach(py, || op.cancel()))

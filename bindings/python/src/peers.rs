@@ -4,10 +4,13 @@
 //! A legacy DLPack struct cannot say that memory is read-only. NumPy therefore treats every legacy import as read-only;
 //! so do we, unless the table says that the producer hands out such structs for memory that may be written.
 
+use estafette::{CallSite, Taker};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
+
+use crate::call_sites;
 
 /// What a legacy struct from a producer stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,23 +61,33 @@ const FRAMES_MAX: usize = 8;
 /// Who calls into this package from Python.
 pub struct Caller {
     /// The function and line outside any known library.
-    pub place: String,
+    pub place: Taker,
+    /// Whether it is this package, on behalf of the function of an operation.
+    pub is_body: bool,
     /// Whether the innermost library on the way never writes what it is given.
     pub immutable: bool,
 }
 
 /// Looks at the calling frames. Costs a microsecond.
 pub fn caller(py: Python<'_>) -> Caller {
-    look(py).unwrap_or_else(|_| Caller { place: "unknown Python code".into(), immutable: false })
+    look(py).unwrap_or_else(|_| Caller {
+        place: "unknown Python code".into(),
+        is_body: false,
+        immutable: false,
+    })
 }
 
 fn look(py: Python<'_>) -> PyResult<Caller> {
     static GETFRAME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let mut frame = GETFRAME.import(py, "sys", "_getframe")?.call0()?;
     let mut library: Option<&'static Peer> = None;
+    let mut is_body = false;
     for _ in 0..FRAMES_MAX {
-        let module = frame.getattr(intern!(py, "f_globals"))?.get_item(intern!(py, "__name__"))?;
-        let Some(peer) = module.cast::<PyString>()?.to_str().ok().and_then(find) else { break };
+        // Code that is run by `exec` may have no module.
+        let module = frame.getattr(intern!(py, "f_globals"))?.get_item(intern!(py, "__name__")).ok();
+        let module = module.as_ref().and_then(|module| module.cast::<PyString>().ok()?.to_str().ok());
+        is_body = module == Some("estafette._body");
+        let Some(peer) = module.and_then(find) else { break };
         let next = frame.getattr(intern!(py, "f_back"))?;
         if next.is_none() {
             break;
@@ -85,9 +98,13 @@ fn look(py: Python<'_>) -> PyResult<Caller> {
     let code = frame.getattr(intern!(py, "f_code"))?;
     let file = code.getattr(intern!(py, "co_filename"))?;
     let file = file.cast::<PyString>()?.to_str()?;
-    let file = file.rsplit(['/', '\\']).next().unwrap_or(file);
+    let short = file.rsplit(['/', '\\']).next().unwrap_or(file);
     let name = code.getattr(intern!(py, "co_name"))?;
     let line: u32 = frame.getattr(intern!(py, "f_lineno"))?.extract().unwrap_or_default();
-    let place = format!("{} ({file}:{line})", name.cast::<PyString>()?.to_str()?);
-    Ok(Caller { place, immutable: library.is_some_and(|peer| peer.immutable) })
+    let name = name.cast::<PyString>()?.to_str()?;
+    let mut place = Taker::from(format!("{name} ({short}:{line})")).of_library(library.map(|peer| peer.root));
+    if call_sites::are_recorded() {
+        place = place.at(CallSite { file: file.to_owned(), line, function: name.to_owned() });
+    }
+    Ok(Caller { place, is_body, immutable: library.is_some_and(|peer| peer.immutable) })
 }

@@ -1,6 +1,6 @@
 //! What an engine tells about itself, as the plain Python objects of `estafette/_reports.py`.
 
-use estafette::{Diagnosis, ShutdownReport, Stats, Status};
+use estafette::{Diagnosis, LeaseInfo, ShutdownReport, Stats, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -16,7 +16,9 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
     let mut operations = Vec::with_capacity(diagnosis.operations.len());
     for op in &diagnosis.operations {
         let blocked = op.blocked_by.iter().map(|blocked| {
-            make(py, "Blocked", (blocked.id, &blocked.name, blocked.variable, blocked.hazard.to_string()))
+            let lease = blocked.lease.as_ref().map(|info| lease(py, info)).transpose()?;
+            let hazard = blocked.hazard.to_string();
+            make(py, "Blocked", (blocked.id, &blocked.name, blocked.variable, hazard, lease))
         });
         let blocked = PyTuple::new(py, blocked.collect::<PyResult<Vec<_>>>()?)?;
         let status = match op.status {
@@ -28,10 +30,29 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
             _ => "unknown",
         };
         let age = op.age.as_secs_f64();
-        operations.push(make(py, "Waiting", (op.id, &op.name, status, age, blocked, op.to_string()))?);
+        let lease = op.lease.as_ref().map(|info| lease(py, info)).transpose()?;
+        let fields = (op.id, &op.name, status, age, blocked, lease, op.to_string());
+        operations.push(make(py, "Waiting", fields)?);
     }
     let operations = PyTuple::new(py, operations)?;
     Ok(make(py, "Diagnosis", (operations, diagnosis.to_string()))?.unbind())
+}
+
+pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyAny>> {
+    let site = lease.taker.site();
+    let fields = (
+        lease.access.to_string(),
+        &*lease.taker,
+        lease.age.as_secs_f64(),
+        lease.held,
+        lease.taker.library(),
+        lease.object.as_deref(),
+        site.map(|site| &*site.file),
+        site.map(|site| site.line),
+        site.map(|site| &*site.function),
+        lease.to_string(),
+    );
+    make(py, "Lease", fields)
 }
 
 pub fn stats(py: Python<'_>, stats: &Stats, imported: u64, exported: u64) -> PyResult<Py<PyAny>> {

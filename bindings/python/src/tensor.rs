@@ -57,6 +57,14 @@ impl PyTensor {
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
     ///
     /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there.
+    ///
+    ///     >>> def fails(_):
+    ///     ...     raise ValueError("no data")
+    ///     >>> t = eng.zeros(1, "int8")
+    ///     >>> op = eng.submit(fails, writes=[t], name="load")
+    ///     >>> t.wait()
+    ///     Traceback (most recent call last):
+    ///     estafette.OperationError: operation `load` (op ...) failed: ValueError: no data
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let tensor = self.tensor(py)?;
@@ -166,6 +174,13 @@ impl PyTensor {
 
     /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is
     /// exclusive, and lasts until the array is gone.
+    ///
+    ///     >>> t = eng.zeros(3, "int64")
+    ///     >>> x = np.from_dlpack(t.for_write())
+    ///     >>> x[:] = 5
+    ///     >>> del x
+    ///     >>> np.from_dlpack(t).tolist()
+    ///     [5, 5, 5]
     fn for_write(this: &Bound<'_, Self>) -> Exporter {
         Exporter { tensor: this.clone().unbind(), access: Access::Write }
     }
@@ -178,6 +193,11 @@ impl PyTensor {
 
     /// A scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With `using`, for example
     /// ``np.from_dlpack``, `view` is what that makes of it.
+    ///
+    ///     >>> t = eng.from_dlpack(np.arange(3))
+    ///     >>> with t.read(using=np.from_dlpack) as view:
+    ///     ...     int(view.sum())
+    ///     3
     #[pyo3(signature = (using = None))]
     fn read(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
         PyAccess::one(this, Access::Read, using)

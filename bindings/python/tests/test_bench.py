@@ -9,7 +9,14 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "benches/python/bench.py"
 
-WORKLOADS = ["python-submit", "python-import", "python-export", "python-await"]
+WORKLOADS = [
+    "python-submit",
+    "python-import",
+    "python-export",
+    "python-await",
+    "python-resume",
+    "python-round-trip",
+]
 
 
 def bench(*arguments):

@@ -9,7 +9,7 @@ from conftest import run_program
 pytestmark = pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this platform")
 
 PRELUDE = """
-import os, sys, gc, warnings
+import concurrent.futures, os, sys, gc, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
 import numpy as np
 import estafette as est
@@ -55,7 +55,7 @@ def test_every_use_in_a_forked_child_is_a_clear_error(np):
                 lambda: x.__dlpack__(), lambda: x.__dlpack_device__(), lambda: x.clear_error(),
                 lambda: np.from_dlpack(exporter), lambda: x.read().__enter__(), lambda: x.__await__(),
                 lambda: op.wait(), lambda: op.cancel(), lambda: op.name, lambda: var.id,
-                lambda: est.Engine(workers=1), lambda: est.from_dlpack(np.zeros(1)),
+                lambda: eng.from_future(concurrent.futures.Future()), lambda: est.Engine(workers=1), lambda: est.from_dlpack(np.zeros(1)),
             ]
             for number, use in enumerate(uses):
                 try:
@@ -118,6 +118,30 @@ def test_a_fork_with_operations_in_flight_hurts_nobody(np):
                 in_child(lambda: None)
         x.wait()
         assert (np.from_dlpack(x) == 300).all()
+        eng.shutdown()
+        """
+    )
+
+
+def test_futures_that_end_in_a_child_end_nothing_of_the_parents(np):
+    program(
+        """
+        eng = est.Engine(workers=1)
+        futures = [concurrent.futures.Future() for _ in range(3)]
+        tensors = [eng.from_future(future) for future in futures]
+
+        def check():
+            global futures, tensors
+            futures[0].set_result(np.zeros(1))
+            futures[1].cancel()
+            del futures, tensors
+            gc.collect()
+
+        in_child(check)
+        assert not any(tensor.is_ready() for tensor in tensors)
+        for future in futures:
+            future.set_result(np.ones(1))
+        assert [np.from_dlpack(tensor)[0] for tensor in tensors] == [1, 1, 1]
         eng.shutdown()
         """
     )

@@ -116,6 +116,40 @@ class TestFork:
         )
         assert out == "{5} True\n"
 
+    def test_children_of_a_busy_process_end_as_programs_do(self):
+        """What their thread has kept for the engine goes at their end, when locks of the engine may be held for ever."""
+        out = program(
+            """
+            eng = est.Engine(workers=2)
+            tensors = [eng.zeros(1, "int64") for _ in range(4)]
+            stop = threading.Event()
+
+            def works(t):
+                while not stop.is_set():
+                    for _ in range(50):
+                        eng.submit(lambda x: None, writes=[t])
+                    eng.from_dlpack(np.zeros(1))
+                    t.wait()
+
+            threads = [threading.Thread(target=works, args=(t,)) for t in tensors[1:]]
+            for thread in threads:
+                thread.start()
+            codes = set()
+            for number in range(20):
+                for _ in range(number):
+                    eng.submit(lambda x: None, writes=tensors[:1])
+                child = os.fork()
+                if child == 0:
+                    sys.exit(7)
+                codes.add(exit_code_of(child))
+            stop.set()
+            for thread in threads:
+                thread.join()
+            print(codes)
+            """
+        )
+        assert out == "{7}\n"
+
     def test_a_forked_child_that_awaits_gets_an_error(self):
         out = program(
             """

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::sync::{Arc, PoisonError};
 
 use crossbeam::deque::Worker as Deque;
+use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::Mutex;
 
 use crate::shim::thread_local;
@@ -54,6 +55,10 @@ thread_local! {
 impl<J: Job> Drop for Guest<J> {
     fn drop(&mut self) {
         let Some(deque) = self.deque.take() else { return };
+        if is_abandoned() {
+            // The locks of the pool may be held for ever: the deque is lost, with what is in it.
+            return std::mem::forget(deque);
+        }
         self.shared.share(&deque);
         self.shared.guests.give(deque);
     }

@@ -11,7 +11,7 @@
 //! These are plain `std` atomics: they take part in no protocol, and a fork handler runs where no model
 //! checker does.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The fork generation of this process. Changes in a forked child, never otherwise.
 #[inline(always)]
@@ -43,6 +43,21 @@ pub(super) fn count_leak() {
 
 static LEAKED: AtomicU64 = AtomicU64::new(0);
 
+/// Whether there was an engine, so that its locks may be held at a fork.
+static ENGINE: AtomicBool = AtomicBool::new(false);
+
+/// Called before the first engine is made.
+pub(crate) fn engine_is_made() {
+    ENGINE.store(true, Ordering::Relaxed);
+}
+
+/// In the child: the engine's locks are lost.
+fn abandon() {
+    if ENGINE.load(Ordering::Relaxed) {
+        estafette_sync::abandoned::abandon();
+    }
+}
+
 #[cfg(unix)]
 mod imp {
     use std::sync::Once;
@@ -64,8 +79,8 @@ mod imp {
     fn watch() -> u32 {
         WATCHING.call_once(|| {
             GENERATION.store(0, Ordering::Relaxed);
-            // SAFETY: the handler is an `extern "C"` function without arguments that only adds to an
-            // atomic, which is allowed between fork and exec; it lives as long as this library is loaded
+            // SAFETY: the handler is an `extern "C"` function without arguments that only changes
+            // atomics, which is allowed between fork and exec; it lives as long as this library is loaded
             // (the C library removes the handlers of a library it unloads).
             let status = unsafe { libc::pthread_atfork(None, None, Some(raise)) };
             if status != 0 {
@@ -77,6 +92,7 @@ mod imp {
 
     extern "C" fn raise() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
+        super::abandon();
     }
 }
 

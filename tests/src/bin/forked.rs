@@ -59,6 +59,10 @@ fn main() -> ExitCode {
             Ok(()) => 0,
             Err(_) => 3,
         };
+        if std::env::args().any(|argument| argument == "exit") {
+            // As a program ends that was forked and goes on: what its thread has kept is dropped.
+            std::process::exit(code);
+        }
         // SAFETY: ends the child without running what the parent has registered to run at its exit.
         unsafe { libc::_exit(code) };
     }
@@ -112,6 +116,10 @@ fn in_child(things: Things) {
     assert_forked("an await", busy.ready().now_or_never().unwrap_or(Ok(())));
     assert_forked("a wait for everything", engine.wait_all(Some(Duration::from_secs(1))));
     assert_forked("an engine", Engine::builder().workers(1).build());
+    // More descriptions of operations than the thread keeps blocks for.
+    let drafts: Vec<_> = (0..1000).map(|_| engine.op("child")).collect();
+    drop(drafts);
+    drop(engine.var());
     // A foreign tensor that is refused leaks: who knows what its deleter would need.
     let refused = Deleted::default();
     // SAFETY: a fresh tensor that describes its memory truly.

@@ -53,8 +53,9 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    record_call_sites,
 )
-from ._reports import Blocked, Device, Diagnosis, ShutdownReport, Stats, Waiting
+from ._reports import Blocked, Device, Diagnosis, Lease, ShutdownReport, Stats, Waiting
 
 if TYPE_CHECKING:
     from ._typing import DeviceLike, SupportsDLPack
@@ -74,6 +75,7 @@ __all__ = [
     "ForkedError",
     "InvalidError",
     "InvalidTensorError",
+    "Lease",
     "LeaseHeldError",
     "NotDefinedError",
     "Operation",
@@ -91,6 +93,7 @@ __all__ = [
     "__version__",
     "default_engine",
     "from_dlpack",
+    "record_call_sites",
 ]
 
 _default: Engine | None = None

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ._reports import Lease
+
 
 class EstafetteError(Exception):
     """Base class of everything that this package raises of its own.
@@ -65,11 +72,16 @@ class LeaseHeldError(EstafetteError):
     """Only leases that nobody has returned hold this up."""
 
     leases: list[str]
-    """Each of them in words: mode, taker, age."""
+    """Each of them in words: access, taker, age."""
+    held: tuple[Lease, ...]
+    """The same for programs."""
 
-    def __init__(self, message: str, leases: list[str] | None = None) -> None:
-        super().__init__(message, leases)
+    def __init__(
+        self, message: str, leases: list[str] | None = None, held: Iterable[Lease] | None = None
+    ) -> None:
+        super().__init__(message, leases, held)
         self.leases = list(leases or ())
+        self.held = tuple(held or ())
 
     def __str__(self) -> str:
         return str(self.args[0])

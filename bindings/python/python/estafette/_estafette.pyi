@@ -7,9 +7,9 @@ from typing import Any, final
 from typing_extensions import CapsuleType, Self
 
 from ._reports import Device, Diagnosis, ShutdownReport, Stats
-from ._typing import DeviceLike, DtypeLike, Like, ShapeLike, SupportsDLPack, Using
+from ._typing import DeviceLike, DtypeLike, FutureLike, Like, ShapeLike, SupportsDLPack, Using
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "record_call_sites"]
 
 __version__: str
 
@@ -33,6 +33,16 @@ class Engine:
         *,
         device: DeviceLike | None = None,
         copy: bool | None = None,
+    ) -> Tensor: ...
+    def from_future(
+        self,
+        future: FutureLike,
+        /,
+        *,
+        alias_of: Iterable[Tensor] | None = None,
+        like: Like | None = None,
+        copy: bool | None = None,
+        name: str | None = None,
     ) -> Tensor: ...
     def empty(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
     def zeros(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
@@ -221,3 +231,4 @@ def _after_fork_in_child() -> None: ...
 def _after_fork_in_parent() -> None: ...
 def _at_exit() -> None: ...
 def _before_fork() -> None: ...
+def record_call_sites(on: bool = True, /) -> bool: ...

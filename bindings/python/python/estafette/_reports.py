@@ -39,6 +39,35 @@ _DEVICE_NAMES = {
 
 
 @dataclass(frozen=True)
+class Lease:
+    """Who has taken a tensor out of the engine's hands, and since when."""
+
+    access: str
+    """``"read"`` or ``"write"``."""
+    taker: str
+    """Who took it, in words: a function and its line, or an operation whose function has kept a view."""
+    age: float
+    """Seconds since it was asked for."""
+    held: bool
+    """Whether only its holder keeps others waiting. Before that it waits itself."""
+    library: str | None = None
+    """The library that asked for it, where that could be seen."""
+    object: str | None = None
+    """Type of the object that it is for, where that is known and `record_call_sites` is on."""
+    file: str | None = None
+    """Path of the source file that took it, when `record_call_sites` is on."""
+    line: int | None = None
+    """Line in that file, from 1."""
+    function: str | None = None
+    """Function around that line."""
+    text: str = field(default="", repr=False)
+    """All of this in words."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Blocked:
     """One reason to wait."""
 
@@ -50,6 +79,8 @@ class Blocked:
     """The variable that both use."""
     hazard: str
     """``"read after write"``, ``"write after read"`` or ``"write after write"``."""
+    lease: Lease | None
+    """If a lease is in the way, whose."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,8 @@ class Waiting:
     """Seconds since submission, a few milliseconds coarse."""
     blocked_by: tuple[Blocked, ...]
     """What it waits for directly."""
+    lease: Lease | None
+    """For a lease, held or still waiting, who takes it; None for everything else."""
     text: str
     """All of this in words."""
 
@@ -127,6 +160,6 @@ class ShutdownReport:
     """Operations that were still running."""
 
 
-for _report in (Device, Blocked, Waiting, Diagnosis, Stats, ShutdownReport):
+for _report in (Device, Lease, Blocked, Waiting, Diagnosis, Stats, ShutdownReport):
     _report.__module__ = "estafette"
 del _report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, SupportsIndex, TypeAlias, Union
 
 from ._reports import Device
@@ -23,8 +23,15 @@ class HasShapeAndDtype(Protocol):
     def dtype(self) -> Any: ...
 
 
+class CallsBack(Protocol):
+    """A future that calls back when it is done: of `concurrent.futures`, Dask or PyTorch."""
+
+    def add_done_callback(self, callback: Any, /) -> Any: ...
+
+
 DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
 ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
 DtypeLike: TypeAlias = Any
 Like: TypeAlias = Union[tuple[ShapeLike, DtypeLike], HasShapeAndDtype]
+FutureLike: TypeAlias = Union[Awaitable[Any], CallsBack]
 Using: TypeAlias = Callable[[Any], Any]

@@ -1,0 +1,464 @@
+"""Event loops of all fates: busy, many, cancelled, closed, gone. Nothing is lost and nothing stays behind."""
+
+import asyncio
+import contextvars
+import gc
+import logging
+import random
+import threading
+import time
+import weakref
+
+import pytest
+
+import estafette as est
+from conftest import Gate, until
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, 60))
+
+
+def count_wake_ups(loop):
+    """Notes how often other threads call into `loop` from now on."""
+    calls = []
+    original = loop.call_soon_threadsafe
+
+    def counted(callback, *arguments, **keywords):
+        calls.append(callback)
+        return original(callback, *arguments, **keywords)
+
+    loop.call_soon_threadsafe = counted
+    return calls
+
+
+class TestBatches:
+    def test_whatever_ends_during_one_turn_costs_one_call_into_the_loop(self, eng, np):
+        gates = [Gate() for _ in range(2)]
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            for gate in gates:
+                tensors = [eng.zeros(1, "int64") for _ in range(200)]
+                held = eng.var()
+                eng.submit(gate, writes=[held])
+                for tensor in tensors:
+                    eng.submit(lambda x: x.fill(1), reads=[held], writes=[tensor], using=np.from_dlpack)
+                tasks = [asyncio.ensure_future(tensor) for tensor in tensors]
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                calls = count_wake_ups(loop)
+                gate.open()
+                # The loop is busy, so all of this happens within one turn of it.
+                until(lambda: eng.stats().in_flight == 0)
+                time.sleep(0.05)
+                assert len(calls) == 1 and not any(task.done() for task in tasks)
+                assert await asyncio.gather(*tasks) == tensors
+                assert len(calls) == 1
+
+        run(main())
+
+    def test_each_loop_is_called_for_its_own_awaits(self, eng, np, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+        waiting = threading.Barrier(5, timeout=30)
+        ended = threading.Event()
+        counts = []
+
+        def thread():
+            async def main():
+                tasks = [asyncio.ensure_future(z) for _ in range(50)]
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                calls = count_wake_ups(asyncio.get_running_loop())
+                waiting.wait()
+                # Nobody can run this loop's callbacks meanwhile.
+                assert ended.wait(30)
+                until(lambda: calls)
+                time.sleep(0.02)
+                counts.append(len(calls))
+                assert await asyncio.gather(*tasks) == [z] * 50
+
+            run(main())
+
+        threads = [threading.Thread(target=thread) for _ in range(4)]
+        for each in threads:
+            each.start()
+        waiting.wait()
+        gate.open()
+        z.wait()
+        ended.set()
+        for each in threads:
+            each.join(30)
+        assert counts == [1] * 4
+
+
+class TestGivingUp:
+    def test_timeouts_that_race_with_the_end_lose_nothing(self, eng, np, caplog):
+        random.seed(4)
+
+        async def main():
+            outcomes = {True: 0, False: 0}
+            for _ in range(300):
+                z = eng.call(lambda: (time.sleep(random.random() * 0.001), np.ones(1))[1])
+                try:
+                    async with asyncio.timeout(random.random() * 0.0015):
+                        assert await z is z
+                    outcomes[True] += 1
+                except TimeoutError:
+                    outcomes[False] += 1
+                # Whatever came of the wait, the work goes on.
+                assert await z is z
+            return outcomes
+
+        with caplog.at_level(logging.DEBUG, logger="asyncio"):
+            outcomes = run(main())
+        assert min(outcomes.values()) > 0, f"only one side was seen: {outcomes}"
+        assert "never retrieved" not in caplog.text and "destroyed" not in caplog.text
+
+    def test_a_task_cancelled_in_the_turn_that_wakes_it_is_cancelled(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            task = asyncio.ensure_future(z)
+            await asyncio.sleep(0.01)
+            gate.open()
+            until(z.is_ready)
+            time.sleep(0.01)
+            # The wake-up is in the loop's queue; the cancellation comes before it.
+            assert task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await z is z
+
+        run(main())
+
+    def test_shielded_waits_go_on(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            waiting = asyncio.ensure_future(z)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(waiting), 0.01)
+            assert not waiting.done()
+            gate.open()
+            assert await waiting is z
+
+        run(main())
+
+    def test_a_group_of_tasks_ends_with_the_first_failure(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        def fail():
+            raise ValueError("no")
+
+        async def waits(awaitable):
+            await awaitable
+
+        async def main():
+            with pytest.raises(ExceptionGroup) as caught:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(waits(z))
+                    group.create_task(waits(eng.submit(fail)))
+            assert [type(error) for error in caught.value.exceptions] == [est.OperationError]
+
+        run(main())
+
+
+class TestNothingStaysBehind:
+    def test_a_closed_loop_goes_although_its_awaits_were_never_resumed(self, eng, gate, caplog):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+        loop = asyncio.new_event_loop()
+
+        async def main():
+            tasks = [asyncio.ensure_future(z) for _ in range(20)]
+            await asyncio.sleep(0.01)
+            assert not any(task.done() for task in tasks)
+            return [weakref.ref(thing) for thing in (loop, *tasks)]
+
+        with caplog.at_level(logging.CRITICAL, logger="asyncio"):
+            gone = loop.run_until_complete(main())
+            loop.close()
+            del loop
+            gc.collect()
+        # The operation that they waited for is still under way, and has kept none of it.
+        assert [reference() for reference in gone] == [None] * len(gone)
+        assert not z.is_ready()
+        gate.open()
+        z.wait()
+
+    def test_loops_that_come_and_go_leave_nothing_in_the_registry(self, eng, gate):
+        from estafette import _estafette
+
+        def kept():
+            gc.collect()
+            kinds = ("_Wakeups", "_Awaiter", "_LongWaits")
+            return sum(type(thing).__name__ in kinds for thing in gc.get_objects())
+
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def wait():
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(z, 0.001)
+
+        run(wait())
+        before, loops = kept(), []
+        for _ in range(20):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(wait())
+            loop.close()
+            loops.append(weakref.ref(loop))
+        del loop
+        assert kept() <= before
+        assert not any(reference() for reference in loops)
+        assert _estafette is not None
+
+    def test_exceptions_of_failed_awaits_keep_no_tasks(self, eng):
+        def fail():
+            raise ValueError("no")
+
+        op = eng.submit(fail)
+        gone = []
+
+        async def main():
+            for _ in range(10):
+                task = asyncio.ensure_future(op)
+                await asyncio.wait([task])
+                assert isinstance(task.exception(), est.OperationError)
+                gone.append(weakref.ref(task))
+
+        run(main())
+        gc.collect()
+        assert not any(reference() for reference in gone)
+
+
+class TestEnginesThatEnd:
+    def test_an_await_behind_a_lease_ends_with_the_shutdown_that_cancels_its_operation(self, np):
+        eng = est.Engine(workers=1, lease_timeout=600)
+        t = eng.zeros(1, "int8")
+        array = np.from_dlpack(t)
+        op = eng.submit(lambda x: None, writes=[t], name="held up")
+
+        async def main():
+            waits = [asyncio.ensure_future(op), asyncio.ensure_future(t)]
+            await asyncio.sleep(0.01)
+            report = await asyncio.to_thread(eng.shutdown, 0.01)
+            assert report.cancelled == ("held up",)
+            for wait in waits:
+                with pytest.raises(est.CancelledError, match="held up"):
+                    await wait
+
+        run(main())
+        del array
+
+    def test_awaits_of_a_running_operation_outlast_the_shutdown_of_its_engine(self, np, gate):
+        eng = est.Engine(workers=1)
+        z = eng.call(lambda: (gate(), np.ones(1))[1])
+
+        async def main():
+            task = asyncio.ensure_future(z)
+            await asyncio.sleep(0.01)
+            report = await asyncio.to_thread(eng.shutdown, 0.01)
+            assert not report.drained and not task.done()
+            gate.open()
+            assert await task is z
+
+        run(main())
+        assert eng.shutdown(20).drained
+
+    def test_an_engine_that_nobody_holds_any_more_still_wakes_its_awaits(self, np, gate):
+        eng = est.Engine(workers=1)
+        z = eng.call(lambda: (gate(), np.ones(1))[1])
+        del eng
+
+        async def main():
+            task = asyncio.ensure_future(z)
+            await asyncio.sleep(0.01)
+            gc.collect()
+            gate.open()
+            assert await task is z
+
+        run(main())
+
+
+def test_awaits_in_many_threads_and_operations_in_many_more_end(eng, np):
+    totals = []
+
+    def thread(number):
+        async def main():
+            total = 0
+            for round in range(40):
+                tensors = [eng.call(lambda i=i: np.full(1, number + round + i)) for i in range(5)]
+                for tensor in asyncio.as_completed(tensors):
+                    total += int(np.from_dlpack(await tensor)[0])
+            totals.append((number, total))
+
+        run(main())
+
+    threads = [threading.Thread(target=thread, args=(number,)) for number in range(6)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    expected = [(n, sum(n + r + i for r in range(40) for i in range(5))) for n in range(6)]
+    assert sorted(totals) == expected
+
+
+class TestTasksAreResumedAsTheyLeft:
+    """The engine's wake-up runs the tasks' next steps itself; they must not notice."""
+
+    def test_in_their_own_context_and_as_the_current_task(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+        variable = contextvars.ContextVar("variable")
+
+        async def wait(number):
+            variable.set(number)
+            await z
+            return variable.get(), asyncio.current_task().get_name(), asyncio.get_running_loop()
+
+        async def main():
+            tasks = [asyncio.create_task(wait(number), name=f"task {number}") for number in range(10)]
+            await asyncio.sleep(0.01)
+            gate.open()
+            loop = asyncio.get_running_loop()
+            assert await asyncio.gather(*tasks) == [(n, f"task {n}", loop) for n in range(10)]
+            assert asyncio.current_task() is not None
+
+        run(main())
+
+    def test_with_tasks_written_in_python_and_in_debug_mode(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            loop.set_task_factory(lambda loop, coroutine, **options: asyncio.tasks._PyTask(coroutine, loop=loop, **options))
+
+            async def wait():
+                return await z
+
+            tasks = [asyncio.create_task(wait()) for _ in range(5)]
+            given_up = asyncio.create_task(wait())
+            await asyncio.sleep(0.01)
+            given_up.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            gate.open()
+            assert await asyncio.gather(*tasks) == [z] * 5
+
+        asyncio.run(main(), debug=True)
+
+    def test_a_cancellation_keeps_its_message(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            seen = []
+
+            async def wait():
+                try:
+                    await z
+                except asyncio.CancelledError as error:
+                    seen.append(error.args)
+                    raise
+
+            task = asyncio.create_task(wait())
+            await asyncio.sleep(0.01)
+            task.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert seen == [("enough",)]
+            gate.open()
+            await z
+
+        run(main())
+
+    def test_one_that_ends_the_loop_keeps_nobody_else_from_being_resumed(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+        resumed = []
+        loop = asyncio.new_event_loop()
+
+        async def wait(number):
+            await z
+            resumed.append(number)
+            if number == 2:
+                raise SystemExit(5)
+
+        async def main():
+            tasks = [asyncio.create_task(wait(number)) for number in range(5)]
+            await asyncio.sleep(0.01)
+            gate.open()
+            await asyncio.sleep(20)
+            return tasks
+
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(main())
+        assert sorted(resumed) == list(range(5))
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+    def test_a_bare_future_like_it_can_be_waited_for_by_others(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            called = []
+            suspension = next(z.__await__())
+            assert asyncio.isfuture(suspension) and suspension.get_loop() is asyncio.get_running_loop()
+            first, second = called.append, (lambda suspension: called.append(suspension))
+            suspension.add_done_callback(first)
+            suspension.add_done_callback(second)
+            assert suspension.remove_done_callback(second) == 1
+            gate.open()
+            # Its awaiter is gone, and with it whoever would have woken it.
+            assert not suspension.done() and suspension.cancel() and not suspension.cancel()
+            assert suspension.cancelled() and suspension.done() and called == []
+            await asyncio.sleep(0)
+            assert called == [suspension]
+            suspension.add_done_callback(second)
+            await asyncio.sleep(0)
+            assert called == [suspension] * 2
+            with pytest.raises(asyncio.CancelledError):
+                suspension.result()
+
+        run(main())
+
+    def test_a_long_wait_is_looked_at_once_each_and_by_one_timer(self, np, caplog):
+        """Two awaits that begin at different times are both told of, though one timer serves them."""
+        eng = est.Engine(workers=1, lease_timeout=0.1)
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            timers = []
+            original = loop.call_later
+            loop.call_later = lambda *arguments, **keywords: timers.append(1) or original(*arguments, **keywords)
+            t = eng.zeros(1, "int8")
+            array = np.from_dlpack(t)
+            eng.submit(lambda _: None, writes=[t], name="held up")
+            first = [asyncio.ensure_future(t) for _ in range(20)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(timers) == 1
+            loop.call_later = original
+            async with asyncio.timeout(20):
+                while not caplog.records:
+                    await asyncio.sleep(0.005)
+                second = asyncio.ensure_future(t)
+                while len(caplog.records) < 2:
+                    await asyncio.sleep(0.005)
+            del array
+            await asyncio.gather(*first, second)
+
+        with caplog.at_level(logging.WARNING, logger="estafette"):
+            run(main())
+        assert len(caplog.records) == 2
+        eng.shutdown(5)
