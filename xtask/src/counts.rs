@@ -9,8 +9,10 @@ pub struct Counts {
     pub failed: u64,
     /// Tests that did not run: skipped at run time, or marked to be left out.
     pub skipped: u64,
-    /// The reasons that pytest gave for skipped tests, one entry per line of its summary.
+    /// The reasons that were given for skipped tests, one entry per line of output that gives one.
     pub reasons: Vec<String>,
+    /// Tests that these reasons speak of.
+    pub explained: u64,
 }
 
 impl Counts {
@@ -22,6 +24,11 @@ impl Counts {
             let reason = rest.split_once(".py:").map_or(rest, |(_, after)| after);
             let reason = reason.split_once(": ").map_or(reason, |(_, after)| after);
             self.reasons.push(reason.trim().to_owned());
+            self.explained += rest.split(']').next().and_then(|number| number.parse().ok()).unwrap_or(1_u64);
+        } else if let Some((_, reason)) = line.split_once(" ... ignored, ") {
+            // libtest on `#[ignore = "reason"]`: "test name ... ignored, reason".
+            self.reasons.push(reason.to_owned());
+            self.explained += 1;
         } else if is_closing(line) {
             self.add(line);
         }
@@ -33,6 +40,12 @@ impl Counts {
         self.failed += other.failed;
         self.skipped += other.skipped;
         self.reasons.extend(other.reasons);
+        self.explained += other.explained;
+    }
+
+    /// Skipped tests for which nobody gave a reason.
+    pub fn unexplained(&self) -> u64 {
+        self.skipped.saturating_sub(self.explained)
     }
 
     /// Tests that were executed.
@@ -77,7 +90,7 @@ mod tests {
     }
 
     fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
-        Counts { passed, failed, skipped, reasons: Vec::new() }
+        Counts { passed, failed, skipped, reasons: Vec::new(), explained: 0 }
     }
 
     #[test]
@@ -105,7 +118,19 @@ SKIPPED [1] tests/test_jax.py: could not import 'jax'
         let mut expected = counts(10, 2, 3);
         expected.reasons =
             vec!["no GPU: torch.cuda is not available".into(), "could not import 'jax'".into()];
+        expected.explained = 3;
         assert_eq!(read(output), expected);
+    }
+
+    #[test]
+    fn an_ignored_rust_test_may_give_its_reason() {
+        let output = "
+test needs_one ... ignored, no GPU: no driver
+test forgotten ... ignored
+test result: ok. 3 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s";
+        let counts = read(output);
+        assert_eq!((counts.skipped, counts.unexplained()), (2, 1));
+        assert_eq!(counts.reasons, ["no GPU: no driver"]);
     }
 
     #[test]

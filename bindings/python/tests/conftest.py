@@ -16,8 +16,14 @@ import estafette as est
 
 def peer(name):
     """The library `name`; skips the test without it, or fails it where every peer must be there."""
+    new = name not in sys.modules
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
+        if new:
+            # Libraries leave a million objects behind, which every collection of every test would look through.
+            gc.collect()
+            gc.freeze()
+        return module
     except ImportError:
         if os.environ.get("ESTAFETTE_REQUIRE_PEERS") == "1":
             pytest.fail(f"{name} is required (ESTAFETTE_REQUIRE_PEERS=1) and not installed", pytrace=False)
