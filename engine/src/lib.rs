@@ -70,6 +70,7 @@
 //! next to nothing (`body`, `core_ref`, `operation`).
 
 mod admission;
+mod arrow;
 mod bell;
 mod blocked;
 mod bodies;
