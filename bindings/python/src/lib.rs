@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
+//! | `arrow` | Arrow's PyCapsule interface, both ways |
 //! | `peers` | what we know of other libraries, by name |
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `watch` | `await` on asyncio's event loops |
@@ -14,6 +15,7 @@
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 
 mod access;
+mod arrow;
 mod awaiting;
 mod body;
 mod capsule;
