@@ -9,7 +9,7 @@ pub struct Counts {
     pub failed: u64,
     /// Tests that did not run: skipped at run time, or marked to be left out.
     pub skipped: u64,
-    /// The reasons that were given for skipped tests, one entry per line of output that gives one.
+    /// The reasons that were given for skipped tests, each once.
     pub reasons: Vec<String>,
     /// Tests that these reasons speak of.
     pub explained: u64,
@@ -23,11 +23,11 @@ impl Counts {
             // "SKIPPED [2] tests/test_x.py:7: reason", or without the number of the line.
             let reason = rest.split_once(".py:").map_or(rest, |(_, after)| after);
             let reason = reason.split_once(": ").map_or(reason, |(_, after)| after);
-            self.reasons.push(reason.trim().to_owned());
+            self.add_reason(reason.trim().to_owned());
             self.explained += rest.split(']').next().and_then(|number| number.parse().ok()).unwrap_or(1_u64);
         } else if let Some((_, reason)) = line.split_once(" ... ignored, ") {
             // libtest on `#[ignore = "reason"]`: "test name ... ignored, reason".
-            self.reasons.push(reason.to_owned());
+            self.add_reason(reason.to_owned());
             self.explained += 1;
         } else if is_closing(line) {
             self.add(line);
@@ -39,7 +39,7 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
-        self.reasons.extend(other.reasons);
+        other.reasons.into_iter().for_each(|reason| self.add_reason(reason));
         self.explained += other.explained;
     }
 
@@ -51,6 +51,12 @@ impl Counts {
     /// Tests that were executed.
     pub fn executed(&self) -> u64 {
         self.passed + self.failed
+    }
+
+    fn add_reason(&mut self, reason: String) {
+        if !self.reasons.contains(&reason) {
+            self.reasons.push(reason);
+        }
     }
 
     /// Adds every "number word" pair of a closing line that names an outcome.
@@ -110,15 +116,16 @@ test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn pytest_errors_are_failures_and_reasons_of_skips_are_kept() {
+    fn pytest_errors_are_failures_and_each_reason_of_a_skip_is_kept_once() {
         let output = "
 SKIPPED [2] tests/test_torch.py:12: no GPU: torch.cuda is not available
 SKIPPED [1] tests/test_jax.py: could not import 'jax'
-== 1 failed, 10 passed, 3 skipped, 2 warnings, 1 error in 4.56s (0:00:04) ==";
-        let mut expected = counts(10, 2, 3);
+SKIPPED [1] tests/test_more.py:3: could not import 'jax'
+== 1 failed, 10 passed, 4 skipped, 2 warnings, 1 error in 4.56s (0:00:04) ==";
+        let mut expected = counts(10, 2, 4);
         expected.reasons =
             vec!["no GPU: torch.cuda is not available".into(), "could not import 'jax'".into()];
-        expected.explained = 3;
+        expected.explained = 4;
         assert_eq!(read(output), expected);
     }
 
