@@ -3,7 +3,6 @@
 use std::ffi::{CStr, CString};
 
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
-use estafette::{Access, Tensor};
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -87,7 +86,7 @@ fn not_arrow(raw: &Bound<'_, PyCapsule>, wanted: &str) -> PyErr {
 /// this version does not know.
 pub fn device_array<'py>(
     py: Python<'py>,
-    tensor: &Tensor,
+    from: From<'_>,
     unknown: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     for (name, value) in unknown.into_iter().flatten() {
@@ -96,7 +95,7 @@ pub fn device_array<'py>(
             return Err(PyNotImplementedError::new_err(format!("the argument {name} is not known")));
         }
     }
-    let (schema, array) = lend(py, tensor)?;
+    let (schema, array) = lend(py, from)?;
     let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
     PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, DEVICE_ARRAY)?])
 }
@@ -105,17 +104,17 @@ pub fn device_array<'py>(
 ///
 /// # Errors
 /// As [`device_array`], and `InvalidTensorError` for memory that is not the host's.
-pub fn array<'py>(py: Python<'py>, tensor: &Tensor) -> PyResult<Bound<'py, PyTuple>> {
-    let (schema, array) = lend(py, tensor)?;
+pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTuple>> {
+    let (schema, array) = lend(py, from)?;
     let array = array.into_host().map_err(|error| to_py(py, &error.into()))?;
     let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
     PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, ARRAY)?])
 }
 
-/// Exports the tensor as `__dlpack__` does, with the same waiting and under the same lease, as an Arrow array.
-fn lend(py: Python<'_>, tensor: &Tensor) -> PyResult<(ArrowSchema, ArrowDeviceArray)> {
+/// Exports as `__dlpack__` does, with the same waiting and under the same lease, but an Arrow array.
+fn lend(py: Python<'_>, from: From<'_>) -> PyResult<(ArrowSchema, ArrowDeviceArray)> {
     let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
-    let lent = export::export(py, From::Tensor(tensor, Access::Read), &request)?;
+    let lent = export::export(py, from, &request)?;
     let lent = capsule::consume(&lent)?;
     ArrowDeviceArray::from_tensor(lent, None).map_err(|error| to_py(py, &error.into()))
 }

@@ -179,7 +179,7 @@ impl PyTensor {
         kwargs: Option<&Bound<'py, PyDict>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let _ = requested_schema;
-        arrow::device_array(py, self.tensor(py)?, kwargs)
+        arrow::device_array(py, From::Tensor(self.tensor(py)?, Access::Read), kwargs)
     }
 
     /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
@@ -190,7 +190,7 @@ impl PyTensor {
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let _ = requested_schema;
-        arrow::array(py, self.tensor(py)?)
+        arrow::array(py, From::Tensor(self.tensor(py)?, Access::Read))
     }
 
     /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is

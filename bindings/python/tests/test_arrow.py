@@ -246,6 +246,17 @@ class TestToArrow:
         total = eng.call(lambda x: pa.array([pc.sum(x).as_py()]), t, using=pa.array)
         assert pa.array(total).to_pylist() == [6]
 
+    def test_a_scoped_lease_gives_arrow_arrays(self, eng, np, pa):
+        t = eng.from_dlpack(np.arange(4))
+        with t.read(using=pa.array) as array:
+            assert array.to_pylist() == [0, 1, 2, 3] and array.buffers()[1].address == t.data_ptr
+            op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack)
+            assert not op.is_done()
+        with eng.access(reads=[eng.zeros(2, "int8")], using=lambda view: pa.array(HostOnly(view))) as (plain,):
+            assert plain.to_pylist() == [0, 0]
+        del array
+        op.wait()
+
     def test_a_round_trip_is_the_same_memory(self, eng, np, pa):
         t = eng.from_dlpack(np.arange(4))
         back = eng.from_arrow(pa.array(t))
@@ -266,6 +277,32 @@ class TestToArrow:
         taken.release_now()
         op.wait()
         assert not ctypes.cast(taken.array.release, ctypes.c_void_p)
+
+
+class TestArraysThroughDLPack:
+    """`pyarrow.Array` in the other protocol. (`pyarrow.Tensor` is a peer like others, in `test_peers.py`.)"""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_both_ways_in_place(self, eng, np, pa, dtype):
+        array = pa.array(np.arange(8).astype(dtype))
+        t = eng.from_dlpack(array)
+        assert (t.dtype, t.read_only, t.data_ptr) == (dtype, True, array.buffers()[1].address)
+        back = pa.Array.from_dlpack(t)
+        assert back.equals(array) and back.buffers()[1].address == t.data_ptr
+
+    def test_what_it_refuses_to_export_comes_through(self, eng, pa):
+        for array, what in [(pa.array([1, None]), "no nulls"), (pa.array([True]), "Bit-packed")]:
+            with pytest.raises(TypeError, match=what):
+                eng.from_dlpack(array)
+
+    def test_it_takes_one_dimension_without_gaps_and_returns_the_lease_of_others(self, eng, np, pa):
+        for source in [np.zeros((2, 2)), np.zeros(()), np.zeros(8)[::2]]:
+            t = eng.from_dlpack(source)
+            with pytest.raises(ValueError, match="one dimensional") as caught:
+                pa.Array.from_dlpack(t)
+            del caught
+            gc.collect()
+            eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack).wait()
 
 
 class TestMemory:

@@ -117,3 +117,39 @@ unsafe extern "C" fn release_schema(schema: *mut RawSchema) {
     // SAFETY: as above.
     unsafe { (*schema).release = None };
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::super::abi::{Abi, ExportFlags, export};
+    use super::super::super::fork::{leaked, tests::in_forked_child};
+    use super::super::super::layout::Layout;
+    use super::*;
+
+    #[test]
+    fn an_array_released_in_a_forked_child_stays_the_parents() {
+        static RELEASED: AtomicUsize = AtomicUsize::new(0);
+        static VALUES: [i32; 2] = [1, 2];
+        let make = || {
+            let layout = Layout::contiguous(DType::I32, DLDevice::CPU, &[2]).unwrap();
+            let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
+            let data = VALUES.as_ptr().cast::<u8>().cast_mut();
+            let owner = || drop(RELEASED.fetch_add(1, Ordering::SeqCst));
+            // SAFETY: the memory is static and read-only.
+            let tensor = unsafe { export(&layout, data, flags, Abi::Versioned, owner) };
+            ArrowDeviceArray::from_tensor(tensor, None).unwrap()
+        };
+        let mut kept = make();
+        let array = &raw mut kept.1.0.array;
+        assert!(in_forked_child(|| {
+            // SAFETY: what a consumer in the child would do, unaware of us; the parent's copy is another one.
+            unsafe { release(array) };
+            let marked = kept.1.0.array.release.is_none();
+            marked && leaked() == 1 && RELEASED.load(Ordering::SeqCst) == 0
+        }));
+        assert_eq!(RELEASED.load(Ordering::SeqCst), 0);
+        drop(kept);
+        assert_eq!(RELEASED.load(Ordering::SeqCst), 1);
+    }
+}
