@@ -1,8 +1,9 @@
 """The libraries that tensors are exchanged with: how a test makes, reads and looks at an array of each, and the table of
 what each does.
 
-The table is asserted by `test_peers.py` in both directions: a newer version of a peer that does more, or less, or asks
-differently fails there, so that the table stays true.
+The table is asserted by `test_peers.py` (for MXNet by `test_mxnet.py`) in both directions: a newer version of a peer that
+does more, or less, or asks differently fails there, so that the table stays true. `docs/peers.md` shows it to users;
+`python bindings/python/tests/peers.py` prints the tables for it.
 """
 
 import os
@@ -375,4 +376,46 @@ class PyArrow:
         return not array.is_mutable
 
 
+# MXNet 1.9.1, which lives in an environment of its own.
+MXNET = Rules(
+    dtypes="int8 int32 int64 uint8 float16 float32 float64",
+    gives="dltensor",
+    # Programs pass its capsules by hand.
+    asks=None,
+    layouts="",
+    read_only="cannot ask",
+    # A raw capsule does not say whose it is.
+    writable=False,
+    copies="asked",
+)
+
 PEERS = {kind.name: kind for kind in (Numpy, Jax, Torch, TensorFlow, TvmFfi, PyArrow)}
+
+
+def tables():
+    """What the peers do, as Markdown."""
+    rules = {**{name: kind.rules for name, kind in PEERS.items()}, "mxnet": MXNET}
+    return "\n".join([*conduct(rules), "", *types(rules), ""])
+
+
+def conduct(rules):
+    yield "| peer | asks `__dlpack__` for | gives | takes in place | memory that may not be written | its own may be written | `copy=True` is |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, its in rules.items():
+        asks = "the program asks" if its.asks is None else f"`{its.asks}`" if its.asks else "nothing"
+        layouts = ", ".join(["contiguous", *its.layouts.split()])
+        writable = "yes" if its.writable else "no"
+        copies = "no argument" if its.copies == "no" else its.copies
+        yield f"| {name} | {asks} | `{its.gives}` | {layouts} | {its.read_only} | {writable} | {copies} |"
+
+
+def types(rules):
+    yield f"| element type | {' | '.join(rules)} |"
+    yield f"|---|{'---|' * len(rules)}"
+    for dtype in DTYPES.split():
+        row = ["yes" if dtype in its.dtypes.split() else its.widths.get(dtype, "–") for its in rules.values()]
+        yield f"| {dtype} | {' | '.join(row)} |"
+
+
+if __name__ == "__main__":
+    print(tables(), end="")

@@ -15,6 +15,7 @@ import pytest
 import estafette as est
 from capsules import python as c_api
 from conftest import until
+from peers import MXNET
 
 with warnings.catch_warnings():
     # It asks for `np.bool`, which NumPy 1.20 began to warn of and 1.24 took away. Given back to this process alone.
@@ -24,7 +25,7 @@ with warnings.catch_warnings():
     import mxnet as mx
 
 # What it does, asserted below in both directions.
-MAKES = "int8 int32 int64 uint8 float16 float32 float64"
+MAKES = MXNET.dtypes
 TAKES = MAKES + " bfloat16"
 # (It refuses complex128 too, in a message that is no text.)
 REFUSES = "bool int16 uint16 uint32 uint64 complex64 float8_e4m3fn"
