@@ -10,7 +10,8 @@ use estafette_sync::sync::Mutex;
 use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::exchange::arrow::{ArrowDeviceArray, ArrowSchema, Imported, event};
+use crate::exchange::arrow::event::{self, EventKind};
+use crate::exchange::arrow::{ArrowDeviceArray, ArrowSchema, Imported};
 use crate::export::ExportOptions;
 use crate::lease::Access;
 use crate::operation::{Name, Op};
@@ -40,10 +41,12 @@ impl Engine {
             None => Frontier::default(),
             Some(event) => {
                 let id = tensor.device();
-                let device = self
-                    .core()
-                    .device(id)
-                    .ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))?;
+                let device = self.core().device(id).ok_or_else(|| {
+                    let event = event::kind(id.device_type).map_or("event", EventKind::c_type);
+                    Error::invalid(format!(
+                        "device {id} is not available in this engine, so nobody can wait for the array's {event}"
+                    ))
+                })?;
                 // SAFETY: the caller says what the event is. It lives until the array is released, and the reaper does that
                 // after all fences of the memory, of which this becomes one, have settled.
                 unsafe { device.fence_of_event(event) }?.into()

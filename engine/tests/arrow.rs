@@ -188,7 +188,7 @@ fn nulls_that_nobody_counted_are_counted_within_the_slice() {
 #[test]
 fn what_a_tensor_cannot_have_is_named_and_released() {
     type Spoil = fn(&mut DeviceArray);
-    let cases: [(&str, &CStr, Spoil); 15] = [
+    let cases: [(&str, &CStr, Spoil); 16] = [
         ("null_count is 1", c"f", |array| array.array.null_count = 1),
         ("null_count is -2", c"f", |array| array.array.null_count = -2),
         ("length is -1", c"f", |array| array.array.length = -1),
@@ -204,6 +204,9 @@ fn what_a_tensor_cannot_have_is_named_and_released() {
         ("format is `u`, text", c"u", |_array| ()),
         ("format is `b`, bit-packed", c"b", |_array| ()),
         ("sync_event is set", c"f", |array| array.sync_event = ptr::dangling_mut()),
+        ("wait for the array's hipEvent_t*", c"f", |array| {
+            (array.device_type, array.device_id, array.sync_event) = (10, 0, ptr::dangling_mut());
+        }),
         ("device cuda:3 is not available", c"f", |array| (array.device_type, array.device_id) = (2, 3)),
     ];
     let engine = engine();
@@ -430,6 +433,17 @@ fn a_finished_tensor_leaves_without_an_event() {
     let (device, _engine, tensor) = on_device();
     let (_schema, array) = futures::executor::block_on(tensor.export_arrow()).unwrap();
     assert!(raw(&array).sync_event.is_null());
+    device.run_until_idle();
+}
+
+#[test]
+fn only_host_memory_leaves_as_a_plain_array() {
+    let (device, engine, tensor) = on_device();
+    let (_schema, array) = tensor.export_arrow_wait(None).unwrap();
+    let error = array.into_host().unwrap_err();
+    assert_eq!(error.to_string(), "device_type is ext_dev:0, not host memory");
+    // The lease came back with the error.
+    engine.op("write").writes([&tensor]).run(|[], [_x]| Ok(())).unwrap().wait().unwrap();
     device.run_until_idle();
 }
 

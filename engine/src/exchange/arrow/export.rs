@@ -135,7 +135,9 @@ mod tests {
             let layout = Layout::contiguous(DType::I32, DLDevice::CPU, &[2]).unwrap();
             let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
             let data = VALUES.as_ptr().cast::<u8>().cast_mut();
-            let owner = || drop(RELEASED.fetch_add(1, Ordering::SeqCst));
+            let owner = || {
+                RELEASED.fetch_add(1, Ordering::SeqCst);
+            };
             // SAFETY: the memory is static and read-only.
             let tensor = unsafe { export(&layout, data, flags, Abi::Versioned, owner) };
             ArrowDeviceArray::from_tensor(tensor, None).unwrap()

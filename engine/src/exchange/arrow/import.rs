@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
+use estafette_devices::DLDevice;
+
 use super::super::abi::{Abi, ExportFlags, ManagedTensor, export};
 use super::super::dtype::DType;
 use super::super::invalid::InvalidTensor;
@@ -38,18 +40,15 @@ impl ArrowDeviceArray {
         let layout = Layout::contiguous(dtype, device, &[array.length])?;
         // SAFETY: the array is owned and not released, and was found to have two buffers.
         let [validity, data] = unsafe { array.buffers.cast::<[*const c_void; 2]>().read_unaligned() };
-        check_nulls(array, validity.cast(), has_host_memory(&self))?;
+        // Before the bitmap is looked at, so that an impossible offset leads nowhere.
         let (layout, data) = locate(layout, data.cast_mut().cast(), dtype, offset)?;
+        check_nulls(array, validity.cast(), device == DLDevice::CPU)?;
         let flags = ExportFlags { read_only: true, is_copied: false };
         // SAFETY: the interface says that an array has `length` initialized elements from `offset` on in its second buffer,
         // until it is released, which happens when the owner is dropped. Nobody writes: the tensor is read-only.
         let tensor = unsafe { export(&layout, data, flags, Abi::Versioned, move || drop(self)) };
         Ok(Imported { tensor, sync_event })
     }
-}
-
-fn has_host_memory(array: &ArrowDeviceArray) -> bool {
-    array.device() == estafette_devices::DLDevice::CPU
 }
 
 /// Checks everything but the buffers' contents, and gives the offset.
