@@ -1,8 +1,9 @@
+use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::{DLDevice, DeviceError, Queue};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue};
 
 /// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -45,6 +46,32 @@ pub trait Device: Send + Sync + fmt::Debug {
         dst: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError>;
+
+    /// The fence of an event of this device's own kind that somebody outside has recorded. It asks the event only until it
+    /// has settled.
+    ///
+    /// # Errors
+    /// This device has no such events (the default), or the driver refused it.
+    ///
+    /// # Safety
+    /// `event` points to a live event of this device's kind, recorded, which stays so until the fence has settled.
+    unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
+        let _ = event;
+        Err(no_events(self.id()))
+    }
+
+    /// An event of this device's own kind, for somebody outside, that is done when `fence`, one of this device's, is.
+    ///
+    /// # Errors
+    /// This device has no such events (the default), or the driver refused to make one.
+    fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {
+        let _ = fence;
+        Err(no_events(self.id()))
+    }
+}
+
+fn no_events(device: DLDevice) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Invalid, format!("device {device} exchanges no events"))
 }
 
 /// Owned device memory, freed on drop. Whoever drops it has made sure that no work uses it any more.

@@ -45,6 +45,8 @@ mod guarded;
 #[cfg(not(estafette_loom))]
 pub mod host;
 #[cfg(not(estafette_loom))]
+mod native_event;
+#[cfg(not(estafette_loom))]
 mod queue;
 #[cfg(not(estafette_loom))]
 mod reactor;
@@ -68,6 +70,7 @@ pub use self::{
     error::{DeviceError, DeviceErrorKind},
     fence::{Fence, FenceState, Settled},
     frontier::Frontier,
+    native_event::NativeEvent,
     queue::{Order, Queue, QueueId},
     reactor::{AsFence, Reactor},
     source::{Event, Outcome, Subscriber, Timeline, Watch},

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette_devices::host::HostDevice;
 use estafette_devices::sim::{DriverCalls, SimDevice, SimNotify, SimOptions, SimPace, SimQueue, TraceEvent};
 use estafette_devices::{Device, DeviceError, DeviceErrorKind, FenceState, Order, Queue, Reactor};
 
@@ -372,4 +373,31 @@ fn the_reactor_asks_a_queue_that_must_be_polled_and_only_while_somebody_waits() 
     let fence = queue.record().unwrap();
     assert!(fence.observed_done());
     assert_eq!(device.driver_calls().queries, queries);
+}
+
+#[test]
+fn a_native_event_is_a_fence_of_its_own_device() {
+    let (device, stranger) =
+        (device(SimOptions::default()), device(SimOptions { device_id: 1, ..SimOptions::default() }));
+    let queue = device.queue(false);
+    launch(&queue, "work", 10);
+    let event = device.event_of_fence(&queue.record().unwrap()).unwrap();
+    // SAFETY: the event is of a simulated device, and alive.
+    let (fence, refused) =
+        unsafe { (device.fence_of_event(event.pointer()), stranger.fence_of_event(event.pointer())) };
+    let fence = fence.unwrap();
+    assert_eq!(refused.unwrap_err().kind(), DeviceErrorKind::Invalid);
+    // The fence needs the event no more.
+    drop(event);
+    assert!(!fence.is_done());
+    device.run_until_idle();
+    assert!(fence.is_done());
+    assert!(stranger.event_of_fence(&fence).is_err());
+}
+
+#[test]
+fn a_device_without_events_says_so() {
+    let fence = device(SimOptions::default()).queue(false).record().unwrap();
+    let error = HostDevice::new().event_of_fence(&fence).unwrap_err();
+    assert!(error.to_string().contains("device cpu:0 exchanges no events"), "{error}");
 }

@@ -18,7 +18,8 @@ pub enum Error {
     /// An argument is wrong; the message names it. Nothing was submitted.
     #[error("{0}")]
     Invalid(Cow<'static, str>),
-    /// A tensor from outside breaks the rules of DLPack; the field is named. Its deleter has been called.
+    /// A tensor from outside breaks the rules of DLPack, or an Arrow array is no tensor, or the other way round; the field is
+    /// named. Its deleter has been called.
     #[error("invalid tensor: {0}")]
     InvalidTensor(#[from] InvalidTensor),
     /// The operation that should have made the data failed, or was skipped because an input had failed.

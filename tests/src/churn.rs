@@ -1,5 +1,6 @@
 //! Imports and exports with random drops, as a library: for the memory test and for the program under memcheck.
 
+use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
 use estafette::{Abi, Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 
 use crate::dice::Dice;
@@ -18,6 +19,8 @@ pub struct Done {
     pub imported: usize,
     /// Tensors exported, round trips included.
     pub exported: usize,
+    /// Exports that were Arrow arrays.
+    pub arrow: usize,
     /// Round trips: exports that were imported again.
     pub derived: usize,
     /// Operations submitted.
@@ -44,8 +47,14 @@ struct Churn<'e> {
     engine: &'e Engine,
     dice: Dice,
     tensors: Vec<Tensor>,
-    exports: Vec<ManagedTensor>,
+    exports: Vec<Exported>,
     done: Done,
+}
+
+/// What a consumer has.
+enum Exported {
+    Managed(#[expect(dead_code, reason = "kept, and dropped")] ManagedTensor),
+    Arrow(#[expect(dead_code, reason = "kept, and dropped")] (ArrowSchema, ArrowDeviceArray)),
 }
 
 impl Churn<'_> {
@@ -91,16 +100,15 @@ impl Churn<'_> {
 
     fn export(&mut self) -> Result<(), Error> {
         let at = self.dice.roll(self.tensors.len());
+        if self.dice.once_in(4) {
+            return self.export_arrow(at);
+        }
         let access = self.dice.pick(&[Access::Read, Access::Read, Access::Alias, Access::Write]);
         let abi = self.dice.pick(&[Abi::Versioned, Abi::Legacy]);
         let options = ExportOptions { abi, ..ExportOptions::new(access) };
         let exported = match self.tensors[at].export_wait(&options) {
             Ok(exported) => exported,
-            // Failed on purpose, read-only, or held by this thread: what a user would see as well.
-            Err(Error::Failed(_) | Error::Cancelled(_) | Error::Conflict(_) | Error::LeaseHeld(_)) => {
-                return Ok(());
-            }
-            Err(error) => return Err(error),
+            Err(error) => return expected(error),
         };
         self.done.exported += 1;
         if self.dice.once_in(4) {
@@ -108,7 +116,24 @@ impl Churn<'_> {
             // SAFETY: memory of ours, which its lease keeps.
             self.tensors.push(unsafe { self.engine.import(exported) }?);
         } else {
-            self.exports.push(exported);
+            self.exports.push(Exported::Managed(exported));
+        }
+        Ok(())
+    }
+
+    fn export_arrow(&mut self, at: usize) -> Result<(), Error> {
+        let (schema, array) = match self.tensors[at].export_arrow_wait(None) {
+            Ok(exported) => exported,
+            Err(error) => return expected(error),
+        };
+        self.done.exported += 1;
+        self.done.arrow += 1;
+        if self.dice.once_in(4) {
+            self.done.derived += 1;
+            // SAFETY: memory of ours, which its lease keeps.
+            self.tensors.push(unsafe { self.engine.import_arrow(c"f", array) }?);
+        } else {
+            self.exports.push(Exported::Arrow((schema, array)));
         }
         Ok(())
     }
@@ -122,6 +147,14 @@ impl Churn<'_> {
             let at = self.dice.roll(self.exports.len());
             self.exports.swap_remove(at);
         }
+    }
+}
+
+/// Failed on purpose, read-only, or held by this thread: what a user would see as well.
+fn expected(error: Error) -> Result<(), Error> {
+    match error {
+        Error::Failed(_) | Error::Cancelled(_) | Error::Conflict(_) | Error::LeaseHeld(_) => Ok(()),
+        error => Err(error),
     }
 }
 

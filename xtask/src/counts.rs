@@ -9,8 +9,10 @@ pub struct Counts {
     pub failed: u64,
     /// Tests that did not run: skipped at run time, or marked to be left out.
     pub skipped: u64,
-    /// The reasons that pytest gave for skipped tests, one entry per line of its summary.
+    /// The reasons that were given for skipped tests, each once.
     pub reasons: Vec<String>,
+    /// Tests that these reasons speak of.
+    pub explained: u64,
 }
 
 impl Counts {
@@ -21,7 +23,12 @@ impl Counts {
             // "SKIPPED [2] tests/test_x.py:7: reason", or without the number of the line.
             let reason = rest.split_once(".py:").map_or(rest, |(_, after)| after);
             let reason = reason.split_once(": ").map_or(reason, |(_, after)| after);
-            self.reasons.push(reason.trim().to_owned());
+            self.add_reason(reason.trim().to_owned());
+            self.explained += rest.split(']').next().and_then(|number| number.parse().ok()).unwrap_or(1_u64);
+        } else if let Some((_, reason)) = line.split_once(" ... ignored, ") {
+            // libtest on `#[ignore = "reason"]`: "test name ... ignored, reason".
+            self.add_reason(reason.to_owned());
+            self.explained += 1;
         } else if is_closing(line) {
             self.add(line);
         }
@@ -32,12 +39,24 @@ impl Counts {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
-        self.reasons.extend(other.reasons);
+        other.reasons.into_iter().for_each(|reason| self.add_reason(reason));
+        self.explained += other.explained;
+    }
+
+    /// Skipped tests for which nobody gave a reason.
+    pub fn unexplained(&self) -> u64 {
+        self.skipped.saturating_sub(self.explained)
     }
 
     /// Tests that were executed.
     pub fn executed(&self) -> u64 {
         self.passed + self.failed
+    }
+
+    fn add_reason(&mut self, reason: String) {
+        if !self.reasons.contains(&reason) {
+            self.reasons.push(reason);
+        }
     }
 
     /// Adds every "number word" pair of a closing line that names an outcome.
@@ -77,7 +96,7 @@ mod tests {
     }
 
     fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
-        Counts { passed, failed, skipped, reasons: Vec::new() }
+        Counts { passed, failed, skipped, reasons: Vec::new(), explained: 0 }
     }
 
     #[test]
@@ -97,15 +116,28 @@ test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn pytest_errors_are_failures_and_reasons_of_skips_are_kept() {
+    fn pytest_errors_are_failures_and_each_reason_of_a_skip_is_kept_once() {
         let output = "
 SKIPPED [2] tests/test_torch.py:12: no GPU: torch.cuda is not available
 SKIPPED [1] tests/test_jax.py: could not import 'jax'
-== 1 failed, 10 passed, 3 skipped, 2 warnings, 1 error in 4.56s (0:00:04) ==";
-        let mut expected = counts(10, 2, 3);
+SKIPPED [1] tests/test_more.py:3: could not import 'jax'
+== 1 failed, 10 passed, 4 skipped, 2 warnings, 1 error in 4.56s (0:00:04) ==";
+        let mut expected = counts(10, 2, 4);
         expected.reasons =
             vec!["no GPU: torch.cuda is not available".into(), "could not import 'jax'".into()];
+        expected.explained = 4;
         assert_eq!(read(output), expected);
+    }
+
+    #[test]
+    fn an_ignored_rust_test_may_give_its_reason() {
+        let output = "
+test needs_one ... ignored, no GPU: no driver
+test forgotten ... ignored
+test result: ok. 3 passed; 0 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.01s";
+        let counts = read(output);
+        assert_eq!((counts.skipped, counts.unexplained()), (2, 1));
+        assert_eq!(counts.reasons, ["no GPU: no driver"]);
     }
 
     #[test]

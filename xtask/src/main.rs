@@ -22,8 +22,8 @@ usage: cargo xtask <command> [options]
 commands
   test [--fast] [--require] [--suite NAME...]
                set up what is missing, run the suites, end with one line per suite
-                 --fast     only the quick suites, with the small Python peers (no JAX, no PyTorch)
-                 --require  a skipped suite or Python test is a failure, unless its reason starts with \"no GPU\"
+                 --fast     only the quick suites, with the small Python peers (no JAX, PyTorch, TensorFlow)
+                 --require  a skipped suite or test is a failure, unless its reason starts with \"no GPU\"
                  --suite    only the named suites
   suites       list the suites and what each needs
   lint         formatting, clippy and rustdoc, with warnings denied

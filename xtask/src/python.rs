@@ -1,7 +1,9 @@
 //! The private Python environment: which interpreter, what is installed, and the wheel of the package.
 //!
-//! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer of the exchange, and
-//! `.venv-mxnet` with the engine that the benches compare ours to. Each holds a copy of the requirements that it was made from; when those change, pip brings it up to date in place.
+//! Environments are ignored by git: `.venv-small` for the quick suites, `.venv` with every peer that lives with the others in
+//! one process, `.venv-legacy` with a peer that does not, `.venv-borrowed` with other people's tests, and `.venv-mxnet` with
+//! the engine that the benches compare ours to. Each holds a copy of the requirements that it was made from; when those
+//! change, pip brings it up to date in place.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -11,10 +13,12 @@ use crate::shell;
 /// How many of the array libraries an environment holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Peers {
-    /// NumPy and the test tools.
+    /// NumPy, tvm-ffi and the test tools.
     Small,
-    /// JAX, PyTorch and scikit-learn too.
+    /// JAX, PyTorch, TensorFlow, pyarrow and scikit-learn too.
     All,
+    /// MXNet alone, which needs an old NumPy.
+    Legacy,
 }
 
 impl Peers {
@@ -22,17 +26,26 @@ impl Peers {
         match self {
             Peers::Small => ".venv-small",
             Peers::All => ".venv",
+            Peers::Legacy => ".venv-legacy",
         }
     }
 
     /// The requirement files, the one to hand to pip last.
     fn requirements(self) -> &'static [&'static str] {
         match self {
-            Peers::Small => &["tests/python-env/small.txt"],
-            Peers::All => &["tests/python-env/small.txt", "tests/python-env/all.txt"],
+            Peers::Small => &["tests/python-env/constraints.txt", "tests/python-env/small.txt"],
+            Peers::All => &[
+                "tests/python-env/constraints.txt",
+                "tests/python-env/small.txt",
+                "tests/python-env/all.txt",
+            ],
+            Peers::Legacy => &["tests/python-env/legacy.txt"],
         }
     }
 }
+
+/// The folder with other people's tests, and the file that says which.
+pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed.txt");
 
 /// A virtual environment that is up to date with its requirement files.
 #[derive(Debug)]
@@ -87,6 +100,17 @@ impl Environment {
         &self.path
     }
 
+    /// The version of its interpreter, as (major, minor).
+    pub fn version(&self) -> Result<(u32, u32), String> {
+        version_of(&self.python().to_string_lossy())
+    }
+
+    /// Where its packages lie.
+    pub fn packages(&self) -> Result<PathBuf, String> {
+        let (major, minor) = self.version()?;
+        Ok(self.path.join(format!("lib/python{major}.{minor}/site-packages")))
+    }
+
     /// The environment's interpreter.
     pub fn python(&self) -> PathBuf {
         self.path.join("bin").join("python")
@@ -121,9 +145,15 @@ impl Environment {
             .ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))
     }
 
-    /// Builds the wheel and installs it, in place of any earlier one.
-    pub fn install_wheel(&self) -> Result<(), String> {
+    /// Builds the wheel and installs it, in place of any earlier one; gives its path.
+    pub fn install_wheel(&self) -> Result<PathBuf, String> {
         let wheel = self.build_wheel()?;
+        self.install(&wheel)?;
+        Ok(wheel)
+    }
+
+    /// Installs a wheel that is there, in place of any earlier one.
+    pub fn install(&self, wheel: &Path) -> Result<(), String> {
         let mut install = self.command(&["-m", "pip", "install", "--disable-pip-version-check", "--quiet"]);
         install.args(["--no-index", "--no-deps", "--force-reinstall"]).arg(wheel);
         shell::run(install)
@@ -151,6 +181,25 @@ fn interpreter() -> Result<PathBuf, String> {
          python3 python3-venv`) or name one in ESTAFETTE_PYTHON; looked at\n{}",
         refused.join("\n")
     ))
+}
+
+/// The version of the interpreter that [`Environment::prepare`] would take, as (major, minor).
+pub fn interpreter_version() -> Result<(u32, u32), String> {
+    version_of(&interpreter()?.to_string_lossy())
+}
+
+fn version_of(python: &str) -> Result<(u32, u32), String> {
+    let script = "import sys; print(sys.version_info[0], sys.version_info[1])";
+    let output = shell::command(python)
+        .args(["-c", script])
+        .output()
+        .map_err(|error| format!("{python} does not start ({error})"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut numbers = text.split_whitespace().map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => Err(format!("{python} does not tell its version")),
+    }
 }
 
 /// The full path of the interpreter called `name`, or why it will not do.
@@ -196,9 +245,13 @@ mod tests {
 
     #[test]
     fn every_requirement_is_pinned_and_every_file_tells_its_download_size() {
-        for file in Peers::All.requirements() {
+        let files = [Peers::All.requirements(), Peers::Legacy.requirements(), &[BORROWED.1]].concat();
+        for file in files {
             let text = read(&shell::root().join(file)).expect("the requirement file is there");
-            assert!(text.contains("# download: "), "{file} tells no size");
+            assert!(
+                text.contains("# download: ") || file.ends_with("constraints.txt"),
+                "{file} tells no size"
+            );
             for line in text.lines().filter(|line| !line.starts_with(['#', '-'])) {
                 assert!(line.contains("=="), "{file} does not pin `{line}`");
             }

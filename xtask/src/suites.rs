@@ -63,6 +63,10 @@ pub struct Suite {
 pub enum Need {
     /// The Python environment, with the wheel of the package installed.
     Python,
+    /// The environment of a peer that cannot live with the others.
+    Legacy,
+    /// The folder with other people's tests.
+    Borrowed,
     /// A program, and how to get it.
     Program(&'static str, &'static str),
 }
@@ -71,8 +75,12 @@ pub enum Need {
 pub struct Context {
     /// The target folder shared by all.
     pub target: PathBuf,
-    /// Present when the suite needs it.
-    pub python: Option<Environment>,
+    /// The environment of the package, and the wheel in it; present when the suite needs it.
+    pub python: Option<(Environment, PathBuf)>,
+    /// The environment of MXNet; present when the suite needs it.
+    pub legacy: Option<Environment>,
+    /// Other people's tests; present when the suite needs them and more than what is quick was asked for.
+    pub borrowed: Option<Environment>,
     /// Only what is quick.
     pub fast: bool,
 }
@@ -154,6 +162,27 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
     },
     Suite {
+        name: "mxnet",
+        about: "MXNet 1.9.1 as a peer, in an environment of its own",
+        fast: false,
+        needs: &[Need::Legacy],
+        counted: true,
+        limit: minutes(5),
+        commands: |context| {
+            let environment = context.legacy.as_ref().expect("set up before the suite");
+            vec![environment.command(&["-m", "pytest", "-rs", "bindings/python/tests/test_mxnet.py"])]
+        },
+    },
+    Suite {
+        name: "borrowed",
+        about: "the DLPack tests of NumPy and CuPy, on our tensors",
+        fast: true,
+        needs: &[Need::Python, Need::Borrowed],
+        counted: true,
+        limit: minutes(5),
+        commands: borrowed,
+    },
+    Suite {
         name: "stubs",
         about: "the type stubs of the Python package against the package itself",
         fast: true,
@@ -233,8 +262,29 @@ fn memcheck(program: &Path, arguments: &[&str]) -> Command {
 }
 
 fn python(context: &Context, arguments: &[&str]) -> Command {
-    let environment = context.python.as_ref().expect("set up before the first suite that needs it");
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     environment.command(arguments)
+}
+
+/// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
+fn borrowed(context: &Context) -> Vec<Command> {
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    let run = |role: &str, packages: Result<PathBuf, String>, test: &str| {
+        // A folder that cannot be found is told by pytest, as a file that is not there.
+        let test = packages.unwrap_or_default().join(test);
+        let mut command = python(context, &["-m", "pytest", "-rs", "-p", "borrowed", "--noconftest"]);
+        command.args(["-p", "no:cacheprovider", "--rootdir=bindings/python/borrowed", "--role", role]);
+        command.arg(test).env("PYTHONPATH", shell::root().join("bindings/python/borrowed"));
+        command
+    };
+    let numpy = "numpy/_core/tests/test_dlpack.py";
+    let mut commands =
+        vec![run("producer", environment.packages(), numpy), run("middleman", environment.packages(), numpy)];
+    if let Some(wheels) = &context.borrowed {
+        let cupy = "dpnp/tests/third_party/cupy/core_tests/test_dlpack.py";
+        commands.push(run("host-cupy", wheels.packages(), cupy));
+    }
+    commands
 }
 
 fn cargo(target: &Path, first: &[&str], rest: &[&str]) -> Command {
@@ -271,6 +321,8 @@ pub fn list() {
             .iter()
             .map(|need| match need {
                 Need::Python => "Python",
+                Need::Legacy => "Python 3.11 or 3.12",
+                Need::Borrowed => "wheels with tests",
                 Need::Program(name, _) => name,
             })
             .collect();

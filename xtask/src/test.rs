@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
-use crate::python::{Environment, Peers};
+use crate::python::{self, BORROWED, Environment, Peers};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite};
 
@@ -73,22 +73,19 @@ struct Line {
 /// Runs the chosen suites; true when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
-    let mut context = Context { target, python: None, fast: options.fast };
+    let mut context = Context { target, python: None, legacy: None, borrowed: None, fast: options.fast };
     let mut lines = Vec::new();
-    // The set-up of Python is tried once; if it fails, every suite that needs it tells why.
-    let mut python: Option<Result<(), String>> = None;
+    // Each set-up is tried once; if it fails, every suite that needs it tells why.
+    let mut set_up = SetUp::default();
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
-        let mut outcome = match missing_program(suite) {
+        let mut outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
-            None if suite.needs.contains(&Need::Python) => {
-                match python.get_or_insert_with(|| set_up_python(&mut context)) {
-                    Ok(()) => run_suite(suite, &context, options),
-                    Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
-                }
-            }
-            None => run_suite(suite, &context, options),
+            None => match set_up.prepare(suite, &mut context) {
+                Ok(()) => run_suite(suite, &context, options),
+                Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
+            },
         };
         if let (true, Outcome::Skipped(reason)) = (options.require, &outcome)
             && !excused(reason)
@@ -105,19 +102,77 @@ fn excused(reason: &str) -> bool {
     reason.starts_with("no GPU")
 }
 
-fn missing_program(suite: &Suite) -> Option<String> {
+/// Why a suite cannot run on this machine.
+fn missing(suite: &Suite) -> Option<String> {
     suite.needs.iter().find_map(|need| match need {
         Need::Program(name, remedy) if !shell::answers(name, &["--version"]) => {
             Some(format!("{name} is not installed ({remedy})"))
         }
+        // What no interpreter at all means is told by the set-up.
+        Need::Legacy => python::interpreter_version().ok().and_then(too_new_for_mxnet),
         _ => None,
     })
 }
 
+/// The newest Python that a NumPy before 2.0 exists for which MXNet 1.9.1 can live with.
+const MXNET_PYTHON_MAX: (u32, u32) = (3, 12);
+
+fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
+    let (known_major, known_minor) = MXNET_PYTHON_MAX;
+    ((major, minor) > MXNET_PYTHON_MAX).then(|| {
+        format!(
+            "MXNet 1.9.1 needs NumPy 1.26 or older, which has no wheel for Python {major}.{minor} (newest: \
+             {known_major}.{known_minor}; name one in ESTAFETTE_PYTHON)"
+        )
+    })
+}
+
+/// How the set-up of each environment went.
+#[derive(Default)]
+struct SetUp {
+    python: Option<Result<(), String>>,
+    legacy: Option<Result<(), String>>,
+    borrowed: Option<Result<(), String>>,
+}
+
+impl SetUp {
+    /// Sets up what `suite` needs and is not there yet.
+    fn prepare(&mut self, suite: &Suite, context: &mut Context) -> Result<(), String> {
+        for need in suite.needs {
+            match need {
+                Need::Program(..) => {}
+                Need::Python => self.python.get_or_insert_with(|| set_up_python(context)).clone()?,
+                Need::Legacy => {
+                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
+                    self.legacy.get_or_insert_with(|| set_up_legacy(context)).clone()?;
+                }
+                // The quick form runs only what lies in the first environment.
+                Need::Borrowed if context.fast => {}
+                Need::Borrowed => self.borrowed.get_or_insert_with(|| set_up_borrowed(context)).clone()?,
+            }
+        }
+        Ok(())
+    }
+}
+
 fn set_up_python(context: &mut Context) -> Result<(), String> {
     let environment = Environment::prepare(if context.fast { Peers::Small } else { Peers::All })?;
-    environment.install_wheel()?;
-    context.python = Some(environment);
+    let wheel = environment.install_wheel()?;
+    context.python = Some((environment, wheel));
+    Ok(())
+}
+
+fn set_up_legacy(context: &mut Context) -> Result<(), String> {
+    let environment = Environment::prepare(Peers::Legacy)?;
+    let (_, wheel) = context.python.as_ref().expect("set up before, for its wheel");
+    environment.install(wheel)?;
+    context.legacy = Some(environment);
+    Ok(())
+}
+
+fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
+    let (folder, requirements) = BORROWED;
+    context.borrowed = Some(Environment::prepare_bare(folder, requirements)?);
     Ok(())
 }
 
@@ -159,6 +214,12 @@ fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
     if require {
         let refused = counts.reasons.iter().filter(|reason| !excused(reason));
         problems.extend(refused.map(|reason| format!("required, but a test was skipped: {reason}")));
+        match counts.unexplained() {
+            0 => {}
+            left_out => {
+                problems.push(format!("required, but {left_out} tests were left out without a reason"))
+            }
+        }
     }
     match counts.reasons.first() {
         _ if !problems.is_empty() => Outcome::Failed(problems.join("; ")),
@@ -209,7 +270,8 @@ mod tests {
 
     fn counts(passed: u64, failed: u64, reasons: &[&str]) -> Counts {
         let reasons: Vec<String> = reasons.iter().map(|&reason| reason.to_owned()).collect();
-        Counts { passed, failed, skipped: reasons.len() as u64, reasons }
+        let left_out = reasons.len() as u64;
+        Counts { passed, failed, skipped: left_out, reasons, explained: left_out }
     }
 
     fn line(outcome: Outcome) -> String {
@@ -240,7 +302,8 @@ mod tests {
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<std::process::Command>) -> String {
         let limit = Duration::from_secs(60);
         let suite = Suite { name: "some", about: "", fast: true, needs: &[], counted, limit, commands };
-        let context = Context { target: "nowhere".into(), python: None, fast: true };
+        let context =
+            Context { target: "nowhere".into(), python: None, legacy: None, borrowed: None, fast: true };
         match run_suite(&suite, &context, &Options::default()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),
             Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
@@ -287,6 +350,23 @@ mod tests {
             required,
             "some             failed: required, but a test was skipped: no module named jax (1.5 s)"
         );
+    }
+
+    #[test]
+    fn tests_left_out_without_a_reason_fail_where_every_test_is_required() {
+        let some = || Counts { passed: 2, skipped: 3, explained: 1, ..Counts::default() };
+        assert!(matches!(judge(false, some(), Vec::new()), Outcome::Passed(_)));
+        let required = line(judge(true, some(), Vec::new()));
+        assert_eq!(
+            required,
+            "some             failed: required, but 2 tests were left out without a reason (1.5 s)"
+        );
+    }
+
+    #[test]
+    fn mxnet_is_left_out_where_its_numpy_does_not_exist() {
+        assert_eq!(too_new_for_mxnet((3, 12)), None);
+        assert!(too_new_for_mxnet((3, 13)).is_some_and(|reason| reason.contains("Python 3.13")));
     }
 
     #[test]

@@ -4,8 +4,9 @@ use estafette::{Access, Error, Lease, Taker, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
+use crate::arrow;
 use crate::awaiting::Awaiter;
 use crate::body::would_block;
 use crate::engine::EngineHandle;
@@ -221,6 +222,29 @@ impl PyView {
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
         export::export(py, From::Lease(&self.lease(py)?), &request)
+    }
+
+    /// Hands the leased memory out as an Arrow array, which nobody writes.
+    #[pyo3(signature = (requested_schema = None, **kwargs))]
+    fn __arrow_c_device_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::device_array(py, From::Lease(&self.lease(py)?), kwargs)
+    }
+
+    /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::array(py, From::Lease(&self.lease(py)?))
     }
 
     /// Where the data is, for the array API's protocol.

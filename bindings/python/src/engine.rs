@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
 use crate::access::PyAccess;
+use crate::arrow;
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body, Use, would_block};
 use crate::error::{OrRaise, to_py};
@@ -340,10 +341,7 @@ impl PyEngine {
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned.
         let tensor = unsafe { engine.import_ordered(managed, Default::default(), immutable) }.or_raise(py)?;
-        let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
-        if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
-            py.detach(|| reaper().flush(BACKLOG_WAIT));
-        }
+        imported(py);
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }
@@ -418,6 +416,24 @@ impl PyEngine {
         // If listening fails, the delivery ends the operation as it goes.
         listen.call1((future::Delivery::new(slot),))?;
         Bound::new(py, self.wrap(tensor))
+    }
+
+    /// A promise of the memory behind an Arrow array, without a copy: anything with ``__arrow_c_device_array__`` or
+    /// ``__arrow_c_array__`` (an array of pyarrow, polars, nanoarrow, ...), or a pair of their capsules.
+    ///
+    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. The array must be of integers or
+    /// floats and have no nulls: `InvalidTensorError` names what a tensor cannot have.
+    #[pyo3(signature = (x, /))]
+    #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
+    fn from_arrow(&self, x: &Bound<'_, PyAny>) -> PyResult<PyTensor> {
+        let py = x.py();
+        let engine = self.engine(py)?;
+        let (format, array) = arrow::take(x)?;
+        // SAFETY: the producer vouches for the array, and for its event on the device that it names: that is what Arrow's
+        // interface means.
+        let tensor = unsafe { engine.import_arrow(&format, array) }.or_raise(py)?;
+        imported(py);
+        Ok(self.wrap(tensor))
     }
 
     /// A tensor of the given shape and element type in host memory, for operations to fill.
@@ -793,6 +809,14 @@ fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
         Ok(tensor.get().tensor(item.py())?.clone())
     };
     list.try_iter()?.map(tensor_of).collect()
+}
+
+/// Counts an import, and stands aside when too many releases are due.
+fn imported(py: Python<'_>) {
+    let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
+    if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
+        py.detach(|| reaper().flush(BACKLOG_WAIT));
+    }
 }
 
 /// `(shape, dtype)`, or something that has both.

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
+//! | `arrow` | Arrow's PyCapsule interface, both ways |
 //! | `peers` | what we know of other libraries, by name |
 //! | `call_sites` | whether leases note which line takes them |
 //! | `body` | running Python functions as operations |
@@ -16,6 +17,7 @@
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 
 mod access;
+mod arrow;
 mod awaiting;
 mod body;
 mod call_sites;

@@ -6,9 +6,10 @@ use estafette::{Access, DType, Tensor, TensorState};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::access::PyAccess;
+use crate::arrow;
 use crate::awaiting::Awaiter;
 use crate::body::{self, would_block};
 use crate::engine::EngineHandle;
@@ -170,6 +171,34 @@ impl PyTensor {
     /// Where the data is, for the array API's protocol. Waits until the tensor is defined.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         export::device(py, self.tensor(py)?)
+    }
+
+    /// Hands the tensor to a consumer of Arrow's C device interface (``pyarrow.array(t)``) under a read lease, without a copy.
+    /// Waits until it is ready.
+    ///
+    /// Gives capsules of the schema and of the array. It must have one dimension, no gaps, and integers, or floats of 16
+    /// to 64 bits: anything else raises `InvalidTensorError`. The type that `requested_schema` asks for is not looked at, as the
+    /// interface allows: the consumer casts.
+    #[pyo3(signature = (requested_schema = None, **kwargs))]
+    fn __arrow_c_device_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::device_array(py, From::Tensor(self.tensor(py)?, Access::Read), kwargs)
+    }
+
+    /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::array(py, From::Tensor(self.tensor(py)?, Access::Read))
     }
 
     /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is

@@ -1,4 +1,6 @@
+use std::ffi::c_void;
 use std::fmt;
+use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +9,9 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use crate::guarded::guarded;
 use crate::host::allocate_host;
 use crate::source::deliver;
-use crate::{Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Queue};
+use crate::{
+    Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
+};
 
 use super::free_running::Runner;
 use super::queue::SimQueue;
@@ -239,6 +243,32 @@ impl Device for SimDevice {
             // SAFETY: the caller of `copy` vouches for the ranges until the copy is done, which is now.
             unsafe { transfer.run() }
         })
+    }
+
+    /// The native event of a simulated device is a [`Fence`] of it.
+    unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
+        // SAFETY: by contract of this method, a live event of this kind of device.
+        let fence = unsafe { event.cast::<Fence>().as_ref() }.clone();
+        self.own(fence)
+    }
+
+    fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {
+        let event = NonNull::from(Box::leak(Box::new(self.own(fence.clone())?)));
+        Ok(NativeEvent::new(event.cast(), |event| {
+            // SAFETY: the box leaked above, destroyed this once.
+            drop(unsafe { Box::from_raw(event.cast::<Fence>().as_ptr()) });
+        }))
+    }
+}
+
+impl SimDevice {
+    /// Refuses a fence of another device.
+    fn own(&self, fence: Fence) -> Result<Fence, DeviceError> {
+        if fence.device() == self.core.device {
+            return Ok(fence);
+        }
+        let message = format!("the fence is of {}, not of {}", fence.device(), self.core.device);
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 }
 

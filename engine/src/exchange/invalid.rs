@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-/// A tensor description that cannot be used, with the DLPack field that makes it so.
+/// A tensor description that cannot be used, with the field (of DLPack, or of Arrow) that makes it so.
 ///
 /// Its text reads `shape[1] is -3`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,7 +25,7 @@ impl InvalidTensor {
         Self { field, index: Some(index), reason: reason.into() }
     }
 
-    /// The DLPack name of the field: `shape`, `strides`, `ndim`, `dtype.bits`, `data`, `version`, ...
+    /// The field's name in the C struct: `shape`, `strides`, `ndim`, `dtype.bits`, `null_count`, ...
     pub fn field(&self) -> &'static str {
         self.field
     }

@@ -8,12 +8,14 @@
 //! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
 //! | [`invalid`] | the one error of validation: a field and what is wrong with it |
 //! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
+//! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
 //! | [`storage`] | what keeps memory alive |
 //! | [`ranges`] | who else knows memory that overlaps this one |
 //! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
 //! | [`fork`] | what must not run in a forked child |
 
 pub mod abi;
+pub mod arrow;
 pub mod dtype;
 pub mod fork;
 pub mod invalid;

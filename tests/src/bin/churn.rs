@@ -26,8 +26,8 @@ fn main() -> ExitCode {
     match run(iterations, seed as u64) {
         Ok(done) => {
             println!(
-                "{} imported, as many deleters run; {} exported, {} of them round trips; {} operations",
-                done.imported, done.exported, done.derived, done.operations
+                "{} imported, as many deleters run; {} exported, {} of them Arrow arrays, {} round trips; {} operations",
+                done.imported, done.exported, done.arrow, done.derived, done.operations
             );
             ExitCode::SUCCESS
         }
@@ -60,6 +60,7 @@ fn run(iterations: usize, seed: u64) -> Result<Done, estafette::Error> {
         let share = share?;
         sum.imported += share.imported;
         sum.exported += share.exported;
+        sum.arrow += share.arrow;
         sum.derived += share.derived;
         sum.operations += share.operations;
     }

@@ -14,6 +14,18 @@ class SupportsDLPack(Protocol):
     def __dlpack__(self, *, max_version: tuple[int, int] | None = ...) -> Any: ...
 
 
+class SupportsArrowDeviceArray(Protocol):
+    """What ``from_arrow`` takes: Arrow's C device interface."""
+
+    def __arrow_c_device_array__(self) -> tuple[Any, Any]: ...
+
+
+class SupportsArrowArray(Protocol):
+    """What ``from_arrow`` takes too: Arrow's C data interface, of host memory."""
+
+    def __arrow_c_array__(self) -> tuple[Any, Any]: ...
+
+
 class HasShapeAndDtype(Protocol):
     """An array, or something that looks like one."""
 
@@ -29,6 +41,7 @@ class CallsBack(Protocol):
     def add_done_callback(self, callback: Any, /) -> Any: ...
 
 
+SupportsArrow: TypeAlias = Union[SupportsArrowDeviceArray, SupportsArrowArray]
 DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
 ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
 DtypeLike: TypeAlias = Any

@@ -1,0 +1,94 @@
+"""A pytest plugin that runs other people's DLPack tests on our tensors: `cargo xtask test --suite borrowed`.
+
+The files are run where they are installed, as they are. Only the names that they import mean something else, by role:
+
+- `producer`: NumPy's arrays leave through a tensor of ours, so that NumPy's tests of `__dlpack__` are tests of ours.
+- `middleman`: `np.from_dlpack(x)` takes `x` from a tensor that we made of it.
+- `host-cupy`: CuPy's tests, as dpnp has them, on a stand-in for CuPy whose arrays are tensors of ours on the host.
+
+What deviates is listed in `deviations.py` with the rule that it follows from. A failure that is not listed fails, so does
+a listed one that passes or fails differently, and one that is listed for no test.
+"""
+
+import gc
+import sys
+import time
+
+import numpy
+import pytest
+
+import estafette as est
+import host_cupy
+from deviations import DEVIATIONS
+from proxies import Middleman, Producer
+
+ROLES = {"producer": Producer, "middleman": Middleman, "host-cupy": None}
+
+# How long memory that nobody has any more may take to go back to its owner.
+RELEASED_WITHIN_S = 10.0
+
+
+def pytest_addoption(parser):
+    parser.addoption("--role", required=True, choices=list(ROLES), help="what our tensors are in the tests")
+
+
+def pytest_configure(config):
+    config.estafette_engine = est.Engine(workers=1, lease_timeout=5.0)
+    if config.getoption("role") == "host-cupy":
+        host_cupy.install(config.estafette_engine, config.args[0])
+
+
+def pytest_unconfigure(config):
+    gc.collect()
+    report = config.estafette_engine.shutdown(RELEASED_WITHIN_S)
+    assert report.drained, report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """While a file of NumPy's tests is imported, `import numpy` gives it the proxy."""
+    kind = ROLES[collector.config.getoption("role")]
+    if kind is None or not isinstance(collector, pytest.Module):
+        return (yield)
+    engine = collector.config.estafette_engine
+    sys.modules["numpy"] = kind(numpy, engine)
+    try:
+        report = yield
+    finally:
+        sys.modules["numpy"] = numpy
+    if report.passed:
+        collector.obj.sys = Counting(engine)
+    return report
+
+
+class Counting:
+    """`sys` for tests that count references: our deleters run on a thread of their own, so they are waited for first."""
+
+    def __init__(self, engine):
+        self.engine = engine
+
+    def getrefcount(self, thing):
+        deadline = time.monotonic() + RELEASED_WITHIN_S
+        while self.engine.stats().releasing:
+            assert time.monotonic() < deadline, "a deleter has not run"
+            time.sleep(0.0005)
+        return sys.getrefcount(thing)
+
+    def __getattr__(self, name):
+        return getattr(sys, name)
+
+
+def pytest_collection_modifyitems(config, items):
+    role = config.getoption("role")
+    listed = dict(DEVIATIONS[role])
+    for item in items:
+        if role == "host-cupy":
+            # dpnp leaves out what dpnp does not do; we are to do what CuPy does.
+            for node in item.listchain():
+                node.own_markers[:] = [marker for marker in node.own_markers if marker.name != "skip"]
+        deviation = listed.pop(item.nodeid.split("::", 1)[1], None)
+        if deviation is not None:
+            raises = pytest.RaisesExc(deviation.raises, match=deviation.match)
+            item.add_marker(pytest.mark.xfail(raises=raises, strict=True, reason=deviation.rule))
+    if listed:
+        raise pytest.UsageError(f"deviations are listed for tests that there are not: {', '.join(listed)}")

@@ -1,0 +1,162 @@
+//! Arrow arrays as tensors, and tensors as Arrow arrays, with `sync_event` as a fence.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::{Device, DeviceType, Fence, Frontier, Queue};
+use estafette_sync::sync::Mutex;
+
+use crate::completion::Completion;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::exchange::arrow::event::{self, EventKind};
+use crate::exchange::arrow::{ArrowDeviceArray, ArrowSchema, Imported};
+use crate::export::ExportOptions;
+use crate::lease::Access;
+use crate::operation::{Name, Op};
+use crate::submit::OpBuilder;
+use crate::tensor::Tensor;
+
+/// An exported array and its type.
+type Handed = (ArrowSchema, ArrowDeviceArray);
+
+impl Engine {
+    /// Takes over an array of Arrow's C device interface, without a copy; `format` is that of its schema. On an error it has
+    /// been released.
+    ///
+    /// The tensor has one dimension and is read-only, as Arrow's memory never changes. It is ready when the array's
+    /// `sync_event` is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidTensor`] names what a tensor cannot have (nulls, a type that is not primitive, ...);
+    /// [`Error::Invalid`] for a device that the engine does not have; [`Error::Device`] when it knows no such events.
+    ///
+    /// # Safety
+    /// What the array says must be true until it is released, and nobody writes its memory meanwhile. Its `sync_event` is
+    /// NULL, or an event of its device's kind that was recorded after the last write.
+    pub unsafe fn import_arrow(&self, format: &CStr, array: ArrowDeviceArray) -> Result<Tensor, Error> {
+        let Imported { tensor, sync_event } = array.into_tensor(format)?;
+        let ready = match sync_event {
+            None => Frontier::default(),
+            Some(event) => {
+                let id = tensor.device();
+                let device = self.core().device(id).ok_or_else(|| {
+                    let event = event::kind(id.device_type).map_or("event", EventKind::c_type);
+                    Error::invalid(format!(
+                        "device {id} is not available in this engine, so nobody can wait for the array's {event}"
+                    ))
+                })?;
+                // SAFETY: the caller says what the event is. It lives until the array is released, and the reaper does that
+                // after all fences of the memory, of which this becomes one, have settled.
+                unsafe { device.fence_of_event(event) }?.into()
+            }
+        };
+        // SAFETY: as the caller says, once the fence is done.
+        unsafe { self.import_ordered(tensor, ready, true) }
+    }
+}
+
+impl Tensor {
+    /// Hands the tensor to a consumer of Arrow's C device interface, without a copy, under a read lease that ends when the
+    /// consumer releases the array.
+    ///
+    /// Memory of a device with events leaves as soon as the work on it has been *issued*: the array's `sync_event` says
+    /// when it is done. Anything else leaves when it is ready.
+    ///
+    /// # Errors
+    /// The root cause of a failed version; [`Error::InvalidTensor`] for what an Arrow array cannot be: it has one dimension,
+    /// no gaps, and a primitive element type.
+    pub async fn export_arrow(&self) -> Result<Handed, Error> {
+        if !self.is_defined() {
+            self.ready().await?;
+        }
+        match self.device_with_events()? {
+            None => {
+                let lent = self.export_with(options()).await?;
+                Ok(ArrowDeviceArray::from_tensor(lent, None)?)
+            }
+            Some(device) => {
+                let (op, handed) = self.issue_export(device)?;
+                op.await?;
+                take(&handed)
+            }
+        }
+    }
+
+    /// As [`export_arrow`](Self::export_arrow), blocking for at most `timeout`; `None` waits as long as it takes.
+    ///
+    /// # Errors
+    /// As [`export_arrow`](Self::export_arrow), and those of [`Tensor::wait`].
+    pub fn export_arrow_wait(&self, timeout: Option<Duration>) -> Result<Handed, Error> {
+        if !self.is_defined() {
+            crate::wait::block_on_tensor(self, timeout)?;
+        }
+        match self.device_with_events()? {
+            None => {
+                let lent = self.export_wait(&ExportOptions { timeout, ..options() })?;
+                Ok(ArrowDeviceArray::from_tensor(lent, None)?)
+            }
+            Some(device) => {
+                let (op, handed) = self.issue_export(device)?;
+                op.wait_timeout(timeout)?;
+                take(&handed)
+            }
+        }
+    }
+
+    /// The device of this memory, where one of the engine's has events to give away.
+    fn device_with_events(&self) -> Result<Option<Arc<dyn Device>>, Error> {
+        let id = self.device()?;
+        let none = id.device_type == DeviceType::CPU || event::kind(id.device_type).is_none();
+        Ok(if none { None } else { self.inner.core.device(id).cloned() })
+    }
+
+    /// Submits the export as a reader on a queue of the device: when it is granted, the queue has been made to wait for
+    /// whatever is unfinished, and a fence of the queue stands for all of it.
+    fn issue_export(&self, device: Arc<dyn Device>) -> Result<(Op, Arc<Slot>), Error> {
+        let slot = Arc::new(Slot::default());
+        let (queue, tensor, place) = (device.default_queue(), self.clone(), Arc::clone(&slot));
+        let op = OpBuilder::new(&self.inner.core, Name::Static("export to arrow"))
+            .reads([self])
+            .on(&queue.clone());
+        let op = op.run_external(move |completion| {
+            let outcome = hand_over(&completion, &tensor, device.as_ref(), queue.as_ref());
+            let fence = outcome.as_ref().ok().map(|(_, fence)| fence.clone());
+            // Before the operation ends, as its end is what the caller waits for.
+            *lock(&place) = Some(outcome.map(|(handed, _)| handed));
+            match fence {
+                Some(fence) => completion.complete_after(&fence),
+                None => completion.complete(Ok(())),
+            }
+        })?;
+        Ok((op, slot))
+    }
+}
+
+/// Where the operation leaves the array for whoever asked for it.
+type Slot = Mutex<Option<Result<Handed, Error>>>;
+
+fn lock(slot: &Slot) -> estafette_sync::sync::MutexGuard<'_, Option<Result<Handed, Error>>> {
+    slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn take(slot: &Slot) -> Result<Handed, Error> {
+    lock(slot).take().unwrap_or_else(|| Err(Error::invalid("the export ended without an array")))
+}
+
+fn hand_over(
+    completion: &Completion,
+    tensor: &Tensor,
+    device: &dyn Device,
+    queue: &dyn Queue,
+) -> Result<(Handed, Fence), Error> {
+    let lent = completion.scope().export(tensor, &options())?;
+    let fence = queue.record()?;
+    let event = if fence.is_done() { None } else { Some(device.event_of_fence(&fence)?) };
+    Ok((ArrowDeviceArray::from_tensor(lent, event)?, fence))
+}
+
+fn options() -> ExportOptions {
+    ExportOptions { taker: Some("a consumer of Arrow arrays".into()), ..ExportOptions::new(Access::Read) }
+}
