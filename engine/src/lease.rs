@@ -9,14 +9,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
-use estafette_sync::sync::Mutex;
+use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
+use crate::clock;
 use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
@@ -25,6 +26,7 @@ use crate::ready::ReadySignal;
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, VarState};
+use crate::taker::Taker;
 use crate::tensor::Tensor;
 use crate::wait;
 
@@ -53,13 +55,15 @@ impl std::fmt::Display for Access {
 #[derive(Debug)]
 pub(crate) struct LeaseLabel {
     pub(crate) access: Access,
-    pub(crate) taker: String,
+    pub(crate) taker: Taker,
     pub(crate) thread: ThreadId,
-    pub(crate) since: Instant,
+    /// Coarse monotonic time in milliseconds.
+    since_ms: u64,
     slot: Mutex<Slot>,
     /// Whether it was granted and all earlier work is done, so that only its holder keeps others waiting.
     held: AtomicBool,
-    signal: Arc<ReadySignal>,
+    /// Whom to tell; nobody of a lease that was granted as it was submitted.
+    signal: Option<Arc<ReadySignal>>,
 }
 
 #[derive(Debug)]
@@ -73,15 +77,21 @@ enum Slot {
 }
 
 impl LeaseLabel {
-    pub(crate) fn new(access: Access, taker: String, signal: Arc<ReadySignal>) -> Self {
+    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>) -> Self {
         Self {
             access,
             taker,
-            thread: std::thread::current().id(),
-            since: Instant::now(),
+            thread: clock::this_thread(),
+            since_ms: clock::coarse_ms(),
             slot: Mutex::new(Slot::Waiting),
             held: AtomicBool::new(false),
             signal,
+        }
+    }
+
+    fn tell(&self, outcome: Result<(), Error>) {
+        if let Some(signal) = &self.signal {
+            signal.set(outcome);
         }
     }
 
@@ -105,7 +115,8 @@ impl LeaseLabel {
 
 impl std::fmt::Display for LeaseLabel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} lease taken by {} {:.1?} ago", self.access, self.taker, self.since.elapsed())
+        let age = Duration::from_millis(clock::coarse_ms().saturating_sub(self.since_ms));
+        write!(f, "{} lease taken by {} {age:.1?} ago", self.access, self.taker)
     }
 }
 
@@ -121,8 +132,10 @@ pub(crate) struct LeaseInner {
     pub(crate) tensor: Tensor,
     pub(crate) access: Access,
     label: Arc<LeaseLabel>,
-    /// Orders the uses of tensors that were imported from inside this lease among each other.
-    pub(crate) scope: OpVar,
+    /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label has it.
+    granted: Mutex<Option<OpGranted>>,
+    /// See [`scope`](Self::scope). Few leases are imported from, so it is made at first use.
+    scope: OnceLock<OpVar>,
     generation: u32,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
@@ -133,8 +146,8 @@ pub(crate) struct LeaseInner {
 impl LeaseInner {
     /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
     /// [`hold_from`](Self::hold_from).
-    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: String) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, Arc::new(Signal::new())));
+    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, taker, None));
         Arc::new(Self::with_label(tensor.clone(), access, label))
     }
 
@@ -143,11 +156,46 @@ impl LeaseInner {
             tensor,
             access,
             label,
-            scope: graph().var(VarState::default()),
+            granted: Mutex::new(None),
+            scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
             done: Mutex::new(None),
         }
+    }
+
+    /// A lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
+    pub(crate) fn at_once(tensor: &Tensor, access: Access, taker: Taker) -> Option<Arc<Self>> {
+        let label = Arc::new(LeaseLabel::new(access, taker, None));
+        let core = &tensor.inner.core;
+        // SAFETY: `init` writes every field.
+        let mut draft = unsafe {
+            graph().draft(|place| OpState::init(place, core, Name::Static("lease"), Kind::Lease))
+        };
+        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
+        let Some(granted) = draft.submit_unreferenced() else {
+            // It stands in a queue by now: whoever grants it finds it abandoned.
+            if let Some(granted) = label.abandon() {
+                end(granted, None);
+            }
+            return None;
+        };
+        if granted.accesses().any(|access| access.flags() != 0) || !operation::begin(&granted) {
+            // Fences or a failure: somebody has to look more closely, and perhaps to wait.
+            end_unused(granted);
+            return None;
+        }
+        label.held.store(true, Ordering::Release);
+        let mut lease = Self::with_label(tensor.clone(), access, label);
+        lease.granted = Mutex::new(Some(granted));
+        Some(Arc::new(lease))
+    }
+
+    /// Orders the uses of tensors that were imported from inside this lease among each other.
+    pub(crate) fn scope(&self) -> &OpVar {
+        self.scope.get_or_init(|| graph().var(VarState::default()))
     }
 
     /// Whether memory inside this lease is protected by it.
@@ -184,13 +232,13 @@ impl LeaseInner {
 
 impl Lease {
     /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
-    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: String) -> Result<Acquire, Error> {
+    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: Taker) -> Result<Acquire, Error> {
         tensor.inner.core.check_fork()?;
         if access == Access::Write {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker, Arc::clone(&signal)));
+        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal))));
         let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -203,7 +251,7 @@ impl Lease {
 
     /// As [`acquire`](Self::acquire), but gives up when it would have to wait.
     pub(crate) fn acquire_now(tensor: &Tensor, access: Access, taker: &str) -> Result<Option<Self>, Error> {
-        let acquire = Self::acquire(tensor, access, taker.to_string())?;
+        let acquire = Self::acquire(tensor, access, taker.into())?;
         match acquire.signal.get() {
             Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
             None => Ok(None),
@@ -223,7 +271,7 @@ impl Lease {
         tensor: &Tensor,
         access: Access,
         timeout: Option<Duration>,
-        taker: String,
+        taker: Taker,
     ) -> Result<Self, Error> {
         let acquire = Self::acquire(tensor, access, taker)?;
         let what = format!("a {access} lease");
@@ -339,7 +387,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
         let failure = state.failure().cloned();
         run::complete(granted, &Ending::Looked, None, ready);
         if let Some(failure) = failure {
-            label.signal.set(Err(failure.into_error()));
+            label.tell(Err(failure.into_error()));
         }
         return;
     }
@@ -365,7 +413,7 @@ fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
 
 fn refuse(granted: OpGranted, label: &LeaseLabel, failure: OperationError, ready: &mut ReadyList) {
     run::complete(granted, &Ending::Looked, None, ready);
-    label.signal.set(Err(failure.into_error()));
+    label.tell(Err(failure.into_error()));
 }
 
 fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
@@ -375,7 +423,7 @@ fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
             *slot = Slot::Held(granted);
             label.held.store(true, Ordering::Release);
             drop(slot);
-            label.signal.set(Ok(()));
+            label.tell(Ok(()));
             return;
         }
     }
@@ -386,14 +434,25 @@ impl Drop for LeaseInner {
     fn drop(&mut self) {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
-            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.clone()));
+            let granted = self.granted.get_mut().map(Option::take);
+            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.take(), granted));
             return;
         }
-        if let Some(granted) = self.label.abandon() {
-            let done = self.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(granted) = granted.or_else(|| self.label.abandon()) {
+            let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
             end(granted, done);
         }
     }
+}
+
+/// Ends a lease that was granted and is not wanted; it has seen nothing and leaves nothing.
+fn end_unused(granted: OpGranted) {
+    let core = granted.payload().core.clone();
+    let mut ready = ReadyList::new();
+    run::complete(granted, &Ending::Looked, None, &mut ready);
+    run::dispatch(ready);
+    core.bell.ring();
 }
 
 /// Ends a held lease; whatever waited for it goes on.

@@ -21,6 +21,7 @@ use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::run;
 use crate::signal::Signal;
+use crate::taker::Taker;
 use crate::tensor::{Tensor, VarSet};
 use crate::wait;
 
@@ -61,7 +62,7 @@ impl Engine {
 /// Leases being taken. Dropping it gives up; the tensors are not affected.
 struct AcquireAll {
     wanted: Vec<(Tensor, Access)>,
-    taker: String,
+    taker: Taker,
     /// `None` once the leases were handed over.
     label: Option<Arc<LeaseLabel>>,
     signal: Arc<ReadySignal>,
@@ -70,6 +71,7 @@ struct AcquireAll {
 
 impl AcquireAll {
     fn submit(core: &CoreRef, wanted: &[(Tensor, Access)], taker: &str) -> Result<Self, Error> {
+        let taker = Taker::from(taker);
         core.check_fork()?;
         for (tensor, access) in wanted {
             match access {
@@ -81,7 +83,7 @@ impl AcquireAll {
         let exclusive = wanted.iter().any(|(_, access)| *access == Access::Write);
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker.to_string(), Arc::clone(&signal)));
+        let label = Arc::new(LeaseLabel::new(access, taker.clone(), Some(Arc::clone(&signal))));
         let mut state = OpState::new(core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(&label)));
         let accesses = wanted
@@ -91,7 +93,7 @@ impl AcquireAll {
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
-        Ok(Self { wanted: wanted.to_vec(), taker: taker.to_string(), label: Some(label), signal, handle })
+        Ok(Self { wanted: wanted.to_vec(), taker, label: Some(label), signal, handle })
     }
 
     /// Splits what was granted into one lease per tensor.

@@ -1,6 +1,6 @@
 //! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
 
-use estafette::{Access, Error, Lease, Tensor};
+use estafette::{Access, Error, Lease, Taker, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request, poll_once};
 use crate::process::Own;
 use crate::tensor::{PyTensor, device_object};
-use crate::{gate, peers, running_loop};
+use crate::{gate, running_loop, site};
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -101,8 +101,8 @@ impl PyAccess {
         }
     }
 
-    fn taker(py: Python<'_>) -> String {
-        peers::caller(py).place
+    fn taker(py: Python<'_>) -> Taker {
+        site::caller(py).place
     }
 }
 
@@ -184,7 +184,7 @@ pub struct PyView {
 }
 
 impl PyView {
-    fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
+    pub fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
         let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match lease.as_ref() {
             Some(lease) => lease.get(py).cloned(),

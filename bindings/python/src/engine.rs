@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::exchange::reaper;
+use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Access, Completion, Engine, Error, OpBuilder, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -554,6 +554,15 @@ impl PyEngine {
 }
 
 impl PyEngine {
+    /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
+    pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
+        let immutable = managed.version().is_none();
+        // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
+        let tensor = unsafe { self.engine(py)?.import_ordered(managed, Default::default(), immutable) };
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        Bound::new(py, self.wrap(tensor.or_raise(py)?))
+    }
+
     /// A copy, made by an operation.
     fn copied(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Tensor> {
         let engine = self.engine(py)?;

@@ -1,7 +1,9 @@
 //! The class `Tensor`, and what it is exported through.
 
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
+use estafette::exchange::promptly;
 use estafette::{Access, DType, Tensor, TensorState};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -24,17 +26,27 @@ use crate::{gate, running_loop};
 /// writes wait until the array is gone.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
-    tensor: Own<Tensor>,
+    tensor: Prompt,
     engine: EngineHandle,
+}
+
+/// A tensor that is dropped as Python drops an object: with the Python lock, and with no lock of ours.
+struct Prompt(ManuallyDrop<Own<Tensor>>);
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        // SAFETY: dropped here, once, and not used afterwards.
+        promptly(|| unsafe { ManuallyDrop::drop(&mut self.0) });
+    }
 }
 
 impl PyTensor {
     pub fn new(tensor: Tensor, engine: EngineHandle) -> Self {
-        Self { tensor: Own::new(tensor), engine }
+        Self { tensor: Prompt(ManuallyDrop::new(Own::new(tensor))), engine }
     }
 
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
-        self.tensor.get(py)
+        self.tensor.0.get(py)
     }
 
     pub fn engine(&self) -> &EngineHandle {
@@ -197,7 +209,7 @@ impl PyTensor {
     }
 
     fn __repr__(&self) -> String {
-        let Some(tensor) = self.tensor.try_get() else {
+        let Some(tensor) = self.tensor.0.try_get() else {
             return "<estafette.Tensor of the parent process>".into();
         };
         let what = match (tensor.dtype(), tensor.shape()) {
@@ -220,6 +232,13 @@ impl PyTensor {
 pub struct Exporter {
     tensor: Py<PyTensor>,
     access: Access,
+}
+
+impl Exporter {
+    /// The tensor, and the access that its exports have.
+    pub fn parts(&self, py: Python<'_>) -> PyResult<(&Tensor, Access)> {
+        Ok((self.tensor.get().tensor(py)?, self.access))
+    }
 }
 
 #[pymethods]

@@ -53,8 +53,10 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    peers,
+    unordered_exchanges,
 )
-from ._reports import Blocked, Device, Diagnosis, ShutdownReport, Stats, Waiting
+from ._reports import Blocked, Device, Diagnosis, Peer, ShutdownReport, Stats, UnorderedExchange, Waiting
 
 if TYPE_CHECKING:
     from ._typing import DeviceLike, SupportsDLPack
@@ -78,10 +80,12 @@ __all__ = [
     "NotDefinedError",
     "Operation",
     "OperationError",
+    "Peer",
     "ShutdownError",
     "ShutdownReport",
     "Stats",
     "Tensor",
+    "UnorderedExchange",
     "Variable",
     "View",
     "Waiting",
@@ -91,6 +95,8 @@ __all__ = [
     "__version__",
     "default_engine",
     "from_dlpack",
+    "peers",
+    "unordered_exchanges",
 ]
 
 _default: Engine | None = None

@@ -6,10 +6,10 @@ from typing import Any, final
 
 from typing_extensions import CapsuleType, Self
 
-from ._reports import Device, Diagnosis, ShutdownReport, Stats
+from ._reports import Device, Diagnosis, Peer, ShutdownReport, Stats, UnorderedExchange
 from ._typing import DeviceLike, DtypeLike, Like, ShapeLike, SupportsDLPack, Using
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "peers", "unordered_exchanges"]
 
 __version__: str
 
@@ -217,6 +217,8 @@ class Variable:
     @property
     def version(self) -> int: ...
 
+def peers() -> tuple[Peer, ...]: ...
+def unordered_exchanges() -> tuple[UnorderedExchange, ...]: ...
 def _after_fork_in_child() -> None: ...
 def _after_fork_in_parent() -> None: ...
 def _at_exit() -> None: ...
