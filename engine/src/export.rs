@@ -72,7 +72,10 @@ impl Tensor {
             return Ok(None);
         }
         match options.access {
-            Access::Alias => Ok(Some(export_alias(self, definition, &options))),
+            Access::Alias => {
+                let flags = ExportFlags { read_only: definition.read_only, is_copied: false };
+                Ok(Some(export_alias(self, definition, flags, &options)))
+            }
             // Readers that are there already do not show in a look at the variables, so a writer takes its place in the queue.
             Access::Write => Ok(None),
             Access::Read if !self.inner.is_quiet() => Ok(None),
@@ -82,6 +85,16 @@ impl Tensor {
                 lease.map(|lease| export_held(lease, &options)).transpose()
             }
         }
+    }
+
+    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's alone. No
+    /// lease is taken.
+    ///
+    /// # Errors
+    /// [`Error::NotDefined`] while there is nothing to hand out.
+    pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        let definition = self.inner.definition()?;
+        Ok(export_alias(self, definition, ExportFlags { read_only: false, is_copied: true }, options))
     }
 
     /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does. For
@@ -161,8 +174,12 @@ impl Lease {
 }
 
 /// Makes the struct of a view that nobody tracks: it keeps the memory and nothing else.
-fn export_alias(tensor: &Tensor, definition: &Definition, options: &ExportOptions) -> ManagedTensor {
-    let flags = ExportFlags { read_only: definition.read_only, is_copied: false };
+fn export_alias(
+    tensor: &Tensor,
+    definition: &Definition,
+    flags: ExportFlags,
+    options: &ExportOptions,
+) -> ManagedTensor {
     let keeper = tensor.clone();
     // SAFETY: the keeper holds the memory that the layout describes at `data` until the consumer calls the deleter; what
     // happens to its content meanwhile is documented to be the caller's responsibility.

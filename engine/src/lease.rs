@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
-use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
 use crate::clock;
@@ -169,9 +169,8 @@ impl LeaseInner {
         let label = Arc::new(LeaseLabel::new(access, taker, None));
         let core = &tensor.inner.core;
         // SAFETY: `init` writes every field.
-        let mut draft = unsafe {
-            graph().draft(|place| OpState::init(place, core, Name::Static("lease"), Kind::Lease))
-        };
+        let mut draft =
+            unsafe { graph().draft(|place| OpState::init(place, core, Name::Static("lease"), Kind::Lease)) };
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
         tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));

@@ -4,7 +4,7 @@
 //! as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
 //! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
 
-use estafette::{BodyResult, Completion, Produced, Scope};
+use estafette::{BodyResult, Completion, Produced, Scope, Tensor};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
@@ -307,6 +307,11 @@ pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, Operati
     })?;
     let current = fastcall::context_value(variable.bind(py))?;
     Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
+}
+
+/// Whether the calling code belongs to the body of an operation that has `tensor` as an operand.
+pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
+    Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
 }
 
 /// Called by the event loop with the finished task of an asynchronous body.

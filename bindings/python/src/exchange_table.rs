@@ -87,7 +87,8 @@ unsafe extern "C" fn from_object(object: *mut c_void, out: *mut *mut DLManagedTe
     for_c(|py| {
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         // SAFETY: the caller lends a live object, or NULL.
-        let object = unsafe { Bound::from_borrowed_ptr_or_opt(py, object.cast()) }.ok_or_else(null_argument)?;
+        let object =
+            unsafe { Bound::from_borrowed_ptr_or_opt(py, object.cast()) }.ok_or_else(null_argument)?;
         let managed = take(&object)?;
         let raw = managed.into_raw_versioned().map_err(|_| PySystemError::new_err("not versioned"))?;
         // SAFETY: the place is the caller's.
@@ -122,7 +123,8 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
     for_c(|py| {
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         // SAFETY: the caller lends a live object, or NULL.
-        let object = unsafe { Bound::from_borrowed_ptr_or_opt(py, object.cast()) }.ok_or_else(null_argument)?;
+        let object =
+            unsafe { Bound::from_borrowed_ptr_or_opt(py, object.cast()) }.ok_or_else(null_argument)?;
         let tensor = object.cast::<PyTensor>().map_err(|_| {
             PyTypeError::new_err("this C exchange function describes instances of estafette.Tensor")
         })?;
@@ -136,12 +138,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
 
 /// Waits until a reader may look, unless the running operation has the tensor anyway.
 fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
-    if let Some(scope) = body::current_scope(py)?
-        && scope.get().scope().access_of(tensor).is_some()
-    {
-        return Ok(());
-    }
-    export::until_ready(py, tensor)
+    if body::has_operand(py, tensor)? { Ok(()) } else { export::until_ready(py, tensor) }
 }
 
 unsafe extern "C" fn to_object(tensor: *mut DLManagedTensorVersioned, out: *mut *mut c_void) -> c_int {
@@ -164,8 +161,7 @@ unsafe extern "C" fn current_stream(kind: DLDeviceType, id: i32, out: *mut *mut 
     for_c(|py| {
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         let device = DLDevice::new(DeviceType(kind.0 as i32), id);
-        let host = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
-        if !host.contains(&device.device_type) {
+        if !export::host_can_read(device) {
             // Never NULL there, which would say "the default stream".
             return Err(raise(py, "ExchangeError", format!("no work is done on device {device} here")));
         }

@@ -13,6 +13,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::body::{self, would_block};
+use crate::copy::copied_now;
+use crate::engine::EngineHandle;
 use crate::error::{OrRaise, raise, to_py};
 use crate::unordered::{self, Reason};
 use crate::{capsule, gate, running_loop, site};
@@ -61,12 +63,14 @@ impl Request<'_, '_> {
                 return Err(raise(py, "ExchangeError", message));
             }
         }
-        Ok(ExportOptions {
-            abi: self.abi(),
-            copy: self.copy == Some(true),
-            ..ExportOptions::new(access)
-        })
+        Ok(ExportOptions { abi: self.abi(), copy: self.copy == Some(true), ..ExportOptions::new(access) })
     }
+}
+
+/// Devices whose memory host code may read.
+pub fn host_can_read(device: DLDevice) -> bool {
+    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
+    kinds.contains(&device.device_type)
 }
 
 /// What the tensor is exported from.
@@ -94,6 +98,35 @@ pub fn export<'py>(
         return capsule::wrap(py, managed);
     }
     capsule::wrap(py, export_managed(py, from, request)?)
+}
+
+/// As [`export`] of a tensor whose engine may be asked to make a copy.
+///
+/// # Errors
+/// As [`export`]; `WindowFullError` when there is no room for the copy on an event loop's thread.
+pub fn export_from<'py>(
+    py: Python<'py>,
+    engine: &EngineHandle,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    match from {
+        From::Tensor(tensor, _) if request.copy == Some(true) && !body::has_operand(py, tensor)? => {
+            until_defined(py, tensor)?;
+            // Refused first, so that nothing is copied in vain.
+            request.options(py, Access::Alias, tensor.device().or_raise(py)?)?;
+            match copied_now(py, engine, tensor)? {
+                Some(copy) => {
+                    let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
+                    let managed = copy.export_as_copy(&options).or_raise(py)?;
+                    EXPORTED.fetch_add(1, Ordering::Relaxed);
+                    capsule::wrap(py, managed)
+                }
+                None => export(py, from, request),
+            }
+        }
+        _ => export(py, from, request),
+    }
 }
 
 /// As [`export`], without the capsule.
@@ -242,9 +275,7 @@ pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// # Errors
 /// As [`until_defined`].
 pub fn device(py: Python<'_>, tensor: &Tensor) -> PyResult<(i32, i32)> {
-    let in_body =
-        body::current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some());
-    if !in_body {
+    if !body::has_operand(py, tensor)? {
         until_defined(py, tensor)?;
     }
     let device = tensor.device().or_raise(py)?;

@@ -10,6 +10,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::error::raise;
+use crate::export::host_can_read;
 use crate::peer_table::PeerTable;
 use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::unordered::{self, Reason};
@@ -76,7 +77,10 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<(ManagedTens
 /// and of other devices the table would have to say which stream the producer works on.
 fn through_table(object: &Bound<'_, PyAny>, table: PeerTable, peer: &Peer) -> PyResult<ManagedTensor> {
     let py = object.py();
-    peers::refuse_unsaid(object, peer)?;
+    if let Err(refusal) = peers::refuse_unsaid(object, peer) {
+        // Its `__dlpack__` says it in the library's own words, if it looks.
+        return through_protocol(object, peer, &Wanted::default()).and(Err(refusal));
+    }
     let managed = table.take(object)?;
     let device = managed.device();
     if device == DLDevice::CPU || !reachable(device) {
@@ -113,8 +117,7 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
 /// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know: their
 /// memory is carried from one library to another, and nobody here looks at it.
 fn reachable(device: DLDevice) -> bool {
-    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
-    kinds.contains(&device.device_type) || device.device_type.name().is_none()
+    host_can_read(device) || device.device_type.name().is_none()
 }
 
 fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
@@ -133,7 +136,9 @@ fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer) {
 
 /// Where the producer says its data is. Optional in practice: very old producers lack the method.
 fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
-    let Some(method) = object.getattr_opt(intern!(object.py(), "__dlpack_device__"))? else { return Ok(None) };
+    let Some(method) = object.getattr_opt(intern!(object.py(), "__dlpack_device__"))? else {
+        return Ok(None);
+    };
     let (kind, id): (i32, i32) = method
         .call0()?
         .extract()
@@ -188,12 +193,10 @@ fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
     static VERSION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let py = object.py();
-    let names = NAMES.get_or_try_init(py, || {
-        PyTuple::new(py, [intern!(py, "max_version")]).map(Bound::unbind)
-    })?;
-    let version = VERSION.get_or_try_init(py, || {
-        MAX_VERSION.into_pyobject(py).map(|version| version.into_any().unbind())
-    })?;
+    let names =
+        NAMES.get_or_try_init(py, || PyTuple::new(py, [intern!(py, "max_version")]).map(Bound::unbind))?;
+    let version = VERSION
+        .get_or_try_init(py, || MAX_VERSION.into_pyobject(py).map(|version| version.into_any().unbind()))?;
     fastcall::call_method(object, intern!(py, "__dlpack__"), names.bind(py), &[version.bind(py)])
 }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
+//! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
 //! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
 //! | `peers` | what we know of other libraries, by name |
 //! | `unordered` | exchanges that nobody could order |
@@ -21,7 +22,9 @@ mod access;
 mod attached;
 mod awaiting;
 mod body;
+mod buffer;
 mod capsule;
+mod copy;
 mod engine;
 mod error;
 mod exchange_table;

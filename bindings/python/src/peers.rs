@@ -144,11 +144,7 @@ pub const PEERS: &[Peer] = &[
         // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
         omitted: Omitted::NoSync,
         prompt_deleter: true,
-        unsaid: &[
-            Unsaid::Attribute("requires_grad"),
-            Unsaid::Method("is_conj"),
-            Unsaid::Method("is_neg"),
-        ],
+        unsaid: &[Unsaid::Attribute("requires_grad"), Unsaid::Method("is_conj"), Unsaid::Method("is_neg")],
         source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
         ..UNKNOWN
     },

@@ -78,9 +78,7 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     }
     notes.last.push_back(Note { import, reason, what, place });
     drop(notes);
-    if first
-        && let Err(error) = log(py, &text)
-    {
+    if first && let Err(error) = log(py, &text) {
         error.write_unraisable(py, None);
     }
 }

@@ -1,8 +1,9 @@
 """The extension behind the package `estafette`."""
 
+import sys
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from types import TracebackType
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from typing_extensions import CapsuleType, Self
 
@@ -106,6 +107,7 @@ class Engine:
 class Tensor:
     """A promise of an n-dimensional array."""
 
+    __dlpack_c_exchange_api__: ClassVar[CapsuleType]
     def is_ready(self) -> bool: ...
     def is_defined(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...
@@ -134,6 +136,10 @@ class Tensor:
         copy: bool | None = None,
     ) -> CapsuleType: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __array__(self, dtype: Any | None = None, copy: bool | None = None) -> Any: ...
+    def to_host(self) -> Tensor: ...
     def for_write(self) -> Exporter: ...
     def alias(self) -> Exporter: ...
     def read(self, using: Using | None = None) -> Access: ...
@@ -144,6 +150,9 @@ class Tensor:
 class Exporter:
     """A tensor on its way to a library, with the access that it shall have."""
 
+    __dlpack_c_exchange_api__: ClassVar[CapsuleType]
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def tensor(self) -> Tensor: ...
     @property
@@ -177,6 +186,9 @@ class Access:
 class View:
     """A tensor under a scoped lease."""
 
+    __dlpack_c_exchange_api__: ClassVar[CapsuleType]
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property

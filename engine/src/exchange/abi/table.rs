@@ -7,8 +7,8 @@
 use std::ffi::CStr;
 use std::ptr::NonNull;
 
-use estafette_devices::host::HostDevice;
 use estafette_devices::Device;
+use estafette_devices::host::HostDevice;
 
 pub use dlpark::ffi::{
     DLDeviceType, DLManagedTensorVersioned, DLPackExchangeAPI as Table, DLPackExchangeAPIHeader as Header,
@@ -35,10 +35,8 @@ const OLDER_MAX: usize = 8;
 const ALIGN: usize = 64;
 
 /// The header of a table of ours.
-pub const HEADER: Header = Header {
-    version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
-    prev_api: std::ptr::null_mut(),
-};
+pub const HEADER: Header =
+    Header { version: DLPackVersion { major: VERSION.0, minor: VERSION.1 }, prev_api: std::ptr::null_mut() };
 
 /// The newest table in the chain that begins at `table` whose layout we know; `None` when there is none, or when a function
 /// that must be there is not.
@@ -56,8 +54,8 @@ pub unsafe fn understood(table: *const Table) -> Option<&'static Table> {
         if found.version.major == VERSION.0 {
             // SAFETY: of our major version, so it has at least these fields, for the life of the process.
             let table = unsafe { &*header.cast::<Table>() };
-            let complete = table.managed_tensor_from_py_object_no_sync.is_some()
-                && table.current_work_stream.is_some();
+            let complete =
+                table.managed_tensor_from_py_object_no_sync.is_some() && table.current_work_stream.is_some();
             return complete.then_some(table);
         }
         header = found.prev_api;
