@@ -119,7 +119,7 @@ pub fn export_from<'py>(
                 Some(copy) => {
                     let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
                     let managed = copy.export_as_copy(&options).or_raise(py)?;
-                    EXPORTED.fetch_add(1, Ordering::Relaxed);
+                    count();
                     capsule::wrap(py, managed)
                 }
                 None => export(py, from, request),
@@ -187,9 +187,14 @@ pub fn export_managed<'py>(
     Ok(managed)
 }
 
+/// Counts an export. Only ever done with the Python lock, so nothing is locked for it.
+pub fn count() {
+    EXPORTED.store(EXPORTED.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
 /// Counts an export, and says what could not be ordered about it.
 fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
-    EXPORTED.fetch_add(1, Ordering::Relaxed);
+    count();
     let device = managed.device();
     debug_assert!(tensor.is_defined(), "only what is defined leaves");
     if device.device_type.name().is_none() {

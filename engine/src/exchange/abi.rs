@@ -318,6 +318,10 @@ unsafe fn read_dims(dims: *const i64, ndim: usize) -> Option<Dims> {
     if dims.is_null() {
         return None;
     }
+    if dims.is_aligned() {
+        // SAFETY: as this function's own contract says.
+        return Some(Dims::from_slice(unsafe { std::slice::from_raw_parts(dims, ndim) }));
+    }
     // SAFETY: as this function's own contract says; a misaligned array, legal in no header but seen, is no
     // harm this way.
     Some((0..ndim).map(|index| unsafe { dims.add(index).read_unaligned() }).collect())
