@@ -36,6 +36,17 @@ impl Request<'_, '_> {
         self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
     }
 
+    /// Whether it may come to a copy.
+    fn may_copy(&self) -> bool {
+        self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
+    }
+
+    /// Whether memory on `device`, which the host can read, is wanted in memory of the host.
+    fn moves_to_host(&self, device: DLDevice) -> bool {
+        let wanted = self.dl_device.map(|(kind, id)| DLDevice::new(DeviceType(kind), id));
+        wanted == Some(DLDevice::CPU) && device != DLDevice::CPU && host_can_read(device)
+    }
+
     fn abi(&self) -> Abi {
         let versioned = self.max_version.is_some_and(|(major, _)| major >= 1);
         if versioned { Abi::Versioned } else { Abi::Legacy }
@@ -111,10 +122,15 @@ pub fn export_from<'py>(
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     match from {
-        From::Tensor(tensor, _) if request.copy == Some(true) && !body::has_operand(py, tensor)? => {
+        From::Tensor(tensor, _) if request.may_copy() && !body::has_operand(py, tensor)? => {
             until_defined(py, tensor)?;
+            let device = tensor.device().or_raise(py)?;
+            let moves = request.moves_to_host(device);
+            if !moves && request.copy != Some(true) {
+                return export(py, from, request);
+            }
             // Refused first, so that nothing is copied in vain.
-            request.options(py, Access::Alias, tensor.device().or_raise(py)?)?;
+            request.options(py, Access::Alias, if moves { DLDevice::CPU } else { device })?;
             match copied_now(py, engine, tensor)? {
                 Some(copy) => {
                     let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
