@@ -29,8 +29,8 @@ const OVERLAP_MAX: usize = 16;
 /// Leases of one memory that may be dead before they are swept.
 const LEASES_MIN: usize = 8;
 
-/// Dead ones go when a new one comes: those at the end at once, and all of them when there are twice as many as were alive after the
-/// last sweep. So a new one costs the same however many are open.
+/// Dead ones go when a new one comes: those at the end at once, and all of them when there are twice as many as were alive
+/// after the last sweep. So a new one costs the same however many are open.
 #[derive(Default)]
 struct Leases {
     known: Vec<Weak<LeaseInner>>,

@@ -1,8 +1,8 @@
 //! What we know of other libraries: one table, a row for each, with the source of what it says.
 //!
-//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands for,
-//! who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling function comes
-//! from. A library without a row is treated as the specification says, and with the doubt on the safe side.
+//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands
+//! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
+//! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
@@ -14,8 +14,8 @@ use crate::attached::Attached;
 use crate::fastcall;
 use crate::peer_table::{self, PeerTable};
 
-/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy import
-/// as read-only; so do we, unless the table knows better.
+/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy
+/// import as read-only; so do we, unless the table knows better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Legacy {
     /// Memory that may be written.
