@@ -1,6 +1,13 @@
-//! The cheap clock behind "since when" (a few nanoseconds to read, a few milliseconds coarse), and deadlines.
+//! The cheap answers to "since when" (a clock that takes a few nanoseconds to read and is a few milliseconds coarse) and
+//! "by whom", and deadlines.
 
+use std::cell::Cell;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
+
+thread_local! {
+    static THIS_THREAD: Cell<Option<ThreadId>> = const { Cell::new(None) };
+}
 
 /// When `timeout` from now is; `None` when that is beyond what the clock can say, which is as good as never.
 pub(crate) fn deadline(timeout: Duration) -> Option<Instant> {
@@ -26,4 +33,13 @@ impl Coarse {
     pub(crate) fn elapsed(self) -> Duration {
         Duration::from_millis(Self::now().0.wrapping_sub(self.0).into())
     }
+}
+
+/// The calling thread, without counting references to what the standard library keeps of it.
+pub(crate) fn this_thread() -> ThreadId {
+    THIS_THREAD.get().unwrap_or_else(|| {
+        let id = thread::current().id();
+        THIS_THREAD.set(Some(id));
+        id
+    })
 }

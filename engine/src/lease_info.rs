@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock;
 use crate::lease::{Access, LeaseLabel};
 use crate::taker::Taker;
 
@@ -33,7 +34,7 @@ impl LeaseInfo {
             object: label.object.get().cloned(),
             age: label.since.elapsed(),
             held: label.is_held(),
-            own: label.thread == std::thread::current().id(),
+            own: label.thread == clock::this_thread(),
         }
     }
 }

@@ -85,13 +85,11 @@ impl Tensor {
         definition: Definition,
         lease: Option<Arc<LeaseInner>>,
     ) -> Self {
-        let cell = OnceLock::new();
-        let _ = cell.set(definition);
         Self {
             inner: Arc::new(TensorInner {
                 core,
                 vars,
-                definition: cell,
+                definition: OnceLock::from(definition),
                 declared: None,
                 producer: None,
                 lease,
@@ -294,6 +292,12 @@ impl TensorInner {
     #[inline]
     pub(crate) fn look(&self) -> Option<Result<(), Error>> {
         if self.vars.iter().all(OpVar::is_quiet) { Some(Ok(())) } else { self.look_closely() }
+    }
+
+    /// Whether the current version is finished and well, and no fence has to be asked for that. One load per variable.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.vars.iter().all(OpVar::is_quiet)
     }
 
     /// As [`look`](Self::look), when something is queued or carried on a variable.

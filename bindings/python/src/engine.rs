@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::exchange::reaper;
+use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Access, Completion, Engine, Error, OpBuilder, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -15,8 +15,9 @@ use crate::access::PyAccess;
 use crate::arrow;
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body, Use, would_block};
-use crate::error::{OrRaise, to_py};
-use crate::export::{EXPORTED, poll_once};
+use crate::copy::copied;
+use crate::error::{OrRaise, raise, to_py};
+use crate::export::{EXPORTED, poll_once, until_defined};
 use crate::import::{self, IMPORTED, Wanted, parse_device};
 use crate::operation::PyOperation;
 use crate::process::{self, Own};
@@ -61,6 +62,18 @@ impl EngineHandle {
     /// The same for handles of the same engine.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.shared).addr()
+    }
+
+    /// A full window makes a submission wait, which an event loop cannot.
+    ///
+    /// # Errors
+    /// `WindowFullError` on an event loop's thread.
+    pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
+        if running_loop::get(py)?.is_none() {
+            return Ok(());
+        }
+        let stats = self.engine(py)?.stats();
+        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
     }
 }
 
@@ -194,7 +207,7 @@ impl PyEngine {
                 outcome.or_raise(py)
             }
             None => {
-                self.may_wait(py)?;
+                self.handle.may_wait(py)?;
                 gate::detach(py, || order.operation(engine).run_external(move |end| body.start(end)))
                     .or_raise(py)
             }
@@ -213,7 +226,7 @@ impl PyEngine {
                 outcome.or_raise(py)
             }
             None => {
-                self.may_wait(py)?;
+                self.handle.may_wait(py)?;
                 gate::detach(py, || order.promise(engine).produce_external(move |end| body.start(end)))
                     .or_raise(py)
             }
@@ -230,19 +243,10 @@ impl PyEngine {
         match body::within(py, || poll_once(order.promise(engine).receive_async(leave(slot))))? {
             Some(outcome) => outcome.or_raise(py),
             None => {
-                self.may_wait(py)?;
+                self.handle.may_wait(py)?;
                 gate::detach(py, || order.promise(engine).receive(leave(slot))).or_raise(py)
             }
         }
-    }
-
-    /// A full window makes a submission wait, which an event loop cannot.
-    fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
-        if running_loop::get(py)?.is_none() {
-            return Ok(());
-        }
-        let stats = self.engine(py)?.stats();
-        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
     }
 
     /// Waits for everything in flight, then cancels what only leases hold up.
@@ -330,11 +334,7 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let wanted = Wanted { device: device.map(parse_device).transpose()?, copy };
         if let Ok(tensor) = x.cast::<PyTensor>() {
-            if copy != Some(true) {
-                return Ok(tensor.clone());
-            }
-            let copied = self.copied(py, tensor.get().tensor(py)?)?;
-            return Bound::new(py, self.wrap(copied));
+            return self.own(tensor, &wanted);
         }
         let (managed, immutable) = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
@@ -345,7 +345,9 @@ impl PyEngine {
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }
-        let tensor = if copy == Some(true) && !made_a_copy { self.copied(py, &tensor)? } else { tensor };
+        let moved = wanted.device.is_some_and(|wanted| tensor.device().is_ok_and(|device| device != wanted));
+        let copies = moved || copy == Some(true) && !made_a_copy;
+        let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -693,24 +695,32 @@ impl PyEngine {
 }
 
 impl PyEngine {
-    /// A copy, made by an operation.
-    fn copied(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Tensor> {
-        let engine = self.engine(py)?;
-        let source = tensor.clone();
-        let build = || engine.op("copy").reads([tensor]);
-        let start = move |end: Completion| {
-            let options =
-                estafette::ExportOptions { copy: true, ..estafette::ExportOptions::new(Access::Read) };
-            let copied = end.scope().export(&source, &options);
-            end.produce(copied.map(Into::into).map_err(Into::into));
-        };
-        match body::within(py, || poll_once(build().produce_external_async(start.clone())))? {
-            Some(outcome) => outcome.or_raise(py),
-            None => {
-                self.may_wait(py)?;
-                gate::detach(py, || build().produce_external(start)).or_raise(py)
+    /// An import of a tensor of ours: itself, or a copy.
+    fn own<'py>(&self, tensor: &Bound<'py, PyTensor>, wanted: &Wanted) -> PyResult<Bound<'py, PyTensor>> {
+        let (py, inner) = (tensor.py(), tensor.get().tensor(tensor.py())?);
+        let mut copies = wanted.copy == Some(true);
+        if let Some(device) = wanted.device {
+            until_defined(py, inner)?;
+            let is = inner.device().or_raise(py)?;
+            if is != device && !wanted.can_be_moved_from(is) {
+                let message = format!("this tensor is on {is}, and is not moved to {device}");
+                return Err(raise(py, "ExchangeError", message));
             }
+            copies |= is != device;
         }
+        if !copies {
+            return Ok(tensor.clone());
+        }
+        Bound::new(py, self.wrap(copied(py, &self.handle, inner)?))
+    }
+
+    /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
+    pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
+        let immutable = managed.version().is_none();
+        // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
+        let tensor = unsafe { self.engine(py)?.import_ordered(managed, Default::default(), immutable) };
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        Bound::new(py, self.wrap(tensor.or_raise(py)?))
     }
 }
 

@@ -1,8 +1,9 @@
 //! The DLPack structs, both ways: taking a managed tensor from outside, and making one for outside.
 //!
-//! This is the only file that names `dlpark`; everything else sees our own types and `*mut c_void`. Of
-//! `dlpark` only the struct definitions are used. The structs stay behind raw pointers all the time: they
-//! belong to another library, which may hold pointers into them, so no Rust reference to one is ever made.
+//! This folder is the only place that names `dlpark`; everything else sees our own types and `*mut c_void`, but for the C
+//! exchange [`table`], whose structs its users have to know. Of `dlpark` only the struct definitions are used. The structs
+//! stay behind raw pointers all the time: they belong to another library, which may hold pointers into them, so no Rust
+//! reference to one is ever made.
 //!
 //! **Deleters.** DLPack lets any thread call a deleter, and says exactly once; it says nothing about locks.
 //! So a [`ManagedTensor`] calls the deleter when dropped, wherever that is, and the reaper
@@ -10,6 +11,7 @@
 //! it aborts the process, as in any `extern "C"` call.
 
 mod export;
+pub mod table;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -49,6 +51,7 @@ pub enum Abi {
 pub struct ManagedTensor {
     raw: Raw,
     generation: u32,
+    prompt: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -174,6 +177,20 @@ impl ManagedTensor {
         data.wrapping_add(tensor.byte_offset as usize)
     }
 
+    /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called right where the
+    /// memory falls out of use, in a scope of [`promptly`](super::reaper::promptly), instead of on the reaper's thread. That
+    /// is knowledge about the producer, which no struct has.
+    #[must_use]
+    pub fn with_prompt_deleter(mut self) -> Self {
+        self.prompt = true;
+        self
+    }
+
+    /// See [`with_prompt_deleter`](Self::with_prompt_deleter).
+    pub(super) fn has_prompt_deleter(&self) -> bool {
+        self.prompt
+    }
+
     /// Checks everything that the producer wrote and describes it in our words.
     ///
     /// More is accepted than the newest header demands, because libraries send it: NULL strides in every
@@ -217,7 +234,7 @@ impl ManagedTensor {
 
     /// Owns `raw` from here on.
     fn new(raw: Raw) -> Self {
-        Self { raw, generation: fork::generation() }
+        Self { raw, generation: fork::generation(), prompt: false }
     }
 
     fn forget(self, pointer: *mut c_void) -> *mut c_void {
@@ -301,6 +318,10 @@ unsafe fn read_dims(dims: *const i64, ndim: usize) -> Option<Dims> {
     }
     if dims.is_null() {
         return None;
+    }
+    if dims.is_aligned() {
+        // SAFETY: as this function's own contract says.
+        return Some(Dims::from_slice(unsafe { std::slice::from_raw_parts(dims, ndim) }));
     }
     // SAFETY: as this function's own contract says; a misaligned array, legal in no header but seen, is no
     // harm this way.
