@@ -44,62 +44,38 @@ pub fn caller(py: Python<'_>) -> Caller {
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
     let found = frame.map(|frame| look(py, frame));
     match found {
-        Some(Ok(caller)) => caller,
+        Some(Ok(caller)) => {
+            Caller { place: caller.place.of_library(caller.library.map(|peer| peer.root)), ..caller }
+        }
         _ => Caller { place: "unknown Python code".into(), is_body: false, library: None },
     }
 }
 
 fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {
     let mut library: Option<&'static Peer> = None;
-    let mut is_body = false;
     for _ in 0..FRAMES_MAX {
         let (code, position) = (code_of(&frame), fastcall::position(&frame));
         if let Some((place, is_body)) = kept(py, &code, position) {
-            return Ok(Caller { place: finished(place, &frame, &code, library)?, is_body, library });
+            return Ok(Caller { place, is_body, library });
         }
         // Code that is run by `exec` may have no module.
         let module = frame.getattr(intern!(py, "f_globals"))?.get_item(intern!(py, "__name__")).ok();
         let module = module.as_ref().and_then(|module| module.cast::<PyString>().ok()?.to_str().ok());
-        is_body = module == Some("estafette._body");
+        let is_body = module == Some("estafette._body");
         let peer = module.and_then(peers::of_module);
         let next = frame.getattr(intern!(py, "f_back"))?;
         if peer.is_none() || next.is_none() {
             let place = text(&frame, &code)?;
             if peer.is_none() {
-                keep(py, Site { code: code.clone().unbind(), position, place: place.clone(), is_body });
+                keep(py, Site { code: code.unbind(), position, place: place.clone(), is_body });
             }
-            return Ok(Caller { place: finished(place, &frame, &code, library)?, is_body, library });
+            return Ok(Caller { place, is_body, library });
         }
         library = library.or(peer);
         frame = next;
     }
-    let code = code_of(&frame);
-    let place = finished(text(&frame, &code)?, &frame, &code, library)?;
-    Ok(Caller { place, is_body, library })
-}
-
-/// Adds to the text what is not the same at every call: the library on the way, and while call sites are recorded the line.
-fn finished(
-    place: Taker,
-    frame: &Bound<'_, PyAny>,
-    code: &Bound<'_, PyAny>,
-    library: Option<&'static Peer>,
-) -> PyResult<Taker> {
-    let place = place.of_library(library.map(|peer| peer.root));
-    if !call_sites::are_recorded() {
-        return Ok(place);
-    }
-    let py = frame.py();
-    let file = code.getattr(intern!(py, "co_filename"))?.extract()?;
-    let function = code.getattr(intern!(py, "co_name"))?.extract()?;
-    Ok(place.at(CallSite { file, line: line(frame), function }))
-}
-
-/// The line that the frame is at, from 1.
-fn line(frame: &Bound<'_, PyAny>) -> u32 {
-    // SAFETY: a live frame.
-    let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
-    line.try_into().unwrap_or_default()
+    let place = text(&frame, &code_of(&frame))?;
+    Ok(Caller { place, is_body: false, library })
 }
 
 fn code_of<'py>(frame: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
@@ -110,12 +86,20 @@ fn code_of<'py>(frame: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
 /// "function (file:line)".
 fn text(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Taker> {
     let py = frame.py();
-    let line = line(frame);
+    // SAFETY: a live frame.
+    let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
     let file = code.getattr(intern!(py, "co_filename"))?;
     let file = file.cast::<PyString>()?.to_str()?;
-    let file = file.rsplit(['/', '\\']).next().unwrap_or(file);
+    let short = file.rsplit(['/', '\\']).next().unwrap_or(file);
     let name = code.getattr(intern!(py, "co_name"))?;
-    Ok(format!("{} ({file}:{line})", name.cast::<PyString>()?.to_str()?).into())
+    let name = name.cast::<PyString>()?.to_str()?;
+    let place = Taker::from(format!("{name} ({short}:{line})"));
+    Ok(if call_sites::are_recorded() {
+        let line = line.try_into().unwrap_or_default();
+        place.at(CallSite { file: file.to_owned(), line, function: name.to_owned() })
+    } else {
+        place
+    })
 }
 
 fn slot(code: &Bound<'_, PyAny>, position: i32) -> usize {
@@ -130,7 +114,9 @@ fn kept(py: Python<'_>, code: &Bound<'_, PyAny>, position: i32) -> Option<(Taker
         SITES.with(py, |sites| {
             let site = sites[slot(code, position)].as_ref()?;
             let same = site.code.as_ptr() == code.as_ptr() && site.position == position;
-            same.then(|| (site.place.clone(), site.is_body))
+            // One that was kept before the switch was turned is formatted anew.
+            let told = site.place.site().is_some() == call_sites::are_recorded();
+            (same && told).then(|| (site.place.clone(), site.is_body))
         })
     }
 }
