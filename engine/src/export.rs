@@ -1,14 +1,15 @@
 //! Handing tensors to other libraries.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
 use crate::lease::{Access, Lease, LeaseInner};
 use crate::taker::Taker;
-use crate::tensor::{Tensor, TensorInner};
+use crate::tensor::{Definition, Tensor, TensorInner};
 
 /// How a tensor is exported.
 #[derive(Debug, Clone)]
@@ -57,6 +58,59 @@ impl Tensor {
     pub async fn export_with(&self, options: ExportOptions) -> Result<ManagedTensor, Error> {
         let lease = self.lease(options.access, options.taker_text()).await?;
         export_held(lease.inner, &options)
+    }
+
+    /// As [`export_with`](Self::export_with), for a tensor that nothing stands in the way of: `None` when the export would have
+    /// to wait, or to make a copy, or to look at failures and fences. The cheapest way out.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub fn export_at_once(&self, mut options: ExportOptions) -> Result<Option<ManagedTensor>, Error> {
+        self.inner.core.check_fork()?;
+        let Ok(definition) = self.inner.definition() else { return Ok(None) };
+        if options.copy {
+            return Ok(None);
+        }
+        match options.access {
+            Access::Alias => {
+                let flags = ExportFlags { read_only: definition.read_only, is_copied: false };
+                Ok(Some(export_alias(self, definition, flags, &options)))
+            }
+            // Readers that are there already do not show in a look at the variables, so a writer takes its place in the queue.
+            Access::Write => Ok(None),
+            Access::Read if !self.inner.is_quiet() => Ok(None),
+            Access::Read => {
+                let taker = options.taker.take().unwrap_or_else(|| options.taker_text());
+                let lease = LeaseInner::at_once(self, Access::Read, taker);
+                lease.map(|lease| export_held(lease, &options)).transpose()
+            }
+        }
+    }
+
+    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's alone. No
+    /// lease is taken.
+    ///
+    /// # Errors
+    /// [`Error::NotDefined`] while there is nothing to hand out.
+    pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        let definition = self.inner.definition()?;
+        Ok(export_alias(self, definition, ExportFlags { read_only: false, is_copied: true }, options))
+    }
+
+    /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does. For
+    /// calls that are over when control comes back (`dltensor_from_py_object_no_sync` of the exchange table). Does not wait.
+    ///
+    /// # Errors
+    /// [`Error::NotDefined`] while there is nothing to describe.
+    ///
+    /// # Safety
+    /// `out` may be written. Whoever reads it must stop before the last handle of the tensor is dropped, and must order what
+    /// it does to the memory itself.
+    pub unsafe fn lend(&self, out: NonNull<table::DLTensor>) -> Result<(), Error> {
+        let definition = self.inner.definition()?;
+        // SAFETY: the place is the caller's, and the definition of a tensor lives, in place, as long as its last handle.
+        unsafe { table::lend(&definition.layout, definition.data, out) };
+        Ok(())
     }
 
     /// As [`export_with`](Self::export_with), blocking.
@@ -119,6 +173,19 @@ impl Lease {
     }
 }
 
+/// Makes the struct of a view that nobody tracks: it keeps the memory and nothing else.
+fn export_alias(
+    tensor: &Tensor,
+    definition: &Definition,
+    flags: ExportFlags,
+    options: &ExportOptions,
+) -> ManagedTensor {
+    let keeper = tensor.clone();
+    // SAFETY: the keeper holds the memory that the layout describes at `data` until the consumer calls the deleter; what
+    // happens to its content meanwhile is documented to be the caller's responsibility.
+    unsafe { export(&definition.layout, definition.data, flags, options.abi, move || drop(keeper)) }
+}
+
 /// A tensor defined only while its lease was waited for may have turned out to be read-only.
 fn check_still_writable(tensor: &Tensor, access: Access) -> Result<(), Error> {
     if access == Access::Write { crate::lease::check_writable(tensor) } else { Ok(()) }
@@ -142,9 +209,10 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
     }
     let flags =
         ExportFlags { read_only: lease.access == Access::Read || definition.read_only, is_copied: false };
-    let (layout, data) = (definition.layout.clone(), definition.data);
-    // SAFETY: the lease holds the tensor, and with it the memory that the layout describes at `data`, until the consumer
-    // calls the deleter; a read lease is flagged read-only, a write lease has the memory to itself, and an alias is
-    // documented to be the caller's responsibility.
-    Ok(unsafe { export(&layout, data, flags, options.abi, move || drop(lease)) })
+    let (layout, data) = (&raw const definition.layout, definition.data);
+    let owner = move || drop(lease);
+    // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that this describes at
+    // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to itself,
+    // and an alias is documented to be the caller's responsibility.
+    Ok(unsafe { export(&*layout, data, flags, options.abi, owner) })
 }

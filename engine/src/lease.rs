@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
@@ -17,6 +17,7 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
+use crate::clock;
 use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
@@ -58,11 +59,13 @@ pub(crate) struct LeaseLabel {
     /// What the holder has made of it, once that is known.
     pub(crate) object: OnceLock<Arc<str>>,
     pub(crate) thread: ThreadId,
-    pub(crate) since: Instant,
+    /// Coarse monotonic time in milliseconds.
+    pub(crate) since_ms: u64,
     slot: Mutex<Slot>,
     /// Whether it was granted and all earlier work is done, so that only its holder keeps others waiting.
     held: AtomicBool,
-    signal: Arc<ReadySignal>,
+    /// Whom to tell; nobody of a lease that was granted as it was submitted.
+    signal: Option<Arc<ReadySignal>>,
 }
 
 #[derive(Debug)]
@@ -76,16 +79,22 @@ enum Slot {
 }
 
 impl LeaseLabel {
-    pub(crate) fn new(access: Access, taker: Taker, signal: Arc<ReadySignal>) -> Self {
+    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>) -> Self {
         Self {
             access,
             taker,
             object: OnceLock::new(),
-            thread: std::thread::current().id(),
-            since: Instant::now(),
+            thread: clock::this_thread(),
+            since_ms: clock::coarse_ms(),
             slot: Mutex::new(Slot::Waiting),
             held: AtomicBool::new(false),
             signal,
+        }
+    }
+
+    fn tell(&self, outcome: Result<(), Error>) {
+        if let Some(signal) = &self.signal {
+            signal.set(outcome);
         }
     }
 
@@ -125,8 +134,10 @@ pub(crate) struct LeaseInner {
     pub(crate) tensor: Tensor,
     pub(crate) access: Access,
     label: Arc<LeaseLabel>,
-    /// Orders the uses of tensors that were imported from inside this lease among each other.
-    pub(crate) scope: OpVar,
+    /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label has it.
+    granted: Mutex<Option<OpGranted>>,
+    /// See [`scope`](Self::scope). Few leases are imported from, so it is made at first use.
+    scope: OnceLock<OpVar>,
     generation: u32,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
@@ -138,7 +149,7 @@ impl LeaseInner {
     /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
     /// [`hold_from`](Self::hold_from).
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, Arc::new(Signal::new())));
+        let label = Arc::new(LeaseLabel::new(access, taker, None));
         Arc::new(Self::with_label(tensor.clone(), access, label))
     }
 
@@ -147,11 +158,45 @@ impl LeaseInner {
             tensor,
             access,
             label,
-            scope: graph().var(VarState::default()),
+            granted: Mutex::new(None),
+            scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
             done: Mutex::new(None),
         }
+    }
+
+    /// A lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
+    pub(crate) fn at_once(tensor: &Tensor, access: Access, taker: Taker) -> Option<Arc<Self>> {
+        let label = Arc::new(LeaseLabel::new(access, taker, None));
+        let core = &tensor.inner.core;
+        // SAFETY: `init` writes every field.
+        let mut draft =
+            unsafe { graph().draft(|place| OpState::init(place, core, Name::Static("lease"), Kind::Lease)) };
+        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
+        let Some(granted) = draft.submit_unreferenced() else {
+            // It stands in a queue by now: whoever grants it finds it abandoned.
+            if let Some(granted) = label.abandon() {
+                end(granted, None);
+            }
+            return None;
+        };
+        if granted.accesses().any(|access| access.flags() != 0) || !operation::begin(&granted) {
+            // Fences or a failure: somebody has to look more closely, and perhaps to wait.
+            end_unused(granted);
+            return None;
+        }
+        label.held.store(true, Ordering::Release);
+        let mut lease = Self::with_label(tensor.clone(), access, label);
+        lease.granted = Mutex::new(Some(granted));
+        Some(Arc::new(lease))
+    }
+
+    /// Orders the uses of tensors that were imported from inside this lease among each other.
+    pub(crate) fn scope(&self) -> &OpVar {
+        self.scope.get_or_init(|| graph().var(VarState::default()))
     }
 
     /// Whether memory inside this lease is protected by it.
@@ -199,7 +244,7 @@ impl Lease {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker, Arc::clone(&signal)));
+        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal))));
         let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -360,7 +405,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
         let failure = state.failure().cloned();
         run::complete(granted, &Ending::Looked, None, ready);
         if let Some(failure) = failure {
-            label.signal.set(Err(failure.into_error()));
+            label.tell(Err(failure.into_error()));
         }
         return;
     }
@@ -386,7 +431,7 @@ fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
 
 fn refuse(granted: OpGranted, label: &LeaseLabel, failure: OperationError, ready: &mut ReadyList) {
     run::complete(granted, &Ending::Looked, None, ready);
-    label.signal.set(Err(failure.into_error()));
+    label.tell(Err(failure.into_error()));
 }
 
 fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
@@ -396,7 +441,7 @@ fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
             *slot = Slot::Held(granted);
             label.held.store(true, Ordering::Release);
             drop(slot);
-            label.signal.set(Ok(()));
+            label.tell(Ok(()));
             return;
         }
     }
@@ -407,14 +452,25 @@ impl Drop for LeaseInner {
     fn drop(&mut self) {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
-            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.clone()));
+            let granted = self.granted.get_mut().map(Option::take);
+            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.take(), granted));
             return;
         }
-        if let Some(granted) = self.label.abandon() {
-            let done = self.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(granted) = granted.or_else(|| self.label.abandon()) {
+            let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
             end(granted, done);
         }
     }
+}
+
+/// Ends a lease that was granted and is not wanted; it has seen nothing and leaves nothing.
+fn end_unused(granted: OpGranted) {
+    let core = granted.payload().core.clone();
+    let mut ready = ReadyList::new();
+    run::complete(granted, &Ending::Looked, None, &mut ready);
+    run::dispatch(ready);
+    core.bell.ring();
 }
 
 /// Ends a held lease; whatever waited for it goes on.

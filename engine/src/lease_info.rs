@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock;
 use crate::lease::{Access, LeaseLabel};
 use crate::taker::Taker;
 
@@ -31,9 +32,9 @@ impl LeaseInfo {
             access: label.access,
             taker: label.taker.clone(),
             object: label.object.get().cloned(),
-            age: label.since.elapsed(),
+            age: Duration::from_millis(clock::coarse_ms().saturating_sub(label.since_ms)),
             held: label.is_held(),
-            own: label.thread == std::thread::current().id(),
+            own: label.thread == clock::this_thread(),
         }
     }
 }

@@ -26,12 +26,23 @@ use crate::tensor::VarSet;
 /// grows with its variables, and the finer order is lost to whoever uses the whole.
 const OVERLAP_MAX: usize = 16;
 
+/// Leases of one memory that may be dead before they are swept.
+const LEASES_MIN: usize = 8;
+
+/// Dead ones are swept when as many have come as were alive after the last sweep, so that a new one costs the same however
+/// many are open.
+#[derive(Default)]
+struct Leases {
+    known: Vec<Weak<LeaseInner>>,
+    sweep_at: usize,
+}
+
 /// The entry of one tensor.
 pub(crate) struct Region {
     range: Range<usize>,
     own: Mutex<OpVar>,
-    /// Leases taken on this memory, newest last; dead ones are swept when a new one comes.
-    leases: Mutex<Vec<Weak<LeaseInner>>>,
+    /// Leases taken on this memory, newest last.
+    leases: Mutex<Leases>,
 }
 
 impl Region {
@@ -42,8 +53,11 @@ impl Region {
     /// Makes imports from inside this memory find `lease`.
     pub(crate) fn add_lease(&self, lease: &Arc<LeaseInner>) {
         let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        leases.retain(|known| known.strong_count() > 0);
-        leases.push(Arc::downgrade(lease));
+        if leases.known.len() >= leases.sweep_at {
+            leases.known.retain(|known| known.strong_count() > 0);
+            leases.sweep_at = (2 * leases.known.len()).max(LEASES_MIN);
+        }
+        leases.known.push(Arc::downgrade(lease));
     }
 
     /// The newest open lease under which all of `range` was handed out. Clones may be the last: they go to `keep`, to be
@@ -57,7 +71,7 @@ impl Region {
             return None;
         }
         let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for lease in leases.iter().rev().filter_map(Weak::upgrade) {
+        for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
             if lease.protects() {
                 return Some(lease);
@@ -110,7 +124,7 @@ pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Fr
         if let Some((region, lease)) =
             found.iter().find_map(|region| region.covering(&range, &mut keep).map(|lease| (region, lease)))
         {
-            let vars = VarSet::from_iter([lease.scope.clone()]);
+            let vars = VarSet::from_iter([lease.scope().clone()]);
             return (None, (vars, Arc::clone(region), Some(lease)));
         }
         let mut vars = VarSet::new();
@@ -138,7 +152,7 @@ pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Fr
             own
         };
         let region =
-            Arc::new(Region { range: range.clone(), own: Mutex::new(own), leases: Mutex::new(Vec::new()) });
+            Arc::new(Region { range: range.clone(), own: Mutex::new(own), leases: Mutex::default() });
         (Some(Arc::clone(&region)), (vars, region, None))
     });
     drop(keep);
@@ -172,7 +186,7 @@ pub(crate) fn place_result(
         if strangers > 0 {
             return (None, Err(strangers));
         }
-        let region = Arc::new(Region { range, own: Mutex::new(own.clone()), leases: Mutex::new(Vec::new()) });
+        let region = Arc::new(Region { range, own: Mutex::new(own.clone()), leases: Mutex::default() });
         (Some(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })

@@ -296,6 +296,12 @@ impl TensorInner {
         if self.vars.iter().all(OpVar::is_quiet) { Some(Ok(())) } else { self.look_closely() }
     }
 
+    /// Whether the current version is finished and well, and no fence has to be asked for that. One load per variable.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.vars.iter().all(OpVar::is_quiet)
+    }
+
     /// As [`look`](Self::look), when something is queued or carried on a variable.
     #[cold]
     fn look_closely(&self) -> Option<Result<(), Error>> {

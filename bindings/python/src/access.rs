@@ -1,8 +1,11 @@
 //! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
 
+use std::ffi::c_int;
+
 use estafette::{Access, Error, Lease, Taker, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
@@ -13,7 +16,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request, poll_once};
 use crate::process::Own;
 use crate::tensor::{PyTensor, device_object};
-use crate::{call_sites, gate, peers, running_loop};
+use crate::{buffer, call_sites, gate, running_loop, site};
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -110,7 +113,7 @@ impl PyAccess {
     }
 
     fn taker(py: Python<'_>) -> Taker {
-        peers::caller(py).place
+        site::caller(py).place
     }
 }
 
@@ -192,7 +195,7 @@ pub struct PyView {
 }
 
 impl PyView {
-    fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
+    pub fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
         let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match lease.as_ref() {
             Some(lease) => lease.get(py).cloned(),
@@ -226,6 +229,18 @@ impl PyView {
     /// Where the data is, for the array API's protocol.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         export::device(py, self.lease(py)?.tensor())
+    }
+
+    /// ``memoryview(view)``: the memory under this lease, which lasts until the last view of it is released.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let lease = this.get().lease(this.py())?;
+        // SAFETY: Python's view, which it releases below.
+        unsafe { buffer::fill(this.into_any(), From::Lease(&lease), view, flags) }
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: Python's view, which was filled above.
+        unsafe { buffer::release(view) };
     }
 
     /// Length of each dimension.

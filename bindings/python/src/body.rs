@@ -4,8 +4,8 @@
 //! as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
 //! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
 
-use estafette::{BodyResult, Completion, Produced, Scope};
-use estafette_sync::sync::atomic::Ordering;
+use estafette::{BodyResult, Completion, Produced, Scope, Tensor};
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::ffi;
@@ -15,6 +15,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
 use crate::error::{Raised, finalizing, raise};
+use crate::fastcall;
 use crate::gate;
 use crate::import::{self, IMPORTED, Wanted};
 use crate::running_loop;
@@ -154,7 +155,7 @@ impl Parts {
     fn run<'py>(self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
         static COROUTINE_TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let _running = Running::note(py)?;
-        let scope = Bound::new(py, OperationScope { scope })?;
+        let scope = Bound::new(py, OperationScope::new(scope))?;
         let arguments = (helper(py, "run")?, scope, self.function, self.using, self.tensors);
         let value = self.context.bind(py).call_method1(intern!(py, "run"), arguments)?;
         if value.is_instance(COROUTINE_TYPE.import(py, "types", "CoroutineType")?)? {
@@ -169,7 +170,7 @@ impl Parts {
 
     fn send_off(self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<Option<Produced>> {
         let Some(event_loop) = self.event_loop else { return Ok(None) };
-        let scope = Bound::new(py, OperationScope { scope })?;
+        let scope = Bound::new(py, OperationScope::new(scope))?;
         let done = Bound::new(py, TaskDone { completion, result: self.result })?;
         let start = helper(py, "start_async")?;
         let event_loop = event_loop.into_bound(py);
@@ -274,23 +275,43 @@ pub struct OperationScope {
     scope: Scope,
 }
 
+/// How many scopes there are. While there is none, nobody needs to ask whether the calling code belongs to one.
+static SCOPES: AtomicUsize = AtomicUsize::new(0);
+
 impl OperationScope {
+    fn new(scope: Scope) -> Self {
+        SCOPES.fetch_add(1, Ordering::Relaxed);
+        Self { scope }
+    }
+
     pub fn scope(&self) -> &Scope {
         &self.scope
     }
 }
 
+impl Drop for OperationScope {
+    fn drop(&mut self) {
+        SCOPES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The scope of the operation whose body the calling code belongs to.
 pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, OperationScope>>> {
-    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let get = GET.get_or_try_init(py, || {
-        py.import("estafette._body")?
-            .getattr(intern!(py, "operation"))?
-            .getattr(intern!(py, "get"))
-            .map(Bound::unbind)
+    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    // A scope that this code belongs to was made before, with the Python lock, which is held.
+    if SCOPES.load(Ordering::Relaxed) == 0 {
+        return Ok(None);
+    }
+    let variable = VARIABLE.get_or_try_init(py, || {
+        py.import("estafette._body")?.getattr(intern!(py, "operation")).map(Bound::unbind)
     })?;
-    let current = get.bind(py).call0()?;
-    Ok(current.cast_into::<OperationScope>().ok())
+    let current = fastcall::context_value(variable.bind(py))?;
+    Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
+}
+
+/// Whether the calling code belongs to the body of an operation that has `tensor` as an operand.
+pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
+    Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
 }
 
 /// Called by the event loop with the finished task of an asynchronous body.

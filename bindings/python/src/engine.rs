@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::exchange::reaper;
+use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Access, Completion, Engine, Error, OpBuilder, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -14,6 +14,7 @@ use pyo3::types::{PyTuple, PyType};
 use crate::access::PyAccess;
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body, Use, would_block};
+use crate::copy::copied;
 use crate::error::{OrRaise, to_py};
 use crate::export::{EXPORTED, poll_once};
 use crate::import::{self, IMPORTED, Wanted, parse_device};
@@ -51,6 +52,18 @@ struct Shared {
 impl EngineHandle {
     pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
         self.shared.engine.get(py)
+    }
+
+    /// A full window makes a submission wait, which an event loop cannot.
+    ///
+    /// # Errors
+    /// `WindowFullError` on an event loop's thread.
+    pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
+        if running_loop::get(py)?.is_none() {
+            return Ok(());
+        }
+        let stats = self.engine(py)?.stats();
+        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
     }
 
     /// Has the running loop look, when the lease timeout has passed, at why an `await` takes so long.
@@ -191,7 +204,7 @@ impl PyEngine {
                 outcome.or_raise(py)
             }
             None => {
-                self.may_wait(py)?;
+                self.handle.may_wait(py)?;
                 gate::detach(py, || order.operation(engine).run_external(move |end| body.start(end)))
                     .or_raise(py)
             }
@@ -210,7 +223,7 @@ impl PyEngine {
                 outcome.or_raise(py)
             }
             None => {
-                self.may_wait(py)?;
+                self.handle.may_wait(py)?;
                 gate::detach(py, || order.promise(engine).produce_external(move |end| body.start(end)))
                     .or_raise(py)
             }
@@ -227,19 +240,10 @@ impl PyEngine {
         match body::within(py, || poll_once(order.promise(engine).receive_async(leave(slot))))? {
             Some(outcome) => outcome.or_raise(py),
             None => {
-                self.may_wait(py)?;
+                self.handle.may_wait(py)?;
                 gate::detach(py, || order.promise(engine).receive(leave(slot))).or_raise(py)
             }
         }
-    }
-
-    /// A full window makes a submission wait, which an event loop cannot.
-    fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
-        if running_loop::get(py)?.is_none() {
-            return Ok(());
-        }
-        let stats = self.engine(py)?.stats();
-        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
     }
 
     /// Waits for everything in flight, then cancels what only leases hold up.
@@ -330,7 +334,7 @@ impl PyEngine {
             if copy != Some(true) {
                 return Ok(tensor.clone());
             }
-            let copied = self.copied(py, tensor.get().tensor(py)?)?;
+            let copied = copied(py, &self.handle, tensor.get().tensor(py)?)?;
             return Bound::new(py, self.wrap(copied));
         }
         let (managed, immutable) = import::take(x, &wanted)?;
@@ -345,7 +349,8 @@ impl PyEngine {
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }
-        let tensor = if copy == Some(true) && !made_a_copy { self.copied(py, &tensor)? } else { tensor };
+        let tensor =
+            if copy == Some(true) && !made_a_copy { copied(py, &self.handle, &tensor)? } else { tensor };
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -394,7 +399,8 @@ impl PyEngine {
             // It is a promise already.
             if alias_of.is_some() || like.is_some() || copy == Some(true) {
                 return Err(PyTypeError::new_err(
-                    "an estafette.Tensor is a promise already; `from_dlpack` copies one, and `alias_of` and `like` are for                      others' futures",
+                    "an estafette.Tensor is a promise already; `from_dlpack` copies one, and `alias_of` and `like` are for others' \
+                     futures",
                 ));
             }
             return Ok(tensor.clone());
@@ -674,24 +680,13 @@ impl PyEngine {
 }
 
 impl PyEngine {
-    /// A copy, made by an operation.
-    fn copied(&self, py: Python<'_>, tensor: &Tensor) -> PyResult<Tensor> {
-        let engine = self.engine(py)?;
-        let source = tensor.clone();
-        let build = || engine.op("copy").reads([tensor]);
-        let start = move |end: Completion| {
-            let options =
-                estafette::ExportOptions { copy: true, ..estafette::ExportOptions::new(Access::Read) };
-            let copied = end.scope().export(&source, &options);
-            end.produce(copied.map(Into::into).map_err(Into::into));
-        };
-        match body::within(py, || poll_once(build().produce_external_async(start.clone())))? {
-            Some(outcome) => outcome.or_raise(py),
-            None => {
-                self.may_wait(py)?;
-                gate::detach(py, || build().produce_external(start)).or_raise(py)
-            }
-        }
+    /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
+    pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
+        let immutable = managed.version().is_none();
+        // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
+        let tensor = unsafe { self.engine(py)?.import_ordered(managed, Default::default(), immutable) };
+        IMPORTED.fetch_add(1, Ordering::Relaxed);
+        Bound::new(py, self.wrap(tensor.or_raise(py)?))
     }
 }
 

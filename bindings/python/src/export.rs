@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::{Abi, ManagedTensor};
@@ -12,9 +13,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::body::{self, would_block};
+use crate::copy::copied_now;
+use crate::engine::EngineHandle;
 use crate::error::{OrRaise, raise, to_py};
-use crate::peers;
-use crate::{capsule, gate, running_loop};
+use crate::unordered::{self, Reason};
+use crate::{capsule, gate, running_loop, site};
 
 /// Tensors handed out by this process.
 pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -28,6 +31,16 @@ pub struct Request<'a, 'py> {
 }
 
 impl Request<'_, '_> {
+    /// Whether the tensor is wanted as and where it is, by somebody without a stream.
+    fn is_plain(&self) -> bool {
+        self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
+    }
+
+    fn abi(&self) -> Abi {
+        let versioned = self.max_version.is_some_and(|(major, _)| major >= 1);
+        if versioned { Abi::Versioned } else { Abi::Legacy }
+    }
+
     /// What it comes to for memory on `device`.
     ///
     /// # Errors
@@ -50,13 +63,14 @@ impl Request<'_, '_> {
                 return Err(raise(py, "ExchangeError", message));
             }
         }
-        let versioned = self.max_version.is_some_and(|(major, _)| major >= 1);
-        Ok(ExportOptions {
-            abi: if versioned { Abi::Versioned } else { Abi::Legacy },
-            copy: self.copy == Some(true),
-            ..ExportOptions::new(access)
-        })
+        Ok(ExportOptions { abi: self.abi(), copy: self.copy == Some(true), ..ExportOptions::new(access) })
     }
+}
+
+/// Devices whose memory host code may read.
+pub fn host_can_read(device: DLDevice) -> bool {
+    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
+    kinds.contains(&device.device_type)
 }
 
 /// What the tensor is exported from.
@@ -78,6 +92,52 @@ pub fn export<'py>(
     from: From<'_>,
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
+    if let (From::Tensor(tensor, access), true) = (from, request.is_plain())
+        && let Some(managed) = at_once(py, tensor, access, request.abi())?
+    {
+        return capsule::wrap(py, managed);
+    }
+    capsule::wrap(py, export_managed(py, from, request)?)
+}
+
+/// As [`export`] of a tensor whose engine may be asked to make a copy.
+///
+/// # Errors
+/// As [`export`]; `WindowFullError` when there is no room for the copy on an event loop's thread.
+pub fn export_from<'py>(
+    py: Python<'py>,
+    engine: &EngineHandle,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    match from {
+        From::Tensor(tensor, _) if request.copy == Some(true) && !body::has_operand(py, tensor)? => {
+            until_defined(py, tensor)?;
+            // Refused first, so that nothing is copied in vain.
+            request.options(py, Access::Alias, tensor.device().or_raise(py)?)?;
+            match copied_now(py, engine, tensor)? {
+                Some(copy) => {
+                    let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
+                    let managed = copy.export_as_copy(&options).or_raise(py)?;
+                    EXPORTED.fetch_add(1, Ordering::Relaxed);
+                    capsule::wrap(py, managed)
+                }
+                None => export(py, from, request),
+            }
+        }
+        _ => export(py, from, request),
+    }
+}
+
+/// As [`export`], without the capsule.
+///
+/// # Errors
+/// As [`export`].
+pub fn export_managed<'py>(
+    py: Python<'py>,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<ManagedTensor> {
     let (tensor, access) = match from {
         From::Tensor(tensor, access) => (tensor, access),
         From::Lease(lease) => (lease.tensor(), lease.access()),
@@ -96,17 +156,20 @@ pub fn export<'py>(
     }
     let device = tensor.device().or_raise(py)?;
     let mut options = request.options(py, access, device)?;
-    let caller = peers::caller(py);
-    if options.abi == Abi::Legacy
-        && !options.copy
-        && !caller.immutable
-        && tensor.is_read_only().or_raise(py)?
-    {
-        return Err(raise(
-            py,
-            "ExchangeError",
-            "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)",
-        ));
+    let caller = site::caller(py);
+    let immutable = caller.library.is_some_and(|library| library.immutable);
+    if options.abi == Abi::Legacy && !options.copy && !immutable {
+        if tensor.is_read_only().or_raise(py)? {
+            return Err(raise(
+                py,
+                "ExchangeError",
+                "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)",
+            ));
+        }
+        if access == Access::Read {
+            let library = caller.library.map_or("a library without a row", |library| library.root);
+            unordered::note(py, false, Reason::Unmarked, library);
+        }
     }
     // A view of an operation's function is known by the operation.
     options.taker = (scope.is_none() || !caller.is_body).then_some(caller.place);
@@ -121,8 +184,35 @@ pub fn export<'py>(
         (None, From::Lease(lease)) => lease.export_with(&options).or_raise(py)?,
         (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
     };
+    exported(py, tensor, &managed);
+    Ok(managed)
+}
+
+/// Counts an export, and says what could not be ordered about it.
+fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
     EXPORTED.fetch_add(1, Ordering::Relaxed);
-    capsule::wrap(py, managed)
+    let device = managed.device();
+    debug_assert!(tensor.is_defined(), "only what is defined leaves");
+    if device.device_type.name().is_none() {
+        unordered::note(py, false, Reason::UnknownDevice, device.to_string());
+    }
+}
+
+/// The export of a tensor that nothing stands in the way of, to a consumer that wants it as it is; `None` where there is more to
+/// find out first.
+///
+/// # Errors
+/// As [`export`].
+pub fn at_once(py: Python<'_>, tensor: &Tensor, access: Access, abi: Abi) -> PyResult<Option<ManagedTensor>> {
+    if abi == Abi::Legacy || body::current_scope(py)?.is_some() {
+        return Ok(None);
+    }
+    let options = ExportOptions { taker: Some(site::caller(py).place), ..ExportOptions::new(access) };
+    let managed = tensor.export_at_once(options).or_raise(py)?;
+    if let Some(managed) = &managed {
+        exported(py, tensor, managed);
+    }
+    Ok(managed)
 }
 
 fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
@@ -167,14 +257,26 @@ pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     Err(to_py(py, &Error::NotDefined("the operation that should have made it did not".into())))
 }
 
+/// Waits until the tensor is ready for readers.
+///
+/// # Errors
+/// The failure of its version; `WouldBlockError` on an event loop's thread.
+pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.is_ready() {
+        return tensor.wait_timeout(Duration::ZERO).or_raise(py);
+    }
+    if running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "the tensor"));
+    }
+    gate::detach(py, || tensor.wait()).or_raise(py)
+}
+
 /// The answer to `__dlpack_device__`.
 ///
 /// # Errors
 /// As [`until_defined`].
 pub fn device(py: Python<'_>, tensor: &Tensor) -> PyResult<(i32, i32)> {
-    let in_body =
-        body::current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some());
-    if !in_body {
+    if !body::has_operand(py, tensor)? {
         until_defined(py, tensor)?;
     }
     let device = tensor.device().or_raise(py)?;

@@ -3,14 +3,18 @@
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use crate::capsule;
 use crate::error::raise;
-use crate::peers::{self, Legacy};
+use crate::export::host_can_read;
+use crate::peer_table::PeerTable;
+use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
+use crate::unordered::{self, Reason};
+use crate::{capsule, fastcall};
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -27,6 +31,13 @@ pub struct Wanted {
     pub copy: Option<bool>,
 }
 
+impl Wanted {
+    /// Whether the memory is taken as and where it is.
+    fn is_plain(&self) -> bool {
+        self.device.is_none() && self.copy.is_none()
+    }
+}
+
 /// Takes over the tensor behind a DLPack object or a raw capsule; also says whether nobody may write it although its
 /// struct does not say so.
 ///
@@ -40,43 +51,94 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<(ManagedTens
         let managed = capsule::consume(raw)?;
         let immutable = managed.version().is_none();
         check(py, &managed, wanted)?;
+        if managed.device() != DLDevice::CPU {
+            unordered::note(py, true, Reason::RawCapsule, managed.device().to_string());
+        }
         return Ok((managed, immutable));
     }
-    let export = match object.getattr(intern!(py, "__dlpack__")) {
-        Ok(export) => export,
-        Err(_) => {
-            let kind = object.get_type().fully_qualified_name()?;
-            return Err(PyTypeError::new_err(format!("{kind} has no `__dlpack__`: it cannot be exchanged")));
-        }
+    let known = peers::of(object);
+    let peer = known.peer();
+    let mut managed = match known.table {
+        Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
+        _ => through_protocol(object, peer, wanted)?,
     };
-    let device = device_of(object)?;
+    let immutable = managed.version().is_none() && peer.legacy == Legacy::ReadOnly;
+    check(py, &managed, wanted)?;
+    let device = managed.device();
+    if device != DLDevice::CPU {
+        note_device(py, device, peer);
+    } else if peer.prompt_deleter {
+        managed = managed.with_prompt_deleter();
+    }
+    Ok((managed, immutable))
+}
+
+/// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to wait for,
+/// and of other devices the table would have to say which stream the producer works on.
+fn through_table(object: &Bound<'_, PyAny>, table: PeerTable, peer: &Peer) -> PyResult<ManagedTensor> {
+    let py = object.py();
+    if let Err(refusal) = peers::refuse_unsaid(object, peer) {
+        // Its `__dlpack__` says it in the library's own words, if it looks.
+        return through_protocol(object, peer, &Wanted::default()).and(Err(refusal));
+    }
+    let managed = table.take(object)?;
+    let device = managed.device();
+    if device == DLDevice::CPU || !reachable(device) {
+        return Ok(managed);
+    }
+    // Pinned and managed memory: ordered only if the producer says on which stream, and even then by nobody but a device.
+    let stream = table.current_stream(py, device)?;
+    if stream.is_null() && peer.null_stream == NullStream::Unknown {
+        drop(managed);
+        return through_protocol(object, peer, &Wanted::default());
+    }
+    Ok(managed)
+}
+
+/// Takes a tensor through `__dlpack__`.
+fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> PyResult<ManagedTensor> {
+    let py = object.py();
+    // What a library without devices makes is on the host: no need to ask.
+    let device = if peer.stream == Stream::HostOnly { Some(DLDevice::CPU) } else { device_of(object)? };
     if let Some(device) = device
-        && !host_can_read(wanted.device.unwrap_or(device))
+        && !reachable(wanted.device.unwrap_or(device))
     {
         // Said before anything is taken: of a device that is not here, nothing could be given back in order.
-        let device = wanted.device.unwrap_or(device);
-        return Err(raise(py, "ExchangeError", format!("device {device} is not available in this engine")));
+        return Err(not_available(py, wanted.device.unwrap_or(device)));
     }
-    let answer = ask(&export, device, wanted)?;
+    let answer = ask(object, device, wanted)?;
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
         let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
         PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
     })?;
-    let managed = capsule::consume(raw)?;
-    let immutable = managed.version().is_none() && peers::legacy_of(object) == Legacy::ReadOnly;
-    check(py, &managed, wanted)?;
-    Ok((managed, immutable))
+    capsule::consume(raw)
 }
 
-/// Devices whose memory host code may read, so that they need no device of ours.
-fn host_can_read(device: DLDevice) -> bool {
-    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
-    kinds.contains(&device.device_type)
+/// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know: their
+/// memory is carried from one library to another, and nobody here looks at it.
+fn reachable(device: DLDevice) -> bool {
+    host_can_read(device) || device.device_type.name().is_none()
+}
+
+fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
+    raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
+}
+
+/// Says of memory that a device may be writing what could not be ordered about it.
+fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer) {
+    if device.device_type.name().is_none() {
+        unordered::note(py, true, Reason::UnknownDevice, device.to_string());
+    } else if peer.omitted != Omitted::HostWait {
+        let library = if peer.root.is_empty() { "a library without a row" } else { peer.root };
+        unordered::note(py, true, Reason::DeviceMemory, format!("{device} from {library}"));
+    }
 }
 
 /// Where the producer says its data is. Optional in practice: very old producers lack the method.
 fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
-    let Ok(method) = object.getattr(intern!(object.py(), "__dlpack_device__")) else { return Ok(None) };
+    let Some(method) = object.getattr_opt(intern!(object.py(), "__dlpack_device__"))? else {
+        return Ok(None);
+    };
     let (kind, id): (i32, i32) = method
         .call0()?
         .extract()
@@ -87,32 +149,55 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
 /// Calls `__dlpack__`, leaving out what an older producer does not know. A producer that knows an argument and refuses it
 /// raises something other than `TypeError`.
 fn ask<'py>(
-    export: &Bound<'py, PyAny>,
+    object: &Bound<'py, PyAny>,
     device: Option<DLDevice>,
     wanted: &Wanted,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = export.py();
-    let arguments = PyDict::new(py);
-    arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
-    let moved = wanted.device.filter(|wanted| device != Some(*wanted));
-    if let Some(device) = moved {
-        arguments.set_item("dl_device", (device.device_type.0, device.device_id))?;
-    }
-    if let Some(copy) = wanted.copy {
-        arguments.set_item("copy", copy)?;
-    }
+    let py = object.py();
+    let name = intern!(py, "__dlpack__");
     let type_error = |error: &PyErr| error.is_instance_of::<PyTypeError>(py);
-    let mut answer = export.call((), Some(&arguments));
-    if arguments.len() > 1 && answer.as_ref().is_err_and(type_error) {
-        // Whether the result is what was wanted is checked afterwards; a copy can be made here.
-        let versioned = PyDict::new(py);
-        versioned.set_item("max_version", MAX_VERSION)?;
-        answer = export.call((), Some(&versioned));
-    }
+    let moved = wanted.device.filter(|wanted| device != Some(*wanted));
+    let mut answer = if moved.is_none() && wanted.copy.is_none() {
+        versioned(object)
+    } else {
+        let arguments = PyDict::new(py);
+        arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
+        if let Some(device) = moved {
+            arguments.set_item(intern!(py, "dl_device"), (device.device_type.0, device.device_id))?;
+        }
+        if let Some(copy) = wanted.copy {
+            arguments.set_item(intern!(py, "copy"), copy)?;
+        }
+        let answer = object.call_method(name, (), Some(&arguments));
+        if answer.as_ref().is_err_and(type_error) {
+            // Whether the result is what was wanted is checked afterwards; a copy can be made here.
+            versioned(object)
+        } else {
+            answer
+        }
+    };
     if answer.as_ref().is_err_and(type_error) {
-        answer = export.call0();
+        answer = object.call_method0(name);
     }
-    answer
+    match answer {
+        Err(error) if error.is_instance_of::<PyAttributeError>(py) && !object.hasattr(name)? => {
+            let kind = object.get_type().fully_qualified_name()?;
+            Err(PyTypeError::new_err(format!("{kind} has no `__dlpack__`: it cannot be exchanged")))
+        }
+        answer => answer,
+    }
+}
+
+/// `object.__dlpack__(max_version=...)`, which is all that most exchanges need.
+fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
+    static VERSION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = object.py();
+    let names =
+        NAMES.get_or_try_init(py, || PyTuple::new(py, [intern!(py, "max_version")]).map(Bound::unbind))?;
+    let version = VERSION
+        .get_or_try_init(py, || MAX_VERSION.into_pyobject(py).map(|version| version.into_any().unbind()))?;
+    fastcall::call_method(object, intern!(py, "__dlpack__"), names.bind(py), &[version.bind(py)])
 }
 
 /// Whether the producer did what was wanted. What was taken is given back otherwise.
@@ -127,9 +212,8 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
             format!("the producer gave data on {is}, not on {device} as asked"),
         ));
     }
-    if !host_can_read(managed.device()) {
-        let is = managed.device();
-        return Err(raise(py, "ExchangeError", format!("device {is} is not available in this engine")));
+    if !reachable(managed.device()) {
+        return Err(not_available(py, managed.device()));
     }
     if wanted.copy == Some(false) && managed.is_copied() {
         return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));

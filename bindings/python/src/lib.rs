@@ -5,39 +5,55 @@
 //! |---|---|
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
+//! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
+//! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
 //! | `peers` | what we know of other libraries, by name |
-//! | `call_sites` | whether leases note which line takes them |
+//! | `unordered` | exchanges that nobody could order |
+//! | `site`, `call_sites` | where in a program a call comes from, and whether leases note it |
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
+//! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 
 mod access;
+mod attached;
 mod awaiting;
 mod body;
+mod buffer;
 mod call_sites;
 mod capsule;
+mod copy;
 mod engine;
 mod error;
+mod exchange_table;
 mod exit;
 mod export;
+mod fastcall;
 mod future;
 mod gate;
 mod import;
 mod interrupt;
 mod operation;
+mod peer_table;
 mod peers;
 mod process;
 mod report;
 mod running_loop;
+mod site;
 mod tensor;
 mod thread_state;
+mod unordered;
 mod watch;
 
 use pyo3::prelude::*;
+
+/// An exchange is a handful of small allocations, some of them aligned to cache lines, which the C library's allocator is slow at.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The extension behind the package `estafette`.
 #[pymodule]
@@ -53,14 +69,19 @@ mod _estafette {
     #[pymodule_export]
     use super::operation::PyOperation;
     #[pymodule_export]
+    use super::peers::peers;
+    #[pymodule_export]
     use super::tensor::{Exporter, PyTensor};
     #[pymodule_export]
     use super::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
+    #[pymodule_export]
+    use super::unordered::unordered_exchanges;
 
     use super::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::exchange_table::install(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -1,18 +1,19 @@
-//! What we know of other libraries, by the name of the module that a type or a caller comes from. None of them is ever
-//! imported here.
+//! What we know of other libraries: one table, a row for each, with the source of what it says.
 //!
-//! A legacy DLPack struct cannot say that memory is read-only. NumPy therefore treats every legacy import as read-only;
-//! so do we, unless the table says that the producer hands out such structs for memory that may be written.
+//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands for,
+//! who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling function comes
+//! from. A library without a row is treated as the specification says, and with the doubt on the safe side.
 
-use estafette::{CallSite, Taker};
+use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::PyString;
+use pyo3::types::{PyString, PyTuple, PyType};
 
-use crate::call_sites;
+use crate::attached::Attached;
+use crate::peer_table::{self, PeerTable};
 
-/// What a legacy struct from a producer stands for.
+/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy import
+/// as read-only; so do we, unless the table knows better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Legacy {
     /// Memory that may be written.
@@ -21,90 +22,318 @@ pub enum Legacy {
     ReadOnly,
 }
 
-struct Peer {
-    /// First part of its modules' names.
-    root: &'static str,
-    /// What its legacy structs stand for.
-    legacy: Legacy,
-    /// Its arrays never change, so it may be given read-only memory in a struct that cannot say so.
-    immutable: bool,
+/// What a producer does about a consumer's stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Orders its work before it, as the array API says.
+    Honoured,
+    /// Takes the argument and does nothing about it.
+    Ignored,
+    /// Has no streams: data is ready when the call returns.
+    HostOnly,
 }
 
-const PEERS: &[Peer] = &[
-    // Refuses to make a legacy struct of a read-only array (numpy/numpy:numpy/_core/src/multiarray/dlpack.c).
-    Peer { root: "numpy", legacy: Legacy::Writable, immutable: false },
-    // Arrays are immutable, but leave as legacy structs that cannot say so (jax-ml/jax#40789).
-    Peer { root: "jax", legacy: Legacy::ReadOnly, immutable: true },
-    Peer { root: "jaxlib", legacy: Legacy::ReadOnly, immutable: true },
-    // Tensors may be written; legacy structs before DLPack 1.0 (pytorch/pytorch:torch/utils/dlpack.py).
-    Peer { root: "torch", legacy: Legacy::Writable, immutable: false },
-    Peer { root: "cupy", legacy: Legacy::Writable, immutable: false },
-    // `EagerTensor`s are immutable; legacy only (tensorflow/tensorflow:tensorflow/c/eager/dlpack.cc).
-    Peer { root: "tensorflow", legacy: Legacy::ReadOnly, immutable: true },
+/// What a producer takes an omitted stream (`None`) for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Omitted {
+    /// The device's default stream, as the array API says.
+    DefaultStream,
+    /// A host that reads at once, for which it waits.
+    HostWait,
+    /// A consumer that orders things itself.
+    NoSync,
+}
+
+/// What NULL from `current_work_stream` of a producer's C exchange table stands for on devices with streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NullStream {
+    /// The default stream.
+    DefaultStream,
+    /// Nothing: the table says nothing about order, so it is not used there.
+    Unknown,
+}
+
+/// What a consumer does about DLPack's read-only flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadOnly {
+    /// Its array cannot be written.
+    Honoured,
+    /// Its array can be written all the same.
+    Ignored,
+}
+
+/// One library.
+#[derive(Debug)]
+pub struct Peer {
+    /// First part of its modules' names.
+    pub root: &'static str,
+    /// What its legacy structs stand for.
+    pub legacy: Legacy,
+    /// Its arrays never change, so it may be given read-only memory in a struct that cannot say so.
+    pub immutable: bool,
+    /// What it does with the flag on what it imports.
+    pub read_only: ReadOnly,
+    /// What it does with the stream it is given.
+    pub stream: Stream,
+    /// What it takes an omitted stream for.
+    pub omitted: Omitted,
+    /// What NULL means in its C exchange table.
+    pub null_stream: NullStream,
+    /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
+    pub prompt_deleter: bool,
+    /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
+    /// methods that are true of such an array.
+    pub unsaid: &'static [Unsaid],
+    /// Where this is from.
+    pub source: &'static str,
+}
+
+/// A property of an array that DLPack has no word for.
+#[derive(Debug)]
+pub enum Unsaid {
+    /// An attribute.
+    Attribute(&'static str),
+    /// A method without arguments.
+    Method(&'static str),
+}
+
+/// A library of which nothing is known, as the specification has it and in doubt cautious.
+const UNKNOWN: Peer = Peer {
+    root: "",
+    legacy: Legacy::ReadOnly,
+    immutable: false,
+    read_only: ReadOnly::Honoured,
+    stream: Stream::Honoured,
+    omitted: Omitted::DefaultStream,
+    null_stream: NullStream::DefaultStream,
+    prompt_deleter: false,
+    unsaid: &[],
+    source: "data-apis/array-api: array_object.py, __dlpack__",
+};
+
+/// Every library that we know something of.
+pub const PEERS: &[Peer] = &[
+    Peer {
+        root: "numpy",
+        // It refuses to make a legacy struct of a read-only array.
+        legacy: Legacy::Writable,
+        stream: Stream::HostOnly,
+        omitted: Omitted::HostWait,
+        prompt_deleter: true,
+        source: "numpy/numpy: numpy/_core/src/multiarray/dlpack.c",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "jax",
+        immutable: true,
+        omitted: Omitted::HostWait,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "jaxlib",
+        immutable: true,
+        omitted: Omitted::HostWait,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "torch",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
+        omitted: Omitted::NoSync,
+        prompt_deleter: true,
+        unsaid: &[Unsaid::Attribute("requires_grad"), Unsaid::Method("is_conj"), Unsaid::Method("is_neg")],
+        source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "cupy",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        source: "cupy/cupy: cupy/_core/core.pyx, cupy/_core/dlpack.pyx",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "tensorflow",
+        // `EagerTensor`s are immutable; it knows legacy structs only, and takes no stream.
+        immutable: true,
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "tensorflow/tensorflow: tensorflow/c/eager/dlpack.cc; tensorflow/tensorflow#61420",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "tvm_ffi",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "apache/tvm-ffi: python/tvm_ffi/cython/tensor.pxi",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "pyarrow",
+        // Its buffers are to be treated as immutable.
+        immutable: true,
+        stream: Stream::HostOnly,
+        omitted: Omitted::HostWait,
+        source: "apache/arrow: cpp/src/arrow/c/dlpack.cc",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "mxnet",
+        // `to_dlpack_for_read` and `to_dlpack_for_write` give the same struct, after waiting on the host.
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        stream: Stream::Ignored,
+        omitted: Omitted::HostWait,
+        source: "apache/mxnet#12047, #20546; apache/mxnet#12823 for what the wait covers",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "dpnp",
+        legacy: Legacy::Writable,
+        // Its streams are SYCL queues.
+        omitted: Omitted::NoSync,
+        source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "dpctl",
+        legacy: Legacy::Writable,
+        omitted: Omitted::NoSync,
+        source: "IntelPython/dpctl: dpctl/tensor/_dlpack.pyx, up to 0.21",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "cuda",
+        read_only: ReadOnly::Ignored,
+        omitted: Omitted::NoSync,
+        null_stream: NullStream::Unknown,
+        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx; NVIDIA/cuda-python#1630",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "paddle",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        source: "PaddlePaddle/Paddle#76840",
+        ..UNKNOWN
+    },
 ];
 
-fn find(module: &str) -> Option<&'static Peer> {
+/// The row for a module, by the first part of its name.
+pub fn of_module(module: &str) -> Option<&'static Peer> {
     let root = module.split('.').next().unwrap_or(module);
     PEERS.iter().find(|peer| peer.root == root)
 }
 
-/// What a legacy struct made by `producer` stands for.
-pub fn legacy_of(producer: &Bound<'_, PyAny>) -> Legacy {
-    let module = producer.get_type().module();
-    let peer = module.ok().and_then(|module| find(&module.to_string_lossy()));
-    peer.map_or(Legacy::ReadOnly, |peer| peer.legacy)
+/// What is known of a type whose instances we are given.
+#[derive(Clone, Copy)]
+pub struct Known {
+    /// The row of its library, or of one that it inherits from.
+    peer: Option<&'static Peer>,
+    /// Its C exchange table, if it has one that we understand.
+    pub table: Option<PeerTable>,
 }
 
-/// The nearest Python frames to look at for the caller: a library that asks for us has few of its own.
-const FRAMES_MAX: usize = 8;
-
-/// Who calls into this package from Python.
-pub struct Caller {
-    /// The function and line outside any known library.
-    pub place: Taker,
-    /// Whether it is this package, on behalf of the function of an operation.
-    pub is_body: bool,
-    /// Whether the innermost library on the way never writes what it is given.
-    pub immutable: bool,
+impl Known {
+    pub fn peer(&self) -> &'static Peer {
+        self.peer.unwrap_or(&UNKNOWN)
+    }
 }
 
-/// Looks at the calling frames. Costs a microsecond.
-pub fn caller(py: Python<'_>) -> Caller {
-    look(py).unwrap_or_else(|_| Caller {
-        place: "unknown Python code".into(),
-        is_body: false,
-        immutable: false,
+/// Types that are remembered. A program exchanges arrays of few types; a new one takes the slot of an old one.
+const TYPES: usize = 64;
+
+struct Entry {
+    /// Kept, so that its address is nobody else's.
+    class: Py<PyType>,
+    known: Known,
+}
+
+static KNOWN: Attached<[Option<Entry>; TYPES]> = Attached::new([const { None }; TYPES]);
+
+/// What is known of the type of `object`.
+pub fn of(object: &Bound<'_, PyAny>) -> Known {
+    let py = object.py();
+    let class = object.get_type_ptr();
+    // Types are some kilobytes apart.
+    let slot = (class as usize >> 6) % TYPES;
+    // SAFETY: compares addresses and copies plain values.
+    let remembered = unsafe {
+        KNOWN.with(py, |known| {
+            let entry = known[slot].as_ref()?;
+            (entry.class.as_ptr() == class.cast()).then_some(entry.known)
+        })
+    };
+    remembered.unwrap_or_else(|| {
+        let class = object.get_type();
+        let known = Known { peer: row_of(&class), table: peer_table::of(&class) };
+        let entry = Entry { class: class.unbind(), known };
+        // SAFETY: exchanges two values; the old one is dropped afterwards.
+        let old = unsafe { KNOWN.with(py, |known| known[slot].replace(entry)) };
+        drop(old);
+        known
     })
 }
 
-fn look(py: Python<'_>) -> PyResult<Caller> {
-    static GETFRAME: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let mut frame = GETFRAME.import(py, "sys", "_getframe")?.call0()?;
-    let mut library: Option<&'static Peer> = None;
-    let mut is_body = false;
-    for _ in 0..FRAMES_MAX {
-        // Code that is run by `exec` may have no module.
-        let module = frame.getattr(intern!(py, "f_globals"))?.get_item(intern!(py, "__name__")).ok();
-        let module = module.as_ref().and_then(|module| module.cast::<PyString>().ok()?.to_str().ok());
-        is_body = module == Some("estafette._body");
-        let Some(peer) = module.and_then(find) else { break };
-        let next = frame.getattr(intern!(py, "f_back"))?;
-        if next.is_none() {
-            break;
+/// The row of a class: its own library's, or that of the nearest class it inherits from.
+fn row_of(class: &Bound<'_, PyType>) -> Option<&'static Peer> {
+    class.mro().iter().find_map(|class| {
+        let module = class.getattr(intern!(class.py(), "__module__")).ok()?;
+        module.cast::<PyString>().ok()?.to_str().ok().and_then(of_module)
+    })
+}
+
+/// Refuses an array that a struct would not describe as it is.
+///
+/// # Errors
+/// `BufferError` that names the property.
+pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
+    for property in peer.unsaid {
+        let (name, value) = match property {
+            Unsaid::Attribute(name) => (name, object.getattr_opt(*name)?),
+            Unsaid::Method(name) => (name, Some(object.call_method0(*name)?)),
+        };
+        if value.map_or(Ok(false), |value| value.is_truthy())? {
+            return Err(PyBufferError::new_err(format!(
+                "DLPack cannot say of an array of {} that `{name}` is true; resolve or detach it first",
+                peer.root
+            )));
         }
-        library = library.or(Some(peer));
-        frame = next;
     }
-    let code = frame.getattr(intern!(py, "f_code"))?;
-    let file = code.getattr(intern!(py, "co_filename"))?;
-    let file = file.cast::<PyString>()?.to_str()?;
-    let short = file.rsplit(['/', '\\']).next().unwrap_or(file);
-    let name = code.getattr(intern!(py, "co_name"))?;
-    let line: u32 = frame.getattr(intern!(py, "f_lineno"))?.extract().unwrap_or_default();
-    let name = name.cast::<PyString>()?.to_str()?;
-    let mut place = Taker::from(format!("{name} ({short}:{line})")).of_library(library.map(|peer| peer.root));
-    if call_sites::are_recorded() {
-        place = place.at(CallSite { file: file.to_owned(), line, function: name.to_owned() });
-    }
-    Ok(Caller { place, is_body, immutable: library.is_some_and(|peer| peer.immutable) })
+    Ok(())
+}
+
+/// The table for people to read: a tuple of `estafette.Peer`.
+#[pyfunction]
+pub fn peers(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    let class = py.import("estafette._reports")?.getattr("Peer")?;
+    let rows = PEERS.iter().map(|peer| {
+        class.call1((
+            peer.root,
+            peer.legacy == Legacy::Writable,
+            peer.immutable,
+            peer.read_only == ReadOnly::Honoured,
+            match peer.stream {
+                Stream::Honoured => "honoured",
+                Stream::Ignored => "ignored",
+                Stream::HostOnly => "host only",
+            },
+            match peer.omitted {
+                Omitted::DefaultStream => "default stream",
+                Omitted::HostWait => "host wait",
+                Omitted::NoSync => "no synchronization",
+            },
+            match peer.null_stream {
+                NullStream::DefaultStream => "default stream",
+                NullStream::Unknown => "unknown",
+            },
+            peer.source,
+        ))
+    });
+    PyTuple::new(py, rows.collect::<PyResult<Vec<_>>>()?)
 }

@@ -4,6 +4,8 @@ use estafette::{Diagnosis, LeaseInfo, ShutdownReport, Stats, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::unordered;
+
 fn make<'py>(
     py: Python<'py>,
     class: &str,
@@ -57,7 +59,8 @@ pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyA
 
 pub fn stats(py: Python<'_>, stats: &Stats, imported: u64, exported: u64) -> PyResult<Py<PyAny>> {
     let Stats { in_flight, window, released, deleters, leaked, releasing, .. } = *stats;
-    let fields = (in_flight, window, imported, exported, deleters, released, leaked, releasing);
+    let unordered = unordered::count();
+    let fields = (in_flight, window, imported, exported, deleters, released, leaked, releasing, unordered);
     Ok(make(py, "Stats", fields)?.unbind())
 }
 

@@ -1,21 +1,27 @@
 //! The class `Tensor`, and what it is exported through.
 
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
 use std::time::Duration;
 
+use estafette::devices::DLDevice;
+use estafette::exchange::promptly;
 use estafette::{Access, DType, Tensor, TensorState};
 use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::access::PyAccess;
 use crate::awaiting::Awaiter;
 use crate::body::{self, would_block};
+use crate::copy::copied;
 use crate::engine::EngineHandle;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
 use crate::process::Own;
-use crate::{gate, running_loop};
+use crate::{buffer, gate, running_loop};
 
 /// A promise of an n-dimensional array.
 ///
@@ -24,17 +30,27 @@ use crate::{gate, running_loop};
 /// writes wait until the array is gone.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
-    tensor: Own<Tensor>,
+    tensor: Prompt,
     engine: EngineHandle,
+}
+
+/// A tensor that is dropped as Python drops an object: with the Python lock, and with no lock of ours.
+struct Prompt(ManuallyDrop<Own<Tensor>>);
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        // SAFETY: dropped here, once, and not used afterwards.
+        promptly(|| unsafe { ManuallyDrop::drop(&mut self.0) });
+    }
 }
 
 impl PyTensor {
     pub fn new(tensor: Tensor, engine: EngineHandle) -> Self {
-        Self { tensor: Own::new(tensor), engine }
+        Self { tensor: Prompt(ManuallyDrop::new(Own::new(tensor))), engine }
     }
 
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
-        self.tensor.get(py)
+        self.tensor.0.get(py)
     }
 
     pub fn engine(&self) -> &EngineHandle {
@@ -164,12 +180,71 @@ impl PyTensor {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
-        export::export(py, From::Tensor(self.tensor(py)?, Access::Read), &request)
+        export::export_from(py, &self.engine, From::Tensor(self.tensor(py)?, Access::Read), &request)
     }
 
     /// Where the data is, for the array API's protocol. Waits until the tensor is defined.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         export::device(py, self.tensor(py)?)
+    }
+
+    /// ``memoryview(t)``: the memory under a read lease, which lasts until the last view of it is released.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let (py, tensor) = (this.py(), this.clone());
+        // SAFETY: Python's view, which it releases below.
+        unsafe {
+            buffer::fill(this.into_any(), From::Tensor(tensor.get().tensor(py)?, Access::Read), view, flags)
+        }
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: Python's view, which was filled above.
+        unsafe { buffer::release(view) };
+    }
+
+    /// For NumPy, where a buffer will not do: ``np.asarray(t, dtype)``. The array has a read lease, or is a copy.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        this: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = this.py();
+        // It is NumPy that calls this, so it is there.
+        let numpy = py.import("numpy")?;
+        let array = numpy.call_method1("from_dlpack", (this,)).map_err(|error| {
+            let unnamed = this.get().tensor(py).ok().and_then(|tensor| tensor.dtype().ok());
+            match unnamed.filter(|dtype| !buffer::can_say(*dtype)) {
+                // NumPy does not say which.
+                Some(dtype) => {
+                    let own = raise(py, "ExchangeError", format!("NumPy takes no elements of type {dtype}"));
+                    own.set_cause(py, Some(error));
+                    own
+                }
+                None => error,
+            }
+        })?;
+        if dtype.is_none() && copy != Some(true) {
+            return Ok(array);
+        }
+        let options = PyDict::new(py);
+        options.set_item("copy", copy)?;
+        numpy.call_method("array", (array, dtype), Some(&options))
+    }
+
+    /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made by an
+    /// operation. Raises `BufferError` for memory that the host cannot read.
+    fn to_host<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let (py, engine) = (this.py(), &this.get().engine);
+        let tensor = this.get().tensor(py)?;
+        match tensor.device() {
+            Ok(DLDevice::CPU) => Ok(this.clone()),
+            Ok(device) if !export::host_can_read(device) => {
+                Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
+            }
+            // Where it will be is not known before it is defined, so the operation finds out.
+            _ => Bound::new(py, Self::new(copied(py, engine, tensor)?, engine.clone())),
+        }
     }
 
     /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is
@@ -217,7 +292,7 @@ impl PyTensor {
     }
 
     fn __repr__(&self) -> String {
-        let Some(tensor) = self.tensor.try_get() else {
+        let Some(tensor) = self.tensor.0.try_get() else {
             return "<estafette.Tensor of the parent process>".into();
         };
         let what = match (tensor.dtype(), tensor.shape()) {
@@ -242,6 +317,13 @@ pub struct Exporter {
     access: Access,
 }
 
+impl Exporter {
+    /// The tensor, and the access that its exports have.
+    pub fn parts(&self, py: Python<'_>) -> PyResult<(&Tensor, Access)> {
+        Ok((self.tensor.get().tensor(py)?, self.access))
+    }
+}
+
 #[pymethods]
 impl Exporter {
     /// Hands the tensor out; the array API's protocol. Waits until it is free for this access.
@@ -255,12 +337,26 @@ impl Exporter {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
-        export::export(py, From::Tensor(self.tensor.get().tensor(py)?, self.access), &request)
+        let tensor = self.tensor.get();
+        export::export_from(py, &tensor.engine, From::Tensor(tensor.tensor(py)?, self.access), &request)
     }
 
     /// Where the data is, for the array API's protocol.
     fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
         export::device(py, self.tensor.get().tensor(py)?)
+    }
+
+    /// ``memoryview(t.for_write())``: the memory with this access, until the last view of it is released.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let (py, exporter) = (this.py(), this.clone());
+        let (tensor, access) = exporter.get().parts(py)?;
+        // SAFETY: Python's view, which it releases below.
+        unsafe { buffer::fill(this.into_any(), From::Tensor(tensor, access), view, flags) }
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: Python's view, which was filled above.
+        unsafe { buffer::release(view) };
     }
 
     /// The tensor that is exported.

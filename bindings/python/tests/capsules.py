@@ -72,6 +72,7 @@ class Made:
     ):
         KEPT.append(self)
         self.deleted = 0
+        self.device = device
         self.memory = (ctypes.c_float * 16)(*range(16))
         address = ctypes.addressof(self.memory) if data == "memory" else data
         self._shape = None if shape is None else (c_int64 * max(len(shape), 1))(*shape)

@@ -10,6 +10,7 @@
 //! it aborts the process, as in any `extern "C"` call.
 
 mod export;
+pub mod table;
 
 use std::ffi::c_void;
 use std::fmt;
@@ -49,6 +50,7 @@ pub enum Abi {
 pub struct ManagedTensor {
     raw: Raw,
     generation: u32,
+    prompt: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -174,6 +176,20 @@ impl ManagedTensor {
         data.wrapping_add(tensor.byte_offset as usize)
     }
 
+    /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called right where the
+    /// memory falls out of use, in a scope of [`promptly`](super::reaper::promptly), instead of on the reaper's thread. That
+    /// is knowledge about the producer, which no struct has.
+    #[must_use]
+    pub fn with_prompt_deleter(mut self) -> Self {
+        self.prompt = true;
+        self
+    }
+
+    /// See [`with_prompt_deleter`](Self::with_prompt_deleter).
+    pub(super) fn has_prompt_deleter(&self) -> bool {
+        self.prompt
+    }
+
     /// Checks everything that the producer wrote and describes it in our words.
     ///
     /// More is accepted than the newest header demands, because libraries send it: NULL strides in every
@@ -217,7 +233,7 @@ impl ManagedTensor {
 
     /// Owns `raw` from here on.
     fn new(raw: Raw) -> Self {
-        Self { raw, generation: fork::generation() }
+        Self { raw, generation: fork::generation(), prompt: false }
     }
 
     fn forget(self, pointer: *mut c_void) -> *mut c_void {

@@ -24,10 +24,10 @@ pub mod storage;
 
 mod contain;
 
-pub use abi::{Abi, ExportFlags, ManagedTensor, export};
+pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub use invalid::InvalidTensor;
 pub use layout::Layout;
 pub use ranges::{Key, Ranges, Space};
-pub use reaper::{Reaper, ReaperStats, reaper};
+pub use reaper::{Reaper, ReaperStats, promptly, reaper};
 pub use storage::Storage;

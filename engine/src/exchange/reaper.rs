@@ -23,6 +23,7 @@
 //! a steady stream of releases costs a timer per nap, not a futex call per release.
 //! [`flush`](Reaper::flush), [`stop`](Reaper::stop) and a queue of `BACKLOG` end a nap at once.
 
+mod prompt;
 mod queue;
 mod thread;
 
@@ -34,6 +35,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind, FenceState, Frontier, Reac
 use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::Ordering;
 
+pub use self::prompt::promptly;
 use self::queue::{Phase, Ready};
 use self::thread::Shared;
 
@@ -96,9 +98,9 @@ impl Reaper {
 
     /// Takes over `storage`, to be dropped once when all of `frontier` has settled.
     ///
-    /// Never blocks and never runs foreign code on this thread. Plain memory of our own whose fences are
-    /// known to be done is freed right here, which is cheaper than handing it over. Must not be called
-    /// under a lock that a fence's subscriber may take.
+    /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose fences are
+    /// known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
+    /// prompt deleter in a scope of [`promptly`]. Must not be called under a lock that a fence's subscriber may take.
     pub fn release(&self, mut frontier: Frontier, storage: Storage) {
         if self.shared.is_forked() || storage.is_from_before_fork() {
             // No lock may be taken here: its holder may not exist in this process.
@@ -112,6 +114,12 @@ impl Reaper {
             drop(storage);
             self.shared.released.fetch_add(1, Ordering::Relaxed);
             return;
+        }
+        if storage.is_prompt()
+            && !self.shared.stopped.load(Ordering::Relaxed)
+            && let Some(_turn) = prompt::take_turn()
+        {
+            return self.shared.release(storage);
         }
         let mut queue = self.shared.lock();
         if queue.phase != Phase::Running {
@@ -151,6 +159,7 @@ impl Reaper {
         if self.shared.is_forked() {
             return true;
         }
+        self.shared.stopped.store(true, Ordering::Relaxed);
         let mut queue = self.shared.lock();
         if queue.phase == Phase::Running {
             queue.phase = if queue.thread.is_some() { Phase::Stopping } else { Phase::Stopped };

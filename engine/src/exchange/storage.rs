@@ -86,6 +86,11 @@ impl Storage {
         }
     }
 
+    /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
+    pub fn is_prompt(&self) -> bool {
+        self.as_foreign().is_some_and(ManagedTensor::has_prompt_deleter)
+    }
+
     /// Whether it was made before a fork and this is the child.
     pub fn is_from_before_fork(&self) -> bool {
         self.generation != fork::generation()

@@ -53,9 +53,21 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    peers,
     record_call_sites,
+    unordered_exchanges,
 )
-from ._reports import Blocked, Device, Diagnosis, Lease, ShutdownReport, Stats, Waiting
+from ._reports import (
+    Blocked,
+    Device,
+    Diagnosis,
+    Lease,
+    Peer,
+    ShutdownReport,
+    Stats,
+    UnorderedExchange,
+    Waiting,
+)
 
 if TYPE_CHECKING:
     from ._typing import DeviceLike, SupportsDLPack
@@ -80,10 +92,12 @@ __all__ = [
     "NotDefinedError",
     "Operation",
     "OperationError",
+    "Peer",
     "ShutdownError",
     "ShutdownReport",
     "Stats",
     "Tensor",
+    "UnorderedExchange",
     "Variable",
     "View",
     "Waiting",
@@ -93,7 +107,9 @@ __all__ = [
     "__version__",
     "default_engine",
     "from_dlpack",
+    "peers",
     "record_call_sites",
+    "unordered_exchanges",
 ]
 
 _default: Engine | None = None

@@ -144,6 +144,45 @@ class Stats:
     """Tensors whose memory is kept for ever, since its last use can never be known to be over."""
     releasing: int
     """Tensors that are on their way back."""
+    unordered: int
+    """Exchanges of this process that could not be ordered; ``unordered_exchanges`` tells of the last ones."""
+
+
+@dataclass(frozen=True)
+class UnorderedExchange:
+    """An exchange that could not be ordered, since nobody could be asked or told."""
+
+    direction: str
+    """``"import"`` or ``"export"``."""
+    reason: str
+    """``"unknown device"``, ``"raw capsule of device memory"``, ``"device memory read by the host"`` or ``"read lease in a
+    struct without flags"``."""
+    what: str
+    """The library or the device."""
+    place: str
+    """The function and line that asked for it."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What is known of a library: a row of the policy table."""
+
+    name: str
+    """First part of its modules' names."""
+    legacy_writable: bool
+    """Whether what it hands out in a struct without flags may be written."""
+    immutable: bool
+    """Whether its arrays never change, so that it may be given read-only memory in a struct that cannot say so."""
+    honours_read_only: bool
+    """Whether what it imports under the read-only flag cannot be written through it."""
+    stream: str
+    """What it does with a consumer's stream: ``"honoured"``, ``"ignored"`` or ``"host only"`` (it has none)."""
+    omitted_stream: str
+    """What it takes an omitted stream for: ``"default stream"``, ``"host wait"`` or ``"no synchronization"``."""
+    null_stream: str
+    """What NULL in its C exchange table stands for on a device: ``"default stream"`` or ``"unknown"``."""
+    source: str
+    """Where this is from."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +199,6 @@ class ShutdownReport:
     """Operations that were still running."""
 
 
-for _report in (Device, Lease, Blocked, Waiting, Diagnosis, Stats, ShutdownReport):
+for _report in (Device, Lease, Blocked, Waiting, Diagnosis, Stats, UnorderedExchange, Peer, ShutdownReport):
     _report.__module__ = "estafette"
 del _report

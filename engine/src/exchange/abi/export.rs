@@ -125,7 +125,7 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
 }
 
 /// The description without shape and strides, which get their place later.
-fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
+pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
     let (dtype, device) = (layout.dtype(), layout.device());
     DLTensor {
         data: if layout.is_empty() { ptr::null_mut() } else { data.cast() },

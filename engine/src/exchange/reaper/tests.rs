@@ -380,3 +380,84 @@ fn the_reaper_of_the_process_is_one() {
     reaper().release(Frontier::default(), deleter(move || sender.send(()).unwrap()));
     receiver.recv().unwrap();
 }
+
+mod prompt {
+    use super::*;
+
+    use crate::exchange::abi::{Abi, ExportFlags, export};
+    use crate::exchange::{DType, Layout, ManagedTensor, promptly};
+    use estafette_devices::DLDevice;
+
+    /// A foreign tensor without elements whose deleter runs `f`.
+    fn foreign(f: impl FnOnce() + Send + 'static) -> ManagedTensor {
+        let layout = Layout::contiguous(DType::U8, DLDevice::CPU, &[0]).unwrap();
+        // SAFETY: there is no element to point at.
+        unsafe { export(&layout, std::ptr::null_mut(), ExportFlags::default(), Abi::Versioned, f) }
+    }
+
+    fn noting(threads: &mpsc::Sender<Option<std::thread::ThreadId>>) -> impl FnOnce() + Send + 'static {
+        let threads = threads.clone();
+        move || threads.send(Some(std::thread::current().id())).unwrap()
+    }
+
+    #[test]
+    fn a_prompt_deleter_runs_at_once_in_a_good_place_and_on_the_reaper_thread_elsewhere() {
+        let reaper = Reaper::new();
+        let here = std::thread::current().id();
+        let (sender, ran_on) = mpsc::channel();
+        let prompt = || Storage::foreign(foreign(noting(&sender)).with_prompt_deleter());
+        promptly(|| {
+            reaper.release(Frontier::default(), prompt());
+            assert_eq!(ran_on.try_recv(), Ok(Some(here)));
+        });
+        reaper.release(Frontier::default(), prompt());
+        assert!(reaper.flush(LONG));
+        assert_ne!(ran_on.recv(), Ok(Some(here)));
+        promptly(|| reaper.release(Frontier::default(), Storage::foreign(foreign(noting(&sender)))));
+        assert!(reaper.flush(LONG));
+        assert_ne!(ran_on.recv(), Ok(Some(here)));
+        assert_eq!((reaper.stats().deleters, reaper.stats().released), (3, 3));
+    }
+
+    #[test]
+    fn a_prompt_deleter_waits_for_fences_like_any_other() {
+        let reaper = Reaper::new();
+        let (sender, ran_on) = mpsc::channel();
+        let (completer, fence) = host::promise("pending");
+        promptly(|| {
+            let storage = Storage::foreign(foreign(noting(&sender)).with_prompt_deleter());
+            reaper.release(frontier([&fence]), storage);
+        });
+        assert!(ran_on.try_recv().is_err());
+        completer.complete();
+        assert!(reaper.flush(LONG));
+        assert!(ran_on.try_recv().is_ok());
+    }
+
+    #[test]
+    fn of_a_chain_of_prompt_deleters_only_the_first_runs_at_once() {
+        let reaper = Arc::new(Reaper::new());
+        let here = std::thread::current().id();
+        let (sender, ran_on) = mpsc::channel();
+        let (inner, again) = (noting(&sender), Arc::clone(&reaper));
+        let outer = move || {
+            promptly(|| {
+                again.release(Frontier::default(), Storage::foreign(foreign(inner).with_prompt_deleter()));
+            });
+        };
+        promptly(|| {
+            reaper.release(Frontier::default(), Storage::foreign(foreign(outer).with_prompt_deleter()));
+        });
+        assert!(reaper.flush(LONG));
+        assert_ne!(ran_on.recv(), Ok(Some(here)));
+    }
+
+    #[test]
+    fn after_the_stop_prompt_deleters_leak_too() {
+        let reaper = Reaper::new();
+        assert!(reaper.stop(LONG));
+        let storage = foreign(|| panic!("the interpreter is gone"));
+        promptly(|| reaper.release(Frontier::default(), Storage::foreign(storage.with_prompt_deleter())));
+        assert_eq!((reaper.stats().deleters, reaper.stats().leaked), (0, 1));
+    }
+}

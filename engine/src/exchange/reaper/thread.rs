@@ -22,6 +22,8 @@ pub(super) struct Shared {
     /// Tells the thread to run no further deleter: `stop` has given up on it. Relaxed, since the lock
     /// orders the rest.
     pub(super) abandoned: AtomicBool,
+    /// As `abandoned`, from the beginning of `stop` on, for those who would run a deleter elsewhere.
+    pub(super) stopped: AtomicBool,
     pub(super) released: AtomicU64,
     pub(super) deleters: AtomicU64,
     pub(super) leaked: AtomicU64,
@@ -35,6 +37,7 @@ impl Default for Shared {
             work: Condvar::new(),
             progress: Condvar::new(),
             abandoned: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             released: AtomicU64::new(0),
             deleters: AtomicU64::new(0),
             leaked: AtomicU64::new(0),
@@ -159,12 +162,7 @@ impl Shared {
             if self.abandoned.load(Ordering::Relaxed) {
                 self.leak(storage);
             } else {
-                let foreign = storage.as_foreign().is_some();
-                contain("deleter", || drop(storage));
-                if foreign {
-                    self.deleters.fetch_add(1, Ordering::Relaxed);
-                }
-                self.released.fetch_add(1, Ordering::Relaxed);
+                self.release(storage);
             }
             run = match run {
                 Some((current, count)) if current == epoch && count < REPORT as u64 => {
@@ -177,6 +175,16 @@ impl Shared {
             };
         }
         self.report(run);
+    }
+
+    /// Drops a storage and counts it.
+    pub(super) fn release(&self, storage: Storage) {
+        let foreign = storage.as_foreign().is_some();
+        contain("deleter", || drop(storage));
+        if foreign {
+            self.deleters.fetch_add(1, Ordering::Relaxed);
+        }
+        self.released.fetch_add(1, Ordering::Relaxed);
     }
 
     fn report(&self, run: Option<(u64, u64)>) {

@@ -1,0 +1,162 @@
+//! Python's buffer protocol: `memoryview(t)`, `bytes(t)`, `np.asarray(t)`.
+//!
+//! A buffer is an export like any other, so it has a lease, which lasts until the last view of the buffer is released.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use estafette::exchange::ManagedTensor;
+use estafette::{DType, Layout};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::error::{OrRaise, raise};
+use crate::export::{self, From, Request};
+
+/// What a buffer keeps until it is released.
+struct Lent {
+    /// Holds the lease. First, so that it is the first to go.
+    _managed: ManagedTensor,
+    shape: Box<[isize]>,
+    /// In bytes.
+    strides: Box<[isize]>,
+}
+
+/// How `struct` and NumPy write an element type; `None` for those that they have no letter for.
+fn format(dtype: DType) -> Option<&'static CStr> {
+    Some(match dtype {
+        DType::BOOL => c"?",
+        DType::I8 => c"b",
+        DType::U8 => c"B",
+        DType::I16 => c"h",
+        DType::U16 => c"H",
+        DType::I32 => c"i",
+        DType::U32 => c"I",
+        // C's `long`, as NumPy says it, where that has 64 bits.
+        DType::I64 if size_of::<std::ffi::c_long>() == 8 => c"l",
+        DType::U64 if size_of::<std::ffi::c_long>() == 8 => c"L",
+        DType::I64 => c"q",
+        DType::U64 => c"Q",
+        DType::F16 => c"e",
+        DType::F32 => c"f",
+        DType::F64 => c"d",
+        DType::C64 => c"Zf",
+        DType::C128 => c"Zd",
+        _ => return None,
+    })
+}
+
+/// Whether a buffer can describe elements of this type.
+pub fn can_say(dtype: DType) -> bool {
+    format(dtype).is_some()
+}
+
+/// Fills `view` with the memory behind `from`.
+///
+/// # Errors
+/// `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it
+/// (writing, an order of elements); else as [`export::export`].
+///
+/// # Safety
+/// `view` may be written, and is released by [`release`].
+pub unsafe fn fill(
+    owner: Bound<'_, PyAny>,
+    from: From<'_>,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    let py = owner.py();
+    if view.is_null() {
+        return Err(PyBufferError::new_err("there is no buffer to fill"));
+    }
+    // SAFETY: the caller's place. A buffer that was not filled has no object.
+    unsafe { (*view).obj = ptr::null_mut() };
+    let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
+    let managed = export::export_managed(py, from, &request)?;
+    let layout = managed.describe().map_err(Into::into).or_raise(py)?;
+    let read_only = managed.read_only();
+    let dtype = layout.dtype();
+    if !export::host_can_read(layout.device()) {
+        let message = format!("memory on {} cannot be a buffer of the host", layout.device());
+        return Err(raise(py, "ExchangeError", message));
+    }
+    let Some(format) = format(dtype) else {
+        let message =
+            format!("a buffer cannot describe elements of type {dtype}; exchange it through DLPack");
+        return Err(raise(py, "ExchangeError", message));
+    };
+    check(py, &layout, read_only, flags)?;
+    let itemsize = dtype.itemsize() as isize;
+    let lent = Box::new(Lent {
+        shape: layout.shape().iter().map(|size| *size as isize).collect(),
+        strides: layout.strides().iter().map(|stride| *stride as isize * itemsize).collect(),
+        _managed: managed,
+    });
+    let wants = |flag: c_int| flags & flag == flag;
+    // SAFETY: the view is the caller's. Shape and strides live in the box, which the view keeps until it is released, and so
+    // does the memory; there are as many entries as dimensions.
+    unsafe {
+        let view = &mut *view;
+        view.buf = lent._managed.data().cast();
+        view.len = layout.len() as isize * itemsize;
+        view.itemsize = itemsize;
+        view.readonly = c_int::from(read_only);
+        view.ndim = layout.ndim() as c_int;
+        let has_dims = layout.ndim() > 0;
+        let format = format.as_ptr().cast_mut();
+        view.format = if wants(ffi::PyBUF_FORMAT) { format } else { ptr::null_mut() };
+        let shape = lent.shape.as_ptr().cast_mut();
+        view.shape = if has_dims && wants(ffi::PyBUF_ND) { shape } else { ptr::null_mut() };
+        let strides = lent.strides.as_ptr().cast_mut();
+        view.strides = if has_dims && wants(ffi::PyBUF_STRIDES) { strides } else { ptr::null_mut() };
+        view.suboffsets = ptr::null_mut();
+        view.internal = Box::into_raw(lent).cast::<c_void>();
+        view.obj = owner.into_ptr();
+    }
+    Ok(())
+}
+
+/// Whether the buffer is one that the reader can use.
+fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyResult<()> {
+    let wants = |flag: c_int| flags & flag == flag;
+    let refuse = |message: &str| Err(raise(py, "ExchangeError", message));
+    if wants(ffi::PyBUF_WRITABLE) && read_only {
+        return refuse("this buffer is for reading; one for writing is `memoryview(t.for_write())`");
+    }
+    let (row_major, column_major) = (layout.is_contiguous(), is_column_major(layout));
+    if wants(ffi::PyBUF_C_CONTIGUOUS) && !row_major {
+        return refuse("the elements are not in row-major order without gaps");
+    }
+    if wants(ffi::PyBUF_F_CONTIGUOUS) && !column_major {
+        return refuse("the elements are not in column-major order without gaps");
+    }
+    if wants(ffi::PyBUF_ANY_CONTIGUOUS) && !row_major && !column_major {
+        return refuse("there are gaps between the elements");
+    }
+    if !wants(ffi::PyBUF_STRIDES) && !row_major {
+        return refuse(
+            "the elements are not in row-major order without gaps, and the reader asks for no strides",
+        );
+    }
+    Ok(())
+}
+
+fn is_column_major(layout: &Layout) -> bool {
+    let mut wanted = 1;
+    layout.is_empty()
+        || std::iter::zip(layout.shape(), layout.strides()).all(|(size, stride)| {
+            let fits = *size == 1 || *stride == wanted;
+            wanted *= size;
+            fits
+        })
+}
+
+/// Gives back what [`fill`] has lent. Letting go of a lease may set off much, but waits for nothing.
+///
+/// # Safety
+/// `view` was filled by [`fill`] and is released once.
+pub unsafe fn release(view: *mut ffi::Py_buffer) {
+    // SAFETY: the box that `fill` made, which nobody else has.
+    drop(unsafe { Box::from_raw((*view).internal.cast::<Lent>()) });
+}

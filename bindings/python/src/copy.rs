@@ -1,0 +1,53 @@
+//! Copies, each of which is an operation: ordered like any other, and seen in a diagnosis.
+
+use estafette::{Access, Completion, Error, ExportOptions, Tensor};
+use pyo3::prelude::*;
+
+use crate::body::{self, would_block};
+use crate::engine::EngineHandle;
+use crate::error::{OrRaise, to_py};
+use crate::export::poll_once;
+use crate::{gate, running_loop};
+
+/// The promise of a copy in host memory.
+///
+/// # Errors
+/// `WindowFullError` where waiting for room would stop an event loop; `ShutdownError`.
+pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Tensor> {
+    submit(py, handle, tensor)?.or_raise(py)
+}
+
+/// As [`copied`], waiting until the copy is there; `None` when the engine takes no more operations.
+///
+/// # Errors
+/// As [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
+pub fn copied_now(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Option<Tensor>> {
+    if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "the tensor"));
+    }
+    let copy = match submit(py, handle, tensor)? {
+        Ok(copy) => copy,
+        Err(Error::Shutdown) => return Ok(None),
+        Err(error) => return Err(to_py(py, &error)),
+    };
+    gate::detach(py, || copy.wait()).or_raise(py)?;
+    Ok(Some(copy))
+}
+
+fn submit(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Result<Tensor, Error>> {
+    let engine = handle.engine(py)?;
+    let source = tensor.clone();
+    let build = || engine.op("copy").reads([tensor]);
+    let start = move |end: Completion| {
+        let options = ExportOptions { copy: true, ..ExportOptions::new(Access::Read) };
+        let copied = end.scope().export(&source, &options);
+        end.produce(copied.map(Into::into).map_err(Into::into));
+    };
+    match body::within(py, || poll_once(build().produce_external_async(start.clone())))? {
+        Some(outcome) => Ok(outcome),
+        None => {
+            handle.may_wait(py)?;
+            Ok(gate::detach(py, || build().produce_external(start)))
+        }
+    }
+}

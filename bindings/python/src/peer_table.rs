@@ -1,0 +1,76 @@
+//! Taking tensors through the C exchange tables of other libraries, without a Python call.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use estafette::devices::DLDevice;
+use estafette::exchange::{ManagedTensor, table};
+use pyo3::exceptions::PySystemError;
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::error::to_py;
+
+/// A table that a library has published for one of its types; it lives as long as the process.
+#[derive(Clone, Copy)]
+pub struct PeerTable {
+    table: &'static table::Table,
+}
+
+// SAFETY: a table is constant once it is published; its functions are called with the Python lock.
+unsafe impl Send for PeerTable {}
+
+/// The table of a type, if it has one of a version that we understand. Whatever is wrong with it, there is `__dlpack__`.
+pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {
+    let capsule = class.getattr_opt(intern!(class.py(), "__dlpack_c_exchange_api__")).ok()??;
+    // SAFETY: asks whether it is a capsule of that name with a pointer in it before taking that out; by DLPack's specification
+    // the pointer is a table that stays as it is.
+    let found = unsafe {
+        if ffi::PyCapsule_IsValid(capsule.as_ptr(), table::CAPSULE.as_ptr()) == 0 {
+            return None;
+        }
+        table::understood(ffi::PyCapsule_GetPointer(capsule.as_ptr(), table::CAPSULE.as_ptr()).cast())
+    };
+    found.map(|table| PeerTable { table })
+}
+
+impl PeerTable {
+    /// Takes the tensor behind `object`, an instance of the type that the table is of. Nobody synchronizes.
+    ///
+    /// # Errors
+    /// Whatever the library raises.
+    pub fn take(self, object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
+        let py = object.py();
+        let take = self.table.managed_tensor_from_py_object_no_sync.expect("asked for when it was found");
+        let mut taken = ptr::null_mut();
+        // SAFETY: the object is alive and of the table's type, and the Python lock is held. What it gives is ours.
+        let managed = unsafe {
+            if take(object.as_ptr().cast::<c_void>(), &mut taken) != 0 || taken.is_null() {
+                return Err(PyErr::take(py).unwrap_or_else(|| {
+                    PySystemError::new_err("a C exchange table gave no tensor and no exception")
+                }));
+            }
+            ManagedTensor::from_raw_versioned(taken.cast())
+        };
+        managed.map_err(|error| to_py(py, &error.into()))
+    }
+
+    /// The stream that the library works on right now; NULL where there is none.
+    ///
+    /// # Errors
+    /// Whatever the library raises.
+    pub fn current_stream(self, py: Python<'_>, device: DLDevice) -> PyResult<*mut c_void> {
+        let ask = self.table.current_work_stream.expect("asked for when it was found");
+        let mut stream = ptr::null_mut();
+        let kind = table::DLDeviceType(device.device_type.0 as u32);
+        // SAFETY: the Python lock is held, and the answer has a place.
+        if unsafe { ask(kind, device.device_id, &mut stream) } != 0 {
+            return Err(PyErr::take(py).unwrap_or_else(|| {
+                PySystemError::new_err("a C exchange table gave no stream and no exception")
+            }));
+        }
+        Ok(stream)
+    }
+}
