@@ -4,23 +4,24 @@
 //! the loop. Otherwise:
 //!
 //! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
-//! 2. The awaiter makes one asyncio future, leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
-//!    waiter, and suspends the task on the future.
+//! 2. The awaiter makes a [`Suspension`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
+//!    waiter, and suspends the task on it.
 //! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
 //!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
-//! 4. `drain` finishes the asyncio futures, which resumes their tasks, and each polls again.
+//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again.
 //!
 //! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
 //! suspending.
 //!
-//! A suspended task is held by nothing but its future, and the future by the loop, through the `Wakeups` that are an
-//! attribute of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
+//! A suspended task is held by nothing but its suspension, and that by the loop, through the `Wakeups` that are an attribute
+//! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
 //! that they wait for takes.
 
 use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
@@ -29,6 +30,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::engine::EngineHandle;
+use crate::suspension::Suspension;
+use crate::watch::{self, LongWaits};
 use crate::{gate, running_loop};
 
 /// Turns the outcome of a future into Python, with the Python lock.
@@ -40,13 +43,12 @@ type Work = Pin<Box<dyn Future<Output = Finish> + Send>>;
 pub struct Awaiter {
     state: State,
     waiter: Option<Arc<Waiter>>,
-    /// Iterator of the asyncio future that the task is suspended on.
-    suspended: Option<Py<PyAny>>,
-    /// Where that future is, and under which number.
+    /// What the task is suspended on.
+    suspended: Option<Py<Suspension>>,
+    /// Who keeps that, and under which number.
     left: Option<(Py<Wakeups>, u64)>,
     /// For looking at why a wait takes so long.
     engine: Option<EngineHandle>,
-    timer: Option<Py<PyAny>>,
 }
 
 enum State {
@@ -69,23 +71,19 @@ impl Awaiter {
     }
 
     fn new(state: State, engine: Option<EngineHandle>) -> Self {
-        Self { state, waiter: None, suspended: None, left: None, engine, timer: None }
+        Self { state, waiter: None, suspended: None, left: None, engine }
     }
 
     fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
         // a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
-            if let Some(suspended) = &self.suspended {
-                // Yields the asyncio future once, then ends with its result, or raises.
-                match suspended.bind(py).call_method0(intern!(py, "__next__")) {
-                    Ok(future) => return Ok(future),
-                    Err(error) if error.is_instance_of::<PyStopIteration>(py) => self.suspended = None,
-                    Err(error) => {
-                        self.abandon(py);
-                        return Err(error);
-                    }
-                }
+            if let Some(suspended) = self.suspended.take()
+                && !suspended.get().is_over()
+            {
+                // Somebody else resumes the task, to no purpose.
+                suspended.get().block();
+                return Ok(self.suspended.insert(suspended).bind(py).clone().into_any());
             }
             let outcome = match &mut self.state {
                 State::Done(outcome) => Poll::Ready(outcome.take()),
@@ -98,7 +96,7 @@ impl Awaiter {
             };
             match outcome {
                 Poll::Ready(outcome) => {
-                    self.abandon(py);
+                    self.abandon();
                     let outcome = outcome.unwrap_or_else(|| {
                         Err(PyRuntimeError::new_err("cannot reuse an already awaited object"))
                     });
@@ -110,7 +108,7 @@ impl Awaiter {
                 Poll::Pending => {
                     self.suspend(py)?;
                     if let Some(suspended) = &self.suspended {
-                        return suspended.bind(py).call_method0(intern!(py, "__next__"));
+                        return Ok(suspended.bind(py).clone().into_any());
                     }
                 }
             }
@@ -122,38 +120,27 @@ impl Awaiter {
     fn suspend(&mut self, py: Python<'_>) -> PyResult<()> {
         let running = running_loop::get(py)?
             .ok_or_else(|| PyRuntimeError::new_err("`await` needs a running asyncio event loop"))?;
-        let future = running.call_method0(intern!(py, "create_future"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
-        let iterator = future.call_method0(intern!(py, "__await__"))?.unbind();
+        let suspension = Suspension::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
-        let number = wakeups.get().leave(future.unbind());
+        let number = wakeups.get().leave(&running, suspension.clone_ref(py), self.engine.clone())?;
         let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
         if waiter.expect(target) {
-            self.suspended = Some(iterator);
-        }
-        if self.timer.is_none()
-            && let Some(engine) = &self.engine
-        {
-            self.timer = Some(engine.watch_wait(&running)?);
+            self.suspended = Some(suspension);
         }
         Ok(())
     }
 
     /// Ends the waiting, not the work.
-    fn abandon(&mut self, py: Python<'_>) {
+    fn abandon(&mut self) {
         self.state = State::Done(None);
         self.suspended = None;
         if let Some(waiter) = self.waiter.take() {
             waiter.forget();
         }
         forget(self.left.take());
-        if let Some(timer) = self.timer.take()
-            && let Err(error) = timer.bind(py).call_method0(intern!(py, "cancel"))
-        {
-            error.write_unraisable(py, None);
-        }
     }
 }
 
@@ -167,7 +154,7 @@ impl Drop for Awaiter {
     }
 }
 
-/// Takes a future back that nobody waits for any more.
+/// Takes a suspension back that nobody waits for any more.
 fn forget(left: Option<(Py<Wakeups>, u64)>) {
     if let Some((wakeups, number)) = left {
         drop(wakeups.get().take_back(number));
@@ -200,7 +187,7 @@ impl Awaiter {
         value: Option<Bound<'_, PyAny>>,
         traceback: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.abandon(py);
+        self.abandon();
         let error = match value {
             Some(value) if value.is_instance_of::<pyo3::exceptions::PyBaseException>() => value,
             Some(value) => kind.call1((value,))?,
@@ -213,8 +200,8 @@ impl Awaiter {
         Err(PyErr::from_value(error))
     }
 
-    fn close(&mut self, py: Python<'_>) {
-        self.abandon(py);
+    fn close(&mut self) {
+        self.abandon();
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -222,12 +209,11 @@ impl Awaiter {
         if let Some((wakeups, _)) = &self.left {
             visit.call(wakeups)?;
         }
-        visit.call(&self.timer)
+        Ok(())
     }
 
     fn __clear__(&mut self) {
         self.suspended = None;
-        self.timer = None;
         forget(self.left.take());
     }
 }
@@ -248,7 +234,7 @@ enum Slot {
     Expected(Target),
 }
 
-/// An asyncio future, by the number that its loop keeps it under.
+/// A suspension, by the number that its loop keeps it under.
 struct Target {
     inbox: Arc<Inbox>,
     number: u64,
@@ -320,29 +306,38 @@ impl Inbox {
         let Some(reference) = self.wakeups.get() else { return Ok(false) };
         let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(false) };
         let event_loop = wakeups.get().event_loop.bind(py).call0()?;
-        if event_loop.is_none() || event_loop.call_method0(intern!(py, "is_closed"))?.is_truthy()? {
+        if event_loop.is_none() {
             return Ok(false);
         }
         let drain = wakeups.getattr(intern!(py, "drain"))?;
+        // Fails when the loop is closed.
         event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (drain,))?;
         Ok(true)
     }
 }
 
-/// The asyncio futures that the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
+/// What the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
 pub struct Wakeups {
     /// A weak reference, so that a loop that is let go of goes at once.
     event_loop: Py<PyAny>,
     inbox: Arc<Inbox>,
     /// Touched with the Python lock only.
-    futures: Mutex<Numbered>,
+    numbered: Mutex<Numbered>,
 }
 
 #[derive(Default)]
 struct Numbered {
     next: u64,
-    futures: HashMap<u64, Py<PyAny>>,
+    suspended: HashMap<u64, Suspended>,
+    /// When somebody looks at waits that take long, if ever.
+    look_at: Option<Instant>,
+}
+
+struct Suspended {
+    on: Py<Suspension>,
+    /// Since when, and whom to ask why it takes so long; `None` once that was done.
+    watched: Option<(Instant, EngineHandle)>,
 }
 
 impl Wakeups {
@@ -360,7 +355,7 @@ impl Wakeups {
         let made = Self {
             event_loop: weak(event_loop)?,
             inbox: Arc::clone(&inbox),
-            futures: Mutex::new(Numbered::default()),
+            numbered: Mutex::new(Numbered::default()),
         };
         let made = Bound::new(py, made)?;
         let reference = weak(made.as_any())?;
@@ -369,48 +364,96 @@ impl Wakeups {
         Ok(made.unbind())
     }
 
-    fn futures(&self) -> MutexGuard<'_, Numbered> {
-        self.futures.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn numbered(&self) -> MutexGuard<'_, Numbered> {
+        self.numbered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Keeps a future; gives its number.
-    fn leave(&self, future: Py<PyAny>) -> u64 {
-        let mut numbered = self.futures();
+    /// Keeps a suspension; gives its number.
+    fn leave(
+        &self,
+        event_loop: &Bound<'_, PyAny>,
+        on: Py<Suspension>,
+        engine: Option<EngineHandle>,
+    ) -> PyResult<u64> {
+        let now = Instant::now();
+        let deadline = engine.as_ref().and_then(|engine| now.checked_add(engine.lease_timeout()));
+        let watched = engine.map(|engine| (now, engine));
+        let mut numbered = self.numbered();
         let number = numbered.next;
         numbered.next += 1;
-        numbered.futures.insert(number, future);
-        number
+        numbered.suspended.insert(number, Suspended { on, watched });
+        let sooner = deadline.filter(|deadline| numbered.look_at.is_none_or(|look_at| *deadline < look_at));
+        drop(numbered);
+        if let Some(deadline) = sooner {
+            self.look_at(event_loop, deadline)?;
+        }
+        Ok(number)
     }
 
-    /// A future, if it is still there. To be dropped where no lock is held.
-    fn take_back(&self, number: u64) -> Option<Py<PyAny>> {
-        self.futures().futures.remove(&number)
+    /// A suspension, if it is still there. To be dropped where no lock is held.
+    fn take_back(&self, number: u64) -> Option<Suspended> {
+        self.numbered().suspended.remove(&number)
+    }
+
+    /// Has the loop look for waits that take long. One timer serves all its awaits: most end long before.
+    fn look_at(&self, event_loop: &Bound<'_, PyAny>, when: Instant) -> PyResult<()> {
+        let Some(wakeups) = self.inbox.wakeups.get() else { return Ok(()) };
+        let look = LongWaits::new(wakeups.clone_ref(event_loop.py()));
+        let delay = when.saturating_duration_since(Instant::now()).as_secs_f64();
+        event_loop.call_method1("call_later", (delay, Bound::new(event_loop.py(), look)?))?;
+        self.numbered().look_at = Some(when);
+        Ok(())
+    }
+
+    /// Looks once at each wait that has taken as long as a blocking one would be held up by leases, and comes back for the
+    /// others.
+    pub fn look(&self, py: Python<'_>) -> PyResult<()> {
+        let now = Instant::now();
+        let mut long: Vec<(Duration, EngineHandle)> = Vec::new();
+        let mut next: Option<Instant> = None;
+        let mut numbered = self.numbered();
+        numbered.look_at = None;
+        for suspended in numbered.suspended.values_mut() {
+            let Some((since, engine)) = &suspended.watched else { continue };
+            let Some(deadline) = since.checked_add(engine.lease_timeout()) else { continue };
+            if deadline > now {
+                next = Some(next.map_or(deadline, |next| next.min(deadline)));
+            } else if let Some((since, engine)) = suspended.watched.take() {
+                long.push((now - since, engine));
+            }
+        }
+        drop(numbered);
+        let event_loop = self.event_loop.bind(py).call0()?;
+        if let Some(next) = next
+            && !event_loop.is_none()
+        {
+            self.look_at(&event_loop, next)?;
+        }
+        watch::tell_why(py, long)
     }
 }
 
 #[pymethods]
 impl Wakeups {
-    /// Finishes the futures; called by the loop on its own thread.
+    /// Resumes the tasks; called by the loop on its own thread.
     fn drain(&self, py: Python<'_>) -> PyResult<()> {
         let woken = std::mem::take(&mut *self.inbox.woken());
+        let mut outcome = Ok(());
         for number in woken {
-            let Some(future) = self.take_back(number) else { continue };
-            let future = future.bind(py);
-            if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
-                future.call_method1(intern!(py, "set_result"), (py.None(),))?;
-            }
+            let Some(suspended) = self.take_back(number) else { continue };
+            outcome = outcome.and(Suspension::finish(suspended.on.bind(py)));
         }
-        Ok(())
+        outcome
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
-        let Ok(numbered) = self.futures.try_lock() else { return Ok(()) };
-        numbered.futures.values().try_for_each(|future| visit.call(future))
+        let Ok(numbered) = self.numbered.try_lock() else { return Ok(()) };
+        numbered.suspended.values().try_for_each(|suspended| visit.call(&suspended.on))
     }
 
     fn __clear__(&self) {
-        let futures = std::mem::take(&mut self.futures().futures);
-        drop(futures);
+        let suspended = std::mem::take(&mut self.numbered().suspended);
+        drop(suspended);
     }
 }

@@ -22,7 +22,6 @@ use crate::operation::PyOperation;
 use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
-use crate::watch::LongWait;
 use crate::{call_sites, future, gate, interrupt, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
@@ -66,11 +65,14 @@ impl EngineHandle {
         Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
     }
 
-    /// Has the running loop look, when the lease timeout has passed, at why an `await` takes so long.
-    pub fn watch_wait(&self, running: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        let look = LongWait::new(self.clone(), self.shared.lease_timeout);
-        let delay = self.shared.lease_timeout.as_secs_f64();
-        Ok(running.call_method1("call_later", (delay, Bound::new(running.py(), look)?))?.unbind())
+    /// How long a wait is held up by leases alone.
+    pub fn lease_timeout(&self) -> Duration {
+        self.shared.lease_timeout
+    }
+
+    /// The same for handles of the same engine.
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
     }
 }
 

@@ -11,7 +11,7 @@
 //! | `unordered` | exchanges that nobody could order |
 //! | `site`, `call_sites` | where in a program a call comes from, and whether leases note it |
 //! | `body` | running Python functions as operations |
-//! | `awaiting`, `watch` | `await` on asyncio's event loops |
+//! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
@@ -44,6 +44,7 @@ mod process;
 mod report;
 mod running_loop;
 mod site;
+mod suspension;
 mod tensor;
 mod thread_state;
 mod unordered;

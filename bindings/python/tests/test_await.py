@@ -64,7 +64,7 @@ def test_a_pending_tensor_suspends_once_and_resumes_with_itself(eng, gate):
         steps = 0
         awaiter = z.__await__()
         future = next(awaiter)
-        assert isinstance(future, asyncio.Future) and not future.done()
+        assert asyncio.isfuture(future) and not future.done()
         gate.open()
         while not future.done():
             steps += 1

@@ -83,7 +83,7 @@ class TestOfThreadsAndProcesses:
             assert threading.active_count() == before
             # The only worker is free for others.
             eng.submit(lambda: None).wait()
-            assert eng.stats().in_flight == 100
+            until(lambda: eng.stats().in_flight == 100)
             for number, future in enumerate(futures):
                 future.set_result(np.full(1, number))
             assert [int(np.from_dlpack(t)[0]) for t in tensors] == list(range(100))

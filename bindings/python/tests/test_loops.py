@@ -1,6 +1,7 @@
 """Event loops of all fates: busy, many, cancelled, closed, gone. Nothing is lost and nothing stays behind."""
 
 import asyncio
+import contextvars
 import gc
 import logging
 import random
@@ -195,7 +196,7 @@ class TestNothingStaysBehind:
 
         def kept():
             gc.collect()
-            kinds = ("_Wakeups", "_Awaiter", "_LongWait")
+            kinds = ("_Wakeups", "_Awaiter", "_LongWaits")
             return sum(type(thing).__name__ in kinds for thing in gc.get_objects())
 
         z = eng.zeros(1, "int8")
@@ -306,3 +307,158 @@ def test_awaits_in_many_threads_and_operations_in_many_more_end(eng, np):
         each.join(60)
     expected = [(n, sum(n + r + i for r in range(40) for i in range(5))) for n in range(6)]
     assert sorted(totals) == expected
+
+
+class TestTasksAreResumedAsTheyLeft:
+    """The engine's wake-up runs the tasks' next steps itself; they must not notice."""
+
+    def test_in_their_own_context_and_as_the_current_task(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+        variable = contextvars.ContextVar("variable")
+
+        async def wait(number):
+            variable.set(number)
+            await z
+            return variable.get(), asyncio.current_task().get_name(), asyncio.get_running_loop()
+
+        async def main():
+            tasks = [asyncio.create_task(wait(number), name=f"task {number}") for number in range(10)]
+            await asyncio.sleep(0.01)
+            gate.open()
+            loop = asyncio.get_running_loop()
+            assert await asyncio.gather(*tasks) == [(n, f"task {n}", loop) for n in range(10)]
+            assert asyncio.current_task() is not None
+
+        run(main())
+
+    def test_with_tasks_written_in_python_and_in_debug_mode(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            loop.set_task_factory(lambda loop, coroutine, **options: asyncio.tasks._PyTask(coroutine, loop=loop, **options))
+
+            async def wait():
+                return await z
+
+            tasks = [asyncio.create_task(wait()) for _ in range(5)]
+            given_up = asyncio.create_task(wait())
+            await asyncio.sleep(0.01)
+            given_up.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+            gate.open()
+            assert await asyncio.gather(*tasks) == [z] * 5
+
+        asyncio.run(main(), debug=True)
+
+    def test_a_cancellation_keeps_its_message(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            seen = []
+
+            async def wait():
+                try:
+                    await z
+                except asyncio.CancelledError as error:
+                    seen.append(error.args)
+                    raise
+
+            task = asyncio.create_task(wait())
+            await asyncio.sleep(0.01)
+            task.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert seen == [("enough",)]
+            gate.open()
+            await z
+
+        run(main())
+
+    def test_one_that_ends_the_loop_keeps_nobody_else_from_being_resumed(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+        resumed = []
+        loop = asyncio.new_event_loop()
+
+        async def wait(number):
+            await z
+            resumed.append(number)
+            if number == 2:
+                raise SystemExit(5)
+
+        async def main():
+            tasks = [asyncio.create_task(wait(number)) for number in range(5)]
+            await asyncio.sleep(0.01)
+            gate.open()
+            await asyncio.sleep(20)
+            return tasks
+
+        with pytest.raises(SystemExit):
+            loop.run_until_complete(main())
+        assert sorted(resumed) == list(range(5))
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+    def test_a_bare_future_like_it_can_be_waited_for_by_others(self, eng, gate):
+        z = eng.zeros(1, "int8")
+        eng.submit(gate, writes=[z])
+
+        async def main():
+            called = []
+            suspension = next(z.__await__())
+            assert asyncio.isfuture(suspension) and suspension.get_loop() is asyncio.get_running_loop()
+            first, second = called.append, (lambda suspension: called.append(suspension))
+            suspension.add_done_callback(first)
+            suspension.add_done_callback(second)
+            assert suspension.remove_done_callback(second) == 1
+            gate.open()
+            # Its awaiter is gone, and with it whoever would have woken it.
+            assert not suspension.done() and suspension.cancel() and not suspension.cancel()
+            assert suspension.cancelled() and suspension.done() and called == []
+            await asyncio.sleep(0)
+            assert called == [suspension]
+            suspension.add_done_callback(second)
+            await asyncio.sleep(0)
+            assert called == [suspension] * 2
+            with pytest.raises(asyncio.CancelledError):
+                suspension.result()
+
+        run(main())
+
+    def test_a_long_wait_is_looked_at_once_each_and_by_one_timer(self, np, caplog):
+        """Two awaits that begin at different times are both told of, though one timer serves them."""
+        eng = est.Engine(workers=1, lease_timeout=0.1)
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            timers = []
+            original = loop.call_later
+            loop.call_later = lambda *arguments, **keywords: timers.append(1) or original(*arguments, **keywords)
+            t = eng.zeros(1, "int8")
+            array = np.from_dlpack(t)
+            eng.submit(lambda _: None, writes=[t], name="held up")
+            first = [asyncio.ensure_future(t) for _ in range(20)]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(timers) == 1
+            loop.call_later = original
+            async with asyncio.timeout(20):
+                while not caplog.records:
+                    await asyncio.sleep(0.005)
+                second = asyncio.ensure_future(t)
+                while len(caplog.records) < 2:
+                    await asyncio.sleep(0.005)
+            del array
+            await asyncio.gather(*first, second)
+
+        with caplog.at_level(logging.WARNING, logger="estafette"):
+            run(main())
+        assert len(caplog.records) == 2
+        eng.shutdown(5)
