@@ -2,18 +2,22 @@
 
 One engine and one warm-up run for each workload, then as many measured runs as asked for. Times are of a plain loop around the
 call, some 10 ns of which are the loop's own; the garbage collector is off meanwhile, as in `timeit`. With `--json` each
-workload gives a line in the format that `benches/README.md` describes. It needs the package `estafette` and NumPy.
+workload gives a line in the format that `benches/README.md` describes. It needs the package `estafette` and NumPy; some workloads
+need PyTorch, `apache-tvm-ffi` or a C compiler, and are left out where one is missing.
 """
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import itertools
 import json
 import os
 import queue
 import statistics
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -24,6 +28,8 @@ import estafette as est
 # Small, so that nothing is measured but the call.
 SHAPE = (16, 16)
 
+# Two calls that are compared take turns this often in one run.
+BLOCKS = 10
 # After this time without work the event loop's thread is asleep, as it is where awaiting is worth while.
 ASLEEP_AFTER_S = 0.0001
 
@@ -49,30 +55,82 @@ def submit(engine, n):
     return {"ns_per_op": (ended - began) / n, "push_ns": (submitted - began) / n}
 
 
+def in_turn(n, ours, reference):
+    """What two calls cost, in blocks that take turns: machines drift, and it is the ratio that says something."""
+
+    def loop(function, argument, n):
+        began = time.perf_counter_ns()
+        for _ in itertools.repeat(None, n):
+            function(argument)
+        return time.perf_counter_ns() - began
+
+    block = max(n // BLOCKS, 1)
+    ours_ns, reference_ns = [], []
+    for _ in range(BLOCKS):
+        ours_ns.append(loop(*ours, block) / block)
+        reference_ns.append(loop(*reference, block) / block)
+    ours_ns, reference_ns = statistics.median(ours_ns), statistics.median(reference_ns)
+    return {"ns_per_op": ours_ns, "reference_ns": reference_ns, "ratio": ours_ns / reference_ns}
+
+
 def import_numpy(engine, n):
-    """`eng.from_dlpack` of a NumPy array, and letting go of it."""
+    """`eng.from_dlpack` of a NumPy array, and letting go of it; the reference is NumPy's own import."""
     array = np.zeros(SHAPE, np.float32)
-    before = engine.stats().released
-    began = time.perf_counter_ns()
-    for _ in itertools.repeat(None, n):
-        engine.from_dlpack(array)
-    ended = time.perf_counter_ns()
-    # Deleters run on a thread of their own: not measured, but a run must not begin among those of the one before.
-    wait_until(lambda: engine.stats().released >= before + n)
-    return {"ns_per_op": (ended - began) / n}
+    figures = in_turn(n, (engine.from_dlpack, array), (np.from_dlpack, array))
+    # Some deleters may run on a thread of their own: a run must not begin among those of the one before.
+    wait_until(lambda: engine.stats().releasing == 0)
+    return figures
 
 
 def export_numpy(engine, n):
-    """`np.from_dlpack` of a finished tensor, and letting go of the array."""
+    """`np.from_dlpack` of a finished tensor, and letting go of the array; the reference is of a NumPy array."""
     tensor = engine.zeros(SHAPE, "float32")
     tensor.wait()
-    began = time.perf_counter_ns()
-    for _ in itertools.repeat(None, n):
-        np.from_dlpack(tensor)
-    ended = time.perf_counter_ns()
+    figures = in_turn(n, (np.from_dlpack, tensor), (np.from_dlpack, np.zeros(SHAPE, np.float32)))
     # A lease that was not returned would hold this up.
     engine.submit(lambda view: None, writes=[tensor]).wait(RELEASED_WITHIN_S)
-    return {"ns_per_op": (ended - began) / n}
+    return figures
+
+
+def import_torch(engine, n):
+    """`eng.from_dlpack` of a PyTorch tensor through PyTorch's C exchange table; the reference is PyTorch's own import."""
+    import torch
+
+    tensor = torch.zeros(SHAPE)
+    figures = in_turn(n, (engine.from_dlpack, tensor), (torch.from_dlpack, tensor))
+    wait_until(lambda: engine.stats().releasing == 0)
+    return figures
+
+
+def export_table(engine, n):
+    """`tvm_ffi.from_dlpack` of a finished tensor through our C exchange table; the reference is PyTorch's table."""
+    import torch
+    import tvm_ffi
+
+    tensor = engine.zeros(SHAPE, "float32")
+    tensor.wait()
+    return in_turn(n, (tvm_ffi.from_dlpack, tensor), (tvm_ffi.from_dlpack, torch.zeros(SHAPE)))
+
+
+def table_in_c(engine, n):
+    """The functions of our C exchange table from a loop in C: a tensor taken and given back, and one described."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = os.path.join(folder, "table.so")
+        source = os.path.join(os.path.dirname(os.path.abspath(__file__)), "table.c")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+        consumer = ctypes.PyDLL(library)
+    tensor = engine.zeros(SHAPE, "float32")
+    tensor.wait()
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    table = pointer_of(est.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    figures = {}
+    for quantity, function in (("ns_per_op", consumer.take), ("describe_ns", consumer.describe)):
+        function.restype, function.argtypes = ctypes.c_double, [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
+        figures[quantity] = function(table, tensor, n)
+        if figures[quantity] < 0:
+            raise RuntimeError(f"the table refused a finished tensor ({quantity})")
+    return figures
 
 
 def await_finished(engine, n):
@@ -161,6 +219,9 @@ WORKLOADS = {
     "python-submit": submit,
     "python-import": import_numpy,
     "python-export": export_numpy,
+    "python-import-torch": import_torch,
+    "python-export-table": export_table,
+    "python-table-c": table_in_c,
     "python-await": await_finished,
     "python-resume": resume,
     "python-round-trip": round_trip,
@@ -191,12 +252,17 @@ def measure(name, n, workers, rounds):
 def text(record):
     """A line for people."""
     spreads = [
-        f"{name} {value['median']:.0f} [{value['min']:.0f}-{value['max']:.0f}]"
+        f"{name} {figure(value['median'])} [{figure(value['min'])}-{figure(value['max'])}]"
         for name, value in record.items()
         if isinstance(value, dict)
     ]
     head = f"{record['workload']:<22} {record['workers']:>7} {record['n']:>9} {record['rounds']:>6}"
     return f"{head}  {', '.join(spreads)}"
+
+
+def figure(value):
+    """As many digits as say something."""
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def whole_number(least):
@@ -226,7 +292,13 @@ def main():
         print(f"{'workload':<22} {'workers':>7} {'n':>9} {'rounds':>6}  quantities: median [min-max]")
     gc.disable()
     for name in options.names or WORKLOADS:
-        record = measure(name, options.n, options.workers, options.rounds)
+        try:
+            record = measure(name, options.n, options.workers, options.rounds)
+        except (ImportError, FileNotFoundError) as missing:
+            if options.names:
+                parser.error(f"`{name}` cannot run: {missing}")
+            print(f"{name} is left out: {missing}", file=sys.stderr)
+            continue
         print(json.dumps(record, separators=(",", ":")) if options.json else text(record))
         sys.stdout.flush()
         gc.collect()

@@ -66,8 +66,8 @@
 //! export is a *lease*: engine writes wait until it is returned.
 //!
 //! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules
-//! that touch foreign memory (`exchange`, `views`, `guards`, `copy`), the coarse clock, and those that make an operation cost
-//! next to nothing (`body`, `core_ref`, `operation`).
+//! that touch foreign memory (`exchange`, `export`, `views`, `guards`, `copy`), the coarse clock, and those that make an operation
+//! or a lease cost next to nothing (`body`, `core_ref`, `operation`, `lease`).
 
 mod admission;
 mod bell;

@@ -85,13 +85,11 @@ impl Tensor {
         definition: Definition,
         lease: Option<Arc<LeaseInner>>,
     ) -> Self {
-        let cell = OnceLock::new();
-        let _ = cell.set(definition);
         Self {
             inner: Arc::new(TensorInner {
                 core,
                 vars,
-                definition: cell,
+                definition: OnceLock::from(definition),
                 declared: None,
                 producer: None,
                 lease,

@@ -163,12 +163,15 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "readme",
-        about: "the Python examples of the README",
+        about: "the Python examples of the README and of docs",
         fast: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(5),
-        commands: |context| vec![python(context, &["-c", &python_examples(include_str!("../../README.md"))])],
+        commands: |context| {
+            let pages = [include_str!("../../README.md"), include_str!("../../docs/exchange.md")];
+            pages.iter().map(|page| python(context, &["-c", &python_examples(page)])).collect()
+        },
     },
     Suite {
         name: "rust-examples",

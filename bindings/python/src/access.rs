@@ -243,6 +243,17 @@ impl PyView {
         unsafe { buffer::release(view) };
     }
 
+    /// For NumPy, where a buffer will not do, as `Tensor.__array__`.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        this: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = this.get().lease(this.py())?.tensor().dtype().ok();
+        buffer::to_numpy(this.as_any(), kind, dtype, copy)
+    }
+
     /// Length of each dimension.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {

@@ -10,6 +10,7 @@ use estafette::{DType, Layout};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
@@ -47,9 +48,33 @@ fn format(dtype: DType) -> Option<&'static CStr> {
     })
 }
 
-/// Whether a buffer can describe elements of this type.
-pub fn can_say(dtype: DType) -> bool {
-    format(dtype).is_some()
+/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` is the element type,
+/// if it is known yet.
+///
+/// # Errors
+/// `BufferError` for a type that NumPy lacks; `ValueError` when a copy is needed and refused; else as [`export::export`].
+pub fn to_numpy<'py>(
+    this: &Bound<'py, PyAny>,
+    kind: Option<DType>,
+    dtype: Option<Bound<'py, PyAny>>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    // It is NumPy that asks, so it is there.
+    let numpy = py.import("numpy")?;
+    let array = numpy.call_method1("from_dlpack", (this,)).map_err(|error| {
+        let Some(kind) = kind.filter(|kind| format(*kind).is_none()) else { return error };
+        // NumPy does not say which.
+        let named = raise(py, "ExchangeError", format!("NumPy takes no elements of type {kind}"));
+        named.set_cause(py, Some(error));
+        named
+    })?;
+    if dtype.is_none() && copy != Some(true) {
+        return Ok(array);
+    }
+    let options = PyDict::new(py);
+    options.set_item("copy", copy)?;
+    numpy.call_method("array", (array, dtype), Some(&options))
 }
 
 /// Fills `view` with the memory behind `from`.

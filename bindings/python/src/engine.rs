@@ -15,8 +15,8 @@ use crate::access::PyAccess;
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body, Use, would_block};
 use crate::copy::copied;
-use crate::error::{OrRaise, to_py};
-use crate::export::{EXPORTED, poll_once};
+use crate::error::{OrRaise, raise, to_py};
+use crate::export::{EXPORTED, poll_once, until_defined};
 use crate::import::{self, IMPORTED, Wanted, parse_device};
 use crate::operation::PyOperation;
 use crate::process::{self, Own};
@@ -333,11 +333,7 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let wanted = Wanted { device: device.map(parse_device).transpose()?, copy };
         if let Ok(tensor) = x.cast::<PyTensor>() {
-            if copy != Some(true) {
-                return Ok(tensor.clone());
-            }
-            let copied = copied(py, &self.handle, tensor.get().tensor(py)?)?;
-            return Bound::new(py, self.wrap(copied));
+            return self.own(tensor, &wanted);
         }
         let (managed, immutable) = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
@@ -351,8 +347,9 @@ impl PyEngine {
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }
-        let tensor =
-            if copy == Some(true) && !made_a_copy { copied(py, &self.handle, &tensor)? } else { tensor };
+        let moved = wanted.device.is_some_and(|wanted| tensor.device().is_ok_and(|device| device != wanted));
+        let copies = moved || copy == Some(true) && !made_a_copy;
+        let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -682,6 +679,25 @@ impl PyEngine {
 }
 
 impl PyEngine {
+    /// An import of a tensor of ours: itself, or a copy.
+    fn own<'py>(&self, tensor: &Bound<'py, PyTensor>, wanted: &Wanted) -> PyResult<Bound<'py, PyTensor>> {
+        let (py, inner) = (tensor.py(), tensor.get().tensor(tensor.py())?);
+        let mut copies = wanted.copy == Some(true);
+        if let Some(device) = wanted.device {
+            until_defined(py, inner)?;
+            let is = inner.device().or_raise(py)?;
+            if is != device && !wanted.can_be_moved_from(is) {
+                let message = format!("this tensor is on {is}, and is not moved to {device}");
+                return Err(raise(py, "ExchangeError", message));
+            }
+            copies |= is != device;
+        }
+        if !copies {
+            return Ok(tensor.clone());
+        }
+        Bound::new(py, self.wrap(copied(py, &self.handle, inner)?))
+    }
+
     /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
         let immutable = managed.version().is_none();

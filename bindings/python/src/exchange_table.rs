@@ -20,7 +20,6 @@ use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
 use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, Tensor};
-use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::{PySystemError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -30,7 +29,7 @@ use crate::access::PyView;
 use crate::body;
 use crate::engine::PyEngine;
 use crate::error::{OrRaise, raise, to_py};
-use crate::export::{self, EXPORTED, From, Request};
+use crate::export::{self, From, Request};
 use crate::tensor::{Exporter, PyTensor};
 
 static TENSORS: Published = Published(Table {
@@ -130,7 +129,7 @@ unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int 
         })?;
         let tensor = tensor.get().tensor(py)?;
         until_ready(py, tensor)?;
-        EXPORTED.fetch_add(1, Ordering::Relaxed);
+        export::count();
         // SAFETY: the place is the caller's. It may use what is lent until control returns, and keeps the object that long.
         unsafe { tensor.lend(out) }.or_raise(py)
     })

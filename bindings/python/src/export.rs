@@ -36,6 +36,17 @@ impl Request<'_, '_> {
         self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
     }
 
+    /// Whether it may come to a copy.
+    fn may_copy(&self) -> bool {
+        self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
+    }
+
+    /// Whether memory on `device`, which the host can read, is wanted in memory of the host.
+    fn moves_to_host(&self, device: DLDevice) -> bool {
+        let wanted = self.dl_device.map(|(kind, id)| DLDevice::new(DeviceType(kind), id));
+        wanted == Some(DLDevice::CPU) && device != DLDevice::CPU && host_can_read(device)
+    }
+
     fn abi(&self) -> Abi {
         let versioned = self.max_version.is_some_and(|(major, _)| major >= 1);
         if versioned { Abi::Versioned } else { Abi::Legacy }
@@ -111,15 +122,20 @@ pub fn export_from<'py>(
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
     match from {
-        From::Tensor(tensor, _) if request.copy == Some(true) && !body::has_operand(py, tensor)? => {
+        From::Tensor(tensor, _) if request.may_copy() && !body::has_operand(py, tensor)? => {
             until_defined(py, tensor)?;
+            let device = tensor.device().or_raise(py)?;
+            let moves = request.moves_to_host(device);
+            if !moves && request.copy != Some(true) {
+                return export(py, from, request);
+            }
             // Refused first, so that nothing is copied in vain.
-            request.options(py, Access::Alias, tensor.device().or_raise(py)?)?;
+            request.options(py, Access::Alias, if moves { DLDevice::CPU } else { device })?;
             match copied_now(py, engine, tensor)? {
                 Some(copy) => {
                     let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
                     let managed = copy.export_as_copy(&options).or_raise(py)?;
-                    EXPORTED.fetch_add(1, Ordering::Relaxed);
+                    count();
                     capsule::wrap(py, managed)
                 }
                 None => export(py, from, request),
@@ -188,9 +204,14 @@ pub fn export_managed<'py>(
     Ok(managed)
 }
 
+/// Counts an export. Only ever done with the Python lock, so nothing is locked for it.
+pub fn count() {
+    EXPORTED.store(EXPORTED.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
 /// Counts an export, and says what could not be ordered about it.
 fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
-    EXPORTED.fetch_add(1, Ordering::Relaxed);
+    count();
     let device = managed.device();
     debug_assert!(tensor.is_defined(), "only what is defined leaves");
     if device.device_type.name().is_none() {

@@ -32,6 +32,11 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// Whether a copy that is made here gives what is wanted, where the producer did not.
+    pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
+        self.device == Some(DLDevice::CPU) && self.copy != Some(false) && host_can_read(device)
+    }
+
     /// Whether the memory is taken as and where it is.
     fn is_plain(&self) -> bool {
         self.device.is_none() && self.copy.is_none()
@@ -204,6 +209,7 @@ fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<()> {
     if let Some(device) = wanted.device
         && managed.device() != device
+        && !wanted.can_be_moved_from(managed.device())
     {
         let is = managed.device();
         return Err(raise(

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
+//! | `dlpack_method` | `__dlpack__` for the usual call |
 //! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
 //! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
 //! | `peers` | what we know of other libraries, by name |
@@ -27,6 +28,7 @@ mod buffer;
 mod call_sites;
 mod capsule;
 mod copy;
+mod dlpack_method;
 mod engine;
 mod error;
 mod exchange_table;
@@ -82,6 +84,7 @@ mod _estafette {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::dlpack_method::install(module.py())?;
         super::exchange_table::install(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::access::PyAccess;
 use crate::awaiting::Awaiter;
@@ -209,27 +209,8 @@ impl PyTensor {
         dtype: Option<Bound<'py, PyAny>>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let py = this.py();
-        // It is NumPy that calls this, so it is there.
-        let numpy = py.import("numpy")?;
-        let array = numpy.call_method1("from_dlpack", (this,)).map_err(|error| {
-            let unnamed = this.get().tensor(py).ok().and_then(|tensor| tensor.dtype().ok());
-            match unnamed.filter(|dtype| !buffer::can_say(*dtype)) {
-                // NumPy does not say which.
-                Some(dtype) => {
-                    let own = raise(py, "ExchangeError", format!("NumPy takes no elements of type {dtype}"));
-                    own.set_cause(py, Some(error));
-                    own
-                }
-                None => error,
-            }
-        })?;
-        if dtype.is_none() && copy != Some(true) {
-            return Ok(array);
-        }
-        let options = PyDict::new(py);
-        options.set_item("copy", copy)?;
-        numpy.call_method("array", (array, dtype), Some(&options))
+        let kind = this.get().tensor(this.py())?.dtype().ok();
+        buffer::to_numpy(this.as_any(), kind, dtype, copy)
     }
 
     /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made by an
@@ -357,6 +338,17 @@ impl Exporter {
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: Python's view, which was filled above.
         unsafe { buffer::release(view) };
+    }
+
+    /// For NumPy, where a buffer will not do, as `Tensor.__array__`.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        this: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let kind = this.get().parts(this.py())?.0.dtype().ok();
+        buffer::to_numpy(this.as_any(), kind, dtype, copy)
     }
 
     /// The tensor that is exported.

@@ -38,6 +38,11 @@ impl Reason {
         }
     }
 
+    /// The logging level. Structs without flags are common, and mostly go to those who only read.
+    fn level(self) -> &'static str {
+        if self == Self::Unmarked { "info" } else { "warning" }
+    }
+
     fn bit(self) -> u8 {
         1 << self as u8
     }
@@ -78,14 +83,14 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     }
     notes.last.push_back(Note { import, reason, what, place });
     drop(notes);
-    if first && let Err(error) = log(py, &text) {
+    if first && let Err(error) = log(py, reason.level(), &text) {
         error.write_unraisable(py, None);
     }
 }
 
-fn log(py: Python<'_>, text: &str) -> PyResult<()> {
+fn log(py: Python<'_>, level: &str, text: &str) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("estafette",))?;
-    logger.call_method1("warning", ("%s; further ones of this kind are only counted", text)).map(drop)
+    logger.call_method1(level, ("%s; further ones of this kind are only counted", text)).map(drop)
 }
 
 /// The last exchanges of this process that could not be ordered, oldest first: `UnorderedExchange` objects, at most 64. How many

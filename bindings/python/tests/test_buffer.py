@@ -186,8 +186,12 @@ class TestNumpy:
         assert np.asarray(t).tolist() == [5, 5, 5]
 
     def test_a_type_that_numpy_lacks_is_named(self, eng, np):
-        with pytest.raises(BufferError, match="bfloat16"):
-            np.asarray(eng.zeros(3, "bfloat16"))
+        t = eng.zeros(3, "bfloat16")
+        for source in (t, t.alias()):
+            with pytest.raises(BufferError, match="bfloat16"):
+                np.asarray(source)
+        with t.read() as view, pytest.raises(BufferError, match="bfloat16"):
+            np.asarray(view)
 
     def test_a_failure_is_not_hidden_in_an_array_of_objects(self, eng, np):
         def fail(_t):

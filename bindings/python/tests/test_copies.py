@@ -122,3 +122,38 @@ class TestImport:
         with pytest.raises(BufferError, match="copying was refused"):
             eng.from_dlpack(Producer(made), copy=False)
         assert made.deleted == 1
+
+
+class TestMoves:
+    """From memory that only the host's own code can read, to the host's."""
+
+    def test_a_producer_moves_to_the_host_when_asked(self, eng, np):
+        t = eng.from_dlpack(Producer(Made(device=(3, 0)), device=(3, 0)))
+        struct = struct_of(t.__dlpack__(max_version=(1, 3), dl_device=(1, 0)))
+        assert struct.flags == 2 and struct.dl_tensor.device.device_type == 1
+        assert np.from_dlpack(t, device="cpu").ctypes.data != t.data_ptr
+        with pytest.raises(BufferError, match="cpu:0"):
+            t.__dlpack__(max_version=(1, 3), dl_device=(1, 0), copy=False)
+
+    def test_what_its_producer_does_not_move_is_moved_here(self, eng, np):
+        producer = Producer(Made(device=(3, 0)), device=(3, 0))
+        t = eng.from_dlpack(producer, device="cpu")
+        assert producer.asked[0]["dl_device"] == (1, 0)
+        t.wait()
+        assert t.device == (1, 0) and np.from_dlpack(t)[3, 3] == 15
+        made = Made(device=(3, 0))
+        with pytest.raises(BufferError, match="not on cpu:0 as asked"):
+            eng.from_dlpack(Producer(made, device=(3, 0)), device="cpu", copy=False)
+        until(lambda: made.deleted == 1)
+
+    def test_a_tensor_of_ours_is_moved_too_or_refused(self, eng):
+        pinned = eng.from_dlpack(Producer(Made(device=(3, 0)), device=(3, 0)))
+        moved = eng.from_dlpack(pinned, device="cpu")
+        moved.wait()
+        assert moved.device == (1, 0)
+        t = eng.zeros(3, "float32")
+        assert eng.from_dlpack(t, device="cpu") is t and eng.from_dlpack(t, copy=False) is t
+        with pytest.raises(BufferError, match="cuda:0"):
+            eng.from_dlpack(t, device=(2, 0))
+        with pytest.raises(BufferError):
+            eng.from_dlpack(pinned, device="cpu", copy=False)

@@ -1,7 +1,7 @@
 //! The DLPack structs, both ways: taking a managed tensor from outside, and making one for outside.
 //!
-//! This is the only file that names `dlpark`; everything else sees our own types and `*mut c_void`. Of
-//! `dlpark` only the struct definitions are used. The structs stay behind raw pointers all the time: they
+//! This folder is the only place that names `dlpark`; everything else sees our own types and `*mut c_void`, but for the C exchange
+//! [`table`], whose structs its users have to know. Of `dlpark` only the struct definitions are used. The structs stay behind raw pointers all the time: they
 //! belong to another library, which may hold pointers into them, so no Rust reference to one is ever made.
 //!
 //! **Deleters.** DLPack lets any thread call a deleter, and says exactly once; it says nothing about locks.
@@ -317,6 +317,10 @@ unsafe fn read_dims(dims: *const i64, ndim: usize) -> Option<Dims> {
     }
     if dims.is_null() {
         return None;
+    }
+    if dims.is_aligned() {
+        // SAFETY: as this function's own contract says.
+        return Some(Dims::from_slice(unsafe { std::slice::from_raw_parts(dims, ndim) }));
     }
     // SAFETY: as this function's own contract says; a misaligned array, legal in no header but seen, is no
     // harm this way.

@@ -192,10 +192,10 @@ mod tests {
         let layout = Layout::contiguous(DType::F32, DLDevice::CPU, &shape).unwrap();
         let mut prototype = export::describe_raw(&layout, std::ptr::null_mut());
         prototype.shape = shape.as_mut_ptr();
-        // SAFETY: prototype and shape outlive each call.
         let make = |change: fn(&mut DLTensor)| {
             let mut prototype = prototype;
             change(&mut prototype);
+            // SAFETY: prototype and shape outlive the call.
             unsafe { allocate(NonNull::from(&mut prototype)) }
         };
         let made = make(|_| {}).unwrap();
