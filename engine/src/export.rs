@@ -60,8 +60,8 @@ impl Tensor {
         export_held(lease.inner, &options)
     }
 
-    /// As [`export_with`](Self::export_with), for a tensor that nothing stands in the way of: `None` when the export would have
-    /// to wait, or to make a copy, or to look at failures and fences. The cheapest way out.
+    /// As [`export_with`](Self::export_with), for a tensor that nothing stands in the way of: `None` when the export would
+    /// have to wait, or to make a copy, or to look at failures and fences. The cheapest way out.
     ///
     /// # Errors
     /// As [`export`](Self::export).
@@ -76,7 +76,8 @@ impl Tensor {
                 let flags = ExportFlags { read_only: definition.read_only, is_copied: false };
                 Ok(Some(export_alias(self, definition, flags, &options)))
             }
-            // Readers that are there already do not show in a look at the variables, so a writer takes its place in the queue.
+            // Readers that are there already do not show in a look at the variables, so a writer takes its place in the
+            // queue.
             Access::Write => Ok(None),
             Access::Read if !self.inner.is_quiet() => Ok(None),
             Access::Read => {
@@ -87,8 +88,8 @@ impl Tensor {
         }
     }
 
-    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's alone. No
-    /// lease is taken.
+    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's
+    /// alone. No lease is taken.
     ///
     /// # Errors
     /// [`Error::NotDefined`] while there is nothing to hand out.
@@ -97,8 +98,9 @@ impl Tensor {
         Ok(export_alias(self, definition, ExportFlags { read_only: false, is_copied: true }, options))
     }
 
-    /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does. For
-    /// calls that are over when control comes back (`dltensor_from_py_object_no_sync` of the exchange table). Does not wait.
+    /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does.
+    /// For calls that are over when control comes back (`dltensor_from_py_object_no_sync` of the exchange table). Does not
+    /// wait.
     ///
     /// # Errors
     /// [`Error::NotDefined`] while there is nothing to describe.
@@ -212,7 +214,7 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
     let (layout, data) = (&raw const definition.layout, definition.data);
     let owner = move || drop(lease);
     // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that this describes at
-    // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to itself,
-    // and an alias is documented to be the caller's responsibility.
+    // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to
+    // itself, and an alias is documented to be the caller's responsibility.
     Ok(unsafe { export(&*layout, data, flags, options.abi, owner) })
 }

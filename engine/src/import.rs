@@ -76,8 +76,8 @@ fn host_can_use(core: &Core, device: DLDevice) -> bool {
     kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
 }
 
-/// Whether memory of `device` is only carried from one library to another: its kind is younger than this version. Its uses are
-/// ordered as the host sees them; what the device itself still does is known to nobody here.
+/// Whether memory of `device` is only carried from one library to another: its kind is younger than this version. Its uses
+/// are ordered as the host sees them; what the device itself still does is known to nobody here.
 fn is_carried(device: DLDevice) -> bool {
     device.device_type.name().is_none()
 }

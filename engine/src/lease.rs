@@ -134,7 +134,8 @@ pub(crate) struct LeaseInner {
     pub(crate) tensor: Tensor,
     pub(crate) access: Access,
     label: Arc<LeaseLabel>,
-    /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label has it.
+    /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label
+    /// has it.
     granted: Mutex<Option<OpGranted>>,
     /// See [`scope`](Self::scope). Few leases are imported from, so it is made at first use.
     scope: OnceLock<OpVar>,

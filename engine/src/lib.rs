@@ -65,9 +65,9 @@
 //! Other libraries' memory comes in by [`Engine::import`] and goes out by [`Tensor::export`], as DLPack structs. An
 //! export is a *lease*: engine writes wait until it is returned.
 //!
-//! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules
-//! that touch foreign memory (`exchange`, `export`, `views`, `guards`, `copy`), the coarse clock, and those that make an operation
-//! or a lease cost next to nothing (`body`, `core_ref`, `operation`, `lease`).
+//! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules that
+//! touch foreign memory (`exchange`, `export`, `views`, `guards`, `copy`), the coarse clock, and those that make an
+//! operation or a lease cost next to nothing (`body`, `core_ref`, `operation`, `lease`).
 
 mod admission;
 mod bell;

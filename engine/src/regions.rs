@@ -29,8 +29,8 @@ const OVERLAP_MAX: usize = 16;
 /// Leases of one memory that may be dead before they are swept.
 const LEASES_MIN: usize = 8;
 
-/// Dead ones are swept when as many have come as were alive after the last sweep, so that a new one costs the same however
-/// many are open.
+/// Dead ones go when a new one comes: those at the end at once, and all of them when there are twice as many as were alive
+/// after the last sweep. So a new one costs the same however many are open.
 #[derive(Default)]
 struct Leases {
     known: Vec<Weak<LeaseInner>>,
@@ -53,6 +53,9 @@ impl Region {
     /// Makes imports from inside this memory find `lease`.
     pub(crate) fn add_lease(&self, lease: &Arc<LeaseInner>) {
         let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while leases.known.last().is_some_and(|known| known.strong_count() == 0) {
+            leases.known.pop();
+        }
         if leases.known.len() >= leases.sweep_at {
             leases.known.retain(|known| known.strong_count() > 0);
             leases.sweep_at = (2 * leases.known.len()).max(LEASES_MIN);

@@ -97,7 +97,7 @@ fn a_bad_tensor_is_refused_by_its_field_and_deleted_once() {
         (&[2], |m| (m.tensor.code, m.tensor.bits) = (17, 8), "dtype.bits is 8, but float4_e2m1fn has 4"),
         (&[2], |m| m.tensor.code = 6, "dtype.bits is 32, but bool has 8"),
         (&[2], |m| m.major = 2, "version is 2.3, but only 1.x is known"),
-        (&[2], |m| m.tensor.device_type = 77, "device device_type(77):0 is not available"),
+        (&[2], |m| m.tensor.device_type = 10, "device rocm:0 is not available"),
     ];
     for (shape, edit, message) in cases {
         let deletions = Arc::default();
@@ -111,7 +111,7 @@ fn a_bad_tensor_is_refused_by_its_field_and_deleted_once() {
 #[test]
 fn odd_but_legal_tensors_are_accepted_and_deleted_once() {
     let engine = engine();
-    let cases: [(&[i64], Edit); 7] = [
+    let cases: [(&[i64], Edit); 8] = [
         (&[2, 3], |m| m.tensor.strides = ptr::null_mut()),
         (&[], |_| ()),
         (&[3, 0], |m| m.tensor.data = ptr::null_mut()),
@@ -124,6 +124,7 @@ fn odd_but_legal_tensors_are_accepted_and_deleted_once() {
             // SAFETY: the shape has one entry.
             unsafe { *m.tensor.shape = 3 };
         }),
+        (&[2], |m| m.tensor.device_type = 77),
     ];
     for (index, (shape, edit)) in cases.into_iter().enumerate() {
         let deletions = Arc::default();
@@ -133,6 +134,22 @@ fn odd_but_legal_tensors_are_accepted_and_deleted_once() {
         drop(x);
         deletions.wait_for(1);
     }
+}
+
+#[test]
+fn a_device_of_an_unknown_kind_is_carried_and_the_host_never_looks() {
+    let deletions = Arc::default();
+    let engine = engine();
+    let x = import(&engine, &[4], &deletions, |m| m.tensor.device_type = 77).unwrap();
+    let failed =
+        engine.op("view").reads([&x]).run(|[x], []| x.as_slice::<f32>().map(drop).map_err(Into::into));
+    assert!(failed.unwrap().wait().is_err());
+    let copying = ExportOptions { copy: true, ..ExportOptions::new(Access::Read) };
+    assert!(x.export_wait(&copying).unwrap_err().to_string().contains("device_type(77):0"));
+    let out = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    assert_eq!(out.device().to_string(), "device_type(77):0");
+    drop((x, out));
+    deletions.wait_for(1);
 }
 
 #[test]

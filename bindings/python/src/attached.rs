@@ -4,7 +4,8 @@ use std::cell::UnsafeCell;
 
 use pyo3::prelude::*;
 
-/// A value that is reached with the Python lock only. Cheaper than a lock of its own, which would have to be taken under that one.
+/// A value that is reached with the Python lock only. Cheaper than a lock of its own, which would have to be taken under
+/// that one.
 pub struct Attached<T> {
     value: UnsafeCell<T>,
 }

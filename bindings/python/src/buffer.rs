@@ -48,8 +48,8 @@ fn format(dtype: DType) -> Option<&'static CStr> {
     })
 }
 
-/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` is the element type,
-/// if it is known yet.
+/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` is the
+/// element type, if it is known yet.
 ///
 /// # Errors
 /// `BufferError` for a type that NumPy lacks; `ValueError` when a copy is needed and refused; else as [`export::export`].

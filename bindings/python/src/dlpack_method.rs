@@ -1,7 +1,8 @@
 //! `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version.
 //!
-//! The general method reads its arguments one by one and compares their names as text, which costs as much as the export. A call site
-//! passes the same tuple of names each time, so what it says is kept; whatever is not plain goes to the general method.
+//! The general method reads its arguments one by one and compares their names as text, which costs as much as the export. A
+//! call site passes the same tuple of names each time, so what it says is kept; whatever is not plain goes to the general
+//! method.
 
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -84,7 +85,8 @@ unsafe extern "C" fn dlpack(
     // SAFETY: Python calls this with its lock.
     let py = unsafe { Python::assume_attached() };
     let answer = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: Python lends an instance of the class, `positional` values and one for each of the names, which may be NULL.
+        // SAFETY: Python lends an instance of the class, `positional` values and one for each of the names, which may be
+        // NULL.
         unsafe {
             let this = Bound::from_borrowed_ptr(py, this);
             if positional == 0

@@ -10,7 +10,8 @@
 //!
 //! "No sync" in the names of the specification is about streams. Host memory has none, so what is not ready is waited for.
 //!
-//! Objects with an access of their own ([`Exporter`], [`PyView`]) have a table without descriptions: an access has to be held.
+//! Objects with an access of their own ([`Exporter`], [`PyView`]) have a table without descriptions: an access has to be
+//! held.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -219,8 +219,8 @@ fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
     }
 }
 
-/// The export of a tensor that nothing stands in the way of, to a consumer that wants it as it is; `None` where there is more to
-/// find out first.
+/// The export of a tensor that nothing stands in the way of, to a consumer that wants it as it is; `None` where there is
+/// more to find out first.
 ///
 /// # Errors
 /// As [`export`].

@@ -1,8 +1,9 @@
 //! Calls that CPython has a faster form of than the stable interface of 3.11 knows.
 //!
-//! The extension is built once for every Python from 3.11 on, and may link only to what that promises. `PyObject_VectorcallMethod`
-//! joined the promise in 3.12, `PyContextVar_Get` and `PyFrame_GetLasti` have not yet, but every CPython from 3.11 on exports all of
-//! them under the same signature. So they are looked up when first needed, and where one is missing the slower form does the same.
+//! The extension is built once for every Python from 3.11 on, and may link only to what that promises.
+//! `PyObject_VectorcallMethod` joined the promise in 3.12, `PyContextVar_Get` and `PyFrame_GetLasti` have not yet, but
+//! every CPython from 3.11 on exports all of them under the same signature. So they are looked up when first needed, and
+//! where one is missing the slower form does the same.
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
@@ -108,8 +109,8 @@ pub fn context_value<'py>(variable: &Bound<'py, PyAny>) -> PyResult<Option<Bound
     }
 }
 
-/// Where in its code a frame is: the same number for the same place. That is the position of its instruction, or else its line,
-/// which takes a search through a table.
+/// Where in its code a frame is: the same number for the same place. That is the position of its instruction, or else its
+/// line, which takes a search through a table.
 pub fn position(frame: &Bound<'_, PyAny>) -> i32 {
     let frame = frame.as_ptr().cast::<ffi::PyFrameObject>();
     // SAFETY: the caller has a frame.

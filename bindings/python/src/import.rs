@@ -3,7 +3,7 @@
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
-use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -78,15 +78,24 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<(ManagedTens
     Ok((managed, immutable))
 }
 
-/// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to wait for,
-/// and of other devices the table would have to say which stream the producer works on.
+/// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to
+/// wait for, and of other devices the table would have to say which stream the producer works on.
 fn through_table(object: &Bound<'_, PyAny>, table: PeerTable, peer: &Peer) -> PyResult<ManagedTensor> {
     let py = object.py();
     if let Err(refusal) = peers::refuse_unsaid(object, peer) {
         // Its `__dlpack__` says it in the library's own words, if it looks.
         return through_protocol(object, peer, &Wanted::default()).and(Err(refusal));
     }
-    let managed = table.take(object)?;
+    let managed = match table.take(object) {
+        Ok(managed) => managed,
+        // What a table refuses, `__dlpack__` may give, or refuses in better words.
+        Err(error)
+            if error.is_instance_of::<PyException>(py) && object.hasattr(intern!(py, "__dlpack__"))? =>
+        {
+            return through_protocol(object, peer, &Wanted::default());
+        }
+        Err(error) => return Err(error),
+    };
     let device = managed.device();
     if device == DLDevice::CPU || !reachable(device) {
         return Ok(managed);
@@ -119,8 +128,8 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
     capsule::consume(raw)
 }
 
-/// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know: their
-/// memory is carried from one library to another, and nobody here looks at it.
+/// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know:
+/// their memory is carried from one library to another, and nobody here looks at it.
 fn reachable(device: DLDevice) -> bool {
     host_can_read(device) || device.device_type.name().is_none()
 }

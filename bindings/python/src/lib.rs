@@ -54,7 +54,8 @@ mod watch;
 
 use pyo3::prelude::*;
 
-/// An exchange is a handful of small allocations, some of them aligned to cache lines, which the C library's allocator is slow at.
+/// An exchange is a handful of small allocations, some of them aligned to cache lines, which the C library's allocator is
+/// slow at.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

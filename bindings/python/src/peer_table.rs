@@ -25,8 +25,8 @@ unsafe impl Send for PeerTable {}
 /// The table of a type, if it has one of a version that we understand. Whatever is wrong with it, there is `__dlpack__`.
 pub fn of(class: &Bound<'_, PyType>) -> Option<PeerTable> {
     let capsule = class.getattr_opt(intern!(class.py(), "__dlpack_c_exchange_api__")).ok()??;
-    // SAFETY: asks whether it is a capsule of that name with a pointer in it before taking that out; by DLPack's specification
-    // the pointer is a table that stays as it is.
+    // SAFETY: asks whether it is a capsule of that name with a pointer in it before taking that out; by DLPack's
+    // specification the pointer is a table that stays as it is.
     let found = unsafe {
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), table::CAPSULE.as_ptr()) == 0 {
             return None;

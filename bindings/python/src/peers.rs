@@ -1,19 +1,21 @@
 //! What we know of other libraries: one table, a row for each, with the source of what it says.
 //!
-//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands for,
-//! who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling function comes
-//! from. A library without a row is treated as the specification says, and with the doubt on the safe side.
+//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands
+//! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
+//! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
 
 use pyo3::exceptions::PyBufferError;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 
 use crate::attached::Attached;
+use crate::fastcall;
 use crate::peer_table::{self, PeerTable};
 
-/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy import
-/// as read-only; so do we, unless the table knows better.
+/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy
+/// import as read-only; so do we, unless the table knows better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Legacy {
     /// Memory that may be written.
@@ -63,7 +65,6 @@ pub enum ReadOnly {
 }
 
 /// One library.
-#[derive(Debug)]
 pub struct Peer {
     /// First part of its modules' names.
     pub root: &'static str,
@@ -89,12 +90,36 @@ pub struct Peer {
 }
 
 /// A property of an array that DLPack has no word for.
-#[derive(Debug)]
-pub enum Unsaid {
-    /// An attribute.
-    Attribute(&'static str),
-    /// A method without arguments.
-    Method(&'static str),
+pub struct Unsaid {
+    name: &'static str,
+    /// A method without arguments, else an attribute.
+    is_method: bool,
+    /// The name as Python wants it, made at first use.
+    text: PyOnceLock<Py<PyString>>,
+}
+
+impl Unsaid {
+    const fn attribute(name: &'static str) -> Self {
+        Self { name, is_method: false, text: PyOnceLock::new() }
+    }
+
+    const fn method(name: &'static str) -> Self {
+        Self { name, is_method: true, text: PyOnceLock::new() }
+    }
+
+    fn is_true_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = object.py();
+        let text = self.text.get_or_init(py, || PyString::intern(py, self.name).unbind()).bind(py);
+        let value = if self.is_method {
+            fastcall::call_method(object, text, &PyTuple::empty(py), &[])?
+        } else {
+            match object.getattr_opt(text)? {
+                Some(value) => value,
+                None => return Ok(false),
+            }
+        };
+        value.is_truthy()
+    }
 }
 
 /// A library of which nothing is known, as the specification has it and in doubt cautious.
@@ -111,8 +136,11 @@ const UNKNOWN: Peer = Peer {
     source: "data-apis/array-api: array_object.py, __dlpack__",
 };
 
+static UNSAID_BY_TORCH: [Unsaid; 3] =
+    [Unsaid::attribute("requires_grad"), Unsaid::method("is_conj"), Unsaid::method("is_neg")];
+
 /// Every library that we know something of.
-pub const PEERS: &[Peer] = &[
+pub static PEERS: &[Peer] = &[
     Peer {
         root: "numpy",
         // It refuses to make a legacy struct of a read-only array.
@@ -144,7 +172,7 @@ pub const PEERS: &[Peer] = &[
         // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
         omitted: Omitted::NoSync,
         prompt_deleter: true,
-        unsaid: &[Unsaid::Attribute("requires_grad"), Unsaid::Method("is_conj"), Unsaid::Method("is_neg")],
+        unsaid: &UNSAID_BY_TORCH,
         source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
         ..UNKNOWN
     },
@@ -294,11 +322,8 @@ fn row_of(class: &Bound<'_, PyType>) -> Option<&'static Peer> {
 /// `BufferError` that names the property.
 pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
     for property in peer.unsaid {
-        let (name, value) = match property {
-            Unsaid::Attribute(name) => (name, object.getattr_opt(*name)?),
-            Unsaid::Method(name) => (name, Some(object.call_method0(*name)?)),
-        };
-        if value.map_or(Ok(false), |value| value.is_truthy())? {
+        if property.is_true_of(object)? {
+            let name = property.name;
             return Err(PyBufferError::new_err(format!(
                 "DLPack cannot say of an array of {} that `{name}` is true; resolve or detach it first",
                 peer.root

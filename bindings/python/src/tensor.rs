@@ -213,8 +213,8 @@ impl PyTensor {
         buffer::to_numpy(this.as_any(), kind, dtype, copy)
     }
 
-    /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made by an
-    /// operation. Raises `BufferError` for memory that the host cannot read.
+    /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made
+    /// by an operation. Raises `BufferError` for memory that the host cannot read.
     fn to_host<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
         let (py, engine) = (this.py(), &this.get().engine);
         let tensor = this.get().tensor(py)?;

@@ -93,8 +93,8 @@ fn log(py: Python<'_>, level: &str, text: &str) -> PyResult<()> {
     logger.call_method1(level, ("%s; further ones of this kind are only counted", text)).map(drop)
 }
 
-/// The last exchanges of this process that could not be ordered, oldest first: `UnorderedExchange` objects, at most 64. How many
-/// there were in all is in ``Engine.stats().unordered``.
+/// The last exchanges of this process that could not be ordered, oldest first: `UnorderedExchange` objects, at most 64. How
+/// many there were in all is in ``Engine.stats().unordered``.
 #[pyfunction]
 pub fn unordered_exchanges(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     let class = py.import("estafette._reports")?.getattr("UnorderedExchange")?;

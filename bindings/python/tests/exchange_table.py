@@ -99,8 +99,9 @@ class Managed:
         CFUNCTYPE(None, c_void_p)(self.struct.deleter)(self.address)
 
 
-def with_table(made, *, major=1, minor=3, stream=0, name=NAME):
-    """An instance of a fresh type whose table gives the made tensor, whose stream is `stream`, and which counts calls."""
+def with_table(made, *, major=1, minor=3, stream=0, name=NAME, refuses=False):
+    """An instance of a fresh type whose table gives the made tensor, or refuses, and whose stream is `stream`; and the calls
+    that it gets."""
     calls = []
 
     def take(_obj, out):
@@ -119,7 +120,8 @@ def with_table(made, *, major=1, minor=3, stream=0, name=NAME):
         minor,
         None,
         None,
-        ctypes.cast(functions[0], c_void_p),
+        # A function of C that refuses any object like ours, with a `TypeError`, as Python code in a callback could not.
+        ctypes.cast(ctypes.pythonapi.PyObject_DelItemString if refuses else functions[0], c_void_p),
         None,
         None,
         ctypes.cast(functions[1], c_void_p),

@@ -246,6 +246,22 @@ class TestTablesOfOthers:
         eng.from_dlpack(obj)
         assert calls == ["protocol"]
 
+    def test_what_a_table_refuses_the_protocol_may_give(self, eng):
+        obj, calls = with_table(Made(), refuses=True)
+        assert eng.from_dlpack(obj).shape == (4, 4)
+        assert calls == ["protocol"]
+
+    def test_without_a_protocol_the_refusal_stands(self, eng):
+        obj, calls = with_table(Made(), refuses=True)
+        del type(obj).__dlpack__
+        with pytest.raises(TypeError, match="item deletion"):
+            eng.from_dlpack(obj)
+        assert calls == []
+
+    def test_pytorch_says_itself_what_it_cannot_export(self, eng, torch):
+        with pytest.raises(BufferError, match="layout"):
+            eng.from_dlpack(torch.zeros((3, 3)).to_sparse())
+
     def test_a_bad_struct_is_refused_and_given_back(self, eng):
         made = Made(dtype=(17, 8, 1))
         obj, _ = with_table(made)

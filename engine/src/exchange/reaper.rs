@@ -98,8 +98,8 @@ impl Reaper {
 
     /// Takes over `storage`, to be dropped once when all of `frontier` has settled.
     ///
-    /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose fences are
-    /// known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
+    /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
+    /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
     /// prompt deleter in a scope of [`promptly`]. Must not be called under a lock that a fence's subscriber may take.
     pub fn release(&self, mut frontier: Frontier, storage: Storage) {
         if self.shared.is_forked() || storage.is_from_before_fork() {

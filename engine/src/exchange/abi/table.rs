@@ -1,8 +1,8 @@
 //! The C exchange table of DLPack 1.3: how a library hands tensors over without a Python call.
 //!
-//! A library's type carries a capsule named [`CAPSULE`] in its attribute [`ATTRIBUTE`]; inside is a [`Table`] that lives as long
-//! as the process. This module has the structs and what needs no Python; the functions that take Python objects are in the
-//! bindings.
+//! A library's type carries a capsule named [`CAPSULE`] in its attribute [`ATTRIBUTE`]; inside is a [`Table`] that lives as
+//! long as the process. This module has the structs and what needs no Python; the functions that take Python objects are in
+//! the bindings.
 
 use std::ffi::CStr;
 use std::ptr::NonNull;
@@ -78,8 +78,8 @@ pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
     unsafe { out.write(tensor) };
 }
 
-/// Fresh zeroed host memory as `prototype` describes it (element type, shape and device; nothing else of it is looked at), for
-/// its receiver alone. Needs no engine and no Python.
+/// Fresh zeroed host memory as `prototype` describes it (element type, shape and device; nothing else of it is looked at),
+/// for its receiver alone. Needs no engine and no Python.
 ///
 /// # Errors
 /// What is wrong with the prototype; [`Error::Invalid`] for a device that is not the host; [`Error::Device`] when memory is
