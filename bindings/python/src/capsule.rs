@@ -103,6 +103,14 @@ unsafe fn own(raw: *mut c_void, name: &CStr) -> Option<ManagedTensor> {
 /// The destructor of a capsule that may not have been consumed. It leaves a pending exception alone, as it calls nothing
 /// that could set one.
 unsafe extern "C" fn delete(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls this with a live capsule, whose name is a text or NULL.
+    unsafe {
+        let name = ffi::PyCapsule_GetName(capsule);
+        // The usual end: all names of consumed capsules begin with "used".
+        if !name.is_null() && *name.cast::<u8>() == b'u' {
+            return;
+        }
+    }
     for name in [VERSIONED, LEGACY] {
         // SAFETY: Python calls this with a live capsule; a name that does not fit means consumed, hence not ours.
         unsafe {

@@ -182,7 +182,8 @@ pub fn export_managed<'py>(
                 "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)",
             ));
         }
-        if access == Access::Read {
+        // In a body the mode is the declared one.
+        if scope.as_ref().map_or(access, |(_, declared)| *declared) == Access::Read {
             let library = caller.library.map_or("a library without a row", |library| library.root);
             unordered::note(py, false, Reason::Unmarked, library);
         }

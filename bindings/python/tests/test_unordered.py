@@ -58,6 +58,15 @@ def test_a_read_lease_in_a_struct_that_cannot_say_so(eng, noted):
     assert noted() == [("export", "read lease in a struct without flags", "a library without a row")]
 
 
+def test_a_struct_without_flags_says_enough_of_what_may_be_written(eng, noted):
+    t = eng.zeros(3, "float32")
+    t.for_write().__dlpack__()
+    eng.submit(lambda t: bool(t.__dlpack__()), writes=[t]).wait(10)
+    assert noted() == []
+    eng.submit(lambda t: bool(t.__dlpack__()), reads=[t]).wait(10)
+    assert [reason for _, reason, _ in noted()] == ["read lease in a struct without flags"]
+
+
 def test_jax_never_writes_so_its_legacy_structs_say_enough(eng, jnp, noted):
     jnp.from_dlpack(eng.zeros((64,), "float32"))
     assert noted() == []
