@@ -283,8 +283,9 @@ impl Watch<'_> {
         }
         let since = *self.held_since.get_or_insert_with(Instant::now);
         // Our own thread will not return its lease while it waits here; but what held it may just be on its way out elsewhere.
-        if held.iter().any(|lease| lease.own) {
-            linger(OWN_GRACE);
+        let patience = since + OWN_GRACE;
+        while held.iter().any(|lease| lease.own) && Instant::now() < patience {
+            linger(OWN_LOOK);
             snapshot = self.snapshot();
             match only_leases(&snapshot, self.waiting) {
                 Some(still) => held = still,
@@ -316,8 +317,12 @@ pub(crate) fn let_go(core: &Core) {
 }
 
 /// How long a wait goes on that a lease of its own thread holds up. A worker drops the operands of an operation after it has
-/// told that the operation has ended, and may be the last to hold what the lease was taken for.
-const OWN_GRACE: Duration = Duration::from_micros(200);
+/// told that the operation has ended, and may be the last to hold what the lease was taken for; JAX lets go of memory on
+/// threads of its own.
+const OWN_GRACE: Duration = Duration::from_millis(20);
+
+/// The time between two looks meanwhile.
+const OWN_LOOK: Duration = Duration::from_micros(200);
 
 /// How long a wait that leases hold up lets deleters finish that are already with the reaper.
 const RELEASE_GRACE: Duration = Duration::from_millis(500);
