@@ -23,6 +23,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::{barrier, thread};
 
@@ -98,11 +99,13 @@ impl Bias {
         loop {
             match self.owner.load(Ordering::Acquire) {
                 SHARED => return,
+                REVOKING if is_abandoned() => self.owner.store(SHARED, Ordering::Relaxed),
                 REVOKING => thread::yield_now(),
                 UNCLAIMED if self.becomes(UNCLAIMED, SHARED) => return,
                 owner if self.becomes(owner, REVOKING) => {
                     barrier::heavy();
-                    while self.inside.load(Ordering::Acquire) {
+                    // An owner that was not taken along into a forked child never comes out, and is not there.
+                    while self.inside.load(Ordering::Acquire) && !is_abandoned() {
                         thread::yield_now();
                     }
                     self.owner.store(SHARED, Ordering::Release);
