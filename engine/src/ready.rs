@@ -32,24 +32,28 @@ pub(crate) struct Probe {
     explained: bool,
 }
 
-/// Either the outcome, when it is known, or a probe for the version that is current now.
+/// Either the outcome, when it is known, or a probe for the version that is current now. Small, since a future of it is moved
+/// about.
 pub(crate) enum Looked {
-    Known(Result<(), Error>),
+    Ready,
+    Failed(Box<Error>),
     Probing(Probe),
 }
 
 #[inline]
 pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
-    match tensor.look() {
-        Some(outcome) => Looked::Known(outcome),
-        None => probe(tensor),
-    }
+    if tensor.is_quiet() { Looked::Ready } else { look_closely_or_probe(tensor) }
 }
 
 #[cold]
-fn probe(tensor: &TensorInner) -> Looked {
+fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
+    match tensor.look() {
+        Some(Ok(())) => return Looked::Ready,
+        Some(Err(error)) => return Looked::Failed(Box::new(error)),
+        None => {}
+    }
     if let Err(error) = tensor.core.check_fork() {
-        return Looked::Known(Err(error));
+        return Looked::Failed(Box::new(error));
     }
     let signal = Arc::new(Signal::new());
     let mut state = OpState::new(tensor.core.clone(), Name::Static("ready"), Kind::Probe);
@@ -59,7 +63,7 @@ fn probe(tensor: &TensorInner) -> Looked {
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     } else if let Err(error) = wait::check_self_wait(&handle, &tensor.vars) {
-        return Looked::Known(Err(error));
+        return Looked::Failed(Box::new(error));
     } else {
         doom::tell_probes();
     }
@@ -124,26 +128,30 @@ impl Future for Ready {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.looked {
-            Looked::Known(Ok(())) => Poll::Ready(Ok(())),
-            Looked::Known(outcome) => Poll::Ready(outcome.clone()),
-            Looked::Probing(probe) => {
-                if let Poll::Ready(outcome) = probe.signal.poll(cx) {
-                    return Poll::Ready(outcome);
-                }
-                probe.handle.payload().core.help_alone(cx);
-                let polled = probe.signal.poll(cx);
-                if polled.is_pending() && !std::mem::replace(&mut probe.explained, true) {
-                    wait::log_if_own_lease(probe.handle.id());
-                }
-                polled
-            }
+            Looked::Ready => Poll::Ready(Ok(())),
+            Looked::Failed(error) => Poll::Ready(Err((**error).clone())),
+            Looked::Probing(probe) => probe.poll(cx),
         }
+    }
+}
+
+impl Probe {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        if let Poll::Ready(outcome) = self.signal.poll(cx) {
+            return Poll::Ready(outcome);
+        }
+        self.handle.payload().core.help_alone(cx);
+        let polled = self.signal.poll(cx);
+        if polled.is_pending() && !std::mem::replace(&mut self.explained, true) {
+            wait::log_if_own_lease(self.handle.id());
+        }
+        polled
     }
 }
 
 impl std::fmt::Debug for Ready {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let known = matches!(self.looked, Looked::Known(_));
+        let known = !matches!(self.looked, Looked::Probing(_));
         f.debug_struct("Ready").field("known", &known).finish()
     }
 }

@@ -66,7 +66,8 @@ pub(crate) fn see(state: &OpState) -> Seen {
 
 pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
     match look_or_probe(&tensor.inner) {
-        Looked::Known(outcome) => outcome,
+        Looked::Ready => Ok(()),
+        Looked::Failed(error) => Err(*error),
         Looked::Probing(probe) => {
             let core = &tensor.inner.core;
             block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout)?
