@@ -8,10 +8,12 @@ use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 
-use crate::access::{Access, AccessPtr, Spilled, Target};
+use crate::access::{Access, Spilled, Target};
+use crate::accesses::Accesses;
 use crate::bias::Section;
 use crate::graph::Inner;
 use crate::id::OpId;
+use crate::owner::Owner;
 use crate::targets::{self, Targets};
 use crate::var::VarNode;
 
@@ -64,36 +66,6 @@ struct Spill<V, T> {
     accesses: Vec<Spilled<V, T>>,
 }
 
-/// What keeps the slab of a block alive: counted as an `Arc`, unless the graph is immortal.
-pub(crate) struct Owner<V, T>(NonNull<Inner<V, T>>);
-
-impl<V, T> Owner<V, T> {
-    fn new(inner: &Arc<Inner<V, T>>) -> Self {
-        if inner.immortal {
-            Self(NonNull::from(&**inner))
-        } else {
-            let counted = Arc::into_raw(Arc::clone(inner)).cast_mut();
-            // SAFETY: an `Arc` is not null.
-            Self(unsafe { NonNull::new_unchecked(counted) })
-        }
-    }
-
-    #[inline(always)]
-    fn inner(&self) -> &Inner<V, T> {
-        // SAFETY: an immortal graph's memory is never freed; any other is kept by our count.
-        unsafe { self.0.as_ref() }
-    }
-}
-
-impl<V, T> Drop for Owner<V, T> {
-    fn drop(&mut self) {
-        if !self.inner().immortal {
-            // SAFETY: made from a counted one in `new`.
-            drop(unsafe { Arc::from_raw(self.0.as_ptr()) });
-        }
-    }
-}
-
 /// An owned block whose last reference is gone. Goes back to its slab when dropped.
 struct Vacated<V, T>(BlockPtr<V, T>);
 
@@ -112,9 +84,7 @@ impl<V, T> Vacated<V, T> {
             let block = self.0.as_ref();
             block.trim();
             // What need not be counted stays with the block, for its next operation.
-            let immortal = block
-                .owner
-                .with(|owner| (*owner).as_ref().filter(|owner| owner.inner().immortal).map(|owner| owner.0));
+            let immortal = block.owner.with(|owner| (*owner).as_ref().and_then(Owner::immortal));
             match immortal {
                 Some(inner) => inner.as_ref().slab.give(self.0),
                 None => self.give_counted(),
@@ -565,43 +535,6 @@ impl<V, T> Fixed<V, T> {
         }
     }
 }
-
-/// The accesses of one operation, one after the other.
-pub(crate) struct Accesses<V, T> {
-    next: AccessPtr<V, T>,
-    left: usize,
-    /// From one to the next, in bytes.
-    stride: usize,
-}
-
-impl<V, T> Iterator for Accesses<V, T> {
-    type Item = AccessPtr<V, T>;
-
-    #[inline(always)]
-    fn next(&mut self) -> Option<AccessPtr<V, T>> {
-        self.left = self.left.checked_sub(1)?;
-        let access = self.next;
-        // SAFETY: at most one past the last of `left`.
-        self.next = unsafe { access.byte_add(self.stride) };
-        Some(access)
-    }
-
-    #[inline(always)]
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
-    }
-}
-
-impl<V, T> ExactSizeIterator for Accesses<V, T> {}
-
-impl<V, T> Clone for Accesses<V, T> {
-    #[inline(always)]
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<V, T> Copy for Accesses<V, T> {}
 
 impl<V, T> fmt::Debug for Block<V, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

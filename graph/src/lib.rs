@@ -30,16 +30,19 @@
 #![doc(test(attr(deny(warnings))))]
 
 mod access;
+mod accesses;
 mod bias;
 mod block;
 mod collapse;
 mod dead;
 mod draft;
+mod ended;
 mod granted;
 mod graph;
 mod id;
 mod magazine;
 mod op_ref;
+mod owner;
 mod prefetch;
 mod queue;
 pub mod recording;
@@ -56,7 +59,8 @@ mod word;
 
 pub use access::Mode;
 pub use draft::Draft;
-pub use granted::{Ended, Finish, Granted, GrantedAccess};
+pub use ended::Ended;
+pub use granted::{Finish, Granted, GrantedAccess};
 pub use graph::Graph;
 pub use id::{OpId, VarId};
 pub use op_ref::OpRef;

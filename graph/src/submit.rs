@@ -1,8 +1,9 @@
 //! Submission: an operation joins the queues of all its variables in one atomic step.
 
 use crate::access::{AccessPtr, Mode, Target};
+use crate::accesses::Accesses;
 use crate::bias::Section;
-use crate::block::{Accesses, Block, BlockPtr};
+use crate::block::{Block, BlockPtr};
 use crate::granted::Granted;
 use crate::graph::Graph;
 use crate::op_ref::OpRef;

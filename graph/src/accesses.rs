@@ -1,0 +1,40 @@
+//! All accesses of one operation, wherever they are.
+
+use crate::access::AccessPtr;
+
+/// The accesses of one operation, one after the other.
+pub(crate) struct Accesses<V, T> {
+    pub(crate) next: AccessPtr<V, T>,
+    pub(crate) left: usize,
+    /// From one to the next, in bytes.
+    pub(crate) stride: usize,
+}
+
+impl<V, T> Iterator for Accesses<V, T> {
+    type Item = AccessPtr<V, T>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<AccessPtr<V, T>> {
+        self.left = self.left.checked_sub(1)?;
+        let access = self.next;
+        // SAFETY: at most one past the last of `left`.
+        self.next = unsafe { access.byte_add(self.stride) };
+        Some(access)
+    }
+
+    #[inline(always)]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<V, T> ExactSizeIterator for Accesses<V, T> {}
+
+impl<V, T> Clone for Accesses<V, T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V, T> Copy for Accesses<V, T> {}
