@@ -29,7 +29,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::engine::EngineHandle;
+use crate::handle::EngineHandle;
 use crate::suspension::Suspension;
 use crate::watch::{self, LongWaits};
 use crate::{gate, running_loop};

@@ -4,9 +4,9 @@ use estafette::{Access, Completion, Error, ExportOptions, Tensor};
 use pyo3::prelude::*;
 
 use crate::body::{self, would_block};
-use crate::engine::EngineHandle;
 use crate::error::{OrRaise, to_py};
 use crate::export::poll_once;
+use crate::handle::EngineHandle;
 use crate::{gate, running_loop};
 
 /// The promise of a copy in host memory.

@@ -4,25 +4,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{Access, Completion, Engine, Error, OpBuilder, Tensor, Variable};
+use estafette::{Access, Completion, Engine, Tensor};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyTuple, PyType};
+use pyo3::types::PyTuple;
 
 use crate::access::PyAccess;
 use crate::arrow;
 use crate::awaiting::Awaiter;
-use crate::body::{self, Body, Use, would_block};
+use crate::body::{self, Body, would_block};
 use crate::copy::copied;
-use crate::error::{OrRaise, raise, to_py};
+use crate::error::{OrRaise, raise};
 use crate::export::{EXPORTED, poll_once, until_defined};
+use crate::handle::{EngineHandle, Shared};
 use crate::import::{self, IMPORTED, Wanted, parse_device};
 use crate::operation::PyOperation;
+use crate::order::{self, Operands, Order, ResultOptions, parse_like, tensors_of};
 use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
+use crate::variable::PyVariable;
 use crate::{call_sites, future, gate, interrupt, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
@@ -37,45 +40,6 @@ const BACKLOG_WAIT: Duration = Duration::from_millis(20);
 
 /// As the engine's own default; known here because the long waits of event loops are watched here.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-
-/// What the objects of one engine share.
-#[derive(Clone)]
-pub struct EngineHandle {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    engine: Own<Engine>,
-    lease_timeout: Duration,
-}
-
-impl EngineHandle {
-    pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
-        self.shared.engine.get(py)
-    }
-
-    /// How long a wait is held up by leases alone.
-    pub fn lease_timeout(&self) -> Duration {
-        self.shared.lease_timeout
-    }
-
-    /// The same for handles of the same engine.
-    pub fn identity(&self) -> usize {
-        Arc::as_ptr(&self.shared).addr()
-    }
-
-    /// A full window makes a submission wait, which an event loop cannot.
-    ///
-    /// # Errors
-    /// `WindowFullError` on an event loop's thread.
-    pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
-        if running_loop::get(py)?.is_none() {
-            return Ok(());
-        }
-        let stats = self.engine(py)?.stats();
-        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
-    }
-}
 
 /// Schedules operations in the order that their data demands.
 ///
@@ -97,92 +61,6 @@ impl EngineHandle {
 pub struct PyEngine {
     handle: EngineHandle,
     workers: usize,
-}
-
-/// Something whose order is kept and that has no memory: a file, a counter, a device setting. Use it in the `reads` and
-/// `writes` of `submit`; the function does not get it as an argument.
-#[pyclass(frozen, module = "estafette", name = "Variable", weakref)]
-pub struct PyVariable {
-    variable: Own<Variable>,
-}
-
-#[pymethods]
-impl PyVariable {
-    /// Identity, as in diagnoses.
-    #[getter]
-    fn id(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.variable.get(py)?.id())
-    }
-
-    /// Number of writes that have finished.
-    #[getter]
-    fn version(&self, py: Python<'_>) -> PyResult<u64> {
-        Ok(self.variable.get(py)?.version())
-    }
-}
-
-/// The operands of an operation, sorted.
-#[derive(Default, Clone)]
-struct Operands {
-    reads: Vec<Tensor>,
-    writes: Vec<Tensor>,
-    read_vars: Vec<Variable>,
-    write_vars: Vec<Variable>,
-}
-
-impl Operands {
-    fn is_empty(&self) -> bool {
-        self.reads.is_empty()
-            && self.writes.is_empty()
-            && self.read_vars.is_empty()
-            && self.write_vars.is_empty()
-    }
-}
-
-/// What a submission asks for.
-#[derive(Clone)]
-struct Order {
-    operands: Operands,
-    name: String,
-    priority: i32,
-    alias_of: Vec<Tensor>,
-    like: Option<(estafette::DType, Vec<i64>)>,
-    copy: Option<bool>,
-    /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
-    own: OnceLock<Variable>,
-}
-
-impl Order {
-    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
-        let Operands { reads, read_vars, write_vars, .. } = &self.operands;
-        let read_vars: Vec<&Variable> = read_vars.iter().collect();
-        let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
-        write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
-        engine
-            .op(self.name.clone())
-            .reads_slice(reads)
-            .reads_vars(&read_vars)
-            .writes_vars(&write_vars)
-            .priority(self.priority)
-            .unhelped()
-    }
-
-    fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
-        self.describe(engine).writes_slice(&self.operands.writes)
-    }
-
-    fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
-        let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
-        let mut builder = self.describe(engine).alias_of(&alias_of);
-        if let Some((dtype, shape)) = &self.like {
-            builder = builder.like(*dtype, shape);
-        }
-        match self.copy {
-            None => builder,
-            Some(true) => builder.always_copy(),
-            Some(false) => builder.no_copy(),
-        }
-    }
 }
 
 impl PyEngine {
@@ -490,7 +368,7 @@ impl PyEngine {
         priority: i32,
     ) -> PyResult<PyOperation> {
         let py = r#fn.py();
-        let (order, body) = order(r#fn, reads, writes, using, name, on, priority)?;
+        let (order, body) = order::of_submit(r#fn, reads, writes, using, name, on, priority)?;
         let op = self.submit_now(py, &order, body)?;
         Ok(PyOperation::new(op, self.handle.clone()))
     }
@@ -509,7 +387,7 @@ impl PyEngine {
         priority: i32,
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
-        let (order, body) = order(r#fn, reads, writes, using, name, on, priority)?;
+        let (order, body) = order::of_submit(r#fn, reads, writes, using, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(Some(handle.clone()), async move {
             let outcome = order.operation(&engine).run_external_async(move |end| body.start(end)).await;
@@ -549,7 +427,7 @@ impl PyEngine {
     ) -> PyResult<PyTensor> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy };
-        let (order, body) = call_order(r#fn, tensors, using, &result, name, on, priority)?;
+        let (order, body) = order::of_call(r#fn, tensors, using, &result, name, on, priority)?;
         Ok(self.wrap(self.call_now(py, &order, body)?))
     }
 
@@ -571,7 +449,7 @@ impl PyEngine {
     ) -> PyResult<Awaiter> {
         let py = r#fn.py();
         let result = ResultOptions { alias_of, like, copy };
-        let (order, body) = call_order(r#fn, tensors, using, &result, name, on, priority)?;
+        let (order, body) = order::of_call(r#fn, tensors, using, &result, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(Some(handle.clone()), async move {
             let outcome = order.promise(&engine).produce_external_async(move |end| body.start(end)).await;
@@ -732,128 +610,10 @@ fn collect_garbage() {
     }
 }
 
-fn order(
-    function: &Bound<'_, PyAny>,
-    reads: Option<&Bound<'_, PyAny>>,
-    writes: Option<&Bound<'_, PyAny>>,
-    using: Option<&Bound<'_, PyAny>>,
-    name: Option<String>,
-    on: Option<&Bound<'_, PyAny>>,
-    priority: i32,
-) -> PyResult<(Order, Body)> {
-    let py = function.py();
-    check_place(on)?;
-    let mut operands = Operands::default();
-    let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
-    for (list, write) in [(reads, false), (writes, true)] {
-        let Some(list) = list else { continue };
-        if list.is_instance_of::<PyTensor>() || list.is_instance_of::<PyVariable>() {
-            return Err(PyTypeError::new_err("`reads` and `writes` are lists: write `reads=[x]`"));
-        }
-        for item in list.try_iter()? {
-            let item = item?;
-            if let Ok(tensor) = item.cast::<PyTensor>() {
-                let tensors = if write { &mut operands.writes } else { &mut operands.reads };
-                tensors.push(tensor.get().tensor(py)?.clone());
-                objects.push(item);
-            } else if let Ok(variable) = item.cast::<PyVariable>() {
-                let variables = if write { &mut operands.write_vars } else { &mut operands.read_vars };
-                variables.push(variable.get().variable.get(py)?.clone());
-            } else {
-                return Err(not_a_tensor(&item));
-            }
-        }
-    }
-    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?;
-    let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((
-        Order {
-            operands,
-            name,
-            priority,
-            alias_of: Vec::new(),
-            like: None,
-            copy: None,
-            own: OnceLock::new(),
-        },
-        body,
-    ))
-}
-
-/// The options of a call that concern its result.
-struct ResultOptions<'a, 'py> {
-    alias_of: Option<&'a Bound<'py, PyAny>>,
-    like: Option<&'a Bound<'py, PyAny>>,
-    copy: Option<bool>,
-}
-
-fn call_order(
-    function: &Bound<'_, PyAny>,
-    tensors: &Bound<'_, PyTuple>,
-    using: Option<&Bound<'_, PyAny>>,
-    result: &ResultOptions<'_, '_>,
-    name: Option<String>,
-    on: Option<&Bound<'_, PyAny>>,
-    priority: i32,
-) -> PyResult<(Order, Body)> {
-    let py = function.py();
-    check_place(on)?;
-    let mut operands = Operands::default();
-    for item in tensors {
-        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-        operands.reads.push(tensor.get().tensor(py)?.clone());
-    }
-    let alias_of = tensors_of(result.alias_of)?;
-    let like = result.like.map(parse_like).transpose()?;
-    let body = Body::new(function, using, tensors, Use::Produced)?;
-    let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
-}
-
-/// The tensors of a list that may be missing.
-fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
-    let Some(list) = list else { return Ok(Vec::new()) };
-    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
-        let item = item?;
-        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
-        Ok(tensor.get().tensor(item.py())?.clone())
-    };
-    list.try_iter()?.map(tensor_of).collect()
-}
-
 /// Counts an import, and stands aside when too many releases are due.
 fn imported(py: Python<'_>) {
     let imported = IMPORTED.fetch_add(1, Ordering::Relaxed);
     if imported % BACKLOG_LOOK == BACKLOG_LOOK - 1 && reaper().stats().pending > BACKLOG_MAX {
         py.detach(|| reaper().flush(BACKLOG_WAIT));
     }
-}
-
-/// `(shape, dtype)`, or something that has both.
-fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i64>)> {
-    let (shape, dtype) = match like.cast::<PyTuple>() {
-        Ok(pair) if pair.len() == 2 => (pair.get_item(0)?, pair.get_item(1)?),
-        _ => (like.getattr("shape")?, like.getattr("dtype")?),
-    };
-    Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
-}
-
-/// Where the operation runs: only the host, in this version.
-fn check_place(on: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let Some(on) = on else { return Ok(()) };
-    parse_device(on).map(drop)
-}
-
-fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
-    for attribute in ["__qualname__", "__name__"] {
-        if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
-            return Ok(name);
-        }
-    }
-    if let Ok(inner) = function.getattr("func") {
-        // `functools.partial`
-        return name_of(&inner);
-    }
-    let kind: Bound<'_, PyType> = function.get_type();
-    Ok(kind.name()?.to_string())
 }

@@ -14,8 +14,8 @@ use pyo3::types::PyCapsule;
 
 use crate::body::{self, would_block};
 use crate::copy::copied_now;
-use crate::engine::EngineHandle;
 use crate::error::{OrRaise, raise, to_py};
+use crate::handle::EngineHandle;
 use crate::unordered::{self, Reason};
 use crate::{capsule, gate, running_loop, site};
 

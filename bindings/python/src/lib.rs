@@ -3,7 +3,8 @@
 //!
 //! | file | its one idea |
 //! |---|---|
-//! | `engine`, `tensor`, `operation`, `access` | the classes that users see |
+//! | `engine`, `tensor`, `operation`, `access`, `variable` | the classes that users see |
+//! | `handle`, `order` | what the objects of one engine share; what a submission asks for |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
 //! | `arrow` | Arrow's PyCapsule interface, both ways |
 //! | `dlpack_method` | `__dlpack__` for the usual call |
@@ -40,9 +41,11 @@ mod export;
 mod fastcall;
 mod future;
 mod gate;
+mod handle;
 mod import;
 mod interrupt;
 mod operation;
+mod order;
 mod peer_table;
 mod peers;
 mod process;
@@ -53,6 +56,7 @@ mod suspension;
 mod tensor;
 mod thread_state;
 mod unordered;
+mod variable;
 mod watch;
 
 use pyo3::prelude::*;
@@ -70,7 +74,7 @@ mod _estafette {
     #[pymodule_export]
     use super::call_sites::record_call_sites;
     #[pymodule_export]
-    use super::engine::{PyEngine, PyVariable};
+    use super::engine::PyEngine;
     #[pymodule_export]
     use super::exit::at_exit;
     #[pymodule_export]
@@ -83,6 +87,8 @@ mod _estafette {
     use super::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
     #[pymodule_export]
     use super::unordered::unordered_exchanges;
+    #[pymodule_export]
+    use super::variable::PyVariable;
 
     use super::*;
 

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use crate::awaiting::Awaiter;
 use crate::body::would_block;
-use crate::engine::EngineHandle;
 use crate::error::OrRaise;
+use crate::handle::EngineHandle;
 use crate::process::Own;
 use crate::tensor::seconds;
 use crate::{gate, running_loop};

@@ -18,9 +18,9 @@ use crate::arrow;
 use crate::awaiting::Awaiter;
 use crate::body::{self, would_block};
 use crate::copy::copied;
-use crate::engine::EngineHandle;
 use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
+use crate::handle::EngineHandle;
 use crate::process::Own;
 use crate::{buffer, gate, running_loop};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use crate::awaiting::Wakeups;
-use crate::engine::EngineHandle;
+use crate::handle::EngineHandle;
 use crate::report;
 
 /// Called by the event loop when an await has taken as long as a blocking wait would be held up by leases.

@@ -1,0 +1,51 @@
+//! What the objects of one engine share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette::{Engine, Error};
+use pyo3::prelude::*;
+
+use crate::error::to_py;
+use crate::process::Own;
+use crate::running_loop;
+
+/// What the objects of one engine share.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Shared by the handles.
+pub(crate) struct Shared {
+    pub(crate) engine: Own<Engine>,
+    pub(crate) lease_timeout: Duration,
+}
+
+impl EngineHandle {
+    pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        self.shared.engine.get(py)
+    }
+
+    /// How long a wait is held up by leases alone.
+    pub fn lease_timeout(&self) -> Duration {
+        self.shared.lease_timeout
+    }
+
+    /// The same for handles of the same engine.
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
+    /// A full window makes a submission wait, which an event loop cannot.
+    ///
+    /// # Errors
+    /// `WindowFullError` on an event loop's thread.
+    pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
+        if running_loop::get(py)?.is_none() {
+            return Ok(());
+        }
+        let stats = self.engine(py)?.stats();
+        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
+    }
+}

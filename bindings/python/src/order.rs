@@ -1,0 +1,196 @@
+//! What a submission asks for, read from the arguments of `submit` and `call`.
+
+use estafette::{Engine, OpBuilder, Tensor, Variable};
+use estafette_sync::sync::OnceLock;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use crate::body::{Body, Use};
+use crate::import::parse_device;
+use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
+use crate::variable::PyVariable;
+
+/// The operands of an operation, sorted.
+#[derive(Default, Clone)]
+pub struct Operands {
+    pub reads: Vec<Tensor>,
+    pub writes: Vec<Tensor>,
+    pub read_vars: Vec<Variable>,
+    pub write_vars: Vec<Variable>,
+}
+
+impl Operands {
+    fn is_empty(&self) -> bool {
+        self.reads.is_empty()
+            && self.writes.is_empty()
+            && self.read_vars.is_empty()
+            && self.write_vars.is_empty()
+    }
+}
+
+/// What a submission asks for.
+#[derive(Clone)]
+pub struct Order {
+    pub operands: Operands,
+    pub name: String,
+    pub priority: i32,
+    pub alias_of: Vec<Tensor>,
+    pub like: Option<(estafette::DType, Vec<i64>)>,
+    pub copy: Option<bool>,
+    /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
+    pub own: OnceLock<Variable>,
+}
+
+impl Order {
+    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+        let Operands { reads, read_vars, write_vars, .. } = &self.operands;
+        let read_vars: Vec<&Variable> = read_vars.iter().collect();
+        let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
+        write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
+        engine
+            .op(self.name.clone())
+            .reads_slice(reads)
+            .reads_vars(&read_vars)
+            .writes_vars(&write_vars)
+            .priority(self.priority)
+            .unhelped()
+    }
+
+    pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
+        self.describe(engine).writes_slice(&self.operands.writes)
+    }
+
+    pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+        let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
+        let mut builder = self.describe(engine).alias_of(&alias_of);
+        if let Some((dtype, shape)) = &self.like {
+            builder = builder.like(*dtype, shape);
+        }
+        match self.copy {
+            None => builder,
+            Some(true) => builder.always_copy(),
+            Some(false) => builder.no_copy(),
+        }
+    }
+}
+
+/// What `submit` asks for, and the body.
+pub fn of_submit(
+    function: &Bound<'_, PyAny>,
+    reads: Option<&Bound<'_, PyAny>>,
+    writes: Option<&Bound<'_, PyAny>>,
+    using: Option<&Bound<'_, PyAny>>,
+    name: Option<String>,
+    on: Option<&Bound<'_, PyAny>>,
+    priority: i32,
+) -> PyResult<(Order, Body)> {
+    let py = function.py();
+    check_place(on)?;
+    let mut operands = Operands::default();
+    let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
+    for (list, write) in [(reads, false), (writes, true)] {
+        let Some(list) = list else { continue };
+        if list.is_instance_of::<PyTensor>() || list.is_instance_of::<PyVariable>() {
+            return Err(PyTypeError::new_err("`reads` and `writes` are lists: write `reads=[x]`"));
+        }
+        for item in list.try_iter()? {
+            let item = item?;
+            if let Ok(tensor) = item.cast::<PyTensor>() {
+                let tensors = if write { &mut operands.writes } else { &mut operands.reads };
+                tensors.push(tensor.get().tensor(py)?.clone());
+                objects.push(item);
+            } else if let Ok(variable) = item.cast::<PyVariable>() {
+                let variables = if write { &mut operands.write_vars } else { &mut operands.read_vars };
+                variables.push(variable.get().variable.get(py)?.clone());
+            } else {
+                return Err(not_a_tensor(&item));
+            }
+        }
+    }
+    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?;
+    let name = name.map_or_else(|| name_of(function), Ok)?;
+    Ok((
+        Order {
+            operands,
+            name,
+            priority,
+            alias_of: Vec::new(),
+            like: None,
+            copy: None,
+            own: OnceLock::new(),
+        },
+        body,
+    ))
+}
+
+/// The options of a call that concern its result.
+pub struct ResultOptions<'a, 'py> {
+    pub alias_of: Option<&'a Bound<'py, PyAny>>,
+    pub like: Option<&'a Bound<'py, PyAny>>,
+    pub copy: Option<bool>,
+}
+
+/// What `call` asks for, and the body.
+pub fn of_call(
+    function: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyTuple>,
+    using: Option<&Bound<'_, PyAny>>,
+    result: &ResultOptions<'_, '_>,
+    name: Option<String>,
+    on: Option<&Bound<'_, PyAny>>,
+    priority: i32,
+) -> PyResult<(Order, Body)> {
+    let py = function.py();
+    check_place(on)?;
+    let mut operands = Operands::default();
+    for item in tensors {
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        operands.reads.push(tensor.get().tensor(py)?.clone());
+    }
+    let alias_of = tensors_of(result.alias_of)?;
+    let like = result.like.map(parse_like).transpose()?;
+    let body = Body::new(function, using, tensors, Use::Produced)?;
+    let name = name.map_or_else(|| name_of(function), Ok)?;
+    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
+}
+
+/// The tensors of a list that may be missing.
+pub fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
+    let Some(list) = list else { return Ok(Vec::new()) };
+    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        Ok(tensor.get().tensor(item.py())?.clone())
+    };
+    list.try_iter()?.map(tensor_of).collect()
+}
+
+/// `(shape, dtype)`, or something that has both.
+pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i64>)> {
+    let (shape, dtype) = match like.cast::<PyTuple>() {
+        Ok(pair) if pair.len() == 2 => (pair.get_item(0)?, pair.get_item(1)?),
+        _ => (like.getattr("shape")?, like.getattr("dtype")?),
+    };
+    Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
+}
+
+/// Where the operation runs: only the host, in this version.
+fn check_place(on: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let Some(on) = on else { return Ok(()) };
+    parse_device(on).map(drop)
+}
+
+fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
+    for attribute in ["__qualname__", "__name__"] {
+        if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
+            return Ok(name);
+        }
+    }
+    if let Ok(inner) = function.getattr("func") {
+        // `functools.partial`
+        return name_of(&inner);
+    }
+    let kind: Bound<'_, PyType> = function.get_type();
+    Ok(kind.name()?.to_string())
+}
