@@ -7,6 +7,7 @@ use std::time::Duration;
 use estafette_devices::{Device, DeviceType, Fence, Frontier, Queue};
 use estafette_sync::sync::Mutex;
 
+use crate::builder::OpBuilder;
 use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -15,7 +16,6 @@ use crate::exchange::arrow::{ArrowDeviceArray, ArrowSchema, Imported};
 use crate::export::ExportOptions;
 use crate::lease::Access;
 use crate::operation::{Name, Op};
-use crate::submit::OpBuilder;
 use crate::tensor::Tensor;
 
 /// An exported array and its type.

@@ -10,6 +10,7 @@ use estafette_devices::{DLDevice, Device, Frontier};
 use estafette_graph::Roots;
 use estafette_sync::sync::atomic::Ordering;
 
+use crate::builder::OpBuilder;
 use crate::core::{Core, CoreOptions, graph};
 use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, diagnose};
@@ -17,7 +18,6 @@ use crate::error::Error;
 use crate::exchange::{DType, Element, ManagedTensor, reaper};
 use crate::operation::{Kind, Name};
 use crate::replay::Recorder;
-use crate::submit::OpBuilder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
 use crate::wait::see;

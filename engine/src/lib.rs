@@ -67,7 +67,7 @@
 //!
 //! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules that
 //! touch foreign memory (`exchange`, `export`, `arrow`, `views`, `guards`, `copy`), the coarse clock, and those that make an
-//! operation or a lease cost next to nothing (`body`, `late`, `core_ref`, `operation`, `lease`).
+//! operation or a lease cost next to nothing (`body`, `builder`, `late`, `core_ref`, `operation`, `lease`).
 
 mod admission;
 mod arrow;
@@ -75,6 +75,7 @@ mod bell;
 mod blocked;
 mod bodies;
 mod body;
+mod builder;
 mod clock;
 mod completion;
 mod context;
@@ -95,6 +96,7 @@ mod lease_all;
 mod lease_info;
 mod operands;
 mod operation;
+mod produce;
 mod quiet;
 mod ready;
 mod regions;
@@ -110,6 +112,7 @@ mod variable;
 mod views;
 mod wait;
 
+pub use builder::OpBuilder;
 pub use completion::{Completion, Scope};
 pub use diagnose::{Blocked, Diagnosis, Status, Waiting};
 pub use engine::{Engine, EngineBuilder, ShutdownReport, Stats};
@@ -125,7 +128,6 @@ pub use operands::Operands;
 pub use operation::Op;
 pub use ready::{Ready, Writable};
 pub use replay::{NodeBuilder, Program, Recorder};
-pub use submit::OpBuilder;
 pub use taker::{CallSite, Taker};
 pub use tensor::{Tensor, TensorState};
 pub use variable::Variable;

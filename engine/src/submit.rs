@@ -1,7 +1,6 @@
-//! Describing and submitting operations.
+//! Submitting operations.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, Queue, host};
 use estafette_graph::Mode;
@@ -9,170 +8,26 @@ use smallvec::SmallVec;
 
 use crate::bodies::{external_body, future_body, if_writable, operands, sync_body};
 use crate::body::Body;
+use crate::builder::OpBuilder;
 use crate::completion::Completion;
-use crate::core::graph;
-use crate::core_ref::CoreRef;
 use crate::error::{BodyResult, Error};
-use crate::exchange::DType;
 use crate::guards::WriteGuard;
-use crate::import::{Copying, Produced, define};
 use crate::lease::check_writable;
 use crate::operands::Operands;
-use crate::operation::{Kind, Name, Op, OpDraft, OpState, OpVar, Role};
+use crate::operation::{Op, OpDraft, OpVar, Role};
 use crate::run::{self, Running};
-use crate::tensor::{Tensor, VarSet};
-use crate::variable::Variable;
+use crate::tensor::Tensor;
 use crate::views::ViewMut;
-
-type Nothing = [Tensor; 0];
-
-/// An operation being described. Made by [`Engine::op`](crate::Engine::op).
-///
-/// `R`, `W` and `U` are what it reads, what it overwrites, and what it reads and writes in place.
-#[derive(Debug)]
-#[must_use = "an operation does nothing until it is submitted with `run` or one of its kin"]
-pub struct OpBuilder<'e, R = Nothing, W = Nothing, U = ()> {
-    /// Most of it is in the operation already.
-    draft: OpDraft<'e>,
-    reads: R,
-    writes: W,
-    updates: U,
-    /// What few operations have, out of the way of the others.
-    options: Option<Box<Options>>,
-}
-
-#[derive(Debug, Default)]
-struct Options {
-    queue: Option<Arc<dyn Queue>>,
-    alias_of: VarSet,
-    declared: Option<(DType, SmallVec<[i64; 4]>)>,
-    copying: Copying,
-}
-
-impl<'e> OpBuilder<'e> {
-    #[inline(always)]
-    pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
-        // SAFETY: `init` writes every field.
-        let draft = unsafe { graph().draft(|place| OpState::init(place, core, name, Kind::Work)) };
-        Self { draft, reads: [], writes: [], updates: (), options: None }
-    }
-}
-
-impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
-    /// Tensors that the body reads.
-    pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, [Tensor; N], W, U> {
-        let Self { draft, writes, updates, options, .. } = self;
-        OpBuilder { draft, reads: tensors.map(Tensor::clone), writes, updates, options }
-    }
-
-    /// As [`reads`](Self::reads), for a number known only at run time.
-    pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Vec<Tensor>, W, U> {
-        let Self { draft, writes, updates, options, .. } = self;
-        OpBuilder { draft, reads: tensors.to_vec(), writes, updates, options }
-    }
-
-    /// Tensors that the body overwrites without reading them. A pure write heals a failed tensor.
-    pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, [Tensor; N], U> {
-        let Self { draft, reads, updates, options, .. } = self;
-        OpBuilder { draft, reads, writes: tensors.map(Tensor::clone), updates, options }
-    }
-
-    /// As [`writes`](Self::writes), for a number known only at run time.
-    pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Vec<Tensor>, U> {
-        let Self { draft, reads, updates, options, .. } = self;
-        OpBuilder { draft, reads, writes: tensors.to_vec(), updates, options }
-    }
-
-    /// Tensors that the body reads and writes in place; it gets them as its last argument.
-    pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, W, [Tensor; N]> {
-        let Self { draft, reads, writes, options, .. } = self;
-        OpBuilder { draft, reads, writes, updates: tensors.map(Tensor::clone), options }
-    }
-
-    fn core(&self) -> &CoreRef {
-        &self.draft.payload().core
-    }
-
-    fn options(&mut self) -> &mut Options {
-        self.options.get_or_insert_default()
-    }
-
-    /// Plain variables that the body uses without changing what they stand for.
-    #[inline(always)]
-    pub fn reads_vars(mut self, variables: &[&'e Variable]) -> Self {
-        for variable in variables {
-            self.draft.access(&variable.var, Mode::Read);
-        }
-        self
-    }
-
-    /// Plain variables that the body changes.
-    #[inline(always)]
-    pub fn writes_vars(mut self, variables: &[&'e Variable]) -> Self {
-        for variable in variables {
-            self.draft.access(&variable.var, Mode::Write);
-        }
-        self
-    }
-
-    /// Among ready operations, higher ones are started first. Default 0.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.draft.payload_mut().priority = priority;
-        self
-    }
-
-    /// The queue that the body enqueues on; needed by [`run_on`](Self::run_on).
-    pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
-        self.options().queue = Some(Arc::clone(queue));
-        self
-    }
-
-    /// Declares that the produced tensor is a view of these, so that it is ordered with them instead of copied.
-    pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
-        let alias_of = &mut self.options().alias_of;
-        for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
-            if alias_of.iter().all(|known| known.id() != var.id()) {
-                alias_of.push(var.clone());
-            }
-        }
-        self
-    }
-
-    /// Declares type and shape of the produced tensor, so that they are known before it is.
-    pub fn like(mut self, dtype: DType, shape: &[i64]) -> Self {
-        self.options().declared = Some((dtype, SmallVec::from_slice(shape)));
-        self
-    }
-
-    /// Makes a produced result that overlaps known memory a conflict instead of a copy.
-    pub fn no_copy(mut self) -> Self {
-        self.options().copying = Copying::Refused;
-        self
-    }
-
-    /// Makes the produced tensor a copy of the result, whether it overlaps known memory or not.
-    pub fn always_copy(mut self) -> Self {
-        self.options().copying = Copying::Always;
-        self
-    }
-
-    /// Keeps threads that wait from running the body in the meantime; for bodies that need a lock of their own world,
-    /// such as the Python lock.
-    pub fn unhelped(mut self) -> Self {
-        self.draft.payload_mut().kind = Kind::Unhelped;
-        self
-    }
-}
 
 /// Whether a submission waits for room in the window.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Room {
+pub(crate) enum Room {
     Wait,
     Refuse,
 }
 
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
         for (at, tensor) in written().enumerate() {
             check_writable(tensor)?;
@@ -186,13 +41,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
 
     /// As [`check`](Self::check), for a body that gets no slices and so may see memory twice: an operand that is both read
     /// and written is updated in place.
-    fn check_external(&self) -> Result<(), Error> {
+    pub(crate) fn check_external(&self) -> Result<(), Error> {
         self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)
     }
 
     /// Submits the operation with `body`; `produced` is the tensor that it will define.
     #[inline(always)]
-    fn submit(
+    pub(crate) fn submit(
         self,
         room: Room,
         produced: Option<&Tensor>,
@@ -203,7 +58,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     #[inline(always)]
-    fn submit_checked(
+    pub(crate) fn submit_checked(
         self,
         room: Room,
         produced: Option<&Tensor>,
@@ -217,13 +72,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 
     #[inline(always)]
-    fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
+    pub(crate) fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
         self.complete_draft(produced, body, submit_to_graph)
     }
 
     /// Puts everything into the draft and hands it to `submit`.
     #[inline(always)]
-    fn complete_draft<T>(
+    pub(crate) fn complete_draft<T>(
         self,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
@@ -311,7 +166,7 @@ fn submit_to_graph(draft: OpDraft<'_>) -> Op {
 }
 
 /// As [`submit_to_graph`], but an operation with nothing in front of it starts on this thread.
-fn submit_and_start(draft: OpDraft<'_>) -> Op {
+pub(crate) fn submit_and_start(draft: OpDraft<'_>) -> Op {
     let (handle, granted) = draft.submit();
     granted.into_iter().for_each(run::execute_one);
     Op::new(handle)
@@ -532,151 +387,5 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
                 },
             )
         })
-    }
-}
-
-impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
-    /// Submits an operation whose result becomes a new tensor: a promise until then.
-    ///
-    /// # Errors
-    /// As [`run`](OpBuilder::run). A result that does not fit fails the operation.
-    pub fn produce<F, P>(self, body: F) -> Result<Tensor, Error>
-    where
-        F: for<'a> FnOnce(R::Views<'a>) -> BodyResult<P> + Send + 'static,
-        P: Into<Produced>,
-    {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
-        self.core().check_usable()?;
-        let (tensor, copying) = self.promise();
-        let target = tensor.clone();
-        self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
-            Body::new(move |running: Running| {
-                let result = running.call(|| body(reads.views())).and_then(|produced| {
-                    let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
-                    define(&target.inner, produced.into(), copying, &held)
-                        .map_err(|error| running.tag().result_failure(error))
-                });
-                let next = running.finish(result);
-                drop((reads, target));
-                next
-            })
-        })?;
-        Ok(tensor)
-    }
-
-    /// As [`produce`](Self::produce), with an asynchronous body on the engine's tokio runtime.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub fn produce_async<F, Fut, P>(self, body: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(R::Guards) -> Fut + Send + 'static,
-        Fut: Future<Output = BodyResult<P>> + Send + 'static,
-        P: Into<Produced>,
-    {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
-        self.core().check_usable()?;
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
-        self.submit(Room::Wait, Some(&tensor), |reads, none, none_either| {
-            future_body(reads, none, none_either, target, move |_open, reads, _, _| {
-                let future = body(reads);
-                async move { future.await.map(|produced| Some(produced.into())) }
-            })
-        })?;
-        Ok(tensor)
-    }
-
-    /// As [`produce`](Self::produce), with the result given to the [`Completion`] from any thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub fn produce_external<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
-        self.core().check_usable()?;
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
-        self.check_external()?;
-        self.submit_checked(Room::Wait, Some(&tensor), |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), target, start)
-        })?;
-        Ok(tensor)
-    }
-
-    /// As [`produce_external`](Self::produce_external), waiting for room in the window without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub async fn produce_external_async<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().admit_async().await?;
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
-        self.submit_admitted(Some(&tensor), |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), target, start)
-        });
-        Ok(tensor)
-    }
-
-    /// As [`produce_external`](Self::produce_external), for a result that somebody else brings: nothing is left for a worker
-    /// to do, so an operation without operands calls `start` on this thread, before this returns.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub fn receive<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
-        self.core().check_usable()?;
-        self.check_external()?;
-        self.core().admit()?;
-        Ok(self.receive_admitted(start))
-    }
-
-    /// As [`receive`](Self::receive), waiting for room in the window without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub async fn receive_async<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().admit_async().await?;
-        Ok(self.receive_admitted(start))
-    }
-
-    fn receive_admitted<F>(self, start: F) -> Tensor
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
-        let body = |reads: R, writes: Nothing, updates: ()| {
-            external_body(operands(&reads, &writes, &updates), target, start)
-        };
-        self.complete_draft(Some(&tensor), body, submit_and_start);
-        tensor
-    }
-
-    /// The tensor that the operation will define: its own variable first, then those of what it aliases.
-    fn promise(&self) -> (Tensor, Copying) {
-        let mut vars = VarSet::from_iter([Variable::new().var]);
-        let (declared, copying) = match &self.options {
-            None => (None, Copying::default()),
-            Some(options) => {
-                vars.extend(options.alias_of.iter().cloned());
-                (options.declared.clone(), options.copying)
-            }
-        };
-        let tensor = Tensor::promised(self.core().clone(), vars, declared, self.draft.payload().name.clone());
-        (tensor, copying)
     }
 }

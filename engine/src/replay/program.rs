@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use super::plan::Plan;
 use super::run;
+use crate::builder::OpBuilder;
 use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::operation::Op;
-use crate::submit::OpBuilder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
 

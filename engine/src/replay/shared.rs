@@ -10,10 +10,10 @@ use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use super::run::Run;
+use crate::builder::OpBuilder;
 use crate::completion::Scope;
 use crate::core_ref::CoreRef;
 use crate::operation::Name;
-use crate::submit::OpBuilder;
 
 /// How often a thread that finds nothing to run looks again before it leaves. This takes about as long as it takes to
 /// wake a helper up, so leaving too early and staying too long cost the same at worst.
