@@ -284,7 +284,8 @@ impl Watch<'_> {
         }
         let since = *self.held_since.get_or_insert_with(Instant::now);
         // Our own thread will not return its lease while it waits here; but what held it may just be on its way out elsewhere.
-        let patience = since + OWN_GRACE;
+        let collected = core.on_lease_wait.get().is_some();
+        let patience = since + if collected { COLLECTED_GRACE } else { OWN_GRACE };
         while held.iter().any(|lease| lease.own) && Instant::now() < patience {
             linger(OWN_LOOK);
             snapshot = self.snapshot();
@@ -318,9 +319,11 @@ pub(crate) fn let_go(core: &Core) {
 }
 
 /// How long a wait goes on that a lease of its own thread holds up. A worker drops the operands of an operation after it has
-/// told that the operation has ended, and may be the last to hold what the lease was taken for; JAX lets go of memory on
-/// threads of its own.
-const OWN_GRACE: Duration = Duration::from_millis(20);
+/// told that the operation has ended, and may be the last to hold what the lease was taken for.
+const OWN_GRACE: Duration = OWN_LOOK;
+
+/// The same where garbage is collected. Libraries let go of what was collected on threads of their own, as JAX does.
+const COLLECTED_GRACE: Duration = Duration::from_millis(20);
 
 /// The time between two looks meanwhile.
 const OWN_LOOK: Duration = Duration::from_micros(200);
