@@ -270,7 +270,7 @@ impl Core {
     pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
         self.alone()
             && op.payload().priority == 0
-            && (self.flowing.load(Ordering::Relaxed) || self.pool.backlog() >= BACKLOG)
+            && (self.is_flowing() || self.pool.backlog() >= BACKLOG)
             && context::current().is_none()
     }
 

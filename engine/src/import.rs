@@ -76,9 +76,9 @@ fn host_can_use(core: &Core, device: DLDevice) -> bool {
     kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
 }
 
-/// Whether memory of `device` is only carried from one library to another: its kind is younger than this version. Its uses
+/// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
 /// are ordered as the host sees them; what the device itself still does is known to nobody here.
-fn is_carried(device: DLDevice) -> bool {
+fn is_opaque(device: DLDevice) -> bool {
     device.device_type.name().is_none()
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn import(
 fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
-    if !host_can_use(core, device) && core.device(device).is_none() && !is_carried(device) {
+    if !host_can_use(core, device) && core.device(device).is_none() && !is_opaque(device) {
         return Err(Error::invalid(format!("device {device} is not available in this engine")));
     }
     let read_only = read_only || managed.read_only();

@@ -287,7 +287,7 @@ impl Watch<'_> {
         let collected = core.on_lease_wait.get().is_some();
         let patience = since + if collected { COLLECTED_GRACE } else { OWN_GRACE };
         while held.iter().any(|lease| lease.own) && Instant::now() < patience {
-            linger(OWN_LOOK);
+            linger();
             snapshot = self.snapshot();
             match only_leases(&snapshot, self.waiting) {
                 Some(still) => held = still,
@@ -303,8 +303,8 @@ impl Watch<'_> {
 }
 
 /// Gives the processor to others for a while that is too short for falling asleep.
-fn linger(time: Duration) {
-    let until = Instant::now() + time;
+fn linger() {
+    let until = Instant::now() + OWN_LOOK;
     while Instant::now() < until {
         thread::yield_now();
     }

@@ -234,8 +234,8 @@ impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
 /// Ends one access: `finish`, out of the queue, and on with those that waited.
 ///
 /// # Safety
-/// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is dropped when no bit is
-/// held.
+/// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is
+/// dropped when no bit is held.
 #[inline(always)]
 unsafe fn end_access<V, T>(
     section: &Section,

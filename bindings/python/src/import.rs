@@ -129,7 +129,7 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
 }
 
 /// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know:
-/// their memory is carried from one library to another, and nobody here looks at it.
+/// their memory is opaque: passed on from one library to another, and nobody here looks at it.
 fn reachable(device: DLDevice) -> bool {
     host_can_read(device) || device.device_type.name().is_none()
 }

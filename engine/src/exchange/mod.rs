@@ -4,7 +4,7 @@
 //!
 //! | file | its one idea |
 //! |---|---|
-//! | [`dtype`] | element types, as DLPack writes them; unknown ones are carried, not refused |
+//! | [`dtype`] | element types, as DLPack writes them; unknown ones are opaque, not refused |
 //! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
 //! | [`invalid`] | the one error of validation: a field and what is wrong with it |
 //! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
