@@ -31,7 +31,8 @@ pub fn run(prefix: &str) -> Result<bool, String> {
         copy(&bindings.join(from), &prefix.join(to))?;
     }
     for (from, to) in VERSIONED {
-        let text = fs::read_to_string(bindings.join(from)).map_err(|error| format!("cannot read {from}: {error}"))?;
+        let text = fs::read_to_string(bindings.join(from))
+            .map_err(|error| format!("cannot read {from}: {error}"))?;
         write(&prefix.join(to), &text.replace("@VERSION@", version))?;
     }
     let lib = prefix.join("lib");
@@ -51,7 +52,8 @@ fn copy(from: &Path, to: &Path) -> Result<(), String> {
     make_room(to)?;
     // A library that a program has loaded must not change under it: the new one is another file.
     let _ = fs::remove_file(to);
-    fs::copy(from, to).map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))?;
+    fs::copy(from, to)
+        .map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))?;
     Ok(())
 }
 
