@@ -89,6 +89,7 @@ mod error;
 pub mod exchange;
 mod export;
 mod guards;
+mod holders;
 mod import;
 mod late;
 mod lease;
