@@ -83,7 +83,8 @@ enum Slot {
 }
 
 impl LeaseLabel {
-    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>) -> Self {
+    #[inline(always)]
+    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>, held: bool) -> Self {
         Self {
             access,
             taker,
@@ -91,7 +92,7 @@ impl LeaseLabel {
             thread: clock::this_thread(),
             since: Coarse::now(),
             slot: Mutex::new(Slot::Waiting),
-            held: AtomicBool::new(false),
+            held: AtomicBool::new(held),
             signal,
         }
     }
@@ -151,7 +152,7 @@ pub(crate) struct LeaseInner {
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
     /// Device work of the holder that the release must wait for.
-    done: Mutex<Option<Fence>>,
+    done: Mutex<Option<Box<Fence>>>,
     /// Others look at it, among the holders of the variable, until its destructor has taken it out from there.
     _shared_while_it_ends: PhantomPinned,
 }
@@ -178,10 +179,11 @@ impl LeaseInner {
     /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
     /// [`hold_from`](Self::hold_from).
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, None));
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
     }
 
+    #[inline(always)]
     fn with_label(tensor: Tensor, access: Access, label: Label) -> Self {
         Self {
             tensor,
@@ -199,16 +201,30 @@ impl LeaseInner {
     }
 
     /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
-    pub(crate) fn at_once(tensor: &Tensor, taker: &Taker) -> Option<Arc<Self>> {
-        Self::hold(tensor, taker.clone()).or_else(|| Self::begin(tensor, taker.clone()))
+    #[inline]
+    pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
+        match &tensor.inner.vars[..] {
+            [var] => match Self::hold(tensor, var, taker()) {
+                Ok(lease) => Some(lease),
+                Err(unheld) => Self::begin(tensor, unheld.label.taker.clone()),
+            },
+            _ => Self::begin(tensor, taker()),
+        }
     }
 
-    /// A read lease without an operation, of a tensor that one variable orders, if nothing is in its way.
-    fn hold(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
-        let [var] = &tensor.inner.vars[..] else { return None };
-        let label = LeaseLabel::new(Access::Read, taker, None);
-        label.held.store(true, Ordering::Relaxed);
-        let lease = Arc::new(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+    /// A read lease without an operation, of a tensor that `var` alone orders, if nothing is in its way; else a lease that holds
+    /// nothing.
+    #[inline]
+    fn hold(tensor: &Tensor, var: &OpVar, taker: Taker) -> Result<Arc<Self>, Arc<Self>> {
+        // Built in its place: moved there, it would cost as much again.
+        let place = Arc::<Self>::new_uninit();
+        // SAFETY: nobody else has it yet, which `Arc::get_mut` would find out with a locked instruction.
+        let lease = unsafe {
+            let label = LeaseLabel::new(Access::Read, taker, None, true);
+            let lease = Arc::as_ptr(&place).cast_mut();
+            (*lease).write(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+            place.assume_init()
+        };
         // SAFETY: never null. The place is good for as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
         let held = var.hold(|state, flags| {
@@ -221,13 +237,14 @@ impl LeaseInner {
             lease.holds.store(true, Ordering::Relaxed);
             true
         });
-        held.then_some(lease)
+        if held { Ok(lease) } else { Err(lease) }
     }
 
     /// As [`hold`](Self::hold), with an operation.
+    #[cold]
     fn begin(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
         let access = Access::Read;
-        let label = Arc::new(LeaseLabel::new(access, taker, None));
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         let core = &tensor.inner.core;
         // SAFETY: `init` writes every field.
         let mut draft =
@@ -324,7 +341,7 @@ impl Lease {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal))));
+        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false));
         let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -389,7 +406,7 @@ impl Lease {
 
     /// Makes the end of this lease wait for `fence`, the holder's last device work.
     pub fn release_after(self, fence: Fence) {
-        *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(fence);
+        *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Box::new(fence));
     }
 }
 
@@ -546,18 +563,18 @@ impl Drop for LeaseInner {
         }
         let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(granted) = granted.or_else(|| self.label.abandon()) {
-            end(granted, done);
+            end(granted, done.map(|done| *done));
         }
     }
 }
 
 impl LeaseInner {
     /// Ends a hold; whatever waited for it goes on.
-    fn end_hold(&self, done: Option<Fence>) {
+    fn end_hold(&self, done: Option<Box<Fence>>) {
         let mut ready = ReadyList::new();
         let mut observer = None;
         let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
-        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
+        let ending = Ending::Ran { fence: done.as_deref().zip(tag.as_ref()), failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: it was added when the hold began.
             observer = unsafe { state.holders().remove(NonNull::from(self)) };

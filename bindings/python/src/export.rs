@@ -103,8 +103,9 @@ pub fn export<'py>(
     from: From<'_>,
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    if let (From::Tensor(tensor, access), true) = (from, request.is_plain())
-        && let Some(managed) = at_once(py, tensor, access, request.abi())?
+    if let (From::Tensor(tensor, Access::Read), true) = (from, request.is_plain())
+        && request.abi() == Abi::Versioned
+        && let Some(managed) = at_once(py, tensor)?
     {
         return capsule::wrap(py, managed);
     }
@@ -211,6 +212,7 @@ pub fn count() {
 }
 
 /// Counts an export, and says what could not be ordered about it.
+#[inline]
 fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
     count();
     let device = managed.device();
@@ -220,17 +222,17 @@ fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
     }
 }
 
-/// The export of a tensor that nothing stands in the way of, to a consumer that wants it as it is; `None` where there is
-/// more to find out first.
+/// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in the versioned struct;
+/// `None` where there is more to find out first.
 ///
 /// # Errors
 /// As [`export`].
-pub fn at_once(py: Python<'_>, tensor: &Tensor, access: Access, abi: Abi) -> PyResult<Option<ManagedTensor>> {
-    if abi == Abi::Legacy || body::current_scope(py)?.is_some() {
+#[inline(always)]
+pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
+    if body::current_scope(py)?.is_some() {
         return Ok(None);
     }
-    let options = ExportOptions { taker: Some(site::caller(py).place), ..ExportOptions::new(access) };
-    let managed = tensor.export_at_once(options).or_raise(py)?;
+    let managed = tensor.export_at_once(Abi::Versioned, || site::caller(py).place).or_raise(py)?;
     if let Some(managed) = &managed {
         exported(py, tensor, managed);
     }

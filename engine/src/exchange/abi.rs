@@ -49,8 +49,10 @@ pub enum Abi {
 /// In a forked child dropping it does nothing (the parent still owns the other half); that leak is
 /// counted.
 pub struct ManagedTensor {
-    raw: Raw,
+    /// Of the struct that `abi` says. Apart from each other the two fit two words, in which a value is returned.
+    managed: NonNull<c_void>,
     generation: u32,
+    abi: Abi,
     prompt: bool,
 }
 
@@ -116,8 +118,9 @@ impl ManagedTensor {
     ///
     /// # Errors
     /// It is a legacy tensor, and comes back.
+    #[inline]
     pub fn into_raw_versioned(self) -> Result<*mut c_void, Self> {
-        match self.raw {
+        match self.raw() {
             Raw::Versioned(tensor) => Ok(self.forget(tensor.as_ptr().cast())),
             Raw::Legacy(_) => Err(self),
         }
@@ -128,7 +131,7 @@ impl ManagedTensor {
     /// # Errors
     /// It is a versioned tensor, and comes back.
     pub fn into_raw_legacy(self) -> Result<*mut c_void, Self> {
-        match self.raw {
+        match self.raw() {
             Raw::Legacy(tensor) => Ok(self.forget(tensor.as_ptr().cast())),
             Raw::Versioned(_) => Err(self),
         }
@@ -136,15 +139,12 @@ impl ManagedTensor {
 
     /// Which struct it is.
     pub fn abi(&self) -> Abi {
-        match self.raw {
-            Raw::Legacy(_) => Abi::Legacy,
-            Raw::Versioned(_) => Abi::Versioned,
-        }
+        self.abi
     }
 
     /// The DLPack version that the producer wrote (major, minor); `None` for a legacy tensor.
     pub fn version(&self) -> Option<(u32, u32)> {
-        let Raw::Versioned(tensor) = self.raw else { return None };
+        let Raw::Versioned(tensor) = self.raw() else { return None };
         // SAFETY: the struct is valid and unchanged while it is owned.
         let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
         Some((version.major, version.minor))
@@ -161,6 +161,7 @@ impl ManagedTensor {
     }
 
     /// Where the tensor says it is, before any check.
+    #[inline]
     pub fn device(&self) -> DLDevice {
         device_of(&self.tensor())
     }
@@ -233,8 +234,21 @@ impl ManagedTensor {
     }
 
     /// Owns `raw` from here on.
+    #[inline]
     fn new(raw: Raw) -> Self {
-        Self { raw, generation: fork::generation(), prompt: false }
+        let (managed, abi) = match raw {
+            Raw::Legacy(tensor) => (tensor.cast(), Abi::Legacy),
+            Raw::Versioned(tensor) => (tensor.cast(), Abi::Versioned),
+        };
+        Self { managed, abi, generation: fork::generation(), prompt: false }
+    }
+
+    #[inline]
+    fn raw(&self) -> Raw {
+        match self.abi {
+            Abi::Legacy => Raw::Legacy(self.managed.cast()),
+            Abi::Versioned => Raw::Versioned(self.managed.cast()),
+        }
     }
 
     fn forget(self, pointer: *mut c_void) -> *mut c_void {
@@ -248,7 +262,7 @@ impl ManagedTensor {
         // version before anybody could ask. Every field is a plain number or pointer, so any bits are a
         // value.
         unsafe {
-            match self.raw {
+            match self.raw() {
                 Raw::Legacy(tensor) => (&raw const (*tensor.as_ptr()).dl_tensor).read(),
                 Raw::Versioned(tensor) => (&raw const (*tensor.as_ptr()).dl_tensor).read(),
             }
@@ -256,7 +270,7 @@ impl ManagedTensor {
     }
 
     fn flags(&self) -> DlpackFlags {
-        match self.raw {
+        match self.raw() {
             Raw::Legacy(_) => DlpackFlags::empty(),
             // SAFETY: as in `tensor`; flags that we do not know are kept as they are.
             Raw::Versioned(tensor) => unsafe { (&raw const (*tensor.as_ptr()).flags).read() },
@@ -274,7 +288,7 @@ impl Drop for ManagedTensor {
         // it, and nothing reads the struct afterwards. The place of `deleter` is stable across major
         // versions.
         unsafe {
-            match self.raw {
+            match self.raw() {
                 Raw::Legacy(tensor) => {
                     if let Some(deleter) = (&raw const (*tensor.as_ptr()).deleter).read() {
                         deleter(tensor.as_ptr());
