@@ -60,23 +60,20 @@ impl Tensor {
         export_held(lease.inner, &options)
     }
 
-    /// A read lease for a consumer, of a tensor that nothing stands in the way of: `None` when it would have to wait, or to look
+    /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it would have to wait, or to look
     /// at failures and fences. The cheapest way out; `taker` is asked only if it is open.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
     #[inline]
-    pub fn export_at_once(
-        &self,
-        abi: Abi,
-        taker: impl FnOnce() -> Taker,
-    ) -> Result<Option<ManagedTensor>, Error> {
+    pub fn export_at_once(&self, taker: impl FnOnce() -> Taker) -> Result<Option<ManagedTensor>, Error> {
         self.inner.core.check_fork()?;
         let Ok(definition) = self.inner.definition() else { return Ok(None) };
         if !self.inner.is_quiet() {
             return Ok(None);
         }
-        Ok(LeaseInner::at_once(self, taker).map(|lease| export_lease(lease, definition, abi)))
+        let lease = LeaseInner::at_once(self, taker);
+        Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
     }
 
     /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's

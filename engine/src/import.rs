@@ -105,6 +105,7 @@ pub(crate) fn import(
     Ok(enter(core, arrival, ready))
 }
 
+#[inline]
 fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
@@ -159,6 +160,7 @@ fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
 }
 
 /// Gives an arrival its variables.
+#[inline]
 fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);

@@ -453,7 +453,9 @@ pub(crate) struct Acquire {
 impl Acquire {
     fn into_lease(mut self) -> Lease {
         let label = self.label.take().expect("taken once, by value");
-        Lease { inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, Label::Shared(label))) }
+        Lease {
+            inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, Label::Shared(label))),
+        }
     }
 }
 

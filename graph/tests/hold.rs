@@ -93,7 +93,9 @@ fn a_picture_names_the_holders_that_block_a_write() {
     let (held, free) = (graph.var(Vec::new()), graph.var(Vec::new()));
     let ids = [hold(&graph, &held), hold(&graph, &held)];
     let picture = || {
-        let label = |holders: &mut Vec<OpId>, found: &mut Vec<_>| found.extend(holders.iter().map(|id| (*id, "hold")));
+        let label = |holders: &mut Vec<OpId>, found: &mut Vec<_>| {
+            found.extend(holders.iter().map(|id| (*id, "hold")))
+        };
         graph.snapshot_with(Roots::All, |name| *name, label)
     };
     let idle = picture();
@@ -104,7 +106,12 @@ fn a_picture_names_the_holders_that_block_a_write() {
     let mut leaves = snapshot.leaves(write);
     leaves.sort();
     assert_eq!(leaves, ids);
-    assert!(snapshot.blockers(write).iter().all(|blocker| blocker.kind == Hazard::War && blocker.var == held.id()));
+    assert!(
+        snapshot
+            .blockers(write)
+            .iter()
+            .all(|blocker| blocker.kind == Hazard::War && blocker.var == held.id())
+    );
     assert!(ids.iter().all(|id| snapshot.op(*id).is_some_and(|op| op.granted && op.label == "hold")));
     assert_eq!(end(&held, ids[0]), [""; 0]);
     assert_eq!(end(&held, ids[1]), ["write"]);

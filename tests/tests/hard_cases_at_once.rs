@@ -13,7 +13,7 @@ use tests::ops::{engine, get, set, tensor};
 use tests::watchdog::Watchdog;
 
 fn at_once(tensor: &Tensor) -> Option<ManagedTensor> {
-    tensor.export_at_once(Abi::Versioned, || "at once".into()).unwrap()
+    tensor.export_at_once(|| "at once".into()).unwrap()
 }
 
 #[test]
@@ -175,7 +175,8 @@ fn a_holder_is_found_also_after_its_tensor_was_collapsed_with_others() {
         let data = memory[range].as_ptr().cast_mut();
         let keeper = std::sync::Arc::clone(&memory);
         // SAFETY: the keeper has the memory, and nothing here writes it.
-        let managed = unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, move || drop(keeper)) };
+        let managed =
+            unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, move || drop(keeper)) };
         // SAFETY: as above.
         unsafe { engine.import(managed) }.unwrap()
     };

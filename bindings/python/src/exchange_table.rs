@@ -18,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use estafette::devices::{DLDevice, DeviceType};
-use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
 use estafette::exchange::ManagedTensor;
+use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
 use estafette::{Access, Tensor};
 use pyo3::exceptions::{PySystemError, PyTypeError};
 use pyo3::ffi;

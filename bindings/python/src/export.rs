@@ -202,7 +202,7 @@ pub fn export_managed<'py>(
         (None, From::Lease(lease)) => lease.export_with(&options).or_raise(py)?,
         (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
     };
-    exported(py, tensor, &managed);
+    exported(py, tensor)?;
     Ok(managed)
 }
 
@@ -213,13 +213,13 @@ pub fn count() {
 
 /// Counts an export, and says what could not be ordered about it.
 #[inline]
-fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
+fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     count();
-    let device = managed.device();
-    debug_assert!(tensor.is_defined(), "only what is defined leaves");
+    let device = tensor.device().or_raise(py)?;
     if device.device_type.name().is_none() {
         unordered::note(py, false, Reason::UnknownDevice, device.to_string());
     }
+    Ok(())
 }
 
 /// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in the versioned struct;
@@ -232,9 +232,9 @@ pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor
     if body::current_scope(py)?.is_some() {
         return Ok(None);
     }
-    let managed = tensor.export_at_once(Abi::Versioned, || site::caller(py).place).or_raise(py)?;
-    if let Some(managed) = &managed {
-        exported(py, tensor, managed);
+    let managed = tensor.export_at_once(|| site::caller(py).place).or_raise(py)?;
+    if managed.is_some() {
+        exported(py, tensor)?;
     }
     Ok(managed)
 }

@@ -13,6 +13,7 @@
 mod export;
 pub mod table;
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -29,7 +30,7 @@ pub use export::{ExportFlags, export};
 use super::dtype::DType;
 use super::fork;
 use super::invalid::InvalidTensor;
-use super::layout::{Dims, Layout, NDIM_MAX, has_addresses};
+use super::layout::{Layout, NDIM_MAX, has_addresses};
 
 /// The version that exported tensors carry, and the only major version that imported ones may.
 pub const VERSION: (u32, u32) = (1, 3);
@@ -210,14 +211,16 @@ impl ManagedTensor {
         };
         let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
         let device = device_of(&tensor);
-        // SAFETY: the producer gives `ndim` readable entries or NULL, which `read_dims` returns as `None`.
+        // SAFETY: the producer gives `ndim` readable entries, which stay as they are while it is owned, or NULL.
         let (shape, strides) = unsafe { (read_dims(tensor.shape, ndim), read_dims(tensor.strides, ndim)) };
         let shape = shape.ok_or_else(|| InvalidTensor::new("shape", format!("is NULL with ndim {ndim}")))?;
-        let layout = match strides {
+        let mut layout = match strides {
             Some(strides) => Layout::strided(dtype, device, &shape, &strides)?,
             None => Layout::contiguous(dtype, device, &shape)?,
         };
-        let layout = layout.with_padding(self.flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED));
+        if self.flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED) {
+            layout = layout.with_padding(true);
+        }
         if !has_addresses(device) {
             return Ok(layout.with_byte_offset(tensor.byte_offset));
         }
@@ -322,20 +325,20 @@ fn device_of(tensor: &DLTensor) -> DLDevice {
     DLDevice::new(DeviceType(tensor.device.device_type.0 as i32), tensor.device.device_id)
 }
 
-/// Copies `ndim` entries. `None` if there is nothing to copy from.
+/// The `ndim` entries. `None` if there is nothing to look at.
 ///
 /// # Safety
-/// `dims` is NULL or has `ndim` readable entries.
-unsafe fn read_dims(dims: *const i64, ndim: usize) -> Option<Dims> {
+/// `dims` is NULL or has `ndim` readable entries, which nobody changes for the life that the caller gives the result.
+unsafe fn read_dims<'a>(dims: *const i64, ndim: usize) -> Option<Cow<'a, [i64]>> {
     if ndim == 0 {
-        return Some(Dims::new());
+        return Some(Cow::Borrowed(&[]));
     }
     if dims.is_null() {
         return None;
     }
     if dims.is_aligned() {
         // SAFETY: as this function's own contract says.
-        return Some(Dims::from_slice(unsafe { std::slice::from_raw_parts(dims, ndim) }));
+        return Some(Cow::Borrowed(unsafe { std::slice::from_raw_parts(dims, ndim) }));
     }
     // SAFETY: as this function's own contract says; a misaligned array, legal in no header but seen, is no
     // harm this way.
