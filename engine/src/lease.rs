@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette_devices::host::{self, Completer};
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -151,10 +152,19 @@ pub(crate) struct LeaseInner {
     generation: u32,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
-    /// Device work of the holder that the release must wait for.
-    done: Mutex<Option<Box<Fence>>>,
+    /// What few holders have left for its end.
+    last: Mutex<Option<Box<Last>>>,
     /// Others look at it, among the holders of the variable, until its destructor has taken it out from there.
     _shared_while_it_ends: PhantomPinned,
+}
+
+/// What is to be done at the end of a lease.
+#[derive(Default)]
+struct Last {
+    /// Device work of the holder that the release must wait for.
+    done: Option<Fence>,
+    /// Those who are told.
+    told: Vec<Completer>,
 }
 
 /// The label, shared with the operation where there is one.
@@ -195,7 +205,7 @@ impl LeaseInner {
             scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
-            done: Mutex::new(None),
+            last: Mutex::new(None),
             _shared_while_it_ends: PhantomPinned,
         }
     }
@@ -298,6 +308,10 @@ impl LeaseInner {
     /// Whether memory inside this lease is protected by it.
     pub(crate) fn protects(&self) -> bool {
         !self.untracked.load(Ordering::Acquire)
+    }
+
+    fn at_end(&self, add: impl FnOnce(&mut Last)) {
+        add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
     }
 
     /// See [`Lease::note_object`].
@@ -406,7 +420,14 @@ impl Lease {
 
     /// Makes the end of this lease wait for `fence`, the holder's last device work.
     pub fn release_after(self, fence: Fence) {
-        *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Box::new(fence));
+        self.inner.at_end(|last| last.done = Some(fence));
+    }
+
+    /// The end of this lease as a fence: done when the last holder has let go and the device work that it left is done.
+    pub fn end_fence(&self) -> Fence {
+        let (completer, fence) = host::promise("a lease");
+        self.inner.at_end(|last| last.told.push(completer));
+        fence
     }
 }
 
@@ -552,31 +573,56 @@ impl Drop for LeaseInner {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
             let granted = self.granted.get_mut().map(Option::take);
+            let last = self.last.get_mut().map(Option::take);
             let label = match &self.label {
                 Label::Shared(label) => Some(Arc::clone(label)),
                 Label::Own(_) => None,
             };
-            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted));
+            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted, last));
             return;
         }
-        let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        if *self.holds.get_mut() {
-            return self.end_hold(done);
-        }
-        let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        if let Some(granted) = granted.or_else(|| self.label.abandon()) {
-            end(granted, done.map(|done| *done));
+        match self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+            None => self.end(None),
+            Some(last) => self.end_with(*last),
         }
     }
 }
 
 impl LeaseInner {
+    /// Ends the lease; whatever waited for it goes on, after `done`.
+    #[inline]
+    fn end(&mut self, done: Option<Fence>) {
+        if *self.holds.get_mut() {
+            return self.end_hold(done);
+        }
+        let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(granted) = granted.or_else(|| self.label.abandon()) {
+            end(granted, done);
+        } else if let Some(done) = done {
+            // An alias is in no queue, but its memory must not go before the work is done.
+            let _ = self.tensor.used_until(&done);
+        }
+    }
+
+    #[cold]
+    fn end_with(&mut self, last: Last) {
+        let Last { done, told } = last;
+        let fences: SmallVec<[Fence; 1]> =
+            if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
+        self.end(done);
+        if !told.is_empty() {
+            Reactor::global().when_settled(&fences, move |outcome| {
+                told.into_iter().for_each(|completer| completer.settle(outcome.clone()));
+            });
+        }
+    }
+
     /// Ends a hold; whatever waited for it goes on.
-    fn end_hold(&self, done: Option<Box<Fence>>) {
+    fn end_hold(&self, done: Option<Fence>) {
         let mut ready = ReadyList::new();
         let mut observer = None;
         let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
-        let ending = Ending::Ran { fence: done.as_deref().zip(tag.as_ref()), failure: None };
+        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: it was added when the hold began.
             observer = unsafe { state.holders().remove(NonNull::from(self)) };
