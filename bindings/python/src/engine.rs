@@ -21,6 +21,7 @@ use crate::export::{EXPORTED, poll_once, until_defined};
 use crate::handle::{EngineHandle, Shared};
 use crate::import::{self, IMPORTED, Wanted, parse_device};
 use crate::operation::PyOperation;
+use crate::operators::PyOperators;
 use crate::order::{self, Operands, Order, ResultOptions, parse_like, tensors_of};
 use crate::process::{self, Own};
 use crate::report;
@@ -187,6 +188,12 @@ impl PyEngine {
     #[getter]
     fn workers(&self) -> usize {
         self.workers
+    }
+
+    /// The operators of this process, by name; what is called through here runs in this engine.
+    #[getter]
+    fn operators(&self) -> PyOperators {
+        PyOperators::new(self.handle.clone())
     }
 
     /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, or a raw capsule.

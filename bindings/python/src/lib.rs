@@ -17,6 +17,7 @@
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
+//! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
@@ -45,6 +46,8 @@ mod handle;
 mod import;
 mod interrupt;
 mod operation;
+mod operator_function;
+mod operators;
 mod order;
 mod peer_table;
 mod peers;
@@ -79,6 +82,8 @@ mod _estafette {
     use super::exit::at_exit;
     #[pymodule_export]
     use super::operation::PyOperation;
+    #[pymodule_export]
+    use super::operators::{PyOperator, PyOperators};
     #[pymodule_export]
     use super::peers::peers;
     #[pymodule_export]

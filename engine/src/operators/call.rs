@@ -16,7 +16,7 @@ use super::attributes::Attributes;
 use super::invocation::{Invocation, Parts, Results, Slots};
 use super::operator::Operator;
 
-/// A call being described. Made by [`Engine::operator`].
+/// A call being described. Made by [`Engine::operator`] by name.
 #[derive(Clone)]
 #[must_use = "a call does nothing until it is submitted with `run_into` or `produce`"]
 pub struct OperatorCall {
@@ -29,7 +29,8 @@ pub struct OperatorCall {
 }
 
 impl OperatorCall {
-    pub(super) fn new(engine: Engine, operator: Arc<Operator>) -> Self {
+    /// A call of an operator that was looked up before, in `engine`.
+    pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
         let (inputs, attributes) = (Vec::new(), Attributes::default());
         Self { engine, operator, inputs, attributes, priority: 0, queue: None }
     }
