@@ -27,7 +27,7 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
-use crate::{call_sites, future, gate, interrupt, running_loop, thread_state};
+use crate::{call_sites, future, gate, interrupt, mxnet, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -302,6 +302,48 @@ impl PyEngine {
         let tensor = self.receive_now(py, &order, &slot)?;
         // If listening fails, the delivery ends the operation as it goes.
         listen.call1((future::Delivery::new(slot),))?;
+        Bound::new(py, self.wrap(tensor))
+    }
+
+    /// A promise of the memory of an array of MXNet 1.9, without a copy, and without waiting for MXNet's engine: the tensor is
+    /// ready when the writes are done that MXNet was asked for before this call. Operations chain on it meanwhile.
+    ///
+    /// The other way round, MXNet's engine waits for us: what it is asked for afterwards begins to write the array when the
+    /// tensor, and every view of it, is gone. With ``write=True`` operations may write the tensor, and MXNet's readers wait as
+    /// well.
+    ///
+    /// The wait for MXNet is an operation in flight, called `name`, as with `from_future`. If an operation of MXNet failed
+    /// before, so does it.
+    ///
+    ///     >>> import mxnet as mx                                       # doctest: +SKIP
+    ///     >>> x = mx.nd.ones((1000, 1000))                             # doctest: +SKIP
+    ///     >>> t = eng.from_mxnet(mx.nd.dot(x, x))                      # doctest: +SKIP
+    ///     >>> y = eng.call(np.sqrt, t, using=np.from_dlpack)           # doctest: +SKIP
+    #[pyo3(signature = (array, /, *, write = false, name = None))]
+    #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
+    fn from_mxnet<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
+        write: bool,
+        name: Option<String>,
+    ) -> PyResult<Bound<'py, PyTensor>> {
+        let py = array.py();
+        self.engine(py)?;
+        let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
+        let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
+        let order = Order {
+            operands: Operands::default(),
+            name: name.unwrap_or_else(|| "mxnet".into()),
+            priority: 0,
+            alias_of: Vec::new(),
+            like: None,
+            copy: None,
+            own: OnceLock::new(),
+        };
+        let slot = future::Slot::default();
+        let tensor = self.receive_now(py, &order, &slot)?;
+        mxnet::push(py, handle, functions, slot, write)?;
+        imported(py);
         Bound::new(py, self.wrap(tensor))
     }
 

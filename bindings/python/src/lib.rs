@@ -17,6 +17,7 @@
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
+//! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `error`, `report` | what is told, as Python objects |
@@ -45,6 +46,7 @@ mod gate;
 mod handle;
 mod import;
 mod interrupt;
+mod mxnet;
 mod operation;
 mod operator_function;
 mod operators;
