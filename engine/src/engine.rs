@@ -250,6 +250,21 @@ impl Engine {
         import::import(self.core(), managed, ready, read_only)
     }
 
+    /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    ///
+    /// # Safety
+    /// As for [`import_ordered`](Self::import_ordered).
+    pub unsafe fn import_or_return(
+        &self,
+        managed: ManagedTensor,
+        ready: Frontier,
+    ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
+        import::import_or_return(self.core(), managed, ready)
+    }
+
     /// A tensor with the elements of a vector in row-major order, without a copy.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette_devices::host::{self, Completer};
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -141,8 +142,17 @@ pub(crate) struct LeaseInner {
     generation: u32,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
+    /// What few holders have left for its end.
+    last: Mutex<Option<Box<Last>>>,
+}
+
+/// What is to be done at the end of a lease.
+#[derive(Default)]
+struct Last {
     /// Device work of the holder that the release must wait for.
-    done: Mutex<Option<Fence>>,
+    done: Option<Fence>,
+    /// Those who are told.
+    told: Vec<Completer>,
 }
 
 impl LeaseInner {
@@ -162,7 +172,7 @@ impl LeaseInner {
             scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
-            done: Mutex::new(None),
+            last: Mutex::new(None),
         }
     }
 
@@ -202,6 +212,10 @@ impl LeaseInner {
     /// Whether memory inside this lease is protected by it.
     pub(crate) fn protects(&self) -> bool {
         !self.untracked.load(Ordering::Acquire)
+    }
+
+    fn at_end(&self, add: impl FnOnce(&mut Last)) {
+        add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
     }
 
     /// See [`Lease::note_object`].
@@ -309,7 +323,14 @@ impl Lease {
 
     /// Makes the end of this lease wait for `fence`, the holder's last device work.
     pub fn release_after(self, fence: Fence) {
-        *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(fence);
+        self.inner.at_end(|last| last.done = Some(fence));
+    }
+
+    /// The end of this lease as a fence: done when the last holder has let go and the device work that it left is done.
+    pub fn end_fence(&self) -> Fence {
+        let (completer, fence) = host::promise("a lease");
+        self.inner.at_end(|last| last.told.push(completer));
+        fence
     }
 }
 
@@ -453,13 +474,31 @@ impl Drop for LeaseInner {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
             let granted = self.granted.get_mut().map(Option::take);
-            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.take(), granted));
+            let last = self.last.get_mut().map(Option::take);
+            std::mem::forget((
+                self.tensor.clone(),
+                Arc::clone(&self.label),
+                self.scope.take(),
+                granted,
+                last,
+            ));
             return;
         }
         let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let last = self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let Last { done, told } = last.map_or_else(Last::default, |last| *last);
+        let fences: SmallVec<[Fence; 1]> =
+            if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
         if let Some(granted) = granted.or_else(|| self.label.abandon()) {
-            let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
             end(granted, done);
+        } else if let Some(done) = done {
+            // An alias is in no queue, but its memory must not go before the work is done.
+            let _ = self.tensor.used_until(&done);
+        }
+        if !told.is_empty() {
+            Reactor::global().when_settled(&fences, move |outcome| {
+                told.into_iter().for_each(|completer| completer.settle(outcome.clone()));
+            });
         }
     }
 }
