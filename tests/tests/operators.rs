@@ -186,7 +186,7 @@ unsafe extern "C" fn careless(
     _n_inputs: usize,
     outputs: *mut *mut DLManagedTensorVersioned,
     _n_outputs: usize,
-    _attributes: *const abi::Attribute,
+    _attributes: *const abi::OperatorAttribute,
     _n_attributes: usize,
     _stream: *mut c_void,
     context: *mut c_void,
@@ -202,9 +202,18 @@ unsafe extern "C" fn careless(
     }
 }
 
-fn options(kind: u32) -> abi::Options {
-    let infer = (kind == abi::INFERRED).then_some(careless as abi::Function);
-    abi::Options { size: size_of::<abi::Options>(), kind, flags: 0, n_inputs: 0, n_outputs: 1, infer }
+const CARELESS: abi::OperatorFunction = Some(careless);
+
+fn options(kind: u32) -> abi::OperatorOptions {
+    let infer = if kind == abi::OPERATOR_INFERRED { CARELESS } else { None };
+    abi::OperatorOptions {
+        size: size_of::<abi::OperatorOptions>() as u32,
+        kind,
+        flags: 0,
+        n_inputs: 0,
+        n_outputs: 1,
+        infer,
+    }
 }
 
 #[test]
@@ -212,11 +221,11 @@ fn what_a_function_in_c_may_do_wrong_has_a_message_each() {
     let register = |name: &str, kind, context: usize| {
         let context = std::ptr::without_provenance_mut(context);
         // SAFETY: the function takes any number as its context.
-        unsafe { operators().register_foreign(name, careless, &options(kind), context, Some(dropped)) }
+        unsafe { operators().register_foreign(name, CARELESS, &options(kind), context, Some(dropped)) }
     };
-    register("careless.null", abi::ALLOCATING, 1).unwrap();
-    register("careless.shape", abi::INFERRED, 2).unwrap();
-    register("careless.fails", abi::ALLOCATING, 3).unwrap();
+    register("careless.null", abi::OPERATOR_ALLOCATING, 1).unwrap();
+    register("careless.shape", abi::OPERATOR_INFERRED, 2).unwrap();
+    register("careless.fails", abi::OPERATOR_ALLOCATING, 3).unwrap();
     let engine = engine(1);
     let failure = |name: &str| {
         let made = engine.operator(name).unwrap().produce().unwrap().remove(0);
@@ -230,7 +239,7 @@ fn what_a_function_in_c_may_do_wrong_has_a_message_each() {
     assert!(failure("careless.fails").ends_with("failed: the paper is jammed"));
 
     // A refused context stays with whoever brought it; a registered one is dropped when nobody needs it any more.
-    assert!(matches!(register("careless.null", abi::ALLOCATING, 4), Err(Error::Conflict(_))));
+    assert!(matches!(register("careless.null", abi::OPERATOR_ALLOCATING, 4), Err(Error::Conflict(_))));
     assert!(register("careless.kind", 7, 5).unwrap_err().to_string().contains("kind 7 is unknown"));
     assert_eq!(DROPPED.load(Ordering::Relaxed), 0);
     let call = engine.operator("careless.fails").unwrap();
@@ -246,12 +255,12 @@ fn what_a_function_in_c_may_do_wrong_has_a_message_each() {
 
 #[test]
 fn options_of_the_c_interface_are_checked() {
-    let refused = |change: fn(&mut abi::Options)| {
-        let mut options = options(abi::ALLOCATING);
+    let refused = |change: fn(&mut abi::OperatorOptions)| {
+        let mut options = options(abi::OPERATOR_ALLOCATING);
         change(&mut options);
         // SAFETY: it is refused, so nothing is called.
         let outcome = unsafe {
-            operators().register_foreign("checked", careless, &options, std::ptr::null_mut(), None)
+            operators().register_foreign("checked", CARELESS, &options, std::ptr::null_mut(), None)
         };
         outcome.unwrap_err().to_string()
     };
@@ -259,8 +268,8 @@ fn options_of_the_c_interface_are_checked() {
     assert!(refused(|options| options.flags = 6).contains("flags 0x6 are unknown"));
     assert!(refused(|options| options.n_inputs = -2).contains("-2 inputs"));
     assert!(refused(|options| options.n_outputs = 0).contains("has no outputs"));
-    assert!(refused(|options| options.kind = abi::INFERRED).contains("has no function that infers"));
-    assert!(refused(|options| options.infer = Some(careless)).contains("is allocating"));
+    assert!(refused(|options| options.kind = abi::OPERATOR_INFERRED).contains("has no function that infers"));
+    assert!(refused(|options| options.infer = CARELESS).contains("is allocating"));
 }
 
 #[test]

@@ -19,10 +19,10 @@ use super::library::Library;
 use super::operator::{Operator, OperatorKind, Signature};
 use super::registry::Operators;
 
-/// An option of a call: a name and a text, both terminated by NUL.
+/// An option of a call: a name and a text.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Attribute {
+pub struct OperatorAttribute {
     /// The name.
     pub key: *const c_char,
     /// The value.
@@ -41,53 +41,55 @@ pub struct Attribute {
 ///
 /// `stream` is the native stream to enqueue on, or NULL on the host. The result is NULL, or why the call has failed, as a
 /// text that stays valid until this thread calls an operator again. Any thread may call it, several at once.
-pub type Function = unsafe extern "C" fn(
-    inputs: *const *const DLTensor,
-    n_inputs: usize,
-    outputs: *mut *mut DLManagedTensorVersioned,
-    n_outputs: usize,
-    attributes: *const Attribute,
-    n_attributes: usize,
-    stream: *mut c_void,
-    context: *mut c_void,
-) -> *const c_char;
+pub type OperatorFunction = Option<
+    unsafe extern "C" fn(
+        inputs: *const *const DLTensor,
+        n_inputs: usize,
+        outputs: *mut *mut DLManagedTensorVersioned,
+        n_outputs: usize,
+        attributes: *const OperatorAttribute,
+        n_attributes: usize,
+        stream: *mut c_void,
+        context: *mut c_void,
+    ) -> *const c_char,
+>;
 
 /// Called once with the context of an operator that is out of the registry, when no call of it is under way any more.
-pub type DropContext = unsafe extern "C" fn(context: *mut c_void);
+pub type OperatorDrop = Option<unsafe extern "C" fn(context: *mut c_void)>;
 
-/// [`Options::kind`] of [`OperatorKind::Destination`].
-pub const DESTINATION: u32 = 0;
-/// [`Options::kind`] of [`OperatorKind::Inferred`].
-pub const INFERRED: u32 = 1;
-/// [`Options::kind`] of [`OperatorKind::Allocating`].
-pub const ALLOCATING: u32 = 2;
-/// In [`Options::flags`]: outputs may be inputs as well, or overlap them.
-pub const IN_PLACE: u32 = 1;
-/// [`Options::n_inputs`] for any number.
-pub const ANY_NUMBER: i32 = -1;
+/// [`OperatorOptions::kind`] of [`OperatorKind::Destination`].
+pub const OPERATOR_DESTINATION: u32 = 0;
+/// [`OperatorOptions::kind`] of [`OperatorKind::Inferred`].
+pub const OPERATOR_INFERRED: u32 = 1;
+/// [`OperatorOptions::kind`] of [`OperatorKind::Allocating`].
+pub const OPERATOR_ALLOCATING: u32 = 2;
+/// In [`OperatorOptions::flags`]: outputs may be inputs as well, or overlap them.
+pub const OPERATOR_IN_PLACE: u32 = 1;
+/// [`OperatorOptions::n_inputs`] for any number.
+pub const OPERATOR_ANY_NUMBER: i32 = -1;
 
 /// How an operator is called. Room for more is at the end: `size` says how much the caller knows of it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct OperatorOptions {
     /// `sizeof` this struct.
-    pub size: usize,
-    /// [`DESTINATION`], [`INFERRED`] or [`ALLOCATING`].
+    pub size: u32,
+    /// [`OPERATOR_DESTINATION`], [`OPERATOR_INFERRED`] or [`OPERATOR_ALLOCATING`].
     pub kind: u32,
-    /// [`IN_PLACE`] or 0.
+    /// [`OPERATOR_IN_PLACE`] or 0.
     pub flags: u32,
-    /// How many inputs, or [`ANY_NUMBER`].
+    /// How many inputs, or [`OPERATOR_ANY_NUMBER`].
     pub n_inputs: i32,
     /// How many outputs, at least 1.
     pub n_outputs: i32,
-    /// Says what the outputs will look like; needed by [`INFERRED`] and NULL else.
-    pub infer: Option<Function>,
+    /// Says what the outputs will look like; needed by [`OPERATOR_INFERRED`] and NULL else.
+    pub infer: OperatorFunction,
 }
 
 /// Where a library's functions keep what is theirs.
 struct Context {
     pointer: *mut c_void,
-    drop: Option<DropContext>,
+    drop: OperatorDrop,
     generation: u32,
 }
 
@@ -110,8 +112,8 @@ impl Drop for Context {
 
 /// An operator in C.
 struct Foreign {
-    function: Function,
-    infer: Option<Function>,
+    function: OperatorFunction,
+    infer: OperatorFunction,
     // Before the library, whose code drops it.
     context: Context,
     _library: Option<Library>,
@@ -124,15 +126,15 @@ impl Operators {
     /// As [`register`](Self::register); [`Error::Invalid`] for options that cannot be.
     ///
     /// # Safety
-    /// The function, and the one that infers, keep the contract of [`Function`], for any context as `context` is; they and
+    /// The function, and the one that infers, keep the contract of [`OperatorFunction`], for any context as `context` is; they and
     /// `drop_context` may be called from any thread until that has been called.
     pub unsafe fn register_foreign(
         &self,
         name: &str,
-        function: Function,
-        options: &Options,
+        function: OperatorFunction,
+        options: &OperatorOptions,
         context: *mut c_void,
-        drop_context: Option<DropContext>,
+        drop_context: OperatorDrop,
     ) -> Result<(), Error> {
         let operator = foreign(name, "C", function, options, (context, drop_context), None)?;
         self.add(operator).map_err(|mut refused| {
@@ -146,11 +148,14 @@ impl Operators {
 pub(super) fn foreign(
     name: &str,
     origin: &str,
-    function: Function,
-    options: &Options,
-    (pointer, drop): (*mut c_void, Option<DropContext>),
+    function: OperatorFunction,
+    options: &OperatorOptions,
+    (pointer, drop): (*mut c_void, OperatorDrop),
     library: Option<Library>,
 ) -> Result<Operator, Error> {
+    if function.is_none() {
+        return Err(Error::invalid(format!("operator `{name}`: its function is NULL")));
+    }
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
     let context = Context { pointer, drop, generation: fork::generation() };
@@ -163,22 +168,23 @@ pub(super) fn foreign(
     })
 }
 
-fn signature(name: &str, options: &Options) -> Result<Signature, Error> {
+fn signature(name: &str, options: &OperatorOptions) -> Result<Signature, Error> {
     let wrong = |what: String| Err(Error::invalid(format!("operator `{name}`: {what}")));
-    if options.size < size_of::<Options>() {
-        return wrong(format!("size of its options is {}, less than {}", options.size, size_of::<Options>()));
+    let size = size_of::<OperatorOptions>();
+    if (options.size as usize) < size {
+        return wrong(format!("size of its options is {}, less than {size}", options.size));
     }
     let kind = match options.kind {
-        DESTINATION => OperatorKind::Destination,
-        INFERRED => OperatorKind::Inferred,
-        ALLOCATING => OperatorKind::Allocating,
+        OPERATOR_DESTINATION => OperatorKind::Destination,
+        OPERATOR_INFERRED => OperatorKind::Inferred,
+        OPERATOR_ALLOCATING => OperatorKind::Allocating,
         other => return wrong(format!("kind {other} is unknown")),
     };
-    if options.flags & !IN_PLACE != 0 {
-        return wrong(format!("flags {:#x} are unknown", options.flags & !IN_PLACE));
+    if options.flags & !OPERATOR_IN_PLACE != 0 {
+        return wrong(format!("flags {:#x} are unknown", options.flags & !OPERATOR_IN_PLACE));
     }
     let inputs = match options.n_inputs {
-        ANY_NUMBER => None,
+        OPERATOR_ANY_NUMBER => None,
         count => match usize::try_from(count) {
             Ok(count) => Some(count),
             Err(_) => return wrong(format!("{count} inputs")),
@@ -196,7 +202,7 @@ fn signature(name: &str, options: &Options) -> Result<Signature, Error> {
         }
         _ => {}
     }
-    let signature = Signature { kind, inputs, outputs, in_place: options.flags & IN_PLACE != 0 };
+    let signature = Signature { kind, inputs, outputs, in_place: options.flags & OPERATOR_IN_PLACE != 0 };
     signature.check(name)?;
     Ok(signature)
 }
@@ -205,11 +211,12 @@ impl Foreign {
     /// Calls one of the functions.
     fn call(
         &self,
-        function: Function,
+        function: OperatorFunction,
         call: &Invocation,
         inputs: &[&Definition],
         outputs: &mut [*mut DLManagedTensorVersioned],
     ) -> BodyResult {
+        let Some(function) = function else { return Err("the operator has no such function".into()) };
         // SAFETY: the definitions live until the call is over, which is what lending asks; the operation may read them.
         let described: Vec<DLManagedTensorVersioned> =
             inputs.iter().map(|input| unsafe { table::lent(&input.layout, input.data) }).collect();
@@ -219,8 +226,10 @@ impl Foreign {
             .iter()
             .map(|(key, value)| Ok((CString::new(key)?, CString::new(value)?)))
             .collect::<BodyResult<_>>()?;
-        let attributes: Vec<Attribute> =
-            texts.iter().map(|(key, value)| Attribute { key: key.as_ptr(), value: value.as_ptr() }).collect();
+        let attributes: Vec<OperatorAttribute> = texts
+            .iter()
+            .map(|(key, value)| OperatorAttribute { key: key.as_ptr(), value: value.as_ptr() })
+            .collect();
         // SAFETY: whoever registered the function promised that it keeps its contract; everything that it is lent is alive.
         let failure = unsafe {
             function(
@@ -249,14 +258,13 @@ impl Kernel for Foreign {
     }
 
     fn infer(&self, call: &Invocation, inputs: &[&Definition]) -> BodyResult<Vec<Layout>> {
-        let Some(infer) = self.infer else { return Err("the operator has no function that infers".into()) };
         let count = call.operator().signature().outputs;
         let mut dims = vec![[0_i64; NDIM_MAX]; count];
         let mut blanks: Vec<DLManagedTensorVersioned> =
             dims.iter_mut().map(|dims| table::blank(call.device(), dims)).collect();
         let mut outputs: Vec<*mut DLManagedTensorVersioned> =
             blanks.iter_mut().map(|blank| &raw mut *blank).collect();
-        self.call(infer, call, inputs, &mut outputs)?;
+        self.call(self.infer, call, inputs, &mut outputs)?;
         let describe = |(at, blank): (usize, &mut DLManagedTensorVersioned)| {
             // SAFETY: the struct is ours; the function has left its shape, or put another one of `ndim` entries there.
             let layout = unsafe { table::layout_of(NonNull::from(&mut blank.dl_tensor)) };

@@ -1,6 +1,6 @@
 //! Shared libraries full of operators.
 //!
-//! A library exports one function, [`ENTRY`], of type [`Entry`]. It is called with a [`Registrar`], whose `add` takes what
+//! A library exports one function, [`ENTRY`], of type [`OperatorEntry`]. It is called with a [`OperatorRegistrar`], whose `add` takes what
 //! `estafette_register_operator` of the C interface takes. The library links to nothing of ours; it stays loaded until its
 //! last operator is out of the registry and no call of it is under way.
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 
-use super::abi::{DropContext, Function, Options, foreign};
+use super::abi::{OperatorDrop, OperatorFunction, OperatorOptions, foreign};
 use super::operator::Operator;
 use super::registry::Operators;
 
@@ -19,26 +19,30 @@ pub const ENTRY: &CStr = c"estafette_operators";
 
 /// The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text that stays valid until
 /// the library is unloaded or called again.
-pub type Entry = unsafe extern "C" fn(registrar: *mut Registrar) -> *const c_char;
+pub type OperatorEntry = Option<unsafe extern "C" fn(registrar: *mut OperatorRegistrar) -> *const c_char>;
 
 /// What an entry point registers operators with. It is the library's until the entry point returns.
 #[repr(C)]
 #[derive(Debug)]
-pub struct Registrar {
+pub struct OperatorRegistrar {
     /// `sizeof` this struct.
-    pub size: usize,
+    pub size: u32,
+    /// 0.
+    pub reserved: u32,
     /// Ours.
     pub context: *mut c_void,
     /// Adds an operator. The result is NULL, or what is wrong with it, as a text that stays valid until the next call; the
     /// context is still the library's then.
-    pub add: unsafe extern "C" fn(
-        registrar: *mut Registrar,
-        name: *const c_char,
-        function: Option<Function>,
-        options: *const Options,
-        context: *mut c_void,
-        drop_context: Option<DropContext>,
-    ) -> *const c_char,
+    pub add: Option<
+        unsafe extern "C" fn(
+            registrar: *mut OperatorRegistrar,
+            name: *const c_char,
+            function: OperatorFunction,
+            options: *const OperatorOptions,
+            context: *mut c_void,
+            drop_context: OperatorDrop,
+        ) -> *const c_char,
+    >,
 }
 
 /// A library that is loaded as long as somebody has it.
@@ -61,8 +65,8 @@ impl Operators {
     /// [`Error::Conflict`] for a name that is taken; [`Error::Forked`].
     ///
     /// # Safety
-    /// Loading a library runs its code. Its entry point keeps the contract of [`Entry`], and its operators that of
-    /// [`Function`].
+    /// Loading a library runs its code. Its entry point keeps the contract of [`OperatorEntry`], and its operators that of
+    /// [`OperatorFunction`].
     pub unsafe fn load(&self, path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
         crate::core::Core::check_process()?;
         let path = path.as_ref();
@@ -71,8 +75,9 @@ impl Operators {
         let library = unsafe { libloading::Library::new(path) };
         let library = Arc::new(library.map_err(|error| wrong(format!("cannot be loaded: {error}")))?);
         // SAFETY: by contract of this function, what has this name is of this type.
-        let entry = unsafe { library.get::<Entry>(ENTRY.to_bytes_with_nul()) };
-        let entry = *entry.map_err(|_| wrong("exports no function `estafette_operators`".into()))?;
+        let entry = unsafe { library.get::<OperatorEntry>(ENTRY.to_bytes_with_nul()) };
+        let entry = entry.ok().and_then(|entry| *entry);
+        let entry = entry.ok_or_else(|| wrong("exports no function `estafette_operators`".into()))?;
         let mut collected = Collected {
             library: Arc::clone(&library),
             origin: path.display().to_string(),
@@ -80,7 +85,12 @@ impl Operators {
             refusal: CString::default(),
         };
         let context = (&raw mut collected).cast();
-        let mut registrar = Registrar { size: size_of::<Registrar>(), context, add };
+        let mut registrar = OperatorRegistrar {
+            size: size_of::<OperatorRegistrar>() as u32,
+            reserved: 0,
+            context,
+            add: Some(add),
+        };
         // SAFETY: the entry point keeps its contract; what the registrar refers to outlives the call.
         let failure = unsafe { entry(&mut registrar) };
         if !failure.is_null() {
@@ -113,14 +123,14 @@ impl Operators {
     }
 }
 
-/// [`Registrar::add`].
+/// [`OperatorRegistrar::add`].
 unsafe extern "C" fn add(
-    registrar: *mut Registrar,
+    registrar: *mut OperatorRegistrar,
     name: *const c_char,
-    function: Option<Function>,
-    options: *const Options,
+    function: OperatorFunction,
+    options: *const OperatorOptions,
     context: *mut c_void,
-    drop_context: Option<DropContext>,
+    drop_context: OperatorDrop,
 ) -> *const c_char {
     if registrar.is_null() {
         return c"the registrar is NULL".as_ptr();
@@ -128,7 +138,7 @@ unsafe extern "C" fn add(
     // SAFETY: the library passes on what its entry point got, while that has not returned, on one thread.
     let collected = unsafe { &mut *(*registrar).context.cast::<Collected>() };
     // SAFETY: NULL, or readable texts and options, as the contract of registration says.
-    let added = unsafe { read(name, function, options) }.and_then(|(name, function, options)| {
+    let added = unsafe { read(name, options) }.and_then(|(name, options)| {
         if collected.operators.iter().any(|known| known.name() == name) {
             return Err(Error::Conflict(format!("operator `{name}` is registered twice")));
         }
@@ -157,20 +167,17 @@ unsafe extern "C" fn add(
 /// The pointers are NULL, or to a text and to options that stay as they are during `'a`.
 pub unsafe fn read<'a>(
     name: *const c_char,
-    function: Option<Function>,
-    options: *const Options,
-) -> Result<(&'a str, Function, &'a Options), Error> {
+    options: *const OperatorOptions,
+) -> Result<(&'a str, &'a OperatorOptions), Error> {
     if name.is_null() {
         return Err(Error::invalid("the name of an operator is NULL"));
     }
     // SAFETY: not NULL, so a text.
     let name = unsafe { CStr::from_ptr(name) };
     let name = name.to_str().map_err(|_| Error::invalid("the name of an operator is not UTF-8"))?;
-    let function =
-        function.ok_or_else(|| Error::invalid(format!("operator `{name}`: its function is NULL")))?;
     // SAFETY: NULL or readable.
     let options = unsafe { options.as_ref() };
     let options =
         options.ok_or_else(|| Error::invalid(format!("operator `{name}`: its options are NULL")))?;
-    Ok((name, function, options))
+    Ok((name, options))
 }
