@@ -27,7 +27,7 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
-use crate::{call_sites, future, gate, interrupt, mxnet, running_loop, thread_state};
+use crate::{call_sites, future, gate, interrupt, mxnet, promise, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -198,7 +198,8 @@ impl PyEngine {
 
     /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, or a raw capsule.
     ///
-    /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is.
+    /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is. An
+    /// object with ``__estafette_promise__`` is not waited for: the tensor is ready when its promise is done.
     ///
     /// device: where the data shall be; default where it is.
     /// copy: True always copies, False never does, None only if it must.
@@ -220,6 +221,13 @@ impl PyEngine {
         let wanted = Wanted { device: device.map(parse_device).transpose()?, copy };
         if let Ok(tensor) = x.cast::<PyTensor>() {
             return self.own(tensor, &wanted);
+        }
+        if let Some(promise) = promise::pending(x, engine)? {
+            let tensor = promise::import(x, engine, promise)?;
+            imported(py);
+            let copies = wanted.device.is_some() || copy == Some(true);
+            let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
+            return Bound::new(py, self.wrap(tensor));
         }
         let (managed, immutable) = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();

@@ -17,6 +17,7 @@
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
+//! | `promise` | `__estafette_promise__`, both ways |
 //! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
@@ -54,6 +55,7 @@ mod order;
 mod peer_table;
 mod peers;
 mod process;
+mod promise;
 mod report;
 mod running_loop;
 mod site;

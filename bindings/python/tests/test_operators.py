@@ -1,5 +1,9 @@
 """Operators: functions of one library in the schedule of another, called by name."""
 
+import os
+import pathlib
+import shutil
+import subprocess
 import threading
 
 import pytest
@@ -205,3 +209,59 @@ class TestLibraries:
         # [[3, 1], [2, 4]] squared is [[11, 7], [14, 18]].
         assert values(np, total) == [18.0, 32.0]
         assert values(np, positions) == [0, 1] and values(np, result) == [324.0, 1024.0]
+
+
+@pytest.fixture(scope="module")
+def arithmetic(tmp_path_factory):
+    """A shared library of operators, from `tests/operators/arithmetic.c`."""
+    compiler = os.environ.get("CC") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    root = pathlib.Path(__file__).parents[3]
+    library = tmp_path_factory.mktemp("operators") / "libarithmetic.so"
+    command = [compiler, "-std=c11", "-shared", "-fPIC", "-I", root / "bindings/c/include", "-o", library]
+    subprocess.run([*command, root / "tests/operators/arithmetic.c"], check=True)
+    return library
+
+
+class TestLibraryInC:
+    def test_its_operators_of_three_kinds_run_between_those_of_others(self, operators, eng, np, arithmetic, gate):
+        names = operators.load(arithmetic)
+        assert names == ["arithmetic.axpy", "arithmetic.outer", "arithmetic.split"]
+        assert [operators[name].kind for name in names] == ["destination", "inferred", "allocating"]
+        assert operators[names[0]].origin == str(arithmetic)
+        operators.register("numpy.flatten", lambda x: x.reshape(-1).copy(), using=np.from_dlpack, inputs=1)
+
+        def load():
+            gate()
+            return np.array([1, 2, 3], "float32")
+
+        x, y = eng.call(load), eng.from_dlpack(np.array([10, 20, 30], "float32"))
+        op = operators["arithmetic.axpy"]
+        assert op(x, y, out=y, alpha=2) is y
+        products = operators["arithmetic.outer"](x, y)
+        low, high = operators["arithmetic.split"](operators["numpy.flatten"](products), at=40.5)
+        assert gate.entered.wait(30) and not any(t.is_ready() for t in (y, products, low, high))
+        gate.open()
+        assert values(np, y) == [12.0, 24.0, 36.0]
+        assert values(np, products) == [[12.0, 24.0, 36.0], [24.0, 48.0, 72.0], [36.0, 72.0, 108.0]]
+        assert values(np, low) == [12.0, 24.0, 36.0, 24.0, 36.0] and values(np, high) == [48.0, 72.0, 72.0, 108.0]
+
+    def test_what_it_says_of_a_failure_is_the_failure(self, operators, eng, np, arithmetic):
+        operators.load(arithmetic)
+        x, y = eng.zeros(3, "float32"), eng.zeros(2, "float32")
+        operators["arithmetic.axpy"](x, y, out=y)
+        with pytest.raises(est.OperationError, match="tensors of one length, not of 3, 2 and 2"):
+            y.wait()
+        with pytest.raises(est.OperationError, match="axpy takes float32"):
+            out = eng.zeros(3, "int32")
+            operators["arithmetic.axpy"](x, x, out=out)
+            out.wait()
+
+    def test_it_is_loaded_whole_or_not_at_all(self, operators, eng, arithmetic):
+        operators.register("arithmetic.split", print)
+        with pytest.raises(est.ConflictError, match="`arithmetic.split` is registered already, by builtins.print"):
+            operators.load(arithmetic)
+        assert "arithmetic.axpy" not in operators
+        with pytest.raises(est.InvalidError, match="exports no function `estafette_operators`"):
+            operators.load(est._estafette.__file__)
