@@ -192,7 +192,7 @@ def main(path):
         print(f"{leg:<30}{crossings:>10}  {data:<13}{ready}")
     print()
     print(f"{FRAMES} frames submitted in {submitted * 1e3:.1f} ms, {early} of them done by then; all after {took * 1e3:.1f} ms")
-    print(f"Mill's own work: {alone * 1e3:.0f} ms on 2 threads; Tide's loop turned {turns} times and never blocked")
+    print(f"Mill's own work takes {alone * 1e3:.0f} ms, shared by 2 threads; Tide's loop turned {turns} times and never blocked")
     print(f"sums right: {right} of {FRAMES}; memory given back: {given_back} of {made}")
     if right != FRAMES or given_back != made or early == FRAMES:
         raise SystemExit("something was not as it should be")

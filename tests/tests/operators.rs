@@ -2,10 +2,14 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
+use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
-use estafette::operators::{OperatorKind, abi, operators};
+use estafette::operators::{Implementation, Invocation, OperatorKind, Signature, abi, operators};
 use estafette::{DType, Engine, Error, Produced, Tensor};
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -171,6 +175,77 @@ fn an_operator_that_gives_the_wrong_number_of_results_fails_and_one_that_panics_
     let produce = |name| engine.operator(name).unwrap().produce().unwrap().remove(0);
     assert!(produce("odd.count").wait().unwrap_err().to_string().contains("gave 0 results, not 2"));
     assert!(produce("odd.panic").wait().unwrap_err().to_string().contains("panicked: out of ink"));
+}
+
+/// Adds one to the only element of its input, on a queue of the simulated device.
+struct OnQueue;
+
+#[derive(Clone, Copy)]
+struct Element(*mut f32);
+
+// SAFETY: an address; the order of the operations keeps its uses apart, which is what is tested.
+unsafe impl Send for Element {}
+
+impl Element {
+    fn of(tensor: &Tensor) -> Self {
+        Self(tensor.data_ptr().unwrap().cast_mut().cast())
+    }
+
+    fn add_one_to(self, other: Self) {
+        // SAFETY: the operation that this runs for keeps the memory and its order.
+        unsafe { *other.0 = *self.0 + 1.0 }
+    }
+}
+
+impl Implementation for OnQueue {
+    fn start(&self, call: Invocation) {
+        let (from, to) = (Element::of(&call.inputs()[0]), Element::of(&call.outputs()[0]));
+        let queue = call.queue().expect("called on one").clone();
+        let launched = SimQueue::from_queue(queue.as_ref()).expect("of the simulated device").launch(
+            "add one",
+            10,
+            move || from.add_one_to(to),
+        );
+        call.finish(launched.map(|()| Vec::new()).map_err(Into::into));
+    }
+}
+
+#[test]
+fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
+    let device = SimDevice::new(SimOptions::default()).unwrap();
+    let engine = Engine::builder().workers(1).device(device.clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let signature =
+        Signature { kind: OperatorKind::Destination, inputs: Some(1), outputs: 1, in_place: true };
+    operators().register("queue.add_one", signature, "a test", OnQueue).unwrap();
+    let queue: Arc<dyn Queue> = device.queue(false);
+    let tensors: Vec<Tensor> = (0..3)
+        .map(|_| {
+            let tensor = engine.empty_on(device.id(), &[1], DType::F32).unwrap();
+            engine
+                .op("zero")
+                .writes([&tensor])
+                .run(|[], [mut x]| Ok(x.as_mut_slice::<f32>()?.fill(0.0)))
+                .unwrap();
+            tensor.wait().unwrap();
+            tensor
+        })
+        .collect();
+    let call = |from: usize, to: usize| {
+        let call = engine.operator("queue.add_one").unwrap().inputs(&[&tensors[from]]).on(&queue);
+        call.run_into(&[&tensors[to]]).unwrap()
+    };
+    let ops = [call(0, 1), call(1, 2), call(2, 2)];
+    // Issued, all of them, before the device has moved.
+    engine.wait_all(Some(Duration::from_secs(30))).unwrap();
+    assert!(!tensors[2].is_ready());
+    device.run_until_idle();
+    tensors[2].wait().unwrap();
+    assert_eq!(tensors[2].to_vec::<f32>().unwrap(), [3.0]);
+    drop(ops);
+    let produced = engine.operator("queue.add_one").unwrap().inputs(&[&tensors[0]]).on(&queue).produce();
+    assert!(produced.unwrap_err().to_string().contains("was given none"));
+    assert!(watchdog.still_watches());
 }
 
 /// Counts what has become of contexts.

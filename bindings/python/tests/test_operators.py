@@ -9,6 +9,7 @@ import threading
 import pytest
 
 import estafette as est
+from conftest import run_program
 
 
 @pytest.fixture
@@ -79,6 +80,28 @@ class TestRegistry:
             operators.register("a", print, outputs=0)
         with pytest.raises(est.InvalidError, match=r"nothing\.so: cannot be loaded"):
             operators.load(tmp_path / "nothing.so")
+
+
+    def test_in_a_forked_child_it_is_a_clear_error(self):
+        run_program(
+            """
+            import os
+            import estafette as est
+
+            eng = est.Engine(workers=1)
+            eng.operators.register("double", lambda x: x)
+            if os.fork() == 0:
+                refused = 0
+                for use in (lambda: list(eng.operators), lambda: eng.operators["double"], lambda: "double" in eng.operators):
+                    try:
+                        use()
+                    except est.ForkedError:
+                        refused += 1
+                os._exit(refused)
+            assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+            assert list(eng.operators) == ["double"]
+            """
+        )
 
 
 class TestCalls:

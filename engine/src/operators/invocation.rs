@@ -82,6 +82,11 @@ impl Invocation {
         self.parts.queue.as_ref().map_or(0, |queue| queue.native())
     }
 
+    /// The queue to enqueue on; `None` on the host.
+    pub fn queue(&self) -> Option<&Arc<dyn Queue>> {
+        self.parts.queue.as_ref()
+    }
+
     /// Where results belong that have no place yet: where the first input is, or on the host.
     pub(super) fn device(&self) -> DLDevice {
         self.parts.inputs.first().and_then(|input| input.device().ok()).unwrap_or(DLDevice::CPU)
