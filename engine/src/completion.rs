@@ -101,6 +101,11 @@ impl Completion {
     pub fn complete_after(self, fence: &Fence) {
         self.scope.end(Some(fence), Ok(None));
     }
+
+    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
+    pub(crate) fn complete_after_with(self, fence: &Fence, result: BodyResult) {
+        self.scope.end(Some(fence), result.map(|()| None));
+    }
 }
 
 impl Drop for Completion {
@@ -183,7 +188,8 @@ impl Scope {
         export_held(lease, options)
     }
 
-    fn end_by_panic(&self, panic: Panic) {
+    /// Ends the operation with a panic, unless it has ended.
+    pub(crate) fn end_by_panic(&self, panic: Panic) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else {
             drop(inner);

@@ -303,6 +303,11 @@ impl Engine {
         &self.core().devices
     }
 
+    /// How long a wait is held up by leases alone before it ends.
+    pub fn lease_timeout(&self) -> Duration {
+        self.core().lease_timeout
+    }
+
     /// Waits until everything submitted to this engine has ended. Leases do not count.
     ///
     /// # Errors

@@ -60,6 +60,11 @@ impl Produced {
         Self(Source::Managed { managed, read_only: true })
     }
 
+    /// Memory of an operation's own, described by `layout`.
+    pub(crate) fn ready(layout: Layout, storage: Storage) -> Self {
+        Self(Source::Ready { layout, storage })
+    }
+
     /// The elements of a vector, in row-major order.
     ///
     /// # Errors
@@ -71,7 +76,7 @@ impl Produced {
 }
 
 /// Whether the host may load and store in memory of `device`.
-fn host_can_use(core: &Core, device: DLDevice) -> bool {
+pub(crate) fn host_can_use(core: &Core, device: DLDevice) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
 }
@@ -166,7 +171,8 @@ pub(crate) fn allocate(
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 const ALIGN: usize = 64;
 
-fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
+/// Memory for `layout` on the device that it names.
+pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
     let device = core
         .device(id)

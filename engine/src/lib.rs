@@ -66,7 +66,7 @@
 //! export is a *lease*: engine writes wait until it is returned.
 //!
 //! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules that
-//! touch foreign memory (`exchange`, `export`, `arrow`, `views`, `guards`, `copy`), the coarse clock, and those that make an
+//! touch foreign memory (`exchange`, `export`, `arrow`, `operators`, `views`, `guards`, `copy`), the coarse clock, and those that make an
 //! operation or a lease cost next to nothing (`body`, `builder`, `late`, `core_ref`, `operation`, `lease`).
 
 mod admission;
@@ -99,6 +99,7 @@ mod lease_info;
 mod lease_wait;
 mod operands;
 mod operation;
+pub mod operators;
 mod produce;
 mod quiet;
 mod raw;
