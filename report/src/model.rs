@@ -231,6 +231,9 @@ pub struct Stall {
     pub hazard: Option<Hazard>,
     /// Because of whom.
     pub culprit: Culprit,
+    /// Whether this access is the one that the operation waited for longest. The decisive stalls of an operation do not
+    /// overlap, and together are the time that it waited; those of its other accesses are hidden behind them.
+    pub decisive: bool,
 }
 
 impl Stall {
