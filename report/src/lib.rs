@@ -3,6 +3,10 @@
 //! Everything here works on plain data ([`Recording`]) after the fact. The crate knows no engine, starts no thread and looks
 //! at no clock; an engine makes a recording and hands it over, or a reader finds it in a file.
 
+pub mod chrome;
+mod facts;
 pub mod model;
+pub mod perfetto;
+mod place;
 
 pub use model::Recording;
