@@ -90,6 +90,7 @@ pub mod exchange;
 mod export;
 mod guards;
 mod import;
+pub mod journal;
 mod late;
 mod lease;
 mod lease_all;

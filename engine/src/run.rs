@@ -23,6 +23,7 @@ use crate::context::{self, Current};
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
+use crate::journal::hooks;
 use crate::operation::{self, Kind, OpGranted, OpHandle, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
 
@@ -90,6 +91,9 @@ fn run_at_once(granted: OpGranted) {
 /// Pushes a granted operation to its engine's pool.
 #[inline]
 fn push(granted: OpGranted) {
+    if granted.payload().noted {
+        hooks::ready(granted.id());
+    }
     let core = granted.payload().core.clone();
     let priority = granted.payload().priority;
     if priority == 0 {
@@ -141,6 +145,9 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
         } else if granted.payload().priority != 0 {
             push(granted);
         } else {
+            if granted.payload().noted {
+                hooks::ready(granted.id());
+            }
             let core = granted.payload().core.clone();
             core.pool.push_unnoticed(ReadyOp(granted));
             if !unwoken.as_ref().is_some_and(|last| last.same(&core))
@@ -213,6 +220,9 @@ fn start_settled(granted: OpGranted) -> Option<OpGranted> {
 /// Runs the body, unless the operation was cancelled.
 #[inline(always)]
 fn begin(granted: OpGranted) -> Option<OpGranted> {
+    if granted.payload().noted {
+        hooks::begins(&granted);
+    }
     if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
 }
 
@@ -304,6 +314,9 @@ fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>)
 
 /// The same for an operation that ran well and left no work behind, as nearly all do.
 fn end_well(granted: OpGranted) -> Option<OpGranted> {
+    if granted.payload().noted {
+        hooks::ends_well(&granted);
+    }
     let core = granted.payload().core.id;
     let mut replaced = None;
     let mut ended = Ended::new();
@@ -332,6 +345,9 @@ pub(crate) fn complete(
     let state = granted.payload();
     if let Some(failure) = failure {
         state.fail(failure);
+    }
+    if state.noted {
+        hooks::ends(&granted, ending);
     }
     // Failures that newer versions replace are rare, and dropped where no bit is held.
     let mut replaced = None;

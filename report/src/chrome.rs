@@ -48,7 +48,11 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
         for (thing, shelf) in things.iter().zip(shelves) {
             let tid = thread + shelf as u64;
             if let Some(id) = thing.id {
-                anchors.insert(id, (thing.placed, tid));
+                // An export and the lease that begins with it have one number; the export is the earlier of the two.
+                let anchor = anchors.entry(id).or_insert((thing.placed, tid));
+                if thing.category == "operation" {
+                    *anchor = (thing.placed, tid);
+                }
             }
             events.put(&thing.event(tid))?;
         }

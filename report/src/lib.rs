@@ -3,6 +3,7 @@
 //! Everything here works on plain data ([`Recording`]) after the fact. The crate knows no engine, starts no thread and looks
 //! at no clock; an engine makes a recording and hands it over, or a reader finds it in a file.
 
+pub mod attribution;
 pub mod chrome;
 mod facts;
 pub mod model;

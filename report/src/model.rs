@@ -84,6 +84,8 @@ pub struct Variable {
 }
 
 /// One operation, one wait, or one crossing into a library.
+///
+/// An export and the lease that begins with it have the same identity.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Operation {
     /// Identity, as in errors and diagnoses.
@@ -104,7 +106,13 @@ pub struct Operation {
     pub submitted: Nanos,
     /// All accesses may proceed.
     pub granted: Option<Nanos>,
-    /// The body began.
+    /// Handed to those who run it: all that it waits for has ended, on whatever device, and was observed. Not earlier than
+    /// `granted`.
+    pub ready: Option<Nanos>,
+    /// The thread that goes on with it was running, and asked for the interpreter's lock. Not later than `began`, of a wait
+    /// not later than `resumed`.
+    pub awake: Option<Nanos>,
+    /// The body began. Of an export: the library has it.
     pub began: Option<Nanos>,
     /// The body ended; device work was handed to its queue.
     pub issued: Option<Nanos>,
@@ -118,6 +126,8 @@ pub struct Operation {
     pub outcome: Outcome,
     /// What it used.
     pub accesses: Vec<Access>,
+    /// The operation whose end it waits for by name, if it has no accesses of its own.
+    pub waits_for: Option<OperationId>,
 }
 
 /// What an operation is.
@@ -209,7 +219,7 @@ pub struct Lease {
 pub struct Stall {
     /// Who waited.
     pub waiter: OperationId,
-    /// Index into its `accesses`.
+    /// Index into its `accesses`; 0 if it has none, because it waits for an operation by name.
     pub access: usize,
     /// Since when.
     pub from: Nanos,
@@ -221,6 +231,9 @@ pub struct Stall {
     pub hazard: Option<Hazard>,
     /// Because of whom.
     pub culprit: Culprit,
+    /// Whether this access is the one that the operation waited for longest. The decisive stalls of an operation do not
+    /// overlap, and together are the time that it waited; those of its other accesses are hidden behind them.
+    pub decisive: bool,
 }
 
 impl Stall {
@@ -317,7 +330,7 @@ pub struct Edge {
     pub from: OperationId,
     /// The later one.
     pub to: OperationId,
-    /// [`Variable::id`] of what both use.
+    /// [`Variable::id`] of what both use; 0 if `to` waits for `from` by name.
     pub variable: u64,
     /// Why it is a conflict.
     pub hazard: Hazard,

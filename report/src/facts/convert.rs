@@ -148,11 +148,14 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .index("lane", operation.lane)
         .uint("submitted", operation.submitted)
         .maybe("granted", operation.granted)
+        .maybe("ready", operation.ready)
+        .maybe("awake", operation.awake)
         .maybe("began", operation.began)
         .maybe("issued", operation.issued)
         .maybe("done", operation.done)
         .maybe("observed", operation.observed)
         .maybe("resumed", operation.resumed)
+        .maybe("waits for", operation.waits_for)
         .text("outcome", outcome);
     if let Some(why) = why {
         facts = facts.text("why", why);
@@ -176,6 +179,8 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
         lane: facts.find_index("lane"),
         submitted: facts.need_uint("submitted")?,
         granted: facts.find_uint("granted"),
+        ready: facts.find_uint("ready"),
+        awake: facts.find_uint("awake"),
         began: facts.find_uint("began"),
         issued: facts.find_uint("issued"),
         done: facts.find_uint("done"),
@@ -190,6 +195,7 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
             other => return Err(format!("has an unknown outcome, `{other}`")),
         },
         accesses: facts.find_list("accesses").iter().map(access).collect::<Result<_, String>>()?,
+        waits_for: facts.find_uint("waits for"),
     })
 }
 
@@ -228,7 +234,8 @@ pub(crate) fn stall(index: usize, stall: &Stall) -> Facts {
         .uint("to", stall.to)
         .text("cause", stall.cause.name())
         .text("culprit", word)
-        .maybe("which", which);
+        .maybe("which", which)
+        .uint("decisive", stall.decisive.into());
     match stall.hazard {
         Some(hazard) => facts.text("hazard", hazard_word(hazard)),
         None => facts,
@@ -245,6 +252,7 @@ pub(crate) fn stall_from(facts: &Facts) -> Result<(u64, Stall), String> {
         cause: cause(facts.need_text("cause")?)?,
         hazard: facts.find_text("hazard").map(hazard).transpose()?,
         culprit: culprit(facts.need_text("culprit")?, facts.find_uint("which"))?,
+        decisive: facts.need_uint("decisive")? != 0,
     };
     Ok((facts.need_uint("index")?, stall))
 }

@@ -132,6 +132,7 @@ impl Links {
     fn of(recording: &Recording, events: &[Event]) -> Self {
         let mut positions = HashMap::new();
         let mut arrivals = HashMap::new();
+        let mut leases = HashMap::new();
         for (position, event) in events.iter().enumerate() {
             match event.shape {
                 Shape::Begin(What::Operation(index)) | Shape::Moment(What::Operation(index)) => {
@@ -141,11 +142,13 @@ impl Links {
                     arrivals.insert(recording.operations[index].id, position);
                 }
                 Shape::Begin(What::Lease(index)) => {
-                    positions.insert(recording.leases[index].id, position);
+                    leases.insert(recording.leases[index].id, position);
                 }
                 _ => {}
             }
         }
+        // An export and the lease that begins with it have one number; the export is the earlier of the two.
+        leases.into_iter().for_each(|(id, position)| _ = positions.entry(id).or_insert(position));
         let mut links = Self { by_end: HashMap::new(), leaving: HashMap::new(), arriving: HashMap::new() };
         for (index, edge) in recording.edges.iter().enumerate() {
             links.by_end.entry(edge.to).or_default().push(index);

@@ -159,6 +159,8 @@ pub fn recording(operations: usize) -> Recording {
             lane: None,
             submitted: now,
             granted: Some(granted),
+            ready: None,
+            awake: None,
             began: None,
             issued: None,
             done: None,
@@ -166,6 +168,7 @@ pub fn recording(operations: usize) -> Recording {
             resumed: None,
             outcome: Outcome::Ok,
             accesses,
+            waits_for: None,
         };
         let end = match stage.kind {
             OperationKind::Await => resume(&mut recording, &mut operation, &mut free, &mut dice),
@@ -185,7 +188,7 @@ pub fn recording(operations: usize) -> Recording {
         recording.operations.push(operation);
     }
     recording.duration = ends.iter().copied().max().unwrap_or(0) + 50_000;
-    recording.stalls.sort_by_key(|stall| (stall.waiter, stall.access, stall.from));
+    recording.stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access));
     count(&mut recording);
     recording
 }
@@ -234,6 +237,7 @@ fn run(
     let busy = if on_queue { Culprit::Queue(QUEUE) } else { Culprit::Pool };
     stall(recording, operation.id, (granted, began), Cause::NoWorker, busy);
     operation.lane = Some(lane);
+    operation.ready = Some(granted);
     operation.began = Some(began);
     operation.issued = Some(if on_queue { began + 6_000 } else { done });
     operation.done = Some(done);
@@ -251,13 +255,23 @@ fn resume(recording: &mut Recording, operation: &mut Operation, free: &mut [u64]
     stall(recording, operation.id, (observed, resumed), Cause::NotResumed, Culprit::EventLoop);
     operation.done = Some(done);
     operation.observed = Some(observed);
+    operation.ready = Some(observed);
     operation.resumed = Some(resumed);
     resumed
 }
 
 fn stall(recording: &mut Recording, waiter: u64, (from, to): (u64, u64), cause: Cause, culprit: Culprit) {
     if from < to {
-        recording.stalls.push(Stall { waiter, access: 0, from, to, cause, hazard: None, culprit });
+        recording.stalls.push(Stall {
+            waiter,
+            access: 0,
+            from,
+            to,
+            cause,
+            hazard: None,
+            culprit,
+            decisive: true,
+        });
     }
 }
 

@@ -29,6 +29,8 @@ impl Order {
     /// Adds an operation: its edges, its waits, its place in the lines. Gives the moment at which it may go.
     pub fn join(&mut self, recording: &mut Recording, id: u64, now: u64, accesses: &[Access]) -> u64 {
         let mut granted = now;
+        let first_wait = recording.stalls.len();
+        let mut longest = 0;
         for (index, access) in accesses.iter().enumerate() {
             let line = self.lines.entry(access.variable).or_default();
             let reads = access.mode == Mode::Read;
@@ -45,7 +47,10 @@ impl Order {
             // Whoever ends last is to blame.
             if let Some(&(user, hazard)) = before.iter().max_by_key(|(user, _)| user.ended) {
                 wait(recording, id, index, now, user, hazard);
-                granted = granted.max(user.ended);
+                if user.ended > granted {
+                    granted = user.ended;
+                    longest = index;
+                }
             }
             let user = User { id, lease: false, began: 0, ended: 0 };
             if reads {
@@ -53,6 +58,9 @@ impl Order {
             } else {
                 *line = Line { writer: Some(user), readers: Vec::new() };
             }
+        }
+        for stall in &mut recording.stalls[first_wait..] {
+            stall.decisive = stall.access == longest;
         }
         granted
     }
@@ -76,7 +84,16 @@ fn wait(recording: &mut Recording, waiter: u64, access: usize, since: u64, user:
     let mut stall = |from: u64, to: u64, cause, culprit| {
         if from < to {
             let hazard = Some(hazard);
-            recording.stalls.push(Stall { waiter, access, from, to, cause, hazard, culprit });
+            recording.stalls.push(Stall {
+                waiter,
+                access,
+                from,
+                to,
+                cause,
+                hazard,
+                culprit,
+                decisive: false,
+            });
         }
     };
     let begins = user.began.max(since);

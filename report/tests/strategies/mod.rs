@@ -84,10 +84,11 @@ fn lane() -> impl Strategy<Value = Option<LaneId>> {
 
 fn operation() -> impl Strategy<Value = Operation> {
     let first = (text(), operation_kind(), library(), site(), lane(), lane(), outcome());
-    let times = (time(), prop::array::uniform6(maybe_time()));
-    (first, times, prop::collection::vec(access(), 0..4)).prop_map(|(first, times, accesses)| {
+    let times = (time(), prop::array::uniform8(maybe_time()));
+    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64));
+    (first, times, uses).prop_map(|(first, times, (accesses, waits_for))| {
         let (name, kind, library, site, submitter, lane, outcome) = first;
-        let (submitted, [granted, began, issued, done, observed, resumed]) = times;
+        let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
         Operation {
             id: 0,
             name,
@@ -98,6 +99,8 @@ fn operation() -> impl Strategy<Value = Operation> {
             lane,
             submitted,
             granted,
+            ready,
+            awake,
             began,
             issued,
             done,
@@ -105,6 +108,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             resumed,
             outcome,
             accesses,
+            waits_for,
         }
     })
 }
@@ -126,17 +130,11 @@ fn lease() -> impl Strategy<Value = Lease> {
 
 fn stall() -> impl Strategy<Value = Stall> {
     let cause = prop::sample::select(Cause::ALL.to_vec());
-    (0..24_u64, 0..4_usize, time(), 1..1_000_u64, cause, prop::option::of(hazard()), culprit()).prop_map(
-        |(waiter, access, from, length, cause, hazard, culprit)| Stall {
-            waiter,
-            access,
-            from,
-            to: from + length,
-            cause,
-            hazard,
-            culprit,
-        },
-    )
+    let blame = (cause, prop::option::of(hazard()), culprit(), any::<bool>());
+    (0..24_u64, 0..4_usize, time(), 1..1_000_u64, blame).prop_map(|(waiter, access, from, length, blame)| {
+        let (cause, hazard, culprit, decisive) = blame;
+        Stall { waiter, access, from, to: from + length, cause, hazard, culprit, decisive }
+    })
 }
 
 fn edge() -> impl Strategy<Value = Edge> {
@@ -171,7 +169,7 @@ fn losses() -> impl Strategy<Value = Losses> {
         .prop_map(|(records, damage)| Losses { records, damage })
 }
 
-/// Operations and leases share their numbers, so the leases' come after the operations'.
+/// Operations and leases share their numbers: a lease may have that of the export that it began with.
 pub fn recording() -> impl Strategy<Value = Recording> {
     let lanes = prop::collection::vec(
         (text(), lane_kind()).prop_map(|(name, kind)| Lane { name, kind }),
@@ -192,7 +190,7 @@ pub fn recording() -> impl Strategy<Value = Recording> {
         let (mut variables, mut operations, mut leases, stalls, edges, counters) = things;
         variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
         operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
-        leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 16 + id as u64);
+        leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 12 + id as u64);
         Recording {
             started_unix_ns,
             duration,
