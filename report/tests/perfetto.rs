@@ -94,7 +94,7 @@ fn after_damage_reading_goes_on_at_the_next_block() {
     let recording = made_up::recording(4_000);
     let mut damaged = bytes(&recording);
     let middle = damaged.len() / 2;
-    damaged[middle..middle + 64].fill(0xff);
+    damaged[middle..middle + 4_000].fill(0xff);
     let part = perfetto::read(&damaged);
     assert!((2_000..4_000).contains(&part.operations.len()), "{} operations", part.operations.len());
     assert!(part.losses.damage.iter().any(|words| words.contains("unreadable from byte ")));
