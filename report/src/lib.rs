@@ -2,7 +2,6 @@
 //!
 //! Everything here works on plain data ([`Recording`]) after the fact. The crate knows no engine, starts no thread and looks
 //! at no clock; an engine makes a recording and hands it over, or a reader finds it in a file.
-
 //!
 //! | module | its one idea |
 //! |---|---|
@@ -12,15 +11,20 @@
 //! | [`critical_path`], [`walk`] | the longest chain of work; what the end waited for |
 //! | [`barrier`] | what global barriers would have cost |
 //! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
+//! | [`perfetto`], [`chrome`] | the files |
 //! | [`terminal`], [`sentences`] | the report for people |
 
 mod advice;
 pub mod attribution;
 pub mod barrier;
+pub mod chrome;
 pub mod critical_path;
 pub mod diff;
+mod facts;
 pub mod matrix;
 pub mod model;
+pub mod perfetto;
+mod place;
 pub mod roots;
 pub mod sentences;
 pub mod summary;
