@@ -82,7 +82,7 @@ impl Tensor {
             Access::Read if !self.inner.is_quiet() => Ok(None),
             Access::Read => {
                 let taker = options.taker.take().unwrap_or_else(|| options.taker_text());
-                let lease = LeaseInner::at_once(self, Access::Read, taker);
+                let lease = LeaseInner::at_once(self, &taker);
                 lease.map(|lease| export_held(lease, &options)).transpose()
             }
         }
@@ -204,7 +204,9 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
         return Ok(unsafe { export(&layout, data, flags, options.abi, move || drop(storage)) });
     }
+    // Holds are found among the holders of their variable.
     if lease.access != Access::Alias
+        && !lease.holds()
         && let Some(placed) = &definition.placed
     {
         placed.region.add_lease(&lease);

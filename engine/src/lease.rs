@@ -5,7 +5,10 @@
 //! whatever thread that happens.
 
 use std::future::Future;
+use std::marker::PhantomPinned;
+use std::ops::Deref;
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::ThreadId;
@@ -21,9 +24,11 @@ use crate::clock::{self, Coarse};
 use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
-use crate::journal::hooks;
+use crate::holders::Link;
+use crate::journal::{self, hooks};
 use crate::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, OpState, OpTag, OpVar, Role};
 use crate::ready::ReadySignal;
+use crate::regions::Region;
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, VarState};
@@ -130,10 +135,14 @@ pub struct Lease {
     pub(crate) inner: Arc<LeaseInner>,
 }
 
+/// Either an operation in the graph or, what most are, a *hold* of the tensor's one variable.
 pub(crate) struct LeaseInner {
     pub(crate) tensor: Tensor,
     pub(crate) access: Access,
-    label: Arc<LeaseLabel>,
+    label: Label,
+    /// Whether it holds the variable, and is among its holders.
+    holds: AtomicBool,
+    link: Link,
     /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label
     /// has it.
     granted: Mutex<Option<OpGranted>>,
@@ -144,6 +153,26 @@ pub(crate) struct LeaseInner {
     untracked: AtomicBool,
     /// Device work of the holder that the release must wait for.
     done: Mutex<Option<Fence>>,
+    /// Others look at it, among the holders of the variable, until its destructor has taken it out from there.
+    _shared_while_it_ends: PhantomPinned,
+}
+
+/// The label, shared with the operation where there is one.
+enum Label {
+    Own(LeaseLabel),
+    Shared(Arc<LeaseLabel>),
+}
+
+impl Deref for Label {
+    type Target = LeaseLabel;
+
+    #[inline]
+    fn deref(&self) -> &LeaseLabel {
+        match self {
+            Self::Own(label) => label,
+            Self::Shared(label) => label,
+        }
+    }
 }
 
 impl LeaseInner {
@@ -151,30 +180,63 @@ impl LeaseInner {
     /// [`hold_from`](Self::hold_from).
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
         let label = Arc::new(LeaseLabel::new(access, taker, None));
-        Arc::new(Self::with_label(tensor.clone(), access, label))
+        Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
     }
 
-    fn with_label(tensor: Tensor, access: Access, label: Arc<LeaseLabel>) -> Self {
+    fn with_label(tensor: Tensor, access: Access, label: Label) -> Self {
         Self {
             tensor,
             access,
             label,
+            holds: AtomicBool::new(false),
+            link: Link::default(),
             granted: Mutex::new(None),
             scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
             done: Mutex::new(None),
+            _shared_while_it_ends: PhantomPinned,
         }
     }
 
-    /// A lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
-    pub(crate) fn at_once(tensor: &Tensor, access: Access, taker: Taker) -> Option<Arc<Self>> {
+    /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
+    pub(crate) fn at_once(tensor: &Tensor, taker: &Taker) -> Option<Arc<Self>> {
+        if journal::is_open() {
+            // The journal tells of operations.
+            return Self::begin(tensor, taker.clone());
+        }
+        Self::hold(tensor, taker.clone()).or_else(|| Self::begin(tensor, taker.clone()))
+    }
+
+    /// A read lease without an operation, of a tensor that one variable orders, if nothing is in its way.
+    fn hold(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
+        let [var] = &tensor.inner.vars[..] else { return None };
+        let label = LeaseLabel::new(Access::Read, taker, None);
+        label.held.store(true, Ordering::Relaxed);
+        let lease = Arc::new(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+        // SAFETY: never null. The place is good for as long as the lease lives.
+        let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
+        let held = var.hold(|state, flags| {
+            if flags != 0 {
+                // Fences or a failure: somebody has to look more closely, and perhaps to wait.
+                return false;
+            }
+            // SAFETY: the lease is new, and its destructor takes it out.
+            unsafe { state.holders().add(place) };
+            lease.holds.store(true, Ordering::Relaxed);
+            true
+        });
+        held.then_some(lease)
+    }
+
+    /// As [`hold`](Self::hold), with an operation.
+    fn begin(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
+        let access = Access::Read;
         let label = Arc::new(LeaseLabel::new(access, taker, None));
         let core = &tensor.inner.core;
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
-        let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
-        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, Mode::Read));
         if draft.payload().noted {
             note_taking(&draft, &label, tensor);
         }
@@ -194,9 +256,30 @@ impl LeaseInner {
             hooks::begins(&granted);
         }
         label.held.store(true, Ordering::Release);
-        let mut lease = Self::with_label(tensor.clone(), access, label);
+        let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
         lease.granted = Mutex::new(Some(granted));
         Some(Arc::new(lease))
+    }
+
+    /// See [`Holders`](crate::holders::Holders).
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Whether it holds a variable, without an operation.
+    pub(crate) fn holds(&self) -> bool {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is a lease of the memory of `region`.
+    pub(crate) fn is_of(&self, region: &Region) -> bool {
+        let definition = self.tensor.inner.definition();
+        let placed = definition.ok().and_then(|definition| definition.placed.as_ref());
+        placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
+    }
+
+    pub(crate) fn label(&self) -> &LeaseLabel {
+        &self.label
     }
 
     /// Orders the uses of tensors that were imported from inside this lease among each other.
@@ -222,8 +305,9 @@ impl LeaseInner {
     /// Makes a view of `running` a lease of its own that stands beside the operation in every queue, so that nothing gets
     /// in between when the operation ends.
     pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
+        let Label::Shared(label) = &self.label else { return };
         let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
-        state.set_role(Role::Lease(Arc::clone(&self.label)));
+        state.set_role(Role::Lease(Arc::clone(label)));
         state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
         // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
@@ -338,7 +422,7 @@ impl Tensor {
 
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lease({})", self.inner.label)
+        write!(f, "Lease({})", self.inner.label())
     }
 }
 
@@ -349,7 +433,7 @@ pub(crate) fn check_writable(tensor: &Tensor) -> Result<(), Error> {
     {
         return Err(Error::Conflict(format!(
             "this tensor was imported from memory under a {}; write through the original tensor once it is returned",
-            lease.label
+            lease.label()
         )));
     }
     if tensor.inner.definition().is_ok_and(|definition| definition.read_only) {
@@ -386,7 +470,9 @@ impl Acquire {
 
     fn into_lease(mut self) -> Lease {
         let label = self.label.take().expect("taken once, by value");
-        Lease { inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, label)) }
+        Lease {
+            inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, Label::Shared(label))),
+        }
     }
 }
 
@@ -487,14 +573,45 @@ impl Drop for LeaseInner {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
             let granted = self.granted.get_mut().map(Option::take);
-            std::mem::forget((self.tensor.clone(), Arc::clone(&self.label), self.scope.take(), granted));
+            let label = match &self.label {
+                Label::Shared(label) => Some(Arc::clone(label)),
+                Label::Own(_) => None,
+            };
+            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted));
             return;
+        }
+        let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if *self.holds.get_mut() {
+            return self.end_hold(done);
         }
         let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(granted) = granted.or_else(|| self.label.abandon()) {
-            let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
             end(granted, done);
         }
+    }
+}
+
+impl LeaseInner {
+    /// Ends a hold; whatever waited for it goes on.
+    fn end_hold(&self, done: Option<Fence>) {
+        let mut ready = ReadyList::new();
+        let mut observer = None;
+        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
+        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
+        let finish = |state: &mut VarState, flags: &mut u32| {
+            // SAFETY: it was added when the hold began.
+            observer = unsafe { state.holders().remove(NonNull::from(self)) };
+            // A reader replaces no failure.
+            state.finish(Mode::Read, &ending, flags, &mut None);
+        };
+        self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        if !ready.is_empty() {
+            run::dispatch(ready);
+        }
+        if let Some(observer) = observer {
+            observer.set(Ok(()));
+        }
+        self.tensor.inner.core.bell.ring();
     }
 }
 

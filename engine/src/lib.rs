@@ -89,6 +89,7 @@ mod error;
 pub mod exchange;
 mod export;
 mod guards;
+mod holders;
 mod import;
 pub mod journal;
 mod late;

@@ -258,6 +258,15 @@ impl<V, T> VarNode<V, T> {
         this
     }
 
+    /// Lends the state.
+    ///
+    /// # Safety
+    /// The caller holds the bit, and `f` does not come back here.
+    pub(crate) unsafe fn value<R>(&self, f: impl FnOnce(&mut V) -> R) -> R {
+        // SAFETY: forwarded to the caller.
+        self.value.with_mut(|value| f(unsafe { &mut *value }))
+    }
+
     /// Adds references to what is queued on `this` and not found yet; what is `granted` here only if wanted.
     ///
     /// # Safety

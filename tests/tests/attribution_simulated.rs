@@ -206,7 +206,7 @@ fn a_wait_behind_a_shorter_one_is_hidden() {
     let recording = bench.finish();
     let short = row(0, 1_000, Cause::Computing, Some(Hazard::Raw), "short");
     let long = row(0, 2_000, Cause::Computing, Some(Hazard::Raw), "long");
-    assert_eq!(told(&recording, "both", None), [long.clone()]);
+    assert_eq!(told(&recording, "both", None), std::slice::from_ref(&long));
     let mut accesses = [told(&recording, "both", Some(0)), told(&recording, "both", Some(1))].concat();
     accesses.sort();
     assert_eq!(accesses, [short, long]);
