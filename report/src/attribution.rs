@@ -15,6 +15,7 @@
 //! Each division goes on where the one before ended and never turns back ([`Tiling`]), so the stretches of an access tile the
 //! time that it waited whatever the recording says: without gap, without overlap.
 
+mod counters;
 mod order;
 mod tiling;
 
@@ -23,6 +24,7 @@ use crate::model::{
     Cause, Culprit, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationKind, Stall,
 };
 
+use self::counters::counters;
 use self::order::{Before, predecessors};
 use self::tiling::Tiling;
 
@@ -30,7 +32,7 @@ use self::tiling::Tiling;
 /// to have been in the way, means that something unknown was.
 const HANDING_ON_MAX: Nanos = 1_000_000;
 
-/// Fills [`Recording::stalls`] and [`Recording::edges`].
+/// Fills [`Recording::stalls`], [`Recording::edges`] and [`Recording::counters`] from everything else.
 pub fn attribute(recording: &mut Recording) {
     let before = predecessors(recording);
     let mut stalls = Vec::new();
@@ -42,6 +44,7 @@ pub fn attribute(recording: &mut Recording) {
     let edges = edges(recording, &before);
     recording.stalls = stalls;
     recording.edges = edges;
+    recording.counters = counters(recording);
 }
 
 fn edges(recording: &Recording, before: &[Vec<Vec<Before>>]) -> Vec<Edge> {
@@ -128,7 +131,7 @@ impl View<'_> {
     }
 
     fn operation(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
-        let waits = Waits::of(operation, self.recording.duration);
+        let mut waits = Waits::of(operation, self.recording.duration);
         let on_device = queue_of(self.recording, operation).is_some();
         let by_name = operation.waits_for.and_then(|id| position(self.recording, id));
         // What each access waited for, and until when.
@@ -149,6 +152,8 @@ impl View<'_> {
         if let (true, Some(target)) = (blocked.is_empty(), by_name) {
             let phases = self.phases(target, true);
             let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
+            // Whoever waits by name is told at once.
+            waits.ready = ended;
             blocked.push(Some((phases, Hazard::Raw, ended)));
         }
         if blocked.is_empty() {
