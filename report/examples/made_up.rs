@@ -6,7 +6,7 @@ use std::error::Error;
 use std::fs::File;
 use std::path::Path;
 
-use estafette_report::{chrome, perfetto};
+use estafette_report::{chrome, html, perfetto};
 
 #[path = "../tests/made_up/mod.rs"]
 mod made_up;
@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(folder)?;
     perfetto::write(&recording, File::create(folder.join("run.pftrace"))?)?;
     chrome::write(&recording, File::create(folder.join("run.json"))?)?;
+    html::write(&recording, File::create(folder.join("run.html"))?)?;
     println!("{operations} operations: {}", folder.display());
     Ok(())
 }

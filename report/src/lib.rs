@@ -13,6 +13,8 @@
 //! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
 //! | [`perfetto`], [`chrome`] | the files |
 //! | [`terminal`], [`sentences`] | the report for people |
+//! | [`html`] | the report as a page to look at |
+//! | [`perfetto`], [`chrome`] | files: one that is read back, one for other viewers |
 
 mod advice;
 pub mod attribution;
@@ -21,6 +23,7 @@ pub mod chrome;
 pub mod critical_path;
 pub mod diff;
 mod facts;
+pub mod html;
 pub mod matrix;
 pub mod model;
 pub mod perfetto;

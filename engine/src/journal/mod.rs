@@ -125,6 +125,11 @@ impl Journal {
         Ok(Self { session: new, program, started_unix_ns })
     }
 
+    /// Entries that did not fit so far.
+    pub fn lost(&self) -> u64 {
+        self.session.lost()
+    }
+
     /// Closes the journal and says what it tells, with every stall attributed.
     pub fn finish(self) -> Recording {
         self.close();

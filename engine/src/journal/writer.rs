@@ -37,6 +37,11 @@ impl Session {
         Self { number, ticks, budget: AtomicUsize::new(pages), threads: Mutex::new(Vec::new()) }
     }
 
+    pub(super) fn lost(&self) -> u64 {
+        let threads = self.threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        threads.iter().map(|thread| thread.lost.load(Ordering::Relaxed)).sum()
+    }
+
     fn page(&self) -> Option<Arc<Page>> {
         self.budget
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))

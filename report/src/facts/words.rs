@@ -3,7 +3,7 @@
 use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Recording};
 
 /// A value and its word.
-type Row<T> = (T, &'static str);
+pub(crate) type Row<T> = (T, &'static str);
 
 const LANE_KINDS: [Row<LaneKind>; 6] = [
     (LaneKind::Worker, "worker"),
@@ -14,7 +14,8 @@ const LANE_KINDS: [Row<LaneKind>; 6] = [
     (LaneKind::Reaper, "reaper"),
 ];
 
-const OPERATION_KINDS: [Row<OperationKind>; 6] = [
+/// Kinds of operations, in the order of their numbers on the page.
+pub(crate) const OPERATION_KINDS: [Row<OperationKind>; 6] = [
     (OperationKind::Operation, "operation"),
     (OperationKind::Wait, "wait"),
     (OperationKind::Await, "await"),
@@ -36,7 +37,8 @@ fn value<T: Copy>(table: &[Row<T>], what: &str, word: &str) -> Result<T, String>
     row.map(|&(value, _)| value).ok_or_else(|| format!("has an unknown {what}, `{word}`"))
 }
 
-pub(super) fn lane_kind_word(kind: LaneKind) -> &'static str {
+/// The word for a kind of lane.
+pub(crate) fn lane_kind_word(kind: LaneKind) -> &'static str {
     word(&LANE_KINDS, kind)
 }
 

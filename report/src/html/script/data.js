@@ -41,7 +41,7 @@ function times(text, base) {
 }
 
 function unpack(source) {
-  const { operations: o, leases: l, stalls: s, edges: e, tensors: t } = source;
+  const { operations: o, leases: l, stalls: s, edges: e } = source;
   const submitted = steps(o.submitted);
   const from = times(o.from, submitted);
   const opened = steps(l.opened);
@@ -65,10 +65,9 @@ function unpack(source) {
     stalls: {
       count: began.length,
       waiter: indices(s.waiter), tensor: indices(s.tensor), from: began, to: times(s.to, began),
-      cause: indices(s.cause), hazard: indices(s.hazard), blame: indices(s.blame), which: indices(s.which),
+      cause: indices(s.cause), hazard: indices(s.hazard), via: indices(s.via), blame: indices(s.blame), which: indices(s.which),
     },
     edges: { count: 0, from: indices(e.from), to: indices(e.to), tensor: indices(e.tensor), hazard: indices(e.hazard) },
-    tensors: { name: t.name, bytes: indicesOfSize(t.bytes), library: indices(t.library) },
     counters: source.counters.map((counter) => ({ ...counter, time: steps(counter.time), value: steps(counter.value) })),
     critical: steps(source.critical),
   };
@@ -79,10 +78,6 @@ function unpack(source) {
   data.outOf = lists(data.edges.from, data.onPath.length);
   data.waitsOf = lists(data.stalls.waiter, data.operations.count);
   return data;
-}
-
-function indicesOfSize(text) {
-  return column(text).map((value) => value - 1);
 }
 
 // Where the part of each begins when parts of these lengths follow each other.

@@ -67,7 +67,7 @@ function clear() {
 }
 
 // Waits by their length, for going from one to the next.
-const byLength = data.worstFirst;
+const byLength = data.longest;
 function nextStall(step) {
   if (!byLength.length) return;
   const at = byLength.indexOf(state.stall);
@@ -187,6 +187,7 @@ fillWorst(data, (stall) => {
   chooseStall(stall);
   document.getElementById("scroller").scrollIntoView({ block: "nearest" });
 });
+fillAdvice(data);
 fillMatrix(data, (stall) => chooseStall(stall));
 fillNames(data, (name) => {
   search(name);

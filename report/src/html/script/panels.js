@@ -35,29 +35,41 @@ function fillHead(data) {
   document.getElementById("program").textContent = data.program;
   const started = data.started > 0 ? `recorded ${new Date(data.started).toISOString().replace("T", " ").slice(0, 19)} UTC` : "";
   document.getElementById("started").textContent = started;
-  document.getElementById("headline").textContent = data.headline;
+  const { headline, totals, critical_path: path, missing } = data.report;
+  const [first, ...rest] = headline.split(/(?<=\.) (?=The longest)/);
+  document.getElementById("headline").textContent = first;
+  document.getElementById("longest").textContent = rest.join(" ");
   const tiles = document.getElementById("tiles");
-  for (const [value, label] of data.tiles) {
+  const tile = (value, label) => {
     tiles.append(element("div", { className: "tile" }, element("b", {}, value), element("span", {}, label)));
-  }
-  if (data.losses.length) {
+  };
+  tile(duration(data.duration), "run time");
+  tile(totals.operations.toLocaleString("en"), "operations");
+  tile(duration(totals.waited_ns), "waited, summed");
+  tile(duration(totals.running_ns), "computed, summed");
+  tile(`${duration(path.length_ns)} (${percent(path.length_ns, data.duration)})`, "critical path");
+  if (totals.leases) tile(totals.leases.toLocaleString("en"), "leases");
+  if (totals.failed) tile(totals.failed.toLocaleString("en"), "failed or skipped");
+  if (totals.unfinished) tile(totals.unfinished.toLocaleString("en"), "not ended");
+  if (missing.length) {
     const banner = document.getElementById("losses");
     banner.hidden = false;
     banner.append(element("strong", {}, "This recording is not complete. "), "What is shown is right, and something is missing:");
-    banner.append(element("ul", {}, ...data.losses.map((words) => element("li", {}, words))));
+    banner.append(element("ul", {}, ...missing.map((words) => element("li", {}, words))));
   }
 }
 
 // The totals by cause, as one bar and as switches.
 function fillCauses(data, state, changed) {
-  const whole = data.byCause.reduce((sum, part) => sum + part, 0);
-  const shares = data.byCause.map((part, cause) => [`cause-${cause}`, whole > 0 ? part / whole : 0]);
+  const byCause = data.report.causes.map((row) => row.waited_ns);
+  const whole = byCause.reduce((sum, part) => sum + part, 0);
+  const shares = byCause.map((part, cause) => [`cause-${cause}`, whole > 0 ? part / whole : 0]);
   const place = document.getElementById("causes");
   place.append(bar(shares, "waited time by cause"));
   const legend = element("div", { className: "legend", role: "group" });
   legend.setAttribute("aria-label", "Causes to show");
   CAUSES.forEach((cause, at) => {
-    const words = `${cause.name} ${duration(data.byCause[at])} (${percent(data.byCause[at], whole)})`;
+    const words = `${cause.name} ${duration(byCause[at])} (${percent(byCause[at], whole)})`;
     const button = element("button", { type: "button", title: `Waited because ${cause.told}. Click to hide or show.` });
     button.setAttribute("aria-pressed", "true");
     button.append(swatch(`cause-${at}`), words);
@@ -76,40 +88,61 @@ function fillLibraries(data) {
   data.libraries.forEach((name, at) => place.append(element("span", {}, swatch(`library-${at % LIBRARY_COLORS}`), name)));
 }
 
+// The ten longest waits in the report's words.
 function fillWorst(data, choose) {
   const place = document.getElementById("worst");
-  const longest = Math.max(1, ...data.worst.map(([stall]) => data.stalls.to[stall] - data.stalls.from[stall]));
-  for (const [stall, sentence] of data.worst) {
-    const waited = data.stalls.to[stall] - data.stalls.from[stall];
+  const rows = data.report.worst;
+  rows.forEach((row, at) => {
     const button = element("button", { type: "button", className: "stall" });
-    button.dataset.stall = stall;
-    const cause = data.stalls.cause[stall];
-    button.append(
-      element("b", {}, duration(waited)),
-      element("span", {}, sentence, bar([[`cause-${cause}`, waited / longest]], CAUSES[cause].name)),
-    );
-    button.onclick = () => choose(stall);
+    button.dataset.stall = data.worst[at];
+    const color = `cause-${CAUSES.findIndex((cause) => cause.name === row.cause)}`;
+    const share = row.waited_ns / rows[0].waited_ns;
+    button.append(element("b", {}, duration(row.waited_ns)), element("span", {}, row.sentence, bar([[color, share]], row.cause)));
+    button.onclick = () => choose(data.worst[at]);
     place.append(element("li", {}, button));
-  }
-  if (!data.worst.length) place.append(element("li", { className: "none" }, "Nothing waited."));
+  });
+  if (!rows.length) place.append(element("li", { className: "none" }, "Nothing waited."));
 }
+
+// What would help, and what the run time went into.
+function fillAdvice(data) {
+  const { advice, run_time: parts, barriers } = data.report;
+  const place = document.getElementById("advice");
+  for (const { change, saves_ns: saves } of advice) {
+    const saved = element("span", { className: "faint" }, `saves up to ${duration(saves)} (${percent(saves, data.duration)})`);
+    place.append(element("li", {}, change, element("br"), saved));
+  }
+  if (!advice.length) place.append(element("li", { className: "none" }, "Nothing that this recording shows."));
+  const list = document.getElementById("run-time");
+  for (const { what, time_ns: time } of parts.slice(0, PARTS_MAX)) {
+    const share = [["accent", time / Math.max(1, parts[0].time_ns)]];
+    list.append(element("li", {}, element("span", {}, what), element("b", {}, duration(time)), bar(share, percent(time, data.duration))));
+  }
+  if (barriers.hand_overs) {
+    document.getElementById("barriers").textContent = `A global barrier at each of ${count(barriers.hand_overs, "hand-over")} ` +
+      `would have waited ${duration(barriers.extra_ns)} longer, ${duration(barriers.worst_ns)} at worst.`;
+  }
+}
+const PARTS_MAX = 8;
 
 // Who waited for whom, as a heat map: rows wait, columns are waited for.
 function fillMatrix(data, choose) {
-  const { rows, columns, cells } = data.matrix;
+  const { libraries, waited_ns: cells } = data.report.matrix;
   const table = document.getElementById("matrix");
-  if (!rows.length) {
+  if (!libraries.length) {
     table.replaceWith(element("p", { className: "none" }, "Nothing waited."));
     return;
   }
+  const longest = longestOfCells(data, libraries);
   const head = element("tr", {}, element("th", {}, "waits ↓ for →"));
-  columns.forEach((name) => head.append(element("th", { scope: "col" }, name)));
+  libraries.forEach((name) => head.append(element("th", { scope: "col" }, name)));
   table.tHead.append(head);
-  const highest = Math.max(1, ...cells.flat().map(([waited]) => waited));
-  rows.forEach((name, row) => {
+  const highest = Math.max(1, ...cells.flat());
+  libraries.forEach((name, row) => {
+    if (!cells[row].some((waited) => waited)) return; // waits for nobody
     const line = element("tr", {}, element("th", { scope: "row" }, name));
-    columns.forEach((column, at) => {
-      const [waited, stall] = cells[row][at];
+    libraries.forEach((column, at) => {
+      const waited = cells[row][at];
       const cell = element("td");
       // By the square root, so that what is small can be told from nothing.
       const share = Math.sqrt(waited / highest);
@@ -118,13 +151,31 @@ function fillMatrix(data, choose) {
       if (waited > 0) {
         const button = element("button", { type: "button" }, duration(waited, 2));
         button.setAttribute("aria-label", `${name} waited ${duration(waited)} for ${column}; show the longest of these waits`);
-        button.onclick = () => stall >= 0 && choose(stall);
+        button.onclick = () => longest[row][at] >= 0 && choose(longest[row][at]);
         cell.append(button);
       }
       line.append(cell);
     });
     table.tBodies[0].append(line);
   });
+}
+
+// For each cell of the matrix, the longest of its waits.
+function longestOfCells(data, libraries) {
+  const { stalls, operations } = data;
+  const number = new Map(libraries.map((name, at) => [name, at]));
+  const named = (library) => number.get(library < 0 ? "host" : data.libraries[library]);
+  const longest = libraries.map(() => libraries.map(() => -1));
+  const length = (stall) => stalls.to[stall] - stalls.from[stall];
+  for (let stall = 0; stall < stalls.count; stall++) {
+    const row = named(stalls.waiter[stall] < 0 ? -1 : operations.library[stalls.waiter[stall]]);
+    const node = culpritNode(data, stall);
+    const column = node >= 0 ? named(libraryOfNode(data, node)) : number.get("engine");
+    if (row === undefined || column === undefined) continue;
+    const before = longest[row][column];
+    if (before < 0 || length(stall) > length(before)) longest[row][column] = stall;
+  }
+  return longest;
 }
 
 // Operations of one name together.
@@ -138,7 +189,7 @@ function fillNames(data, search) {
     if (end > operations.began[at]) sum.ran += end - operations.began[at];
   }
   for (let at = 0; at < stalls.count; at++) {
-    if (stalls.waiter[at] < 0 || !stalls.decisive[at]) continue;
+    if (stalls.waiter[at] < 0) continue;
     const sum = sums[operations.name[stalls.waiter[at]]];
     sum.waited += stalls.to[at] - stalls.from[at];
     sum.causes[stalls.cause[at]] += stalls.to[at] - stalls.from[at];
@@ -179,6 +230,8 @@ function tooltipOf(data, { kind, item }) {
     ];
     const tensor = stalls.tensor[item];
     const hazard = stalls.hazard[item];
+    const via = stalls.via[item];
+    if (via >= 0) lines.push(line(`by way of ${nodeName(data, via)}`));
     if (tensor >= 0) lines.push(line(`on ${data.tensors.name[tensor]}${hazard >= 0 ? `, ${HAZARDS[hazard]}` : ""}`));
     lines.push(line("click: go to the culprit", "faint"));
     return lines;
@@ -193,88 +246,4 @@ function tooltipOf(data, { kind, item }) {
   if (siteOf(data, node)) lines.push(line(siteOf(data, node), "faint"));
   if (data.onPath[node]) lines.push(line("on the critical path", "path"));
   return lines;
-}
-
-const PHASES = [["submitted", "granted"], ["granted", "began"], ["began", "issued"], ["issued", "done"], ["done", "observed"], ["observed", "resumed"]];
-const LISTED_MAX = 8;
-
-// The panel about what is selected.
-function fillDetails(data, state, actions) {
-  const place = document.getElementById("details");
-  place.replaceChildren();
-  if (state.stall < 0 && state.node < 0) {
-    place.append(element("p", { className: "none" }, "Click a wait to go to its culprit, or anything else to see what it waited for. Press ? for the keys."));
-    return;
-  }
-  if (state.stall >= 0) place.append(...stallDetails(data, state, actions));
-  if (state.node >= 0) place.append(...nodeDetails(data, state.node, actions));
-}
-
-function link(words, action) {
-  return element("button", { type: "button", className: "link", onclick: action }, words);
-}
-
-function stallDetails(data, state, actions) {
-  const { stall } = state;
-  const waiter = data.stalls.waiter[stall];
-  const box = element("div", { className: "sentence" }, swatch(`cause-${data.stalls.cause[stall]}`), stallSentence(data, stall), ".");
-  const parts = [element("h3", {}, "The wait"), box];
-  if (waiter >= 0) parts.push(element("p", {}, "Who waited: ", link(nodeName(data, waiter), () => actions.select(waiter))));
-  const node = culpritNode(data, stall);
-  if (node < 0) parts.push(element("p", {}, `To blame: ${culpritName(data, stall)}.`));
-  else parts.push(element("h3", {}, state.node === node ? "The culprit" : "Selected"));
-  return parts;
-}
-
-function nodeDetails(data, node, actions) {
-  const { operations, leases } = data;
-  const operation = node < operations.count;
-  const facts = element("dl");
-  const fact = (name, value) => value && facts.append(element("dt", {}, name), element("dd", {}, value));
-  const parts = [element("h2", {}, nodeName(data, node))];
-  fact("library", libraryName(data, libraryOfNode(data, node)));
-  fact("line", siteOf(data, node));
-  if (operation) {
-    fact("number", operations.id[node].toString());
-    fact("kind", data.kinds[operations.kind[node]]);
-    if (operations.lane[node] >= 0) fact("lane", data.lanes[operations.lane[node]][0]);
-    const uses = [];
-    for (let at = operations.firstAccess[node]; at < operations.firstAccess[node + 1]; at++) {
-      uses.push(`${MODES[operations.mode[at]]}s ${data.tensors.name[operations.tensor[at]] ?? "a tensor"}`);
-    }
-    fact("uses", uses.join(", "));
-    if (operations.outcome[node] >= 0) fact("outcome", data.outcomes[operations.outcome[node]]);
-    fact("submitted", `at ${duration(operations.submitted[node], 6)}`);
-    for (const [first, then] of PHASES) {
-      const length = operations[then][node] - operations[first][node];
-      if (length > 0) fact(`${first} → ${then}`, duration(length));
-    }
-  } else {
-    const lease = node - operations.count;
-    fact("number", leases.id[lease].toString());
-    fact("tensor", `${data.tensors.name[leases.tensor[lease]] ?? "unknown"} (${MODES[leases.mode[lease]]})`);
-    fact("opened", `at ${duration(leases.from[lease], 6)}`);
-    fact("held", leases.open[lease] >= 0 ? "still open at the end" : duration(leases.to[lease] - leases.from[lease]));
-  }
-  if (data.onPath[node]) fact("critical path", "on it");
-  parts.push(facts);
-  if (operation) parts.push(...listed("Its waits", [...data.waitsOf.of(node)], (stall) => [
-    swatch(`cause-${data.stalls.cause[stall]}`),
-    link(`${duration(data.stalls.to[stall] - data.stalls.from[stall])} ${CAUSES[data.stalls.cause[stall]].name}: ${culpritName(data, stall)}`,
-      () => actions.stall(stall)),
-  ]));
-  const neighbour = (edge, other) => [
-    link(nodeName(data, other), () => actions.select(other)),
-    ` ${data.tensors.name[data.edges.tensor[edge]] ?? ""}, ${HAZARDS[data.edges.hazard[edge]]}`,
-  ];
-  parts.push(...listed("After", [...data.into.of(node)], (edge) => neighbour(edge, data.edges.from[edge])));
-  parts.push(...listed("Before", [...data.outOf.of(node)], (edge) => neighbour(edge, data.edges.to[edge])));
-  return parts;
-}
-
-function listed(title, items, show) {
-  if (!items.length) return [];
-  const list = element("ul", {}, ...items.slice(0, LISTED_MAX).map((item) => element("li", {}, ...show(item))));
-  if (items.length > LISTED_MAX) list.append(element("li", { className: "none" }, `and ${items.length - LISTED_MAX} more`));
-  return [element("h3", {}, title), list];
 }
