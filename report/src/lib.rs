@@ -11,7 +11,6 @@
 //! | [`critical_path`], [`walk`] | the longest chain of work; what the end waited for |
 //! | [`barrier`] | what global barriers would have cost |
 //! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
-//! | [`perfetto`], [`chrome`] | the files |
 //! | [`terminal`], [`sentences`] | the report for people |
 //! | [`html`] | the report as a page to look at |
 //! | [`perfetto`], [`chrome`] | files: one that is read back, one for other viewers |

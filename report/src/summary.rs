@@ -268,8 +268,13 @@ fn headline(recording: &Recording, roots: &[Root], waits: &[Wait]) -> String {
         return "Nothing waited.".into();
     };
     let share = time as f64 / total as f64 * 100.0;
-    let worst =
-        waits.iter().find(|wait| wait.main.cause == cause && blamed(recording, wait.main.culprit) == culprit);
+    let matching = |wait: &&Wait| wait.main.cause == cause && blamed(recording, wait.main.culprit) == culprit;
+    // The program's own wait is the longest, and says least; what waited for the culprit itself says most.
+    let says_most = |wait: &&Wait| {
+        let kind = recording.operation(wait.main.waiter).map(|operation| operation.kind);
+        wait.main.via.is_none() && kind != Some(OperationKind::Wait)
+    };
+    let worst = waits.iter().filter(matching).find(says_most).or_else(|| waits.iter().find(matching));
     let example = worst.map_or_else(String::new, |wait| {
         format!(" The longest: {}.", sentences::sentence(recording, &wait.main, wait.total))
     });
