@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{Access, Completion, Engine, Tensor};
+use estafette::{Access, Completion, Engine, Tensor, journal};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -26,7 +26,7 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
-use crate::{call_sites, future, gate, interrupt, running_loop, thread_state};
+use crate::{call_sites, future, gate, interrupt, peers, running_loop, thread_state};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -220,6 +220,9 @@ impl PyEngine {
         // when `__dlpack__` has returned.
         let tensor = unsafe { engine.import_ordered(managed, Default::default(), immutable) }.or_raise(py)?;
         imported(py);
+        if journal::is_open() {
+            journal::imported_from(&tensor, peers::of(x).peer().root);
+        }
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }

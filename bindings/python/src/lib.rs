@@ -18,6 +18,7 @@
 //! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
+//! | `recording` | where the time went: the journal, its file and its report |
 //! | `error`, `report` | what is told, as Python objects |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
@@ -49,6 +50,7 @@ mod order;
 mod peer_table;
 mod peers;
 mod process;
+mod recording;
 mod report;
 mod running_loop;
 mod site;
@@ -81,6 +83,8 @@ mod _estafette {
     use super::operation::PyOperation;
     #[pymodule_export]
     use super::peers::peers;
+    #[pymodule_export]
+    use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]
     use super::tensor::{Exporter, PyTensor};
     #[pymodule_export]

@@ -88,7 +88,7 @@ pub(crate) fn came_in(tensor: &TensorInner) {
 
 /// A tensor was imported from `library`, a package name. For bindings; does nothing while no journal is open.
 pub fn imported_from(tensor: &Tensor, library: &'static str) {
-    if super::is_open() {
+    if super::is_open() && !library.is_empty() {
         writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
     }
 }
@@ -287,6 +287,14 @@ impl WaitNoted {
 impl Drop for WaitNoted {
     fn drop(&mut self) {
         resumed(self.id, true);
+    }
+}
+
+/// The body of the operation `id` works with arrays of `library`, a package name. For bindings; does nothing while no journal
+/// is open.
+pub fn body_uses(id: u64, library: &'static str) {
+    if super::is_open() {
+        lends(id, library);
     }
 }
 

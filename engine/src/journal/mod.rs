@@ -34,7 +34,9 @@ use self::ticks::Ticks;
 use self::writer::Session;
 use crate::error::Error;
 
-pub use self::hooks::{body_has_lock, body_wants_lock, imported_from, on_event_loop, wait_has_lock};
+pub use self::hooks::{
+    body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
+};
 
 /// Memory for entries, unless told otherwise: some two million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
