@@ -73,7 +73,12 @@ pub(crate) fn execute_one(granted: OpGranted) {
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
         Kind::Work | Kind::Unhelped if granted.payload().core.runs_at_once(&granted) => run_at_once(granted),
-        Kind::Work | Kind::Unhelped => push(granted),
+        Kind::Work | Kind::Unhelped => {
+            if granted.payload().noted {
+                hooks::ready_at_once(granted.id());
+            }
+            push_noted(granted);
+        }
         Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
@@ -94,6 +99,12 @@ fn push(granted: OpGranted) {
     if granted.payload().noted {
         hooks::ready(granted.id());
     }
+    push_noted(granted);
+}
+
+/// As [`push`], after the journal was told.
+#[inline]
+fn push_noted(granted: OpGranted) {
     let core = granted.payload().core.clone();
     let priority = granted.payload().priority;
     if priority == 0 {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::{Mode, OpId};
 
-use super::entry::{How, NONE, Tells, Use, access, pair};
+use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, pair};
 use super::writer::{self, Writer};
 use crate::error::FailureKind;
 use crate::operation::{Kind, Name, OpDraft, OpGranted, OpState};
@@ -30,6 +30,9 @@ fn use_of(kind: Kind) -> Use {
     }
 }
 
+/// Accesses that one entry has room for.
+const ACCESSES_MAX: usize = WORDS_MAX - 3;
+
 impl Writer {
     fn name(&mut self, name: &Name) -> u32 {
         match name {
@@ -41,13 +44,17 @@ impl Writer {
     fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
         let now = self.now();
         let name = self.name(&state.name);
-        let count = accesses.len().min(u16::MAX.into()) as u32;
+        let about = pair(name, use_of(state.kind) as u32);
+        let len = accesses.len();
         let mut words = accesses.map(|(var, mode)| access(var, mode));
-        let about = count | u32::from(use_of(state.kind) as u8) << 16;
-        self.write(Tells::Submitted, now, [id, pair(name, about), words.next().unwrap_or(0)]);
-        while let Some(first) = words.next() {
-            let rest = [first, words.next().unwrap_or(0), words.next().unwrap_or(0)];
-            self.write(Tells::Accesses, now, rest);
+        let first = len.min(ACCESSES_MAX);
+        let mut left = len - first;
+        let all = std::iter::once(about).chain(words.by_ref());
+        self.write_all(Tells::Submitted, now, id, 1 + first, all);
+        while left > 0 {
+            let some = left.min(ACCESSES_MAX);
+            self.write_all(Tells::Accesses, now, id, some, words.by_ref());
+            left -= some;
         }
     }
 }
@@ -106,7 +113,7 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
     let library = library.map_or(NONE, |library| writer.fixed_text(library));
     let now = writer.now();
     let bytes = layout.byte_len() as u64;
-    writer.write(Tells::Variable, now, [var, bytes, pair(name, library)]);
+    writer.write(Tells::Variable, now, var, [bytes, pair(name, library)]);
 }
 
 impl Tensor {
@@ -131,7 +138,7 @@ impl crate::Variable {
 fn note_name(var: u64, name: &str) {
     writer::with(|writer| {
         let (now, name) = (writer.now(), writer.text(name));
-        writer.write(Tells::Name, now, [var, name.into(), 0]);
+        writer.write(Tells::Name, now, var, [name.into()]);
     });
 }
 
@@ -141,8 +148,15 @@ fn note_name(var: u64, name: &str) {
 pub(crate) fn ready(id: OpId) {
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ready, now, [id.get(), 0, 0]);
+        writer.write(Tells::Ready, now, id.get(), []);
     });
+}
+
+/// As [`ready`], for one that this thread has just submitted.
+#[cold]
+#[inline(never)]
+pub(crate) fn ready_at_once(id: OpId) {
+    writer::with(|writer| writer.write(Tells::Ready, writer.last, id.get(), []));
 }
 
 /// Its body begins.
@@ -152,7 +166,10 @@ pub(crate) fn begins(granted: &OpGranted) {
     let queue = granted.payload().queue().map_or(0, |queue| queue.id().get());
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Began, now, [granted.id().get(), queue, 0]);
+        match queue {
+            0 => writer.write(Tells::Began, now, granted.id().get(), []),
+            queue => writer.write(Tells::Began, now, granted.id().get(), [queue]),
+        }
     });
 }
 
@@ -162,7 +179,7 @@ pub(crate) fn begins(granted: &OpGranted) {
 pub(crate) fn ends_well(granted: &OpGranted) {
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ended, now, [granted.id().get(), 0, 0]);
+        writer.write(Tells::Ended, now, granted.id().get(), []);
     });
 }
 
@@ -187,7 +204,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
         let about = u32::from(how as u8) | u32::from(fence.is_some()) << 8;
-        writer.write(Tells::Ended, now, [id.get(), pair(about, text), 0]);
+        writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
     });
     if let Some(fence) = fence {
         watch(id, fence);
@@ -202,7 +219,7 @@ fn watch(id: OpId, fence: &Fence) {
             let now = writer.now();
             let how = if text.is_some() { How::Failed } else { How::Well };
             let text = text.map_or(NONE, |text| writer.text(&text));
-            writer.write(Tells::Done, now, [id.get(), pair(u32::from(how as u8), text), 0]);
+            writer.write(Tells::Done, now, id.get(), [pair(u32::from(how as u8), text)]);
         });
     });
 }
@@ -213,7 +230,7 @@ fn watch(id: OpId, fence: &Fence) {
 pub(crate) fn observed(id: OpId) {
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Observed, now, [id.get(), 0, 0]);
+        writer.write(Tells::Observed, now, id.get(), []);
     });
 }
 
@@ -223,7 +240,7 @@ pub(crate) fn observed(id: OpId) {
 pub(crate) fn resumed(id: u64, blocking: bool) {
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Resumed, now, [id, u64::from(blocking), 0]);
+        writer.write(Tells::Resumed, now, id, [u64::from(blocking)]);
         writer.woken_from = if blocking { id } else { 0 };
     });
 }
@@ -240,7 +257,7 @@ pub(crate) fn taken(id: OpId, taker: &Taker) {
             // A path has no line break where anybody wants to read reports of it.
             writer.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
         });
-        writer.write(Tells::Taker, now, [id.get(), pair(text, library), site.into()]);
+        writer.write(Tells::Taker, now, id.get(), [pair(text, library), site.into()]);
     });
 }
 
@@ -251,7 +268,7 @@ pub(crate) fn lends(id: u64, library: &'static str) {
     writer::with(|writer| {
         let now = writer.now();
         let library = writer.fixed_text(library);
-        writer.write(Tells::Library, now, [id, library.into(), 0]);
+        writer.write(Tells::Library, now, id, [library.into()]);
     });
 }
 
@@ -278,7 +295,7 @@ impl WaitNoted {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
-            writer.write(Tells::WaitsFor, now, [id, target, pair(name, 0)]);
+            writer.write(Tells::WaitsFor, now, id, [target, pair(name, 0)]);
         });
         Self { id }
     }
@@ -315,7 +332,7 @@ pub fn wait_has_lock() {
         writer::with(|writer| {
             if writer.woken_from != 0 {
                 let (now, id) = (writer.now(), std::mem::take(&mut writer.woken_from));
-                writer.write(Tells::Locked, now, [id, 1, 0]);
+                writer.write(Tells::Locked, now, id, [1]);
             }
         });
     }
@@ -332,7 +349,7 @@ fn note(tells: Tells, id: u64) {
     if super::is_open() {
         writer::with(|writer| {
             let now = writer.now();
-            writer.write(tells, now, [id, 0, 0]);
+            writer.write(tells, now, id, []);
         });
     }
 }

@@ -8,8 +8,8 @@ use estafette_report::model::LaneKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::entry::{NONE, Tells, WORDS, head};
-use super::page::{ENTRIES, Page};
+use super::entry::{NONE, Tells, WORDS_MAX, head};
+use super::page::{Page, WORDS};
 use super::ticks::Ticks;
 use super::{OPEN, SESSION};
 
@@ -96,7 +96,7 @@ pub(super) struct Writer {
     session: Arc<Session>,
     log: Arc<ThreadLog>,
     page: Option<Arc<Page>>,
-    /// Entries of the page so far.
+    /// Words of the page that are written.
     at: usize,
     /// The reading of the newest entry.
     pub(super) last: u64,
@@ -140,7 +140,7 @@ impl Writer {
             session,
             log,
             page: None,
-            at: ENTRIES,
+            at: WORDS,
             last: 0,
             woken_from: 0,
             numbers: HashMap::new(),
@@ -157,14 +157,32 @@ impl Writer {
     }
 
     /// Writes an entry, or counts it as lost.
-    #[inline]
-    pub(super) fn write(&mut self, tells: Tells, ticks: u64, words: [u64; WORDS - 1]) {
-        if self.at == ENTRIES && !self.turn_page() {
+    #[inline(always)]
+    pub(super) fn write<const N: usize>(&mut self, tells: Tells, ticks: u64, id: u64, words: [u64; N]) {
+        self.put(2 + N, [head(tells, 2 + N, ticks), id].into_iter().chain(words));
+    }
+
+    /// As [`write`](Self::write), for `len` words, which are as many as fit into an entry.
+    #[inline(always)]
+    pub(super) fn write_all(
+        &mut self,
+        tells: Tells,
+        ticks: u64,
+        id: u64,
+        len: usize,
+        words: impl Iterator<Item = u64>,
+    ) {
+        debug_assert!(len + 2 <= WORDS_MAX, "the number of words has eight bits");
+        self.put(2 + len, [head(tells, 2 + len, ticks), id].into_iter().chain(words.take(len)));
+    }
+
+    #[inline(always)]
+    fn put(&mut self, len: usize, words: impl Iterator<Item = u64>) {
+        if self.at + len > WORDS && !self.turn_page() {
             return self.log.lose(1);
         }
         if let Some(page) = &self.page {
-            page.write(self.at, [head(tells, ticks), words[0], words[1], words[2]]);
-            self.at += 1;
+            self.at = page.write(self.at, words);
         }
     }
 
