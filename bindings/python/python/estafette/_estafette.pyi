@@ -33,6 +33,7 @@ class Engine:
         *,
         window: int | None = None,
         lease_timeout: float | None = None,
+        watchdog: float | None = None,
     ) -> Self: ...
     @property
     def workers(self) -> int: ...
