@@ -23,7 +23,7 @@ use crate::context::{self, Current};
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
-use crate::journal::hooks;
+use crate::journal::{events, hooks};
 use crate::operation::{self, Kind, OpGranted, OpHandle, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
 
@@ -232,8 +232,17 @@ fn start_settled(granted: OpGranted) -> Option<OpGranted> {
 #[inline(always)]
 fn begin(granted: OpGranted) -> Option<OpGranted> {
     if granted.payload().noted {
-        hooks::begins(&granted);
+        return begin_noted(granted);
     }
+    if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
+}
+
+/// As [`begin`], of which the journal is told.
+#[cold]
+fn begin_noted(granted: OpGranted) -> Option<OpGranted> {
+    hooks::begins(&granted);
+    let span = events::body(&granted);
+    let _entered = span.enter();
     if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
 }
 

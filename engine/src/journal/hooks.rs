@@ -8,6 +8,7 @@ use estafette_devices::{Fence, Reactor};
 use estafette_graph::{Mode, OpId};
 
 use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, pair};
+use super::events;
 use super::writer::{self, Writer};
 use crate::error::FailureKind;
 use crate::operation::{Kind, Name, OpDraft, OpGranted, OpState};
@@ -63,6 +64,7 @@ impl Writer {
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(draft: &OpDraft<'_>) {
+    events::submitted(draft.id().get(), draft.payload(), draft.accesses().len());
     writer::with(|writer| {
         let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
         writer.submitted(draft.id().get(), draft.payload(), accesses);
@@ -73,6 +75,7 @@ pub(crate) fn submitted(draft: &OpDraft<'_>) {
 #[cold]
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
+    events::submitted(granted.id().get(), granted.payload(), granted.accesses().len());
     writer::with(|writer| {
         let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
         writer.submitted(granted.id().get(), granted.payload(), accesses);
@@ -96,6 +99,9 @@ pub(crate) fn came_in(tensor: &TensorInner) {
 /// A tensor was imported from `library`, a package name. For bindings; does nothing while no journal is open.
 pub fn imported_from(tensor: &Tensor, library: &'static str) {
     if super::is_open() && !library.is_empty() {
+        if let Some(var) = tensor.inner.vars.first() {
+            events::imported(var.id().get(), library);
+        }
         writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
     }
 }
@@ -146,6 +152,7 @@ fn note_name(var: u64, name: &str) {
 #[cold]
 #[inline(never)]
 pub(crate) fn ready(id: OpId) {
+    events::ready(id.get());
     writer::with(|writer| {
         let now = writer.now();
         writer.write(Tells::Ready, now, id.get(), []);
@@ -156,6 +163,7 @@ pub(crate) fn ready(id: OpId) {
 #[cold]
 #[inline(never)]
 pub(crate) fn ready_at_once(id: OpId) {
+    events::ready(id.get());
     writer::with(|writer| writer.write(Tells::Ready, writer.last, id.get(), []));
 }
 
@@ -164,6 +172,9 @@ pub(crate) fn ready_at_once(id: OpId) {
 #[inline(never)]
 pub(crate) fn begins(granted: &OpGranted) {
     let queue = granted.payload().queue().map_or(0, |queue| queue.id().get());
+    if granted.payload().kind == Kind::Lease {
+        events::held(granted.id().get());
+    }
     writer::with(|writer| {
         let now = writer.now();
         match queue {
@@ -177,6 +188,7 @@ pub(crate) fn begins(granted: &OpGranted) {
 #[cold]
 #[inline(never)]
 pub(crate) fn ends_well(granted: &OpGranted) {
+    events::ended(granted.id().get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();
         writer.write(Tells::Ended, now, granted.id().get(), []);
@@ -200,6 +212,13 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
         }
         Ending::Looked => (How::Well, None, None),
     };
+    let outcome = match how {
+        How::Well => "ok",
+        How::Failed => "failed",
+        How::Cancelled => "cancelled",
+        How::Skipped => "skipped",
+    };
+    events::ended(id.get(), outcome, text.as_deref());
     writer::with(|writer| {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
@@ -215,6 +234,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
 fn watch(id: OpId, fence: &Fence) {
     Reactor::global().when_settled([fence], move |settled| {
         let text = settled.err().map(|error| error.to_string());
+        events::device_done(id.get(), text.as_deref());
         writer::with(|writer| {
             let now = writer.now();
             let how = if text.is_some() { How::Failed } else { How::Well };
@@ -238,6 +258,7 @@ pub(crate) fn observed(id: OpId) {
 #[cold]
 #[inline(never)]
 pub(crate) fn resumed(id: u64, blocking: bool) {
+    events::resumed(id, blocking);
     writer::with(|writer| {
         let now = writer.now();
         writer.write(Tells::Resumed, now, id, [u64::from(blocking)]);
@@ -249,6 +270,7 @@ pub(crate) fn resumed(id: u64, blocking: bool) {
 #[cold]
 #[inline(never)]
 pub(crate) fn taken(id: OpId, taker: &Taker) {
+    events::taken(id.get(), taker);
     writer::with(|writer| {
         let now = writer.now();
         let text = writer.text(taker);
@@ -293,6 +315,7 @@ impl WaitNoted {
         // An id allocator outside of every protocol.
         static NEXT: AtomicU64 = AtomicU64::new(WAITS);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        events::waits_for(id, what, target);
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
             writer.write(Tells::WaitsFor, now, id, [target, pair(name, 0)]);

@@ -11,7 +11,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering}
 use super::entry::{NONE, Tells, WORDS_MAX, head};
 use super::page::{Page, WORDS};
 use super::ticks::Ticks;
-use super::{OPEN, SESSION};
+use super::{EVENTS, OPEN, SESSION};
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
 const TEXTS_MAX: usize = 1 << 16;
@@ -108,13 +108,14 @@ pub(super) struct Writer {
 }
 
 thread_local! {
-    static WRITER: RefCell<Option<Writer>> = const { RefCell::new(None) };
+    /// Boxed: a shared library has little room for what each of its threads is born with.
+    static WRITER: RefCell<Option<Box<Writer>>> = const { RefCell::new(None) };
 }
 
 /// Lends the calling thread's writer, if a journal is open. Nothing foreign may be called meanwhile.
 #[inline]
 pub(super) fn with(f: impl FnOnce(&mut Writer)) {
-    let open = OPEN.load(Ordering::Acquire);
+    let open = OPEN.load(Ordering::Acquire) & !EVENTS;
     if open == 0 {
         return;
     }
@@ -122,7 +123,7 @@ pub(super) fn with(f: impl FnOnce(&mut Writer)) {
     let _ = WRITER.try_with(|writer| {
         let Ok(mut writer) = writer.try_borrow_mut() else { return };
         if writer.as_ref().is_none_or(|writer| writer.session.number != open) {
-            *writer = Writer::enter();
+            *writer = Writer::enter().map(Box::new);
         }
         if let Some(writer) = &mut *writer {
             f(writer);
