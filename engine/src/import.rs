@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
 use crate::regions::{self, Placement};
 use crate::tensor::{Definition, Tensor, TensorInner};
@@ -199,7 +200,11 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device());
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
-    Tensor::defined(core.clone(), vars, definition, lease)
+    let tensor = Tensor::defined(core.clone(), vars, definition, lease);
+    if journal::is_open() {
+        hooks::came_in(&tensor.inner);
+    }
+    tensor
 }
 
 /// Whether a result is copied.
@@ -274,6 +279,9 @@ pub(crate) fn define(
     let Arrival { layout, data, storage, read_only } = arrival;
     let host = host_can_use(core, layout.device());
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
+    if journal::is_open() {
+        hooks::came_in(target);
+    }
     Ok(())
 }
 

@@ -21,6 +21,7 @@
 //! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
+//! | `recording` | where the time went: the journal, its file and its report |
 //! | `error`, `report` | what is told, as Python objects |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
@@ -56,6 +57,7 @@ mod peer_table;
 mod peers;
 mod process;
 mod promise;
+mod recording;
 mod report;
 mod running_loop;
 mod site;
@@ -90,6 +92,8 @@ mod _estafette {
     use super::operators::{PyOperator, PyOperators};
     #[pymodule_export]
     use super::peers::peers;
+    #[pymodule_export]
+    use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]
     use super::tensor::{Exporter, PyTensor};
     #[pymodule_export]

@@ -61,6 +61,12 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
+    /// Names the tensor in the report of the recording that is being made; without one it does nothing.
+    fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.tensor(py)?.call_in_report(name);
+        Ok(())
+    }
+
     /// Whether the current version is finished, well or not. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.tensor(py)?.is_ready())
