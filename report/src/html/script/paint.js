@@ -5,6 +5,7 @@ const GUTTER_WIDE = 148;
 const GUTTER_NARROW = 92;
 const AXIS_HEIGHT = 26;
 const LABEL_WIDTH_MIN = 34;
+const WAITING_KINDS = new Set(["wait", "await", "export", "import"]);
 
 class Painter {
   constructor(data, layout, colors) {
@@ -124,10 +125,12 @@ class Painter {
         continue;
       }
       flush();
-      context.globalAlpha = alpha * (dim ? 0.16 : 1);
+      // Who waits on a lane does nothing there.
+      const idle = row.kind === "lane" && WAITING_KINDS.has(this.data.kinds[this.data.operations.kind[item]]);
+      context.globalAlpha = alpha * (dim ? 0.16 : idle ? 0.45 : 1);
       context.fillStyle = palette[color];
       context.fillRect(x, top, Math.max(1, end - x - (end - x > 4 ? 1 : 0)), height);
-      if (row.kind === "lane" && end - x > LABEL_WIDTH_MIN) this.label(item, x, end, top, height, dim);
+      if (row.kind === "lane" && !shelf.shared && end - x > LABEL_WIDTH_MIN) this.label(item, x, end, top, height, dim || idle);
     }
     flush();
     context.globalAlpha = 1;
@@ -138,8 +141,8 @@ class Painter {
     const left = Math.max(x, view.gutter) + 5;
     const room = Math.floor((end - left - 4) / colors.letter);
     const name = data.names[data.operations.name[item]];
-    if (room < 3) return;
-    context.globalAlpha = dim ? 0.5 : 1;
+    if (room < Math.min(5, name.length)) return;
+    context.globalAlpha = dim ? 0.7 : 1;
     context.fillStyle = dim ? colors.text : colors.onSlice;
     context.fillText(name.length <= room ? name : `${name.slice(0, room - 1)}…`, left, top + height / 2 + 0.5);
   }

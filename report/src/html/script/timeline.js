@@ -96,6 +96,7 @@ class Timeline {
     context.fillRect(0, 0, left, height);
     context.fillRect(right, 0, width - right, height);
     context.globalAlpha = 1;
+    if (right - left > width - 1) return;
     context.strokeStyle = colors.select;
     context.strokeRect(left + 0.5, 0.5, Math.max(3, right - left - 1), height - 1);
   }
