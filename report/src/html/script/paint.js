@@ -12,6 +12,7 @@ class Painter {
     this.data = data;
     this.layout = layout;
     this.colors = colors;
+    this.widths = new Map();
   }
 
   // Draws the part of the timeline that `view` shows: { from, to, width, height, scroll, gutter }.
@@ -139,12 +140,23 @@ class Painter {
   label(item, x, end, top, height, dim) {
     const { context, data, colors, view } = this;
     const left = Math.max(x, view.gutter) + 5;
-    const room = Math.floor((end - left - 4) / colors.letter);
+    const room = Math.min(end, view.width) - left - 4;
     const name = data.names[data.operations.name[item]];
-    if (room < Math.min(5, name.length)) return;
+    const fits = Math.floor((name.length * room) / this.widthOf(name));
+    if (fits < Math.min(5, name.length)) return;
     context.globalAlpha = dim ? 0.7 : 1;
     context.fillStyle = dim ? colors.text : colors.onSlice;
-    context.fillText(name.length <= room ? name : `${name.slice(0, room - 1)}…`, left, top + height / 2 + 0.5);
+    context.fillText(fits >= name.length ? name : `${name.slice(0, fits - 1)}…`, left, top + height / 2 + 0.5);
+  }
+
+  // Measuring is slow, and names are few.
+  widthOf(name) {
+    let width = this.widths.get(name);
+    if (width === undefined) {
+      width = Math.max(1, this.context.measureText(name).width);
+      this.widths.set(name, width);
+    }
+    return width;
   }
 
   counter(row, top) {

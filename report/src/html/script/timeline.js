@@ -109,9 +109,8 @@ class Timeline {
   show(from, to) {
     const length = Math.min(Math.max(to - from, SHOWN_MIN_NS), this.whole.to - this.whole.from);
     const middle = (from + to) / 2;
-    const start = Math.min(Math.max(middle - length / 2, this.whole.from), this.whole.to - length);
-    this.view.from = start;
-    this.view.to = start + length;
+    this.view.from = Math.max(this.whole.from, Math.min(middle - length / 2, this.whole.to - length));
+    this.view.to = Math.min(this.whole.to, this.view.from + length);
     this.draw();
   }
 
