@@ -174,6 +174,28 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "perfetto",
+        about: "the file of a recording, decoded with Perfetto's own schema",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
+    },
+    Suite {
+        name: "html",
+        about: "the page of a recording, in a browser without a screen",
+        fast: false,
+        needs: &[
+            Need::Python,
+            Need::Program("chromium", "on Debian: `apt-get install chromium`"),
+            Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
+        ],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
+    },
+    Suite {
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
         fast: true,
@@ -298,6 +320,17 @@ fn memcheck(program: &Path, arguments: &[&str]) -> Command {
 fn python(context: &Context, arguments: &[&str]) -> Command {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     environment.command(arguments)
+}
+
+/// Python tests of the files that a recording becomes; first the files.
+fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+    let samples = context.target.join("report-samples");
+    let build = ["build", "--release", "--package", "estafette-report", "--example", "made_up"];
+    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    write.arg(&samples);
+    let mut look = python(context, &["-m", "pytest", "-rs", tests]);
+    look.env("ESTAFETTE_REPORT_SAMPLES", samples);
+    vec![cargo(&context.target, &build, &[]), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.
