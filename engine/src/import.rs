@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
 use crate::regions::{self, Placement};
 use crate::tensor::{Definition, Tensor, TensorInner};
@@ -60,6 +61,11 @@ impl Produced {
         Self(Source::Managed { managed, read_only: true })
     }
 
+    /// Memory of an operation's own, described by `layout`.
+    pub(crate) fn ready(layout: Layout, storage: Storage) -> Self {
+        Self(Source::Ready { layout, storage })
+    }
+
     /// The elements of a vector, in row-major order.
     ///
     /// # Errors
@@ -71,7 +77,7 @@ impl Produced {
 }
 
 /// Whether the host may load and store in memory of `device`.
-fn host_can_use(core: &Core, device: DLDevice) -> bool {
+pub(crate) fn host_can_use(core: &Core, device: DLDevice) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
 }
@@ -136,6 +142,7 @@ impl Arrival {
     }
 }
 
+#[inline]
 fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
     let layout = describe(core, &managed)?;
     Ok(Arrival::foreign(layout, managed, read_only))
@@ -165,7 +172,8 @@ pub(crate) fn allocate(
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 const ALIGN: usize = 64;
 
-fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
+/// Memory for `layout` on the device that it names.
+pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
     let device = core
         .device(id)
@@ -184,6 +192,7 @@ fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
 }
 
 /// Gives an arrival its variables.
+#[inline]
 fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
@@ -191,7 +200,11 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device());
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
-    Tensor::defined(core.clone(), vars, definition, lease)
+    let tensor = Tensor::defined(core.clone(), vars, definition, lease);
+    if journal::is_open() {
+        hooks::came_in(&tensor.inner);
+    }
+    tensor
 }
 
 /// Whether a result is copied.
@@ -266,6 +279,9 @@ pub(crate) fn define(
     let Arrival { layout, data, storage, read_only } = arrival;
     let host = host_can_use(core, layout.device());
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
+    if journal::is_open() {
+        hooks::came_in(target);
+    }
     Ok(())
 }
 

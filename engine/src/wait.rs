@@ -18,11 +18,14 @@ use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::exchange::reaper;
+use crate::journal::hooks;
+use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{Looked, look_or_probe};
 use crate::run;
 use crate::signal::Signal;
+use crate::state::VarState;
 use crate::stuck::only_leases;
 use crate::tensor::Tensor;
 
@@ -64,13 +67,43 @@ pub(crate) fn see(state: &OpState) -> Seen {
     }
 }
 
+/// A picture of the graph, in which leases without an operation look like those with one.
+pub(crate) fn picture(roots: Roots<'_, VarState, OpState>) -> Snapshot<Seen> {
+    graph().snapshot_with(roots, see, |state, found| {
+        state.holders().find(|mut holder| {
+            let number = holder.number(|| graph().number());
+            found.push((number, see_holder(holder.lease())));
+            None::<()>
+        });
+    })
+}
+
+fn see_holder(lease: &LeaseInner) -> Seen {
+    let (label, core) = (lease.label(), &lease.tensor.inner.core);
+    Seen {
+        core: core.id,
+        home: core.clone(),
+        name: Name::Static("lease"),
+        kind: Kind::Lease,
+        phase: Phase::Begun,
+        counted: false,
+        since: label.since,
+        lease: Some(LeaseInfo::of(label)),
+    }
+}
+
 pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
     match look_or_probe(&tensor.inner) {
         Looked::Ready => Ok(()),
         Looked::Failed(error) => Err(*error),
         Looked::Probing(probe) => {
             let core = &tensor.inner.core;
-            block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout)?
+            let waited =
+                block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout);
+            if probe.handle.payload().noted {
+                hooks::resumed(probe.handle.id().get(), true);
+            }
+            waited?
         }
     }
 }
@@ -168,7 +201,7 @@ pub(crate) fn log_if_own_lease(waiting: OpId) {
     if !tracing::enabled!(tracing::Level::WARN) {
         return;
     }
-    let snapshot = graph().snapshot(Roots::All, see);
+    let snapshot = picture(Roots::All);
     if let Some(held) = only_leases(&snapshot, waiting)
         && let Some(own) = held.iter().find(|lease| lease.own)
     {
@@ -243,9 +276,9 @@ impl Watch<'_> {
         match self.vars {
             Some(vars) => {
                 let roots: Vec<&OpVar> = vars.iter().collect();
-                graph().snapshot(Roots::Vars(&roots), see)
+                picture(Roots::Vars(&roots))
             }
-            None => graph().snapshot(Roots::Op(self.op), see),
+            None => picture(Roots::Op(self.op)),
         }
     }
 
@@ -253,7 +286,7 @@ impl Watch<'_> {
     fn leads_back_to(&self, current: OpId) -> bool {
         let others = blocked::now().keys().any(|op| *op != current);
         // What others are blocked on may be anywhere.
-        let snapshot = if others { graph().snapshot(Roots::All, see) } else { self.snapshot() };
+        let snapshot = if others { picture(Roots::All) } else { self.snapshot() };
         self.waiting == current || blocked::leads_to(&snapshot, self.waiting, current)
     }
 

@@ -11,7 +11,9 @@ use crate::access::{Mode, Target};
 use crate::block::{Block, BlockPtr};
 use crate::granted::Granted;
 use crate::graph::Graph;
+use crate::id::{OpId, VarId};
 use crate::op_ref::OpRef;
+use crate::owner::Owner;
 use crate::submit;
 use crate::var::Var;
 
@@ -36,7 +38,7 @@ impl<V, T> Graph<V, T> {
         // SAFETY: the slab gave the block to us, and it is in no queue.
         unsafe {
             Block::begin_with(block, id, init, 2);
-            block.as_ref().own_early(&self.inner);
+            block.as_ref().own_early(Owner::new(&self.inner));
         }
         Draft { block, handles: PhantomData }
     }
@@ -55,6 +57,24 @@ impl<'a, V, T> Draft<'a, V, T> {
     pub fn payload_mut(&mut self) -> &mut T {
         // SAFETY: as for `payload`, and we are borrowed exclusively.
         unsafe { (*self.block.as_ptr()).payload_mut() }
+    }
+
+    /// The name that the operation has from its submission on.
+    pub fn id(&self) -> OpId {
+        // SAFETY: `begin` has given it; the block is ours.
+        unsafe { self.block.as_ref().id() }
+    }
+
+    /// What was added so far, one by one.
+    pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
+        // SAFETY: the block is ours, and the handles of its variables outlive the draft.
+        let accesses = unsafe { Block::accesses(self.block) };
+        accesses.map(|access| {
+            // SAFETY: as above.
+            let target = unsafe { access.as_ref().target() };
+            // SAFETY: as above.
+            (unsafe { target.node().as_ref() }.id(), target.mode())
+        })
     }
 
     /// Adds a variable; may be repeated. A read and a write of one variable are an update.

@@ -206,6 +206,28 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "perfetto",
+        about: "the file of a recording, decoded with Perfetto's own schema",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
+    },
+    Suite {
+        name: "html",
+        about: "the page of a recording, in a browser without a screen",
+        fast: false,
+        needs: &[
+            Need::Python,
+            Need::Program("chromium", "on Debian: `apt-get install chromium`"),
+            Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
+        ],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
+    },
+    Suite {
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
         fast: true,
@@ -260,6 +282,19 @@ pub const SUITES: &[Suite] = &[
             examples.iter().map(|name| python(context, &[&format!("examples/python/{name}.py")])).collect()
         },
     },
+    Suite {
+        name: "delegate",
+        about: "two C++ frameworks that delegate their crossings, and Python, in one process",
+        fast: false,
+        needs: &[
+            Need::Python,
+            Need::Program("cmake", "on Debian: `apt-get install cmake`"),
+            Need::Program("c++", "on Debian: `apt-get install g++`"),
+        ],
+        counted: false,
+        limit: minutes(20),
+        commands: delegate,
+    },
 ];
 
 const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
@@ -268,6 +303,24 @@ const PKG_CONFIG: Need = Need::Program("pkg-config", "on Debian: `apt-get instal
 
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
+}
+
+/// Builds the C interface and the two frameworks with it, and runs the relay.
+fn delegate(context: &Context) -> Vec<Command> {
+    let library = context.target.join("release/libestafette_c.a");
+    let build = context.target.join("delegate");
+    let mut configure = shell::command("cmake");
+    configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
+    configure.arg(format!("-DESTAFETTE_LIBRARY={}", library.display()));
+    let mut compile = shell::command("cmake");
+    compile.arg("--build").arg(&build);
+    let program = build.join("libdelegate.so");
+    vec![
+        cargo(&context.target, &["build", "--release", "--package", "estafette-c"], &[]),
+        configure,
+        compile,
+        python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()]),
+    ]
 }
 
 /// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
@@ -342,6 +395,17 @@ fn c_memcheck(context: &Context) -> Vec<Command> {
 fn python(context: &Context, arguments: &[&str]) -> Command {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     environment.command(arguments)
+}
+
+/// Python tests of the files that a recording becomes; first the files.
+fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+    let samples = context.target.join("report-samples");
+    let build = ["build", "--release", "--package", "estafette-report", "--example", "made_up"];
+    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    write.arg(&samples);
+    let mut look = python(context, &["-m", "pytest", "-rs", tests]);
+    look.env("ESTAFETTE_REPORT_SAMPLES", samples);
+    vec![cargo(&context.target, &build, &[]), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.

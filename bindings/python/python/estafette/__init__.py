@@ -33,6 +33,7 @@ from ._errors import (
     InvalidError,
     InvalidTensorError,
     LeaseHeldError,
+    NoOperatorError,
     NotDefinedError,
     OperationError,
     ShutdownError,
@@ -45,6 +46,8 @@ from ._estafette import (
     Engine,
     Exporter,
     Operation,
+    Operator,
+    Operators,
     Tensor,
     Variable,
     View,
@@ -57,6 +60,8 @@ from ._estafette import (
     record_call_sites,
     unordered_exchanges,
 )
+from ._recording import Report, record, report
+from ._recording import from_environment as _recording_from_environment
 from ._reports import (
     Blocked,
     Device,
@@ -89,10 +94,14 @@ __all__ = [
     "InvalidTensorError",
     "Lease",
     "LeaseHeldError",
+    "NoOperatorError",
     "NotDefinedError",
     "Operation",
     "OperationError",
+    "Operator",
+    "Operators",
     "Peer",
+    "Report",
     "ShutdownError",
     "ShutdownReport",
     "Stats",
@@ -108,7 +117,9 @@ __all__ = [
     "default_engine",
     "from_dlpack",
     "peers",
+    "record",
     "record_call_sites",
+    "report",
     "unordered_exchanges",
 ]
 
@@ -148,3 +159,8 @@ if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_child)
 
 _atexit.register(_at_exit)
+
+# Called before `_at_exit`, which lets no thread of the engine into the interpreter any more.
+_recording = _recording_from_environment()
+if _recording is not None:
+    _atexit.register(_recording.stop)
