@@ -32,6 +32,7 @@ mod fence;
 mod last_error;
 mod lease;
 mod log;
+mod names;
 mod op;
 mod operators;
 mod options;
