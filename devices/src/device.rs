@@ -16,6 +16,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Whether the host may load and store in memory of this device directly.
     fn host_accessible(&self) -> bool;
 
+    /// The same for memory at `pointer`, which is of this device. Devices with several kinds of memory look it up.
+    fn host_accessible_at(&self, pointer: *const u8) -> bool {
+        let _ = pointer;
+        self.host_accessible()
+    }
+
     /// The queue for work that asks for no particular one. The same at every call.
     fn default_queue(&self) -> Arc<dyn Queue>;
 
