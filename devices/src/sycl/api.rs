@@ -104,7 +104,6 @@ functions! {
     alloc_host = b"DPCTLaligned_alloc_host\0": fn(usize, usize, Object) -> Object;
     free = b"DPCTLfree_with_context\0": fn(Object, Object);
     pointer_kind = b"DPCTLUSM_GetPointerType\0": fn(Object, Object) -> u32;
-    pointer_device = b"DPCTLUSM_GetPointerDevice\0": fn(Object, Object) -> Object;
 }
 
 /// A symbol's name without its end.

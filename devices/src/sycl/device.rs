@@ -6,23 +6,27 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
+use smallvec::SmallVec;
+
 use crate::{Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue, QueueId};
 
 use super::api::{
     ASPECT_USM_DEVICE, ASPECT_USM_HOST, ASPECT_USM_SHARED, Api, BACKEND_CUDA, BACKEND_HIP,
-    BACKEND_LEVEL_ZERO, BACKEND_OPENCL, Object, QUEUE_IN_ORDER,
+    BACKEND_LEVEL_ZERO, BACKEND_OPENCL, QUEUE_IN_ORDER,
 };
 use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused, stray};
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::Lane;
+use super::lane::{Lane, Native};
 use super::push;
 use super::queue::{SyclQueue, event_of, not_ours};
 use super::runtime::{parts_of_queue, root_device};
 
 /// Memory is aligned at least like this, a cache line.
 const ALIGN_MIN: usize = 64;
+/// The runtime's queues behind an out-of-order queue: as many commands can run beside each other.
+const TURNS: usize = 4;
 
 /// A SYCL device with the context that its queues and memory are of.
 pub struct SyclDevice {
@@ -48,16 +52,9 @@ pub(super) struct Shared {
     name: String,
     memory_bytes: u64,
     usm: Vec<UsmKind>,
-    /// Two bytes that joins of events copy; the address, which is the context's to free.
-    scratch: Object,
     /// Memory is allocated by naming a queue.
     allocator: Handle,
 }
-
-// SAFETY: the scratch address is used by the device only; all else is `Send + Sync` by itself.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -85,33 +82,19 @@ impl Shared {
         self.context.api
     }
 
-    pub(super) fn scratch(&self) -> (*const c_void, *mut c_void) {
-        (self.scratch, self.scratch.wrapping_byte_add(1))
-    }
-
-    fn queue(&self, in_order: bool) -> Result<Handle, DeviceError> {
-        queue_of(&self.context, &self.device, in_order)
+    fn queue(&self) -> Result<Handle, DeviceError> {
+        queue_of(&self.context, &self.device)
     }
 }
 
-fn queue_of(context: &Context, device: &Handle, in_order: bool) -> Result<Handle, DeviceError> {
-    let properties = if in_order { QUEUE_IN_ORDER } else { 0 };
+fn queue_of(context: &Context, device: &Handle) -> Result<Handle, DeviceError> {
     let create = context.api.queue_create;
     // SAFETY: live objects; the handler is a function, and the queue is ours.
     unsafe {
-        let queue = create(context.raw(), device.raw(), Some(on_asynchronous_error), properties);
+        let queue = create(context.raw(), device.raw(), Some(on_asynchronous_error), QUEUE_IN_ORDER);
         Handle::own(queue, context.api.queue_delete)
     }
     .ok_or_else(|| refused("a new queue"))
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        if !self.scratch.is_null() {
-            // SAFETY: ours, freed once; every event of a queue holds this, so no join is on its way that anybody waits for.
-            unsafe { (self.api().free)(self.scratch, self.context.raw()) };
-        }
-    }
 }
 
 impl SyclDevice {
@@ -127,11 +110,10 @@ impl SyclDevice {
         let has = |aspect| unsafe { (api.device_aspect)(raw, aspect) };
         let usm: Vec<_> =
             kinds.into_iter().filter(|&(_, aspect)| has(aspect)).map(|(kind, _)| kind).collect();
-        let default = queue_of(&context, &device, true)?;
-        // SAFETY: a live queue of this device; null says that there is no such memory.
-        let scratch = unsafe { (api.alloc_device)(ALIGN_MIN, ALIGN_MIN, default.raw()) };
-        if scratch.is_null() {
-            return Err(refused("device memory: it has no unified shared memory that works"));
+        let default = queue_of(&context, &device)?;
+        if usm.is_empty() {
+            let message = format!("{id} has no unified shared memory");
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         }
         // SAFETY: a live queue; the copy is ours.
         let allocator = unsafe { Handle::own((api.queue_copy)(default.raw()), api.queue_delete) };
@@ -144,12 +126,11 @@ impl SyclDevice {
             counters: Counters::default(),
             memory_bytes,
             usm,
-            scratch,
             allocator: allocator.ok_or_else(|| refused("a copy of a queue"))?,
             context,
             device,
         });
-        let default_queue = SyclQueue::own(&shared, default, true);
+        let default_queue = SyclQueue::own(&shared, [default].into_iter(), true);
         Ok(Arc::new(Self { shared, default_queue }))
     }
 
@@ -183,7 +164,7 @@ impl SyclDevice {
         self.shared.memory_bytes
     }
 
-    /// Whether the driver announces completions, so that nobody polls.
+    /// Whether the driver announces completions, so that nobody polls: on OpenCL.
     pub fn announces_completion(&self) -> bool {
         self.shared.pushes
     }
@@ -201,10 +182,16 @@ impl SyclDevice {
 
     /// A new queue of the given kind. [`Device::create_queue`] gives in-order ones.
     ///
+    /// Commands on an out-of-order queue wait for what it was ordered after and run beside each other. They take turns on
+    /// several in-order queues of the runtime: Intel's CPU driver (2026.2) loses commands of its own out-of-order queues now
+    /// and then, and crashes when several threads flush them.
+    ///
     /// # Errors
     /// The runtime gives no more queues.
     pub fn queue(&self, in_order: bool) -> Result<Arc<SyclQueue>, DeviceError> {
-        Ok(SyclQueue::own(&self.shared, self.shared.queue(in_order)?, in_order))
+        let count = if in_order { 1 } else { TURNS };
+        let handles = (0..count).map(|_| self.shared.queue()).collect::<Result<Vec<_>, _>>()?;
+        Ok(SyclQueue::own(&self.shared, handles.into_iter(), in_order))
     }
 
     /// A queue of somebody else's, acquired now: the wrapper has a new identity, waits are enqueued as barriers at once, and
@@ -366,8 +353,8 @@ impl Device for SyclDevice {
             Some(event) if event.shared().context.same(&self.shared.context) => event,
             // Done already, and its event is gone: an event of everything on an idle queue is as good.
             _ if fence.device() == self.shared.id && fence.is_done() => {
-                let handle = self.shared.queue(true)?;
-                Lane::new(&self.shared, handle, QueueId::next(), true).barrier()?
+                let native = Native::new(&self.shared, self.shared.queue()?);
+                Lane::new(&self.shared, SmallVec::from_iter([native]), QueueId::next(), true).barrier()?
             }
             _ => {
                 let message = format!("the fence is of {}, not of {}", fence.device(), self.shared.id);

@@ -14,6 +14,7 @@ use super::device::Shared;
 use super::errors::refused;
 use super::event::Event;
 use super::handle::Handle;
+use super::push::Flusher;
 
 /// Waits that commands carry before one barrier takes their place: long lists cost every command.
 const WAITS_MAX: usize = 16;
@@ -23,7 +24,9 @@ type List = SmallVec<[Object; 8]>;
 
 pub(super) struct Lane {
     shared: Arc<Shared>,
-    handle: Handle,
+    /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
+    handles: SmallVec<[Native; 1]>,
+    turn: usize,
     in_order: bool,
     pub(super) clock: QueueClock,
     pub(super) sequence: u64,
@@ -40,11 +43,33 @@ pub(super) struct Lane {
     touched: bool,
 }
 
+/// A queue of the runtime.
+pub(super) struct Native {
+    handle: Handle,
+    /// For devices whose commands stay until they are flushed.
+    flusher: Option<Flusher>,
+}
+
+impl Native {
+    pub(super) fn new(shared: &Shared, handle: Handle) -> Self {
+        Self { flusher: shared.pushes.then(|| Flusher::of(&handle)).flatten(), handle }
+    }
+}
+
 impl Lane {
-    pub(super) fn new(shared: &Arc<Shared>, handle: Handle, id: QueueId, in_order: bool) -> Self {
+    /// # Panics
+    /// Without a queue of the runtime.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        handles: SmallVec<[Native; 1]>,
+        id: QueueId,
+        in_order: bool,
+    ) -> Self {
+        assert!(!handles.is_empty(), "a lane has a queue");
         Self {
             shared: Arc::clone(shared),
-            handle,
+            handles,
+            turn: 0,
             in_order,
             clock: QueueClock::new(id, in_order),
             sequence: 0,
@@ -60,7 +85,12 @@ impl Lane {
     pub(super) fn wait_for(&mut self, event: Arc<Event>) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         self.waits.push(event);
-        if self.waits.len() > WAITS_MAX { self.flush() } else { Ok(()) }
+        if self.waits.len() > WAITS_MAX {
+            let joined = self.barrier_for(0, &list(&self.waits))?;
+            self.enqueued(Arc::clone(&joined));
+            self.waits = vec![joined];
+        }
+        Ok(())
     }
 
     /// Enqueues a copy.
@@ -74,14 +104,17 @@ impl Lane {
         bytes: usize,
     ) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
-        let list = list(&self.waits);
-        let (api, queue) = (self.shared.api(), self.handle.raw());
+        let (at, list) = (self.take_turn(), list(&self.waits));
+        let api = self.shared.api();
         // SAFETY: live objects; the memory is the caller's duty.
         let event = unsafe {
+            let queue = self.handles[at].handle.raw();
             let event = (api.queue_memcpy)(queue, to.cast(), from.cast(), bytes, list.as_ptr(), list.len());
             Handle::own(event, api.event_delete)
         };
-        self.enqueued(event, "a copy")
+        let event = self.taken(at, event, "a copy")?;
+        self.enqueued(event);
+        Ok(())
     }
 
     /// Enqueues setting `bytes` bytes to `value`.
@@ -90,22 +123,41 @@ impl Lane {
     /// The range is USM of this queue's context, as for [`crate::Device::copy`].
     pub(super) unsafe fn fill(
         &mut self,
-        at: *mut c_void,
+        to: *mut c_void,
         value: u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        let at = self.take_turn();
         // The interface has no fill with dependences.
-        self.flush()?;
+        self.flush_to(at)?;
         let api = self.shared.api();
         // SAFETY: live objects; the memory is the caller's duty.
-        let event =
-            unsafe { Handle::own((api.queue_memset)(self.handle.raw(), at, value, bytes), api.event_delete) };
-        self.enqueued(event, "a fill")
+        let event = unsafe {
+            let event = (api.queue_memset)(self.handles[at].handle.raw(), to, value, bytes);
+            Handle::own(event, api.event_delete)
+        };
+        let event = self.taken(at, event, "a fill")?;
+        self.enqueued(event);
+        Ok(())
     }
 
-    fn enqueued(&mut self, event: Option<Handle>, what: &str) -> Result<(), DeviceError> {
-        let event = Event::new(&self.shared, event.ok_or_else(|| refused(what))?);
+    fn take_turn(&mut self) -> usize {
+        self.turn = (self.turn + 1) % self.handles.len();
+        self.turn
+    }
+
+    /// The event of a command that the runtime has taken.
+    fn taken(&self, at: usize, event: Option<Handle>, what: &str) -> Result<Arc<Event>, DeviceError> {
+        let event = event.ok_or_else(|| refused(what))?;
+        if let Some(flusher) = &self.handles[at].flusher {
+            flusher.flush();
+        }
         self.shared.counters.commands.fetch_add(1, Ordering::Relaxed);
+        Ok(Event::new(&self.shared, event))
+    }
+
+    /// Notes a command that has no number yet.
+    fn enqueued(&mut self, event: Arc<Event>) {
         self.covers_newest |= match &self.newest {
             Some(newest) => newest.is_done() || self.waits.iter().any(|wait| Arc::ptr_eq(wait, newest)),
             None => true,
@@ -115,42 +167,49 @@ impl Lane {
             self.fresh.clear();
         }
         self.fresh.push(event);
-        Ok(())
     }
 
-    /// Enqueues what is waited for as a barrier, for commands that carry no list.
-    pub(super) fn flush(&mut self) -> Result<(), DeviceError> {
+    /// Enqueues what is waited for as a barrier on one of the runtime's queues, for commands that carry no list.
+    fn flush_to(&mut self, at: usize) -> Result<(), DeviceError> {
         self.waits.retain(|known| !known.is_done());
         if self.waits.is_empty() {
             return Ok(());
         }
-        let event = self.barrier_for(&list(&self.waits));
-        self.enqueued(event, "a barrier")?;
-        self.waits.clear();
+        let event = self.barrier_for(at, &list(&self.waits))?;
+        self.enqueued(event);
+        if self.handles.len() == 1 {
+            // All that comes later comes after the barrier.
+            self.waits.clear();
+        }
         Ok(())
+    }
+
+    /// Enqueues what is waited for, on a queue of somebody else's.
+    pub(super) fn flush(&mut self) -> Result<(), DeviceError> {
+        self.flush_to(0)
     }
 
     /// The native handle, for somebody who enqueues by himself until the next record.
     pub(super) fn touch(&mut self) -> Result<Object, DeviceError> {
         self.touched = true;
-        self.flush()?;
-        Ok(self.handle.raw())
+        self.flush_to(0)?;
+        Ok(self.handles[0].handle.raw())
     }
 
     /// An event of everything enqueued so far, and whether there was anything since the last one. The number goes up if so.
     pub(super) fn record(&mut self) -> Result<Option<Arc<Event>>, DeviceError> {
         if self.fresh.is_empty() {
             // A wait counts as something enqueued: what comes later is after it.
-            self.flush()?;
+            self.flush_to(0)?;
         }
-        let event = if self.touched {
-            self.barrier()?
-        } else {
-            match self.fresh.as_slice() {
-                [] => return Ok(None),
-                [only] if self.in_order || self.covers_newest => Arc::clone(only),
-                _ => self.join()?,
-            }
+        if self.touched {
+            let event = self.barrier()?;
+            self.enqueued(event);
+        }
+        let event = match self.fresh.as_slice() {
+            [] => return Ok(None),
+            [only] if self.in_order || self.covers_newest => Arc::clone(only),
+            _ => self.join()?,
         };
         self.touched = false;
         self.covers_newest = false;
@@ -160,38 +219,37 @@ impl Lane {
         Ok(Some(event))
     }
 
-    /// The event of everything enqueued on the queue, by whomever.
+    /// The event of everything enqueued on the runtime's queue, by whomever; of the first, where there are several.
     pub(super) fn barrier(&mut self) -> Result<Arc<Event>, DeviceError> {
-        self.flush()?;
+        self.flush_to(0)?;
         self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
         let api = self.shared.api();
         // SAFETY: a live queue; the event is ours.
-        let event = unsafe { Handle::own((api.queue_barrier)(self.handle.raw()), api.event_delete) };
-        Ok(Event::new(&self.shared, event.ok_or_else(|| refused("a barrier"))?))
+        let event = unsafe {
+            let event = (api.queue_barrier)(self.handles[0].handle.raw());
+            Handle::own(event, api.event_delete)
+        };
+        self.taken(0, event, "a barrier")
     }
 
-    /// One event of several on an out-of-order queue. A barrier would hold up whatever is enqueued later as well, so it is a
-    /// command that waits for them and copies one byte nobody reads.
+    /// One event of several on an out-of-order queue. It holds up what comes later on one of the runtime's queues; the others
+    /// go on.
     fn join(&mut self) -> Result<Arc<Event>, DeviceError> {
         let newest = self.newest.iter().filter(|newest| !newest.is_done());
         let list = self.fresh.iter().chain(newest).map(|event| event.raw()).collect::<List>();
-        let (api, (from, to)) = (self.shared.api(), self.shared.scratch());
-        // SAFETY: live objects; the two bytes are the device's and live as long as it.
-        let event = unsafe {
-            let event = (api.queue_memcpy)(self.handle.raw(), to, from, 1, list.as_ptr(), list.len());
-            Handle::own(event, api.event_delete)
-        };
-        Ok(Event::new(&self.shared, event.ok_or_else(|| refused("a join of events"))?))
+        let at = self.take_turn();
+        self.barrier_for(at, &list)
     }
 
-    fn barrier_for(&self, list: &List) -> Option<Handle> {
+    fn barrier_for(&self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
         self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
         let api = self.shared.api();
         // SAFETY: live objects; the event is ours.
-        unsafe {
-            let event = (api.queue_barrier_for)(self.handle.raw(), list.as_ptr(), list.len());
+        let event = unsafe {
+            let event = (api.queue_barrier_for)(self.handles[at].handle.raw(), list.as_ptr(), list.len());
             Handle::own(event, api.event_delete)
-        }
+        };
+        self.taken(at, event, "a barrier")
     }
 }
 

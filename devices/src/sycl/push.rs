@@ -1,14 +1,17 @@
-//! Completion callbacks: the OpenCL driver tells when an event completes, so that nobody has to ask.
+//! What OpenCL has and dpctl's C interface does not: completion callbacks, so that nobody has to ask, and flushes, without
+//! which a command may stay where it is until somebody blocks for it.
 //!
 //! dpctl's C interface has no callback, but it gives the runtime's own events, and the runtime gives their `cl_event`
 //! (`sycl::event::getNative`, part of its stable ABI; intel/llvm: sycl/include/sycl/event.hpp), for which
-//! `clSetEventCallback` asks (OpenCL 3.0, 5.11). Both are looked up in what the process has loaded already. Where one of
-//! them is missing, or the backend is another one, the reactor polls instead.
+//! `clSetEventCallback` asks (OpenCL 3.0, 5.11). The same with queues and `clFlush` (5.15: events of another queue may be
+//! waited for only once that queue was flushed). All are looked up in what the process has loaded already. Where one of them
+//! is missing, or the backend is another one, the reactor polls instead.
 //!
 //! The callback runs on a thread of the driver. It tells the subscribers, which must be short anyway and never call a driver:
 //! operations are handed to workers, deleters to the reaper.
 
 use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use estafette_sync::sync::OnceLock;
@@ -17,6 +20,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use super::api::Object;
 use super::errors;
 use super::event::Event;
+use super::handle::Handle;
 use super::library::loaded;
 
 /// `CL_COMPLETE`.
@@ -31,6 +35,10 @@ struct Functions {
     native: unsafe extern "C" fn(Object) -> *mut c_void,
     set_callback: unsafe extern "C" fn(*mut c_void, c_int, Callback, *mut c_void) -> c_int,
     release: unsafe extern "C" fn(*mut c_void) -> c_int,
+    /// `sycl::queue::getNative(int32_t &) const`; the result holds a reference.
+    native_queue: unsafe extern "C" fn(Object, *mut i32) -> *mut c_void,
+    flush: unsafe extern "C" fn(*mut c_void) -> c_int,
+    release_queue: unsafe extern "C" fn(*mut c_void) -> c_int,
 }
 
 impl Functions {
@@ -55,8 +63,47 @@ impl Functions {
                 native: *sycl.get(b"_ZNK4sycl3_V15event9getNativeEv\0").ok()?,
                 set_callback: *opencl.get(b"clSetEventCallback\0").ok()?,
                 release: *opencl.get(b"clReleaseEvent\0").ok()?,
+                native_queue: *sycl.get(b"_ZNK4sycl3_V15queue9getNativeERi\0").ok()?,
+                flush: *opencl.get(b"clFlush\0").ok()?,
+                release_queue: *opencl.get(b"clReleaseCommandQueue\0").ok()?,
             })
         }
+    }
+}
+
+/// Sends the commands of one OpenCL queue on their way.
+#[derive(Debug)]
+pub(super) struct Flusher {
+    functions: &'static Functions,
+    /// The `cl_command_queue`.
+    native: NonNull<c_void>,
+}
+
+// SAFETY: OpenCL's queues may be used from any thread (OpenCL 3.0, appendix A.2).
+unsafe impl Send for Flusher {}
+// SAFETY: as above, at the same time too.
+unsafe impl Sync for Flusher {}
+
+impl Flusher {
+    /// For a queue of an OpenCL device.
+    pub(super) fn of(queue: &Handle) -> Option<Self> {
+        let functions = Functions::get()?;
+        let mut kind = 0;
+        // SAFETY: a live queue of an OpenCL device; the other argument says of which kind it is.
+        let native = unsafe { (functions.native_queue)(queue.raw(), &raw mut kind) };
+        NonNull::new(native).map(|native| Self { functions, native })
+    }
+
+    pub(super) fn flush(&self) {
+        // SAFETY: a live queue. It fails only for what is no queue.
+        unsafe { (self.functions.flush)(self.native.as_ptr()) };
+    }
+}
+
+impl Drop for Flusher {
+    fn drop(&mut self) {
+        // SAFETY: the reference that `getNative` gave.
+        unsafe { (self.functions.release_queue)(self.native.as_ptr()) };
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Qu
 use super::device::Shared;
 use super::event::{Event, Single};
 use super::handle::Handle;
-use super::lane::Lane;
+use super::lane::{Lane, Native};
 use super::progress::Progress;
 
 /// A queue of a [`SyclDevice`](super::SyclDevice), ours or somebody else's. Work that is enqueued goes on when it is dropped.
@@ -25,25 +25,30 @@ pub struct SyclQueue {
 
 impl SyclQueue {
     /// A queue that nobody else enqueues on, but through [`Queue::native`].
-    pub(super) fn own(shared: &Arc<Shared>, handle: Handle, in_order: bool) -> Arc<Self> {
+    pub(super) fn own(
+        shared: &Arc<Shared>,
+        handles: impl Iterator<Item = Handle>,
+        in_order: bool,
+    ) -> Arc<Self> {
         let id = QueueId::next();
-        Self::with(shared, handle, in_order, id, Some(Progress::new(id, shared.id)))
+        Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id)))
     }
 
     /// A queue that others enqueue on too.
     pub(super) fn foreign(shared: &Arc<Shared>, handle: Handle, in_order: bool) -> Arc<Self> {
-        Self::with(shared, handle, in_order, QueueId::next(), None)
+        Self::with(shared, [handle].into_iter(), in_order, QueueId::next(), None)
     }
 
     fn with(
         shared: &Arc<Shared>,
-        handle: Handle,
+        handles: impl Iterator<Item = Handle>,
         in_order: bool,
         id: QueueId,
         progress: Option<Arc<Progress>>,
     ) -> Arc<Self> {
         // Of a foreign queue the order is not known here: what others enqueue comes between.
-        let lane = Lane::new(shared, handle, id, in_order && progress.is_some());
+        let handles = handles.map(|handle| Native::new(shared, handle)).collect();
+        let lane = Lane::new(shared, handles, id, in_order && progress.is_some());
         Arc::new(Self { shared: Arc::clone(shared), id, in_order, progress, lane: Mutex::new(lane) })
     }
 
