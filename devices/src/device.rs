@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue};
 
 /// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
-pub trait Device: Send + Sync + fmt::Debug {
+pub trait Device: Send + Sync + fmt::Debug + Any {
     /// DLPack's name for it.
     fn id(&self) -> DLDevice;
 

@@ -62,6 +62,8 @@ mod source;
 // A runtime of its own threads, which no model checker knows.
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 pub mod sycl;
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+pub mod table;
 pub mod tally;
 #[cfg(not(estafette_loom))]
 mod waiting;

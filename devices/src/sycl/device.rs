@@ -149,6 +149,14 @@ impl SyclDevice {
         self.shared.context.raw().expose_provenance()
     }
 
+    /// Whether it is of `context`.
+    ///
+    /// # Safety
+    /// `context` is a live `sycl::context` of this process's runtime.
+    pub unsafe fn is_of_context(&self, context: NonNull<c_void>) -> bool {
+        self.shared.context.is(context.as_ptr())
+    }
+
     /// Which kinds of unified shared memory it has.
     pub fn usm_kinds(&self) -> &[UsmKind] {
         &self.shared.usm

@@ -232,6 +232,13 @@ impl Lane {
         self.taken(0, event, "a barrier")
     }
 
+    /// As [`barrier`](Self::barrier), where there are no numbers.
+    pub(super) fn record_all(&mut self) -> Result<Arc<Event>, DeviceError> {
+        let event = self.barrier()?;
+        self.fresh.clear();
+        Ok(event)
+    }
+
     /// One event of several on an out-of-order queue. It holds up what comes later on one of the runtime's queues; the others
     /// go on.
     fn join(&mut self) -> Result<Arc<Event>, DeviceError> {

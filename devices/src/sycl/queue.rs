@@ -171,7 +171,7 @@ impl Queue for SyclQueue {
         self.check()?;
         let mut lane = self.lane();
         let Some(progress) = &self.progress else {
-            return Ok(Fence::event(Arc::new(Single(lane.barrier()?))));
+            return Ok(Fence::event(Arc::new(Single(lane.record_all()?))));
         };
         let event = lane.record()?;
         let (sequence, seen) = (lane.sequence, lane.clock.snapshot());
