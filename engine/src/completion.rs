@@ -11,6 +11,7 @@ use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::context::Current;
+use crate::core_ref::CoreRef;
 use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
@@ -136,6 +137,11 @@ impl Scope {
     /// Identity of the operation.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The engine that runs the operation, until it has ended.
+    pub(crate) fn core(&self) -> Option<CoreRef> {
+        self.lock().running.as_ref().map(|running| running.op().payload().core.clone())
     }
 
     /// Runs `f` as this operation: waits inside it know whom they must not wait for.

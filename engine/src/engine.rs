@@ -20,7 +20,7 @@ use crate::operation::{Kind, Name};
 use crate::replay::Recorder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
-use crate::wait::see;
+use crate::wait::picture;
 use crate::{clock, import, quiet, stuck};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
@@ -250,6 +250,21 @@ impl Engine {
         import::import(self.core(), managed, ready, read_only)
     }
 
+    /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    ///
+    /// # Safety
+    /// As for [`import_ordered`](Self::import_ordered).
+    pub unsafe fn import_or_return(
+        &self,
+        managed: ManagedTensor,
+        ready: Frontier,
+    ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
+        import::import_or_return(self.core(), managed, ready)
+    }
+
     /// A tensor with the elements of a vector in row-major order, without a copy.
     ///
     /// # Errors
@@ -368,7 +383,7 @@ impl Engine {
     /// Cancels every operation of this engine that is queued behind leases only.
     fn cancel_held(&self) -> ShutdownReport {
         let core = self.core();
-        let snapshot = graph().snapshot(Roots::All, see);
+        let snapshot = picture(Roots::All);
         let mut report =
             ShutdownReport { drained: false, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() };
         let mut held = Vec::new();

@@ -106,15 +106,41 @@ pub(crate) fn import(
     Ok(enter(core, arrival, ready))
 }
 
-fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
+/// As [`import`], but what cannot be taken over comes back.
+pub(crate) fn import_or_return(
+    core: &CoreRef,
+    managed: ManagedTensor,
+    ready: Frontier,
+) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
+    let layout = match core.check_usable().and_then(|()| describe(core, &managed)) {
+        Ok(layout) => layout,
+        Err(error) => return Err(Box::new((error, managed))),
+    };
+    Ok(enter(core, Arrival::foreign(layout, managed, false), ready))
+}
+
+/// What the tensor is, if the engine can have it.
+fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
     if !host_can_use(core, device, managed.data()) && core.device(device).is_none() && !is_opaque(device) {
         return Err(Error::invalid(format!("device {device} is not available in this engine")));
     }
-    let read_only = read_only || managed.read_only();
-    let data = managed.data();
-    Ok(Arrival { layout, data, storage: Storage::foreign(managed), read_only })
+    Ok(layout)
+}
+
+impl Arrival {
+    fn foreign(layout: Layout, managed: ManagedTensor, read_only: bool) -> Self {
+        let read_only = read_only || managed.read_only();
+        let data = managed.data();
+        Self { layout, data, storage: Storage::foreign(managed), read_only }
+    }
+}
+
+#[inline]
+fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
+    let layout = describe(core, &managed)?;
+    Ok(Arrival::foreign(layout, managed, read_only))
 }
 
 pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
@@ -160,6 +186,7 @@ fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
 }
 
 /// Gives an arrival its variables.
+#[inline]
 fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);

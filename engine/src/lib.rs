@@ -70,6 +70,7 @@
 //! operation or a lease cost next to nothing (`body`, `builder`, `late`, `core_ref`, `operation`, `lease`).
 
 mod admission;
+mod admitted;
 mod arrow;
 mod bell;
 mod blocked;
@@ -89,15 +90,18 @@ mod error;
 pub mod exchange;
 mod export;
 mod guards;
+mod holders;
 mod import;
 mod late;
 mod lease;
 mod lease_all;
 mod lease_info;
+mod lease_wait;
 mod operands;
 mod operation;
 mod produce;
 mod quiet;
+mod raw;
 mod ready;
 mod regions;
 mod replay;
@@ -107,11 +111,13 @@ mod state;
 mod stuck;
 mod submit;
 mod taker;
+mod tell;
 mod tensor;
 mod variable;
 mod views;
 mod wait;
 
+pub use admitted::Admitted;
 pub use builder::OpBuilder;
 pub use completion::{Completion, Scope};
 pub use diagnose::{Blocked, Diagnosis, Status, Waiting};

@@ -4,6 +4,7 @@ use estafette_devices::{DeviceError, Fence, FenceState, Frontier};
 use estafette_graph::{Mode, OpId};
 
 use crate::error::{Error, OperationError};
+use crate::holders::Holders;
 use crate::operation::{Name, OpTag};
 
 /// Flag on a variable: its current version is poisoned.
@@ -24,6 +25,8 @@ pub(crate) struct VarState {
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
+    /// Behind what every operation looks at.
+    holders: Holders,
 }
 
 /// What a version carries beside the data.
@@ -68,6 +71,11 @@ impl VarState {
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
         self.carried.as_ref()?.failure.as_ref()
+    }
+
+    /// The leases that hold the variable without an operation.
+    pub(crate) fn holders(&mut self) -> &mut Holders {
+        &mut self.holders
     }
 
     fn carried(&mut self) -> &mut Carried {
@@ -155,6 +163,13 @@ impl VarState {
     pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32) {
         let carried = self.carried();
         carried.writers.merge(fences);
+        carried.update(flags);
+    }
+
+    /// Adds a use of the current version that is over when `fence` is.
+    pub(crate) fn add_reader(&mut self, fence: &Fence, flags: &mut u32) {
+        let carried = self.carried();
+        carried.readers.insert(fence.clone());
         carried.update(flags);
     }
 
