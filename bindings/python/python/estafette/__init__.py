@@ -53,13 +53,17 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    devices,
     peers,
     record_call_sites,
+    register_context,
     unordered_exchanges,
+    unregister_context,
 )
 from ._reports import (
     Blocked,
     Device,
+    DeviceInfo,
     Diagnosis,
     Lease,
     Peer,
@@ -79,6 +83,7 @@ __all__ = [
     "ConflictError",
     "Device",
     "DeviceError",
+    "DeviceInfo",
     "Diagnosis",
     "Engine",
     "EstafetteError",
@@ -106,10 +111,13 @@ __all__ = [
     "WouldDeadlockError",
     "__version__",
     "default_engine",
+    "devices",
     "from_dlpack",
     "peers",
     "record_call_sites",
+    "register_context",
     "unordered_exchanges",
+    "unregister_context",
 ]
 
 _default: Engine | None = None

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 
 from typing_extensions import CapsuleType, Self
 
-from ._reports import Device, Diagnosis, Peer, ShutdownReport, Stats, UnorderedExchange
+from ._reports import Device, DeviceInfo, Diagnosis, Peer, ShutdownReport, Stats, UnorderedExchange
 from ._typing import (
     DeviceLike,
     DtypeLike,
@@ -19,7 +19,7 @@ from ._typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "peers", "record_call_sites", "unordered_exchanges"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -55,7 +55,7 @@ class Engine:
         name: str | None = None,
     ) -> Tensor: ...
     def from_arrow(self, x: SupportsArrow | tuple[CapsuleType, CapsuleType], /) -> Tensor: ...
-    def empty(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
+    def empty(self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None) -> Tensor: ...
     def zeros(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
     def var(self) -> Variable: ...
     def submit(
@@ -65,7 +65,7 @@ class Engine:
         writes: Iterable[Tensor | Variable] | None = None,
         using: Using | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Operation: ...
     def submit_async(
@@ -75,7 +75,7 @@ class Engine:
         writes: Iterable[Tensor | Variable] | None = None,
         using: Using | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Operation]: ...
     def call(
@@ -87,7 +87,7 @@ class Engine:
         like: Like | None = None,
         copy: bool | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Tensor: ...
     def call_async(
@@ -99,7 +99,7 @@ class Engine:
         like: Like | None = None,
         copy: bool | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Tensor]: ...
     def access(
@@ -259,6 +259,9 @@ class Variable:
     @property
     def version(self) -> int: ...
 
+def devices() -> tuple[DeviceInfo, ...]: ...
+def register_context(context: object, /, *, device_type: int = 14) -> tuple[int, int]: ...
+def unregister_context(device: tuple[int, int], /) -> None: ...
 def peers() -> tuple[Peer, ...]: ...
 def unordered_exchanges() -> tuple[UnorderedExchange, ...]: ...
 def _after_fork_in_child() -> None: ...
