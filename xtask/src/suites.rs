@@ -162,6 +162,26 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
     },
     Suite {
+        name: "sycl",
+        about: "SYCL devices on the real runtime, with the processor as the device",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let packages = environment.packages().unwrap_or_default();
+            let mut tests = cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl*"],
+                &["--", "--ignored"],
+            );
+            tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
+            environment.name_opencl(&mut tests);
+            vec![tests]
+        },
+    },
+    Suite {
         name: "mxnet",
         about: "MXNet 1.9.1 as a peer, in an environment of its own",
         fast: false,
