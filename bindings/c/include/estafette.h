@@ -236,6 +236,35 @@ typedef int32_t estafette_status;
 #endif // __cplusplus
 
 /**
+ * What a holder of memory may do.
+ */
+enum estafette_access
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * Read; engine writes wait until the lease is returned.
+   */
+  ESTAFETTE_READ = 0,
+  /**
+   * Read and write, alone; every other use waits until the lease is returned.
+   */
+  ESTAFETTE_WRITE = 1,
+  /**
+   * Untracked: no lease is taken and nothing waits. For people who order things themselves.
+   */
+  ESTAFETTE_ALIAS = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum estafette_access estafette_access;
+#else
+typedef int32_t estafette_access;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
  * Schedules operations in the order that their data demands. Any thread may use an engine; every function that takes one
  * must return before it is destroyed.
  */
@@ -841,6 +870,8 @@ estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
  * The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
  * the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
  *
+ * Something that is told to end after its own end never ends: do not hand this fence back as the end of one of those uses.
+ *
  * Returns as `estafette_tensor_fence`. May be called by any thread.
  *
  * What the caller promises:
@@ -1092,7 +1123,8 @@ estafette_status estafette_unregister_operator(const char *name);
 
 /**
  * Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports a function
- * `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way.
+ * `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way, or a result
+ * of one is alive.
  * `count`, which may be NULL, gets how many there are.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers

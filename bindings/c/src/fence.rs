@@ -55,6 +55,8 @@ pub unsafe extern "C" fn estafette_tensor_fence(
 /// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
 /// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
 ///
+/// Something that is told to end after its own end never ends: do not hand this fence back as the end of one of those uses.
+///
 /// Returns as `estafette_tensor_fence`. May be called by any thread.
 ///
 /// # Safety

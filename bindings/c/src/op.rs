@@ -12,7 +12,7 @@ use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, text};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
-use estafette::devices::DeviceErrorKind;
+use estafette::devices::{DeviceError, DeviceErrorKind};
 
 /// An operation. The handle is a number with a generation, not an address: one that is over is told as such.
 ///
@@ -171,7 +171,7 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
         match after.map(|after| after.state().outcome()) {
             None | Some(Some(Ok(()))) => DONE,
             Some(None) => Ok(estafette_status::ESTAFETTE_PENDING),
-            Some(Some(Err(error))) => Err(estafette::Error::from(error).into()),
+            Some(Some(Err(error))) => Err(failed_after(&error)),
         }
     })
 }
@@ -194,11 +194,17 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
         let (_, after) = slots::op(op)?;
         let Some(after) = after else { return DONE };
         match after.wait_timeout(limit.map(|limit| limit.saturating_sub(begin.elapsed()))) {
-            Some(outcome) => outcome.map_err(estafette::Error::from)?,
+            Some(outcome) => outcome.map_err(|error| failed_after(&error))?,
             None => return Err(estafette::Error::Timeout(limit.unwrap_or_default()).into()),
         }
         DONE
     })
+}
+
+/// The fence that an operation ended with has failed.
+fn failed_after(error: &DeviceError) -> Refusal {
+    let message = format!("the fence that the operation ended with failed: {error}");
+    Refusal::new(estafette_status::of_fence(error), message)
 }
 
 /// Calls an operation off that has not begun: its function is not called, its context is dropped, and its outputs carry a

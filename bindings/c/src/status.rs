@@ -81,17 +81,23 @@ impl estafette_status {
         Self::ALL.iter().map(|(status, _)| *status).find(|status| *status as i32 == number)
     }
 
+    /// What the failure of a fence means.
+    pub(crate) fn of_fence(error: &devices::DeviceError) -> Self {
+        match error.kind() {
+            devices::DeviceErrorKind::Invalid => ESTAFETTE_INVALID,
+            devices::DeviceErrorKind::Cancelled => ESTAFETTE_CANCELLED,
+            devices::DeviceErrorKind::Other => ESTAFETTE_FAILED,
+            _ => ESTAFETTE_DEVICE,
+        }
+    }
+
     /// What the caller can do about `error`.
     pub(crate) fn of(error: &Error) -> Self {
         match error {
             Error::Invalid(_) | Error::InvalidTensor(_) | Error::NoOperator { .. } => ESTAFETTE_INVALID,
             Error::Failed(_) => ESTAFETTE_FAILED,
             Error::Cancelled(_) => ESTAFETTE_CANCELLED,
-            Error::Device(error) if error.kind() == devices::DeviceErrorKind::Invalid => ESTAFETTE_INVALID,
-            Error::Device(error) if error.kind() == devices::DeviceErrorKind::Cancelled => {
-                ESTAFETTE_CANCELLED
-            }
-            Error::Device(_) => ESTAFETTE_DEVICE,
+            Error::Device(error) => Self::of_fence(error),
             Error::Conflict(_) => ESTAFETTE_CONFLICT,
             Error::LeaseHeld(_) => ESTAFETTE_LEASE_HELD,
             Error::WouldDeadlock(_) => ESTAFETTE_WOULD_DEADLOCK,
