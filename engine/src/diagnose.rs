@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use estafette_graph::{Hazard, Roots};
 
-use crate::core::{Core, graph};
+use crate::core::Core;
 use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Phase};
-use crate::wait::{Seen, see};
+use crate::wait::{Seen, picture};
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
@@ -72,7 +72,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         // A forked child: nothing runs here, and locks may be held by threads that do not exist.
         return Diagnosis { operations: Vec::new() };
     }
-    let snapshot = graph().snapshot(Roots::All, see);
+    let snapshot = picture(Roots::All);
     let mut operations: Vec<Waiting> = snapshot
         .ops
         .iter()

@@ -20,7 +20,7 @@ use crate::operation::{Kind, Name};
 use crate::replay::Recorder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
-use crate::wait::see;
+use crate::wait::picture;
 use crate::{clock, import, quiet, stuck};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
@@ -388,7 +388,7 @@ impl Engine {
     /// Cancels every operation of this engine that is queued behind leases only.
     fn cancel_held(&self) -> ShutdownReport {
         let core = self.core();
-        let snapshot = graph().snapshot(Roots::All, see);
+        let snapshot = picture(Roots::All);
         let mut report =
             ShutdownReport { drained: false, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() };
         let mut held = Vec::new();

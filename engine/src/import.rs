@@ -141,6 +141,7 @@ impl Arrival {
     }
 }
 
+#[inline]
 fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
     let layout = describe(core, &managed)?;
     Ok(Arrival::foreign(layout, managed, read_only))
@@ -190,6 +191,7 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
 }
 
 /// Gives an arrival its variables.
+#[inline]
 fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);

@@ -5,7 +5,10 @@
 //! whatever thread that happens.
 
 use std::future::Future;
+use std::marker::PhantomPinned;
+use std::ops::Deref;
 use std::pin::Pin;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::ThreadId;
@@ -22,8 +25,10 @@ use crate::clock::{self, Coarse};
 use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
+use crate::holders::Link;
 use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar, Role};
 use crate::ready::ReadySignal;
+use crate::regions::Region;
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, VarState};
@@ -79,7 +84,8 @@ enum Slot {
 }
 
 impl LeaseLabel {
-    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>) -> Self {
+    #[inline(always)]
+    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>, held: bool) -> Self {
         Self {
             access,
             taker,
@@ -87,7 +93,7 @@ impl LeaseLabel {
             thread: clock::this_thread(),
             since: Coarse::now(),
             slot: Mutex::new(Slot::Waiting),
-            held: AtomicBool::new(false),
+            held: AtomicBool::new(held),
             signal,
         }
     }
@@ -130,10 +136,14 @@ pub struct Lease {
     pub(crate) inner: Arc<LeaseInner>,
 }
 
+/// Either an operation in the graph or, what most are, a *hold* of the tensor's one variable.
 pub(crate) struct LeaseInner {
     pub(crate) tensor: Tensor,
     pub(crate) access: Access,
-    label: Arc<LeaseLabel>,
+    label: Label,
+    /// Whether it holds the variable, and is among its holders.
+    holds: AtomicBool,
+    link: Link,
     /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label
     /// has it.
     granted: Mutex<Option<OpGranted>>,
@@ -144,6 +154,8 @@ pub(crate) struct LeaseInner {
     untracked: AtomicBool,
     /// What few holders have left for its end.
     last: Mutex<Option<Box<Last>>>,
+    /// Others look at it, among the holders of the variable, until its destructor has taken it out from there.
+    _shared_while_it_ends: PhantomPinned,
 }
 
 /// What is to be done at the end of a lease.
@@ -155,37 +167,100 @@ struct Last {
     told: Vec<Completer>,
 }
 
+/// The label, shared with the operation where there is one.
+enum Label {
+    Own(LeaseLabel),
+    Shared(Arc<LeaseLabel>),
+}
+
+impl Deref for Label {
+    type Target = LeaseLabel;
+
+    #[inline]
+    fn deref(&self) -> &LeaseLabel {
+        match self {
+            Self::Own(label) => label,
+            Self::Shared(label) => label,
+        }
+    }
+}
+
 impl LeaseInner {
     /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
     /// [`hold_from`](Self::hold_from).
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, None));
-        Arc::new(Self::with_label(tensor.clone(), access, label))
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+        Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
     }
 
-    fn with_label(tensor: Tensor, access: Access, label: Arc<LeaseLabel>) -> Self {
+    #[inline(always)]
+    fn with_label(tensor: Tensor, access: Access, label: Label) -> Self {
         Self {
             tensor,
             access,
             label,
+            holds: AtomicBool::new(false),
+            link: Link::default(),
             granted: Mutex::new(None),
             scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
             last: Mutex::new(None),
+            _shared_while_it_ends: PhantomPinned,
         }
     }
 
-    /// A lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
-    pub(crate) fn at_once(tensor: &Tensor, access: Access, taker: Taker) -> Option<Arc<Self>> {
-        let label = Arc::new(LeaseLabel::new(access, taker, None));
+    /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
+    #[inline]
+    pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
+        match &tensor.inner.vars[..] {
+            [var] => match Self::hold(tensor, var, taker()) {
+                Ok(lease) => Some(lease),
+                Err(unheld) => Self::begin(tensor, unheld.label.taker.clone()),
+            },
+            _ => Self::begin(tensor, taker()),
+        }
+    }
+
+    /// A read lease without an operation, of a tensor that `var` alone orders, if nothing is in its way; else a lease that holds
+    /// nothing.
+    #[inline]
+    fn hold(tensor: &Tensor, var: &OpVar, taker: Taker) -> Result<Arc<Self>, Arc<Self>> {
+        // Built in its place: moved there, it would cost as much again.
+        let place = Arc::<Self>::new_uninit();
+        // SAFETY: nobody else has it yet, which `Arc::get_mut` would find out with a locked instruction.
+        let lease = unsafe {
+            let label = LeaseLabel::new(Access::Read, taker, None, true);
+            let lease = Arc::as_ptr(&place).cast_mut();
+            (*lease).write(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+            place.assume_init()
+        };
+        // SAFETY: never null. The place is good for as long as the lease lives.
+        let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
+        let held = var.hold(|state, flags| {
+            if flags != 0 {
+                // Fences or a failure: somebody has to look more closely, and perhaps to wait.
+                return false;
+            }
+            // SAFETY: the lease is new, and its destructor takes it out.
+            unsafe { state.holders().add(place) };
+            lease.holds.store(true, Ordering::Relaxed);
+            true
+        });
+        if held { Ok(lease) } else { Err(lease) }
+    }
+
+    /// As [`hold`](Self::hold), with an operation.
+    #[cold]
+    fn begin(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
+        let access = Access::Read;
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         let core = &tensor.inner.core;
         // SAFETY: `init` writes every field.
         let mut draft =
             unsafe { graph().draft(|place| OpState::init(place, core, Name::Static("lease"), Kind::Lease)) };
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
-        let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
-        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, Mode::Read));
         let Some(granted) = draft.submit_unreferenced() else {
             // It stands in a queue by now: whoever grants it finds it abandoned.
             if let Some(granted) = label.abandon() {
@@ -199,9 +274,30 @@ impl LeaseInner {
             return None;
         }
         label.held.store(true, Ordering::Release);
-        let mut lease = Self::with_label(tensor.clone(), access, label);
+        let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
         lease.granted = Mutex::new(Some(granted));
         Some(Arc::new(lease))
+    }
+
+    /// See [`Holders`](crate::holders::Holders).
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Whether it holds a variable, without an operation.
+    pub(crate) fn holds(&self) -> bool {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is a lease of the memory of `region`.
+    pub(crate) fn is_of(&self, region: &Region) -> bool {
+        let definition = self.tensor.inner.definition();
+        let placed = definition.ok().and_then(|definition| definition.placed.as_ref());
+        placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
+    }
+
+    pub(crate) fn label(&self) -> &LeaseLabel {
+        &self.label
     }
 
     /// Orders the uses of tensors that were imported from inside this lease among each other.
@@ -231,8 +327,9 @@ impl LeaseInner {
     /// Makes a view of `running` a lease of its own that stands beside the operation in every queue, so that nothing gets
     /// in between when the operation ends.
     pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
+        let Label::Shared(label) = &self.label else { return };
         let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
-        state.set_role(Role::Lease(Arc::clone(&self.label)));
+        state.set_role(Role::Lease(Arc::clone(label)));
         state.begin_unsubmitted();
         let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
         // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
@@ -258,7 +355,7 @@ impl Lease {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal))));
+        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false));
         let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -343,7 +440,7 @@ impl Tensor {
 
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lease({})", self.inner.label)
+        write!(f, "Lease({})", self.inner.label())
     }
 }
 
@@ -354,7 +451,7 @@ pub(crate) fn check_writable(tensor: &Tensor) -> Result<(), Error> {
     {
         return Err(Error::Conflict(format!(
             "this tensor was imported from memory under a {}; write through the original tensor once it is returned",
-            lease.label
+            lease.label()
         )));
     }
     if tensor.inner.definition().is_ok_and(|definition| definition.read_only) {
@@ -377,7 +474,9 @@ pub(crate) struct Acquire {
 impl Acquire {
     fn into_lease(mut self) -> Lease {
         let label = self.label.take().expect("taken once, by value");
-        Lease { inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, label)) }
+        Lease {
+            inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, Label::Shared(label))),
+        }
     }
 }
 
@@ -475,31 +574,69 @@ impl Drop for LeaseInner {
             // A forked child: the graph's locks may be held by threads that do not exist here.
             let granted = self.granted.get_mut().map(Option::take);
             let last = self.last.get_mut().map(Option::take);
-            std::mem::forget((
-                self.tensor.clone(),
-                Arc::clone(&self.label),
-                self.scope.take(),
-                granted,
-                last,
-            ));
+            let label = match &self.label {
+                Label::Shared(label) => Some(Arc::clone(label)),
+                Label::Own(_) => None,
+            };
+            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted, last));
             return;
         }
+        match self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+            None => self.end(None),
+            Some(last) => self.end_with(*last),
+        }
+    }
+}
+
+impl LeaseInner {
+    /// Ends the lease; whatever waited for it goes on, after `done`.
+    #[inline]
+    fn end(&mut self, done: Option<Fence>) {
+        if *self.holds.get_mut() {
+            return self.end_hold(done);
+        }
         let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        let last = self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        let Last { done, told } = last.map_or_else(Last::default, |last| *last);
-        let fences: SmallVec<[Fence; 1]> =
-            if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
         if let Some(granted) = granted.or_else(|| self.label.abandon()) {
             end(granted, done);
         } else if let Some(done) = done {
             // An alias is in no queue, but its memory must not go before the work is done.
             let _ = self.tensor.used_until(&done);
         }
+    }
+
+    #[cold]
+    fn end_with(&mut self, last: Last) {
+        let Last { done, told } = last;
+        let fences: SmallVec<[Fence; 1]> =
+            if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
+        self.end(done);
         if !told.is_empty() {
             Reactor::global().when_settled(&fences, move |outcome| {
                 told.into_iter().for_each(|completer| completer.settle(outcome.clone()));
             });
         }
+    }
+
+    /// Ends a hold; whatever waited for it goes on.
+    fn end_hold(&self, done: Option<Fence>) {
+        let mut ready = ReadyList::new();
+        let mut observer = None;
+        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
+        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
+        let finish = |state: &mut VarState, flags: &mut u32| {
+            // SAFETY: it was added when the hold began.
+            observer = unsafe { state.holders().remove(NonNull::from(self)) };
+            // A reader replaces no failure.
+            state.finish(Mode::Read, &ending, flags, &mut None);
+        };
+        self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        if !ready.is_empty() {
+            run::dispatch(ready);
+        }
+        if let Some(observer) = observer {
+            observer.set(Ok(()));
+        }
+        self.tensor.inner.core.bell.ring();
     }
 }
 

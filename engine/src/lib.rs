@@ -90,6 +90,7 @@ mod error;
 pub mod exchange;
 mod export;
 mod guards;
+mod holders;
 mod import;
 mod late;
 mod lease;

@@ -163,13 +163,22 @@ impl std::fmt::Debug for Ready {
 pub struct Writable {
     tensor: Tensor,
     uses: Vec<OpHandle>,
+    /// The ends of leases that have no operation.
+    holds: Vec<Arc<ReadySignal>>,
     fences: Option<Arc<ReadySignal>>,
 }
 
 impl Writable {
     pub(crate) fn new(tensor: &Tensor) -> Self {
         let mut uses: Vec<OpHandle> = Vec::new();
+        let mut holds = Vec::new();
         for var in &tensor.inner.vars {
+            var.with_state(|state, _| {
+                state.holders().find(|mut holder| {
+                    holds.push(holder.observer(|| Arc::new(Signal::new())));
+                    None::<()>
+                });
+            });
             for handle in var.queued() {
                 if handle.payload().kind != Kind::Probe && uses.iter().all(|known| known.id() != handle.id())
                 {
@@ -177,7 +186,7 @@ impl Writable {
                 }
             }
         }
-        Self { tensor: tensor.clone(), uses, fences: None }
+        Self { tensor: tensor.clone(), uses, holds, fences: None }
     }
 }
 
@@ -193,6 +202,12 @@ impl Future for Writable {
                 return Poll::Pending;
             }
             self.uses.pop();
+        }
+        while let Some(last) = self.holds.last() {
+            if last.poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.holds.pop();
         }
         if self.fences.is_none() {
             let signal = Arc::new(Signal::new());
@@ -212,6 +227,6 @@ impl Future for Writable {
 
 impl std::fmt::Debug for Writable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writable").field("uses", &self.uses.len()).finish()
+        f.debug_struct("Writable").field("uses", &(self.uses.len() + self.holds.len())).finish()
     }
 }

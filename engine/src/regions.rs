@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 
 use estafette_devices::Frontier;
 use estafette_graph::Mode;
-use estafette_sync::sync::Mutex;
+use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::core::graph;
@@ -40,14 +40,48 @@ struct Leases {
 /// The entry of one tensor.
 pub(crate) struct Region {
     range: Range<usize>,
-    own: Mutex<OpVar>,
-    /// Leases taken on this memory, newest last.
+    own: Mutex<Owners>,
+    /// Leases taken on this memory, newest last; but for those that hold the variable.
     leases: Mutex<Leases>,
 }
 
+/// The variable that orders a tensor.
+struct Owners {
+    now: OpVar,
+    /// The first one, of a tensor that was collapsed: it may still be held.
+    first: Option<OpVar>,
+}
+
 impl Region {
+    fn new(range: Range<usize>, own: OpVar) -> Arc<Self> {
+        let own = Mutex::new(Owners { now: own, first: None });
+        Arc::new(Self { range, own, leases: Mutex::default() })
+    }
+
+    fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     fn own(&self) -> OpVar {
-        self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.owners().now.clone()
+    }
+
+    fn collapse_into(&self, group: &OpVar) {
+        let mut owners = self.owners();
+        let before = std::mem::replace(&mut owners.now, group.clone());
+        owners.first.get_or_insert(before);
+    }
+
+    /// The newest lease that holds the variable for this memory.
+    fn holder(&self) -> Option<Arc<LeaseInner>> {
+        let owners = self.owners();
+        let held = owners.first.as_ref().unwrap_or(&owners.now);
+        held.with_state(|state, _| {
+            state.holders().find(|holder| {
+                let lease = holder.lease();
+                (lease.is_of(self) && lease.protects()).then(|| holder.share()).flatten()
+            })
+        })
     }
 
     /// Makes imports from inside this memory find `lease`.
@@ -72,6 +106,10 @@ impl Region {
     ) -> Option<Arc<LeaseInner>> {
         if self.range.start > range.start || self.range.end < range.end {
             return None;
+        }
+        if let Some(lease) = self.holder() {
+            keep.push(Arc::clone(&lease));
+            return Some(lease);
         }
         let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
@@ -142,7 +180,7 @@ pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Fr
         let own = if vars.len() > OVERLAP_MAX {
             let group = graph().var(VarState::default());
             for region in found {
-                *region.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = group.clone();
+                region.collapse_into(&group);
             }
             let members = std::mem::replace(&mut vars, VarSet::from_iter([group.clone()]));
             collapsed = Some((group.clone(), members));
@@ -154,8 +192,7 @@ pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Fr
             vars.push(own.clone());
             own
         };
-        let region =
-            Arc::new(Region { range: range.clone(), own: Mutex::new(own), leases: Mutex::default() });
+        let region = Region::new(range.clone(), own);
         (Some(Arc::clone(&region)), (vars, region, None))
     });
     drop(keep);
@@ -189,7 +226,7 @@ pub(crate) fn place_result(
         if strangers > 0 {
             return (None, Err(strangers));
         }
-        let region = Arc::new(Region { range, own: Mutex::new(own.clone()), leases: Mutex::default() });
+        let region = Region::new(range, own.clone());
         (Some(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })

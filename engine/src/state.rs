@@ -4,6 +4,7 @@ use estafette_devices::{DeviceError, Fence, FenceState, Frontier};
 use estafette_graph::{Mode, OpId};
 
 use crate::error::{Error, OperationError};
+use crate::holders::Holders;
 use crate::operation::{Name, OpTag};
 
 /// Flag on a variable: its current version is poisoned.
@@ -24,6 +25,8 @@ pub(crate) struct VarState {
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
+    /// Behind what every operation looks at.
+    holders: Holders,
 }
 
 /// What a version carries beside the data.
@@ -68,6 +71,11 @@ impl VarState {
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
         self.carried.as_ref()?.failure.as_ref()
+    }
+
+    /// The leases that hold the variable without an operation.
+    pub(crate) fn holders(&mut self) -> &mut Holders {
+        &mut self.holders
     }
 
     fn carried(&mut self) -> &mut Carried {

@@ -6,11 +6,11 @@ use estafette_graph::{OpId, Roots, Snapshot};
 
 use crate::blocked::{self, On};
 use crate::context;
-use crate::core::{Core, graph};
+use crate::core::Core;
 use crate::error::{Error, LeaseHeld};
 use crate::lease_info::LeaseInfo;
 use crate::operation::Kind;
-use crate::wait::{Seen, let_go, see};
+use crate::wait::{Seen, let_go, picture};
 
 /// The leases that hold `waiting` up, when nothing else does.
 pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Vec<LeaseInfo>> {
@@ -28,11 +28,11 @@ fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
 
 /// Fails when a full window can never drain.
 pub(crate) fn check_progress(core: &Core, in_flight: usize) -> Result<(), Error> {
-    if standstill(&graph().snapshot(Roots::All, see), core).is_none() {
+    if standstill(&picture(Roots::All), core).is_none() {
         return Ok(());
     }
     let_go(core);
-    let Some(leases) = standstill(&graph().snapshot(Roots::All, see), core) else { return Ok(()) };
+    let Some(leases) = standstill(&picture(Roots::All), core) else { return Ok(()) };
     let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
     Err(Error::WouldDeadlock(format!(
         "all {in_flight} operations in flight wait for {}",
@@ -43,11 +43,11 @@ pub(crate) fn check_progress(core: &Core, in_flight: usize) -> Result<(), Error>
 /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
 /// that asks.
 pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
-    if standstill(&graph().snapshot(Roots::All, see), core).is_none() {
+    if standstill(&picture(Roots::All), core).is_none() {
         return Ok(());
     }
     let_go(core);
-    let snapshot = graph().snapshot(Roots::All, see);
+    let snapshot = picture(Roots::All);
     let Some(leases) = standstill(&snapshot, core) else { return Ok(()) };
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));

@@ -18,11 +18,13 @@ use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::exchange::reaper;
+use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{Looked, look_or_probe};
 use crate::run;
 use crate::signal::Signal;
+use crate::state::VarState;
 use crate::stuck::only_leases;
 use crate::tensor::Tensor;
 
@@ -61,6 +63,31 @@ pub(crate) fn see(state: &OpState) -> Seen {
         counted: state.is_counted(),
         since: state.since,
         lease: state.lease().map(|label| LeaseInfo::of(label)),
+    }
+}
+
+/// A picture of the graph, in which leases without an operation look like those with one.
+pub(crate) fn picture(roots: Roots<'_, VarState, OpState>) -> Snapshot<Seen> {
+    graph().snapshot_with(roots, see, |state, found| {
+        state.holders().find(|mut holder| {
+            let number = holder.number(|| graph().number());
+            found.push((number, see_holder(holder.lease())));
+            None::<()>
+        });
+    })
+}
+
+fn see_holder(lease: &LeaseInner) -> Seen {
+    let (label, core) = (lease.label(), &lease.tensor.inner.core);
+    Seen {
+        core: core.id,
+        home: core.clone(),
+        name: Name::Static("lease"),
+        kind: Kind::Lease,
+        phase: Phase::Begun,
+        counted: false,
+        since: label.since,
+        lease: Some(LeaseInfo::of(label)),
     }
 }
 
@@ -168,7 +195,7 @@ pub(crate) fn log_if_own_lease(waiting: OpId) {
     if !tracing::enabled!(tracing::Level::WARN) {
         return;
     }
-    let snapshot = graph().snapshot(Roots::All, see);
+    let snapshot = picture(Roots::All);
     if let Some(held) = only_leases(&snapshot, waiting)
         && let Some(own) = held.iter().find(|lease| lease.own)
     {
@@ -243,9 +270,9 @@ impl Watch<'_> {
         match self.vars {
             Some(vars) => {
                 let roots: Vec<&OpVar> = vars.iter().collect();
-                graph().snapshot(Roots::Vars(&roots), see)
+                picture(Roots::Vars(&roots))
             }
-            None => graph().snapshot(Roots::Op(self.op), see),
+            None => picture(Roots::Op(self.op)),
         }
     }
 
@@ -253,7 +280,7 @@ impl Watch<'_> {
     fn leads_back_to(&self, current: OpId) -> bool {
         let others = blocked::now().keys().any(|op| *op != current);
         // What others are blocked on may be anywhere.
-        let snapshot = if others { graph().snapshot(Roots::All, see) } else { self.snapshot() };
+        let snapshot = if others { picture(Roots::All) } else { self.snapshot() };
         self.waiting == current || blocked::leads_to(&snapshot, self.waiting, current)
     }
 

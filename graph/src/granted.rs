@@ -81,7 +81,7 @@ impl<V, T> Granted<V, T> {
             if !block.is_owned() {
                 let access = Block::accesses(self.block).next();
                 let access = access.expect("an operation without accesses is owned from the start");
-                block.own(&access.as_ref().target().node().as_ref().inner);
+                block.own(access.as_ref().target().node().as_ref().inner.clone());
             }
             block.retain();
             OpRef::new(self.block)
@@ -111,7 +111,7 @@ impl<V, T> Granted<V, T> {
     pub fn complete(self, finish: impl FnMut(Finish<'_, V>), ready: impl FnMut(Self)) -> Option<OpRef<V, T>> {
         let mut ended = Ended::new();
         self.end(finish, &mut ended);
-        HandOver { ended: &mut ended, ready }.rest();
+        HandOver::new(&mut ended, ready).rest();
         ended.take_shared()
     }
 
@@ -141,7 +141,7 @@ impl<V, T> Granted<V, T> {
                 // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
                 // a block that does not own its slab goes back while the last bit is still held.
                 if !owned && accesses.len() == 0 {
-                    let remains = Block::release_pinned(block, &locked.node.as_ref().inner);
+                    let remains = Block::release_pinned(block, locked.node.as_ref().inner.inner());
                     ended.rare().remains = remains;
                     return;
                 }
@@ -277,13 +277,17 @@ unsafe fn end_access<V, T>(
 }
 
 /// Hands operations to `ready`, also on unwinding.
-struct HandOver<'a, V, T, F: FnMut(Granted<V, T>)> {
+pub(crate) struct HandOver<'a, V, T, F: FnMut(Granted<V, T>)> {
     ended: &'a mut Ended<V, T>,
     ready: F,
 }
 
-impl<V, T, F: FnMut(Granted<V, T>)> HandOver<'_, V, T, F> {
-    fn rest(&mut self) {
+impl<'a, V, T, F: FnMut(Granted<V, T>)> HandOver<'a, V, T, F> {
+    pub(crate) fn new(ended: &'a mut Ended<V, T>, ready: F) -> Self {
+        Self { ended, ready }
+    }
+
+    pub(crate) fn rest(&mut self) {
         while let Some(granted) = self.ended.next_granted() {
             (self.ready)(granted);
         }

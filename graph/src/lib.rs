@@ -39,6 +39,7 @@ mod draft;
 mod ended;
 mod granted;
 mod graph;
+mod hold;
 mod id;
 mod magazine;
 mod op_ref;

@@ -11,7 +11,8 @@ use crate::prefetch::prefetch;
 /// unlinking need no branch, which would be anybody's guess.
 ///
 /// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off it. Granted
-/// accesses stay until they are completed, so that a stuck graph can always be explained.
+/// accesses stay until they are completed, so that a stuck graph can always be explained. Beside them there may be *holds*:
+/// granted reads that are only counted, and come before everything that waits.
 ///
 /// All methods belong to the holder of the variable's bit.
 pub(crate) struct Queue<V, T> {
@@ -25,6 +26,8 @@ struct State<V, T> {
     waiting: Link<V, T>,
     /// Writes in the ring, granted or not.
     writes: u32,
+    /// Granted reads without an operation, which are not in the ring.
+    holds: u32,
 }
 
 impl<V, T> Queue<V, T> {
@@ -32,7 +35,7 @@ impl<V, T> Queue<V, T> {
     pub(crate) fn new() -> Self {
         Self {
             ends: UnsafeCell::new(Links::LOOSE),
-            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0 }),
+            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0, holds: 0 }),
         }
     }
 
@@ -87,6 +90,50 @@ impl<V, T> Queue<V, T> {
         unsafe { self.state(|state| state.writes) }
     }
 
+    /// Granted reads without an operation.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn holds(&self) -> u32 {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.state(|state| state.holds) }
+    }
+
+    /// Counts a read without an operation, if a read would be granted at once.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn hold(&self) -> bool {
+        let end = self.end();
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            self.state(|state| {
+                let granted = (state.waiting == end) & (state.writes == 0);
+                state.holds += u32::from(granted);
+                granted
+            })
+        }
+    }
+
+    /// Takes back one [`hold`](Self::hold); then the queue [advances](Self::advance).
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline(always)]
+    pub(crate) unsafe fn let_go(&self) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            self.state(|state| {
+                state.holds = state.holds.checked_sub(1).expect("a hold ends once");
+            });
+        }
+    }
+
     /// Links `access` at the end. True: it is granted at once.
     ///
     /// # Safety
@@ -101,7 +148,8 @@ impl<V, T> Queue<V, T> {
             let granted = self.state(|state| {
                 let none_waits = state.waiting == end;
                 // Where nobody waits, everything queued is granted, and without a write it is a run of reads.
-                let granted = if exclusive { empty } else { none_waits & (state.writes == 0) };
+                let granted =
+                    if exclusive { empty & (state.holds == 0) } else { none_waits & (state.writes == 0) };
                 if none_waits & !granted {
                     state.waiting = link;
                 }
@@ -180,7 +228,7 @@ impl<V, T> Queue<V, T> {
                 return;
             }
             if Access::of(waiting).as_ref().target().is_exclusive() {
-                if !idle {
+                if !idle || self.holds() > 0 {
                     return;
                 }
                 grant(Access::of(waiting));

@@ -80,6 +80,11 @@ impl<V, T> Slab<V, T> {
         self.take_from_shard()
     }
 
+    /// A number that no operation has.
+    pub(crate) fn number(&self) -> u64 {
+        self.ids.fetch_add(1, Ordering::Relaxed)
+    }
+
     #[cold]
     fn take_from_shard(&self) -> (BlockPtr<V, T>, u64) {
         if is_abandoned() {

@@ -28,7 +28,22 @@ impl<V, T> Graph<V, T> {
     /// # Panics
     /// If a root belongs to another graph.
     pub fn snapshot<D>(&self, roots: Roots<'_, V, T>, describe: impl Fn(&T) -> D) -> Snapshot<D> {
-        let survey = self.survey(roots);
+        self.snapshot_with(roots, describe, |_, _| ())
+    }
+
+    /// As [`snapshot`](Self::snapshot), with the [holds](crate::Var::hold): `holders` gets the state of each variable that is held, under
+    /// the bit, and adds a number (from [`Graph::number`]) and a description for each. They appear as granted operations that
+    /// read this variable, ahead of its queue.
+    ///
+    /// # Panics
+    /// If a root belongs to another graph.
+    pub fn snapshot_with<D>(
+        &self,
+        roots: Roots<'_, V, T>,
+        describe: impl Fn(&T) -> D,
+        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
+    ) -> Snapshot<D> {
+        let survey = self.survey(roots, holders);
         let ops = survey.ops.iter().map(|found| {
             // SAFETY: the survey holds a reference.
             let (id, label) =
@@ -36,11 +51,19 @@ impl<V, T> Graph<V, T> {
             OpView { id, label, granted: found.granted, accesses: found.accesses.clone() }
         });
         let mut ops: Vec<_> = ops.collect();
+        ops.extend(survey.holds.into_iter().map(|(var, id, label)| {
+            let accesses = vec![(var, Mode::Read, true)];
+            OpView { id, label, granted: true, accesses }
+        }));
         ops.sort_unstable_by_key(|op| op.id);
         Snapshot { ops, vars: survey.vars }
     }
 
-    fn survey(&self, roots: Roots<'_, V, T>) -> Survey<'_, V, T> {
+    fn survey<D>(
+        &self,
+        roots: Roots<'_, V, T>,
+        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
+    ) -> Survey<'_, V, T, D> {
         let mut set: Vec<Node<V, T>> = Vec::new();
         if let Roots::Vars(vars) = roots {
             for var in vars {
@@ -66,7 +89,7 @@ impl<V, T> Graph<V, T> {
             let held = unsafe { Held::new(&set, &self.inner) };
             let missing = held.missing(&known);
             if missing.is_empty() {
-                return held.picture(&self.inner);
+                return held.picture(&self.inner, holders);
             }
             drop(held);
             set.extend(missing);
@@ -75,9 +98,10 @@ impl<V, T> Graph<V, T> {
 }
 
 /// What a survey found. The operations are referenced, so that they can be described after the bits are given back.
-struct Survey<'g, V, T> {
+struct Survey<'g, V, T, D> {
     ops: Vec<Found<'g, V, T>>,
     vars: Vec<VarView>,
+    holds: Vec<(VarId, OpId, D)>,
 }
 
 struct Found<'g, V, T> {
@@ -142,19 +166,27 @@ impl<'a, V, T> Held<'a, V, T> {
     }
 
     /// The queues of the set, and references to every operation in them.
-    fn picture<'g>(&self, inner: &'g Inner<V, T>) -> Survey<'g, V, T> {
+    fn picture<'g, D>(
+        &self,
+        inner: &'g Inner<V, T>,
+        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
+    ) -> Survey<'g, V, T, D> {
         let mut ops: Vec<Found<'g, V, T>> = Vec::new();
-        let mut vars: Vec<VarView> = Vec::new();
+        let mut vars: HashMap<VarId, VarView> = HashMap::new();
+        let mut holds = Vec::new();
         let mut places: HashMap<BlockPtr<V, T>, usize> = HashMap::new();
+        self.each_held(|var, state| {
+            let mut found = Vec::new();
+            holders(state, &mut found);
+            let queue = found.iter().map(|(id, _)| (*id, Mode::Read, true)).collect();
+            vars.insert(var, VarView { id: var, queue });
+            holds.extend(found.into_iter().map(|(id, label)| (var, id, label)));
+        });
         self.each(|node, op, mode, granted| {
             // SAFETY: the node's bit is held, and the operation is in its queue.
             let (var, id): (VarId, OpId) = unsafe { (node.as_ref().id(), op.as_ref().id()) };
-            if vars.last().is_none_or(|view| view.id != var) {
-                vars.push(VarView { id: var, queue: Vec::new() });
-            }
-            if let Some(view) = vars.last_mut() {
-                view.queue.push((id, mode, granted));
-            }
+            let view = vars.entry(var).or_insert_with(|| VarView { id: var, queue: Vec::new() });
+            view.queue.push((id, mode, granted));
             let place = *places.entry(op).or_insert_with(|| {
                 // SAFETY: as above: completing it needs a bit that is held, so its reference is still counted.
                 let block = unsafe { op.as_ref() };
@@ -168,11 +200,25 @@ impl<'a, V, T> Held<'a, V, T> {
             });
             ops[place].accesses.push((var, mode, granted));
         });
+        let mut vars: Vec<VarView> = vars.into_values().filter(|view| !view.queue.is_empty()).collect();
         vars.sort_unstable_by_key(|view| view.id);
         for found in &mut ops {
             found.accesses.sort_unstable_by_key(|(var, _, _)| *var);
         }
-        Survey { ops, vars }
+        Survey { ops, vars, holds }
+    }
+
+    /// The state of every variable in the set that is held.
+    fn each_held(&self, mut f: impl FnMut(VarId, &mut V)) {
+        for node in self.set {
+            // SAFETY: the bit is held.
+            unsafe {
+                let node = node.as_ref();
+                if node.queue.holds() > 0 {
+                    node.value(|state| f(node.id(), state));
+                }
+            }
+        }
     }
 
     /// Every access in the queues of the set.

@@ -568,3 +568,57 @@ fn the_last_handle_on_a_biased_graph_is_dropped_while_the_operation_completes() 
         drop(graph);
     });
 }
+
+#[test]
+fn a_hold_and_a_write_never_meet_and_the_write_is_not_forgotten() {
+    for biased in [false, true] {
+        let seen = Seen::default();
+        let noted = seen.clone();
+        model(3, move || {
+            let world = if biased { World::biased(1) } else { World::new(1) };
+            let holder = world.share();
+            let thread = thread::spawn(move || {
+                let cell = &holder.data.cells[0];
+                let var = &holder.vars[0];
+                let held = var.hold(|_, _| true);
+                if held {
+                    // SAFETY: what a hold is for, and loom checks.
+                    cell.with(|value| unsafe { *value });
+                    let mut ready = Vec::new();
+                    var.end_hold(|_, _| (), |granted| ready.push(granted));
+                    ready.into_iter().for_each(|granted| holder.run(Some(granted)));
+                }
+                held
+            });
+            world.submit(&[(0, WRITE)]);
+            let before = world.done();
+            let held = thread.join().unwrap();
+            assert_eq!(world.done(), 1, "whoever came last has run the write");
+            noted.note(usize::from(held) * 2 + before);
+        });
+        // Refused; had before the write, or after it; and the write granted by the end of the hold.
+        seen.assert([1, 2, 3]);
+    }
+}
+
+#[test]
+fn two_holds_and_a_write_let_each_other_go() {
+    model(1, || {
+        let world = World::new(1);
+        let holds = [(); 2].map(|()| {
+            let holder = world.share();
+            thread::spawn(move || {
+                if holder.vars[0].hold(|_, _| true) {
+                    // SAFETY: as above.
+                    holder.data.cells[0].with(|value| unsafe { *value });
+                    let mut ready = Vec::new();
+                    holder.vars[0].end_hold(|_, _| (), |granted| ready.push(granted));
+                    ready.into_iter().for_each(|granted| holder.run(Some(granted)));
+                }
+            })
+        });
+        world.submit(&[(0, WRITE)]);
+        holds.map(|hold| hold.join().unwrap());
+        assert_eq!(world.done(), 1);
+    });
+}

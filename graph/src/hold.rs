@@ -1,0 +1,78 @@
+//! Reads without an operation.
+//!
+//! Whoever looks at a variable for a while, and has nothing to run, needs no block, no payload and no token for it: being counted
+//! among the granted readers is enough, as in MXNet's variables. A *hold* is had at once or not at all, so it never waits and
+//! nobody ever has to grant it. Who holds is for the caller to note, in the variable's `V`.
+
+use crate::access::Access;
+use crate::ended::Ended;
+use crate::granted::{Granted, HandOver};
+use crate::graph::Graph;
+use crate::id::OpId;
+use crate::var::{Var, VarNode};
+
+impl<V, T> Var<V, T> {
+    /// Joins the granted reads, if a read would be granted at once and `accept`, which gets the variable's state and user
+    /// flags, says so; else nothing has happened. Every write that is submitted from then on waits until the hold
+    /// [ends](Self::end_hold). Variables that were collapsed, and their groups, cannot be held.
+    ///
+    /// `accept` runs under the bit: the rules of [`with_state`](Self::with_state) apply.
+    #[must_use = "a hold that is not ended blocks every write for ever"]
+    #[inline]
+    pub fn hold(&self, accept: impl FnOnce(&mut V, u32) -> bool) -> bool {
+        // SAFETY: our handle keeps the node.
+        let mut locked = unsafe { VarNode::lock(self.node()) };
+        if locked.word.forwarded() || locked.word.group() {
+            return false;
+        }
+        // SAFETY: the bit is held.
+        if !locked.queue(|queue| unsafe { queue.hold() }) {
+            return false;
+        }
+        let accepted = locked.with_state(|state, flags| accept(state, *flags));
+        if !accepted {
+            // SAFETY: as above. The bit was not given back since it was counted, so nobody waits for it.
+            locked.queue(|queue| unsafe { queue.let_go() });
+        }
+        accepted
+    }
+
+    /// Ends a [hold](Self::hold) of this variable. `finish` gets the variable's state and user flags *under the bit*: the rules
+    /// of [`with_state`](Self::with_state) apply. `ready` then gets what is granted by this, while no bit is held.
+    ///
+    /// # Panics
+    /// If the variable is not held.
+    #[inline]
+    pub fn end_hold(&self, finish: impl FnOnce(&mut V, &mut u32), ready: impl FnMut(Granted<V, T>)) {
+        let mut ended = Ended::new();
+        // SAFETY: our handle keeps the node. Operations in the queue are in flight while the bit is held; each is pushed once,
+        // when it is granted.
+        unsafe {
+            let section = self.node().as_ref().inner.bias.enter();
+            let mut locked = VarNode::lock_within(self.node(), &section);
+            let flags_before = locked.word.user();
+            locked.with_state(finish);
+            if locked.word.user() != flags_before {
+                // As at the end of an operation: who is granted here may look before the bit is given back.
+                self.node().as_ref().state.publish(locked.word);
+            }
+            locked.queue(|queue| {
+                queue.let_go();
+                queue.advance(false, |granted| {
+                    let op = Access::op(granted);
+                    if op.as_ref().grant_one(&section) {
+                        ended.push(op);
+                    }
+                });
+            });
+        }
+        HandOver::new(&mut ended, ready).rest();
+    }
+}
+
+impl<V, T> Graph<V, T> {
+    /// A number for a hold, from those of the operations, for [snapshots](Self::snapshot_with).
+    pub fn number(&self) -> OpId {
+        OpId::new(self.inner.slab.number())
+    }
+}
