@@ -276,6 +276,21 @@ impl Engine {
         import::import(self.core(), managed, ready, read_only)
     }
 
+    /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    ///
+    /// # Safety
+    /// As for [`import_ordered`](Self::import_ordered).
+    pub unsafe fn import_or_return(
+        &self,
+        managed: ManagedTensor,
+        ready: Frontier,
+    ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
+        import::import_or_return(self.core(), managed, ready)
+    }
+
     /// A tensor with the elements of a vector in row-major order, without a copy.
     ///
     /// # Errors
@@ -312,6 +327,11 @@ impl Engine {
     /// The devices of this engine; the host is the first.
     pub fn devices(&self) -> &[Arc<dyn Device>] {
         &self.core().devices
+    }
+
+    /// How long a wait is held up by leases alone before it ends.
+    pub fn lease_timeout(&self) -> Duration {
+        self.core().lease_timeout
     }
 
     /// Waits until everything submitted to this engine has ended. Leases do not count.
