@@ -66,6 +66,12 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
         OpBuilder { draft, reads: tensors.to_vec(), writes, updates, options }
     }
 
+    /// As [`reads_slice`](Self::reads_slice), with handles that are given up.
+    pub fn reads_vec(self, tensors: Vec<Tensor>) -> OpBuilder<'e, Vec<Tensor>, W, U> {
+        let Self { draft, writes, updates, options, .. } = self;
+        OpBuilder { draft, reads: tensors, writes, updates, options }
+    }
+
     /// Tensors that the body overwrites without reading them. A pure write heals a failed tensor.
     pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, [Tensor; N], U> {
         let Self { draft, reads, updates, options, .. } = self;
@@ -76,6 +82,12 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Vec<Tensor>, U> {
         let Self { draft, reads, updates, options, .. } = self;
         OpBuilder { draft, reads, writes: tensors.to_vec(), updates, options }
+    }
+
+    /// As [`writes_slice`](Self::writes_slice), with handles that are given up.
+    pub fn writes_vec(self, tensors: Vec<Tensor>) -> OpBuilder<'e, R, Vec<Tensor>, U> {
+        let Self { draft, reads, updates, options, .. } = self;
+        OpBuilder { draft, reads, writes: tensors, updates, options }
     }
 
     /// Tensors that the body reads and writes in place; it gets them as its last argument.

@@ -11,6 +11,7 @@ use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::context::Current;
+use crate::core_ref::CoreRef;
 use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
@@ -101,6 +102,11 @@ impl Completion {
     pub fn complete_after(self, fence: &Fence) {
         self.scope.end(Some(fence), Ok(None));
     }
+
+    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
+    pub(crate) fn complete_after_with(self, fence: &Fence, result: BodyResult) {
+        self.scope.end(Some(fence), result.map(|()| None));
+    }
 }
 
 impl Drop for Completion {
@@ -137,6 +143,11 @@ impl Scope {
     /// Identity of the operation.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The engine that runs the operation, until it has ended.
+    pub(crate) fn core(&self) -> Option<CoreRef> {
+        self.lock().running.as_ref().map(|running| running.op().payload().core.clone())
     }
 
     /// Runs `f` as this operation: waits inside it know whom they must not wait for.
@@ -183,7 +194,8 @@ impl Scope {
         export_held(lease, options)
     }
 
-    fn end_by_panic(&self, panic: Panic) {
+    /// Ends the operation with a panic, unless it has ended.
+    pub(crate) fn end_by_panic(&self, panic: Panic) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else {
             drop(inner);

@@ -60,32 +60,20 @@ impl Tensor {
         export_held(lease.inner, &options)
     }
 
-    /// As [`export_with`](Self::export_with), for a tensor that nothing stands in the way of: `None` when the export would
-    /// have to wait, or to make a copy, or to look at failures and fences. The cheapest way out.
+    /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it would have to wait, or to look
+    /// at failures and fences. The cheapest way out; `taker` is asked only if it is open.
     ///
     /// # Errors
-    /// As [`export`](Self::export).
-    pub fn export_at_once(&self, mut options: ExportOptions) -> Result<Option<ManagedTensor>, Error> {
+    /// [`Error::Forked`] in a forked child.
+    #[inline]
+    pub fn export_at_once(&self, taker: impl FnOnce() -> Taker) -> Result<Option<ManagedTensor>, Error> {
         self.inner.core.check_fork()?;
         let Ok(definition) = self.inner.definition() else { return Ok(None) };
-        if options.copy {
+        if !self.inner.is_quiet() {
             return Ok(None);
         }
-        match options.access {
-            Access::Alias => {
-                let flags = ExportFlags { read_only: definition.read_only, is_copied: false };
-                Ok(Some(export_alias(self, definition, flags, &options)))
-            }
-            // Readers that are there already do not show in a look at the variables, so a writer takes its place in the
-            // queue.
-            Access::Write => Ok(None),
-            Access::Read if !self.inner.is_quiet() => Ok(None),
-            Access::Read => {
-                let taker = options.taker.take().unwrap_or_else(|| options.taker_text());
-                let lease = LeaseInner::at_once(self, &taker);
-                lease.map(|lease| export_held(lease, &options)).transpose()
-            }
-        }
+        let lease = LeaseInner::at_once(self, taker);
+        Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
     }
 
     /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's
@@ -204,6 +192,14 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
         return Ok(unsafe { export(&layout, data, flags, options.abi, move || drop(storage)) });
     }
+    let definition: *const Definition = definition;
+    // SAFETY: a definition stays in place as long as its tensor, which the lease keeps.
+    Ok(export_lease(lease, unsafe { &*definition }, options.abi))
+}
+
+/// As [`export_held`], without a copy; `definition` is that of the leased tensor.
+#[inline]
+fn export_lease(lease: Arc<LeaseInner>, definition: &Definition, abi: Abi) -> ManagedTensor {
     // Holds are found among the holders of their variable.
     if lease.access != Access::Alias
         && !lease.holds()
@@ -213,10 +209,8 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
     }
     let flags =
         ExportFlags { read_only: lease.access == Access::Read || definition.read_only, is_copied: false };
-    let (layout, data) = (&raw const definition.layout, definition.data);
-    let owner = move || drop(lease);
     // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that this describes at
     // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to
     // itself, and an alias is documented to be the caller's responsibility.
-    Ok(unsafe { export(&*layout, data, flags, options.abi, owner) })
+    unsafe { export(&definition.layout, definition.data, flags, abi, move || drop(lease)) }
 }

@@ -61,6 +61,11 @@ impl Produced {
         Self(Source::Managed { managed, read_only: true })
     }
 
+    /// Memory of an operation's own, described by `layout`.
+    pub(crate) fn ready(layout: Layout, storage: Storage) -> Self {
+        Self(Source::Ready { layout, storage })
+    }
+
     /// The elements of a vector, in row-major order.
     ///
     /// # Errors
@@ -72,7 +77,7 @@ impl Produced {
 }
 
 /// Whether the host may load and store in memory of `device`.
-fn host_can_use(core: &Core, device: DLDevice) -> bool {
+pub(crate) fn host_can_use(core: &Core, device: DLDevice) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
 }
@@ -106,15 +111,41 @@ pub(crate) fn import(
     Ok(enter(core, arrival, ready))
 }
 
-fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
+/// As [`import`], but what cannot be taken over comes back.
+pub(crate) fn import_or_return(
+    core: &CoreRef,
+    managed: ManagedTensor,
+    ready: Frontier,
+) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
+    let layout = match core.check_usable().and_then(|()| describe(core, &managed)) {
+        Ok(layout) => layout,
+        Err(error) => return Err(Box::new((error, managed))),
+    };
+    Ok(enter(core, Arrival::foreign(layout, managed, false), ready))
+}
+
+/// What the tensor is, if the engine can have it.
+fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
     if !host_can_use(core, device) && core.device(device).is_none() && !is_opaque(device) {
         return Err(Error::invalid(format!("device {device} is not available in this engine")));
     }
-    let read_only = read_only || managed.read_only();
-    let data = managed.data();
-    Ok(Arrival { layout, data, storage: Storage::foreign(managed), read_only })
+    Ok(layout)
+}
+
+impl Arrival {
+    fn foreign(layout: Layout, managed: ManagedTensor, read_only: bool) -> Self {
+        let read_only = read_only || managed.read_only();
+        let data = managed.data();
+        Self { layout, data, storage: Storage::foreign(managed), read_only }
+    }
+}
+
+#[inline]
+fn arrive(core: &Core, managed: ManagedTensor, read_only: bool) -> Result<Arrival, Error> {
+    let layout = describe(core, &managed)?;
+    Ok(Arrival::foreign(layout, managed, read_only))
 }
 
 pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]) -> Result<Tensor, Error> {
@@ -141,7 +172,8 @@ pub(crate) fn allocate(
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 const ALIGN: usize = 64;
 
-fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
+/// Memory for `layout` on the device that it names.
+pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
     let device = core
         .device(id)
@@ -160,6 +192,7 @@ fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
 }
 
 /// Gives an arrival its variables.
+#[inline]
 fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);

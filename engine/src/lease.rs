@@ -14,6 +14,7 @@ use std::task::{Context, Poll};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette_devices::host::{self, Completer};
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -84,7 +85,8 @@ enum Slot {
 }
 
 impl LeaseLabel {
-    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>) -> Self {
+    #[inline(always)]
+    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>, held: bool) -> Self {
         Self {
             access,
             taker,
@@ -92,7 +94,7 @@ impl LeaseLabel {
             thread: clock::this_thread(),
             since: Coarse::now(),
             slot: Mutex::new(Slot::Waiting),
-            held: AtomicBool::new(false),
+            held: AtomicBool::new(held),
             signal,
         }
     }
@@ -151,10 +153,19 @@ pub(crate) struct LeaseInner {
     generation: u32,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
-    /// Device work of the holder that the release must wait for.
-    done: Mutex<Option<Fence>>,
+    /// What few holders have left for its end.
+    last: Mutex<Option<Box<Last>>>,
     /// Others look at it, among the holders of the variable, until its destructor has taken it out from there.
     _shared_while_it_ends: PhantomPinned,
+}
+
+/// What is to be done at the end of a lease.
+#[derive(Default)]
+struct Last {
+    /// Device work of the holder that the release must wait for.
+    done: Option<Fence>,
+    /// Those who are told.
+    told: Vec<Completer>,
 }
 
 /// The label, shared with the operation where there is one.
@@ -179,10 +190,11 @@ impl LeaseInner {
     /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
     /// [`hold_from`](Self::hold_from).
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, None));
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
     }
 
+    #[inline(always)]
     fn with_label(tensor: Tensor, access: Access, label: Label) -> Self {
         Self {
             tensor,
@@ -194,26 +206,40 @@ impl LeaseInner {
             scope: OnceLock::new(),
             generation: fork::generation(),
             untracked: AtomicBool::new(access == Access::Alias),
-            done: Mutex::new(None),
+            last: Mutex::new(None),
             _shared_while_it_ends: PhantomPinned,
         }
     }
 
     /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
-    pub(crate) fn at_once(tensor: &Tensor, taker: &Taker) -> Option<Arc<Self>> {
+    #[inline]
+    pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
         if journal::is_open() {
             // The journal tells of operations.
-            return Self::begin(tensor, taker.clone());
+            return Self::begin(tensor, taker());
         }
-        Self::hold(tensor, taker.clone()).or_else(|| Self::begin(tensor, taker.clone()))
+        match &tensor.inner.vars[..] {
+            [var] => match Self::hold(tensor, var, taker()) {
+                Ok(lease) => Some(lease),
+                Err(unheld) => Self::begin(tensor, unheld.label.taker.clone()),
+            },
+            _ => Self::begin(tensor, taker()),
+        }
     }
 
-    /// A read lease without an operation, of a tensor that one variable orders, if nothing is in its way.
-    fn hold(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
-        let [var] = &tensor.inner.vars[..] else { return None };
-        let label = LeaseLabel::new(Access::Read, taker, None);
-        label.held.store(true, Ordering::Relaxed);
-        let lease = Arc::new(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+    /// A read lease without an operation, of a tensor that `var` alone orders, if nothing is in its way; else a lease that holds
+    /// nothing.
+    #[inline]
+    fn hold(tensor: &Tensor, var: &OpVar, taker: Taker) -> Result<Arc<Self>, Arc<Self>> {
+        // Built in its place: moved there, it would cost as much again.
+        let place = Arc::<Self>::new_uninit();
+        // SAFETY: nobody else has it yet, which `Arc::get_mut` would find out with a locked instruction.
+        let lease = unsafe {
+            let label = LeaseLabel::new(Access::Read, taker, None, true);
+            let lease = Arc::as_ptr(&place).cast_mut();
+            (*lease).write(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+            place.assume_init()
+        };
         // SAFETY: never null. The place is good for as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
         let held = var.hold(|state, flags| {
@@ -226,13 +252,14 @@ impl LeaseInner {
             lease.holds.store(true, Ordering::Relaxed);
             true
         });
-        held.then_some(lease)
+        if held { Ok(lease) } else { Err(lease) }
     }
 
     /// As [`hold`](Self::hold), with an operation.
+    #[cold]
     fn begin(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
         let access = Access::Read;
-        let label = Arc::new(LeaseLabel::new(access, taker, None));
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         let core = &tensor.inner.core;
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
@@ -292,6 +319,10 @@ impl LeaseInner {
         !self.untracked.load(Ordering::Acquire)
     }
 
+    fn at_end(&self, add: impl FnOnce(&mut Last)) {
+        add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
+    }
+
     /// See [`Lease::note_object`].
     pub(crate) fn note_object(&self, kind: &str) {
         self.label.object.get_or_init(|| kind.into());
@@ -338,7 +369,7 @@ impl Lease {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal))));
+        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false));
         let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -409,7 +440,14 @@ impl Lease {
 
     /// Makes the end of this lease wait for `fence`, the holder's last device work.
     pub fn release_after(self, fence: Fence) {
-        *self.inner.done.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(fence);
+        self.inner.at_end(|last| last.done = Some(fence));
+    }
+
+    /// The end of this lease as a fence: done when the last holder has let go and the device work that it left is done.
+    pub fn end_fence(&self) -> Fence {
+        let (completer, fence) = host::promise("a lease");
+        self.inner.at_end(|last| last.told.push(completer));
+        fence
     }
 }
 
@@ -573,25 +611,50 @@ impl Drop for LeaseInner {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
             let granted = self.granted.get_mut().map(Option::take);
+            let last = self.last.get_mut().map(Option::take);
             let label = match &self.label {
                 Label::Shared(label) => Some(Arc::clone(label)),
                 Label::Own(_) => None,
             };
-            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted));
+            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted, last));
             return;
         }
-        let done = self.done.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        match self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+            None => self.end(None),
+            Some(last) => self.end_with(*last),
+        }
+    }
+}
+
+impl LeaseInner {
+    /// Ends the lease; whatever waited for it goes on, after `done`.
+    #[inline]
+    fn end(&mut self, done: Option<Fence>) {
         if *self.holds.get_mut() {
             return self.end_hold(done);
         }
         let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         if let Some(granted) = granted.or_else(|| self.label.abandon()) {
             end(granted, done);
+        } else if let Some(done) = done {
+            // An alias is in no queue, but its memory must not go before the work is done.
+            let _ = self.tensor.used_until(&done);
         }
     }
-}
 
-impl LeaseInner {
+    #[cold]
+    fn end_with(&mut self, last: Last) {
+        let Last { done, told } = last;
+        let fences: SmallVec<[Fence; 1]> =
+            if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
+        self.end(done);
+        if !told.is_empty() {
+            Reactor::global().when_settled(&fences, move |outcome| {
+                told.into_iter().for_each(|completer| completer.settle(outcome.clone()));
+            });
+        }
+    }
+
     /// Ends a hold; whatever waited for it goes on.
     fn end_hold(&self, done: Option<Fence>) {
         let mut ready = ReadyList::new();

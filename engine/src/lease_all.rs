@@ -95,7 +95,7 @@ impl AcquireAll {
         let exclusive = wanted.iter().any(|(_, access)| *access == Access::Write);
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker.clone(), Some(Arc::clone(&signal))));
+        let label = Arc::new(LeaseLabel::new(access, taker.clone(), Some(Arc::clone(&signal)), false));
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         for (tensor, access) in wanted {

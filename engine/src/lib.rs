@@ -66,10 +66,11 @@
 //! export is a *lease*: engine writes wait until it is returned.
 //!
 //! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules that
-//! touch foreign memory (`exchange`, `export`, `arrow`, `views`, `guards`, `copy`), the coarse clock, and those that make an
+//! touch foreign memory (`exchange`, `export`, `arrow`, `operators`, `views`, `guards`, `copy`), the coarse clock, and those that make an
 //! operation or a lease cost next to nothing (`body`, `builder`, `late`, `core_ref`, `operation`, `lease`).
 
 mod admission;
+mod admitted;
 mod arrow;
 mod bell;
 mod blocked;
@@ -96,10 +97,14 @@ mod late;
 mod lease;
 mod lease_all;
 mod lease_info;
+mod lease_wait;
+mod live;
 mod operands;
 mod operation;
+pub mod operators;
 mod produce;
 mod quiet;
+mod raw;
 mod ready;
 mod regions;
 mod replay;
@@ -109,11 +114,13 @@ mod state;
 mod stuck;
 mod submit;
 mod taker;
+mod tell;
 mod tensor;
 mod variable;
 mod views;
 mod wait;
 
+pub use admitted::Admitted;
 pub use builder::OpBuilder;
 pub use completion::{Completion, Scope};
 pub use diagnose::{Blocked, Diagnosis, Status, Waiting};
@@ -126,6 +133,7 @@ pub use guards::{ReadGuard, WriteGuard};
 pub use import::Produced;
 pub use lease::{Access, Lease};
 pub use lease_info::LeaseInfo;
+pub use live::Live;
 pub use operands::Operands;
 pub use operation::Op;
 pub use ready::{Ready, Writable};

@@ -146,7 +146,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     }
 
     /// The tensor that the operation will define: its own variable first, then those of what it aliases.
-    fn promise(&self) -> (Tensor, Copying) {
+    pub(crate) fn promise(&self) -> (Tensor, Copying) {
         let mut vars = VarSet::from_iter([Variable::new().var]);
         let (declared, copying) = match &self.options {
             None => (None, Copying::default()),

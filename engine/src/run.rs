@@ -23,7 +23,7 @@ use crate::context::{self, Current};
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
-use crate::journal::hooks;
+use crate::journal::{events, hooks};
 use crate::operation::{self, Kind, OpGranted, OpHandle, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
 
@@ -73,7 +73,12 @@ pub(crate) fn execute_one(granted: OpGranted) {
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
         Kind::Work | Kind::Unhelped if granted.payload().core.runs_at_once(&granted) => run_at_once(granted),
-        Kind::Work | Kind::Unhelped => push(granted),
+        Kind::Work | Kind::Unhelped => {
+            if granted.payload().noted {
+                hooks::ready_at_once(granted.id());
+            }
+            push_noted(granted);
+        }
         Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
@@ -94,6 +99,12 @@ fn push(granted: OpGranted) {
     if granted.payload().noted {
         hooks::ready(granted.id());
     }
+    push_noted(granted);
+}
+
+/// As [`push`], after the journal was told.
+#[inline]
+fn push_noted(granted: OpGranted) {
     let core = granted.payload().core.clone();
     let priority = granted.payload().priority;
     if priority == 0 {
@@ -221,8 +232,17 @@ fn start_settled(granted: OpGranted) -> Option<OpGranted> {
 #[inline(always)]
 fn begin(granted: OpGranted) -> Option<OpGranted> {
     if granted.payload().noted {
-        hooks::begins(&granted);
+        return begin_noted(granted);
     }
+    if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
+}
+
+/// As [`begin`], of which the journal is told.
+#[cold]
+fn begin_noted(granted: OpGranted) -> Option<OpGranted> {
+    hooks::begins(&granted);
+    let span = events::body(&granted);
+    let _entered = span.enter();
     if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
 }
 

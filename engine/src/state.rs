@@ -166,6 +166,13 @@ impl VarState {
         carried.update(flags);
     }
 
+    /// Adds a use of the current version that is over when `fence` is.
+    pub(crate) fn add_reader(&mut self, fence: &Fence, flags: &mut u32) {
+        let carried = self.carried();
+        carried.readers.insert(fence.clone());
+        carried.update(flags);
+    }
+
     /// Adds what this variable carries to `sum`.
     pub(crate) fn move_into(&mut self, sum: &mut Self, flags: &mut u32) {
         sum.version += self.version;

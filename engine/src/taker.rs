@@ -8,9 +8,15 @@ use std::sync::Arc;
 /// whoever takes many leases formats it once.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Taker {
-    text: Arc<str>,
-    library: Option<&'static str>,
-    site: Option<Arc<CallSite>>,
+    /// One pointer each: a taker is handed on from call to call whenever a tensor is.
+    place: Arc<Place>,
+    library: Option<&'static &'static str>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Place {
+    text: Box<str>,
+    site: Option<CallSite>,
 }
 
 /// A line of a program.
@@ -25,9 +31,9 @@ pub struct CallSite {
 }
 
 impl Taker {
-    /// Adds the library that the taker belongs to, by the name of its package.
+    /// Adds the library that the taker belongs to: where the name of its package is.
     #[must_use]
-    pub fn of_library(mut self, library: Option<&'static str>) -> Self {
+    pub fn of_library(mut self, library: Option<&'static &'static str>) -> Self {
         self.library = library;
         self
     }
@@ -35,30 +41,30 @@ impl Taker {
     /// Adds the line that asked for the lease.
     #[must_use]
     pub fn at(mut self, site: CallSite) -> Self {
-        self.site = Some(Arc::new(site));
+        Arc::make_mut(&mut self.place).site = Some(site);
         self
     }
 
     /// The library that it belongs to.
     pub fn library(&self) -> Option<&'static str> {
-        self.library
+        self.library.copied()
     }
 
     /// The line that asked for the lease.
     pub fn site(&self) -> Option<&CallSite> {
-        self.site.as_deref()
+        self.place.site.as_ref()
     }
 }
 
 impl From<&str> for Taker {
     fn from(text: &str) -> Self {
-        Self { text: text.into(), library: None, site: None }
+        Self { place: Arc::new(Place { text: text.into(), site: None }), library: None }
     }
 }
 
 impl From<String> for Taker {
     fn from(text: String) -> Self {
-        Self { text: text.into(), library: None, site: None }
+        Self { place: Arc::new(Place { text: text.into(), site: None }), library: None }
     }
 }
 
@@ -66,18 +72,18 @@ impl Deref for Taker {
     type Target = str;
 
     fn deref(&self) -> &str {
-        &self.text
+        &self.place.text
     }
 }
 
 impl fmt::Display for Taker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(self)
     }
 }
 
 impl fmt::Debug for Taker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.text, f)
+        fmt::Debug::fmt(&**self, f)
     }
 }

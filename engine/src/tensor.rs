@@ -35,13 +35,36 @@ pub struct Tensor {
 pub(crate) struct TensorInner {
     pub(crate) core: CoreRef,
     pub(crate) vars: VarSet,
-    definition: OnceLock<Definition>,
+    definition: Defining,
     /// What a late definition was promised to look like.
     declared: Option<(DType, SmallVec<[i64; 4]>)>,
     /// Name of the operation that makes it, for messages.
     pub(crate) producer: Option<Name>,
     /// The lease that this tensor was derived from, held as long as it lives. Reads are covered by the lease.
     pub(crate) lease: Option<Arc<LeaseInner>>,
+}
+
+/// A definition that most tensors are made with, and that an operation gives to the others.
+enum Defining {
+    Known(Definition),
+    Late(OnceLock<Definition>),
+}
+
+impl Defining {
+    #[inline]
+    fn get(&self) -> Option<&Definition> {
+        match self {
+            Self::Known(definition) => Some(definition),
+            Self::Late(definition) => definition.get(),
+        }
+    }
+
+    fn take(&mut self) -> Option<Definition> {
+        match std::mem::replace(self, Self::Late(OnceLock::new())) {
+            Self::Known(definition) => Some(definition),
+            Self::Late(definition) => definition.into_inner(),
+        }
+    }
 }
 
 /// Where a tensor's data is and what it looks like.
@@ -79,6 +102,7 @@ pub enum TensorState {
 }
 
 impl Tensor {
+    #[inline]
     pub(crate) fn defined(
         core: CoreRef,
         vars: VarSet,
@@ -89,7 +113,7 @@ impl Tensor {
             inner: Arc::new(TensorInner {
                 core,
                 vars,
-                definition: OnceLock::from(definition),
+                definition: Defining::Known(definition),
                 declared: None,
                 producer: None,
                 lease,
@@ -107,7 +131,7 @@ impl Tensor {
             inner: Arc::new(TensorInner {
                 core,
                 vars,
-                definition: OnceLock::new(),
+                definition: Defining::Late(OnceLock::new()),
                 declared,
                 producer: Some(producer),
                 lease: None,
@@ -139,6 +163,7 @@ impl Tensor {
     }
 
     /// Where the data is.
+    #[inline]
     pub fn device(&self) -> Result<DLDevice, Error> {
         Ok(self.inner.definition()?.layout.device())
     }
@@ -252,6 +277,7 @@ impl std::fmt::Debug for Tensor {
 }
 
 impl TensorInner {
+    #[cold]
     pub(crate) fn not_defined(&self) -> Error {
         let producer = self.producer.as_ref().map_or("?", |name| name.as_str());
         Error::NotDefined(format!("operation `{producer}`, which makes it, has not finished"))
@@ -263,6 +289,7 @@ impl TensorInner {
         failure.unwrap_or_else(|| asking.result_failure(self.not_defined()))
     }
 
+    #[inline]
     pub(crate) fn definition(&self) -> Result<&Definition, Error> {
         self.definition.get().ok_or_else(|| self.not_defined())
     }
@@ -280,7 +307,10 @@ impl TensorInner {
 
     /// Gives a promised tensor its memory; by its producing operation, once.
     pub(crate) fn define(&self, definition: Definition) {
-        let fresh = self.definition.set(definition).is_ok();
+        let fresh = match &self.definition {
+            Defining::Known(_) => false,
+            Defining::Late(late) => late.set(definition).is_ok(),
+        };
         debug_assert!(fresh, "only the producing operation defines, and it runs once");
     }
 

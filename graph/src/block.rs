@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 use estafette_sync::cell::UnsafeCell;
-use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 
 use crate::access::{Access, Spilled, Target};
@@ -472,10 +471,10 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller owns the block, which is in no queue.
     #[inline]
-    pub(crate) unsafe fn own_early(&self, inner: &Arc<Inner<V, T>>) {
+    pub(crate) unsafe fn own_early(&self, owner: Owner<V, T>) {
         // SAFETY: the caller owns the block.
         unsafe {
-            self.own(inner);
+            self.own(owner);
             self.fixed.with_mut(|fixed| (*fixed).owned = true);
         }
     }
@@ -485,11 +484,11 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller owns the operation, and no `OpRef` exists that could be dropped meanwhile, or the owner is set.
     #[inline]
-    pub(crate) unsafe fn own(&self, inner: &Arc<Inner<V, T>>) {
+    pub(crate) unsafe fn own(&self, new: Owner<V, T>) {
         // SAFETY: the caller owns the operation.
         self.owner.with_mut(|owner| unsafe {
             if (*owner).is_none() {
-                *owner = Some(Owner::new(inner));
+                *owner = Some(new);
             }
         });
     }
@@ -502,7 +501,7 @@ impl<V, T> Block<V, T> {
     pub(crate) unsafe fn assert_mine(&self, node: &VarNode<V, T>) {
         // SAFETY: only the owner of the operation sets it.
         let mine = self.owner.with(|owner| unsafe {
-            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.inner(), &raw const *node.inner))
+            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.inner(), node.inner.inner()))
         });
         assert!(mine, "{} belongs to another graph", node.id());
     }

@@ -13,6 +13,7 @@ use crate::granted::Granted;
 use crate::graph::Graph;
 use crate::id::{OpId, VarId};
 use crate::op_ref::OpRef;
+use crate::owner::Owner;
 use crate::submit;
 use crate::var::Var;
 
@@ -37,7 +38,7 @@ impl<V, T> Graph<V, T> {
         // SAFETY: the slab gave the block to us, and it is in no queue.
         unsafe {
             Block::begin_with(block, id, init, 2);
-            block.as_ref().own_early(&self.inner);
+            block.as_ref().own_early(Owner::new(&self.inner));
         }
         Draft { block, handles: PhantomData }
     }

@@ -81,7 +81,7 @@ impl<V, T> Granted<V, T> {
             if !block.is_owned() {
                 let access = Block::accesses(self.block).next();
                 let access = access.expect("an operation without accesses is owned from the start");
-                block.own(&access.as_ref().target().node().as_ref().inner);
+                block.own(access.as_ref().target().node().as_ref().inner.clone());
             }
             block.retain();
             OpRef::new(self.block)
@@ -141,7 +141,7 @@ impl<V, T> Granted<V, T> {
                 // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
                 // a block that does not own its slab goes back while the last bit is still held.
                 if !owned && accesses.len() == 0 {
-                    let remains = Block::release_pinned(block, &locked.node.as_ref().inner);
+                    let remains = Block::release_pinned(block, locked.node.as_ref().inner.inner());
                     ended.rare().remains = remains;
                     return;
                 }

@@ -71,7 +71,11 @@ impl<V, T> Graph<V, T> {
     /// An operation in the queue of another graph's variable would outlive the memory of its own.
     #[inline]
     pub(crate) fn assert_mine(&self, node: &VarNode<V, T>) {
-        assert!(Arc::ptr_eq(&node.inner, &self.inner), "{} belongs to another graph", node.id());
+        assert!(
+            std::ptr::eq(node.inner.inner(), &raw const *self.inner),
+            "{} belongs to another graph",
+            node.id()
+        );
     }
 }
 

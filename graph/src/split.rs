@@ -42,7 +42,7 @@ impl<V, T> Granted<V, T> {
             let inner = &first.node().as_ref().inner;
             let (block, id) = inner.slab.take();
             Block::begin(block, id, payload, 1);
-            block.as_ref().own_early(inner);
+            block.as_ref().own_early(inner.clone());
             Block::aim(block, targets);
             block.as_ref().set_pending(0);
             for (access, target) in Block::accesses(block).zip(targets) {

@@ -7,6 +7,7 @@ use crate::block::{Block, BlockPtr};
 use crate::granted::Granted;
 use crate::graph::Graph;
 use crate::op_ref::OpRef;
+use crate::owner::Owner;
 use crate::targets::Targets;
 use crate::var::{Var, VarNode};
 
@@ -35,7 +36,7 @@ impl<V, T> Graph<V, T> {
         unsafe {
             if targets.as_slice().is_empty() {
                 // No queue will pin the slab for this operation.
-                block.as_ref().own(&self.inner);
+                block.as_ref().own(Owner::new(&self.inner));
             }
             Block::aim(block, targets.as_slice());
             append(block)
@@ -60,7 +61,7 @@ impl<V, T> Graph<V, T> {
         // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
         // completion on another thread. The handles behind `accesses` outlive the call.
         unsafe {
-            block.as_ref().own_early(&self.inner);
+            block.as_ref().own_early(Owner::new(&self.inner));
             let reference = OpRef::new(block);
             Block::aim(block, targets.as_slice());
             (reference, append(block))

@@ -14,6 +14,7 @@ use crate::collapse::Group;
 use crate::graph::Inner;
 use crate::id::VarId;
 use crate::op_ref::OpRef;
+use crate::owner::Owner;
 use crate::queue::Queue;
 use crate::word::{StateWord, USER_MASK, Word};
 
@@ -37,7 +38,7 @@ pub(crate) struct VarNode<V, T> {
     pub(crate) state: StateWord,
     /// Belongs to the holder of the bit.
     pub(crate) queue: Queue<V, T>,
-    pub(crate) inner: Arc<Inner<V, T>>,
+    pub(crate) inner: Owner<V, T>,
     /// Belongs to the holder of the bit. Up to 16 bytes of it are in the first cache line.
     value: UnsafeCell<V>,
     /// Handles, and variables that forward here.
@@ -58,7 +59,7 @@ impl<V, T> Var<V, T> {
             state: StateWord::new(),
             queue: Queue::new(),
             handles: AtomicUsize::new(1),
-            inner: Arc::clone(inner),
+            inner: Owner::new(inner),
             id: VarId::new(0),
             value: UnsafeCell::new(value),
             forward: UnsafeCell::new(None),

@@ -223,7 +223,8 @@ impl View<'_> {
     /// What device work waited for on its queue: earlier work of others, then whatever was in front of it there.
     fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
         let (Some(lane), Some(issued)) = (operation.lane, operation.issued) else { return };
-        let done = operation.done.unwrap_or(self.recording.duration);
+        let issued = issued.max(Waits::of(operation, self.recording.duration).end);
+        let done = operation.done.unwrap_or(self.recording.duration).max(issued);
         let inputs: Vec<Option<(&Before, Nanos)>> = before
             .iter()
             .map(|before| {

@@ -1,6 +1,7 @@
 //! Tests that span crates or need heavy development dependencies, and what they share: a watchdog that turns a hang
 //! into a loud failure, gates that tests open by hand, and a foreign library that counts its deleters.
 
+pub mod c_fuzz;
 pub mod churn;
 pub mod counting;
 pub mod dice;

@@ -263,17 +263,17 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
     let _watchdog = Watchdog::of(&engine);
     let x = engine.var();
     let journal =
-        Journal::open(JournalOptions { memory_max: Some(64 << 10), ..JournalOptions::default() }).unwrap();
-    for _ in 0..5_000 {
+        Journal::open(JournalOptions { memory_max: Some(512 << 10), ..JournalOptions::default() }).unwrap();
+    for _ in 0..20_000 {
         engine.op("step").writes_vars(&[&x]).run_detached(|[], []| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
     let recording = journal.finish();
     tiles(&recording);
-    // Each operation makes three entries at least, and two pages hold 2,048.
-    let kept = recording.operations.len() as u64;
-    assert!(recording.losses.records_lost() >= 3 * 5_000 - 2_048 - 4, "{:?}", recording.losses);
-    assert!(kept > 0 && kept < 5_000, "{kept}");
+    // Each operation makes three entries of two words at least, and two pages hold 65,536 words.
+    let kept = recording.operations.len();
+    assert!(recording.losses.records_lost() >= 3 * 20_000 - 65_536 / 2, "{:?}", recording.losses);
+    assert!(kept > 0 && kept < 20_000, "{kept}");
     let report = estafette_report::report(&recording);
     assert!(report.missing.iter().any(|missing| missing.contains("did not fit")), "{:?}", report.missing);
     drop(alone);
@@ -289,5 +289,5 @@ fn only_one_journal_is_kept_at_a_time() {
     drop(Journal::open(JournalOptions::default()).unwrap());
     let refused =
         Journal::open(JournalOptions { memory_max: Some(10), ..JournalOptions::default() }).unwrap_err();
-    assert!(refused.to_string().contains("at least 32768 bytes"), "{refused}");
+    assert!(refused.to_string().contains("at least 262144 bytes"), "{refused}");
 }

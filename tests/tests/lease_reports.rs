@@ -11,7 +11,7 @@ use tests::watchdog::Watchdog;
 
 fn somebody() -> Taker {
     let site = CallSite { file: "src/pipeline.py".into(), line: 7, function: "load".into() };
-    Taker::from("load (pipeline.py:7)").of_library(Some("numpy")).at(site)
+    Taker::from("load (pipeline.py:7)").of_library(Some(&"numpy")).at(site)
 }
 
 fn assert_is_somebody(lease: &LeaseInfo, access: Access) {

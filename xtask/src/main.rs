@@ -4,6 +4,7 @@
 //! library alone: a handful of flags needs no argument parser, and a chore that compiles in a second gets used.
 
 mod counts;
+mod install;
 mod instructions;
 mod lint;
 mod peers;
@@ -33,6 +34,8 @@ commands
   wheel        build the Python wheel and print its path
   venv [--fast]
                make or update the private Python environment with the wheel in it, and print its path
+  install PREFIX
+               build the C library and install it there, with its headers and what pkg-config and CMake look for
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
                interleaved, and print tables of both; a peer that cannot be built is reported as missing
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
         ["peers", rest @ ..] => peers::Options::parse(rest).and_then(|options| peers::run(&options)),
+        ["install", prefix] => install::run(prefix),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::All),
         ["venv", "--fast"] => venv(python::Peers::Small),

@@ -250,10 +250,41 @@ pub const SUITES: &[Suite] = &[
             examples.iter().map(|name| python(context, &[&format!("examples/python/{name}.py")])).collect()
         },
     },
+    Suite {
+        name: "delegate",
+        about: "two C++ frameworks that delegate their crossings, and Python, in one process",
+        fast: false,
+        needs: &[
+            Need::Python,
+            Need::Program("cmake", "on Debian: `apt-get install cmake`"),
+            Need::Program("c++", "on Debian: `apt-get install g++`"),
+        ],
+        counted: false,
+        limit: minutes(20),
+        commands: delegate,
+    },
 ];
 
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
+}
+
+/// Builds the C interface and the two frameworks with it, and runs the relay.
+fn delegate(context: &Context) -> Vec<Command> {
+    let library = context.target.join("release/libestafette_c.a");
+    let build = context.target.join("delegate");
+    let mut configure = shell::command("cmake");
+    configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
+    configure.arg(format!("-DESTAFETTE_LIBRARY={}", library.display()));
+    let mut compile = shell::command("cmake");
+    compile.arg("--build").arg(&build);
+    let program = build.join("libdelegate.so");
+    vec![
+        cargo(&context.target, &["build", "--release", "--package", "estafette-c"], &[]),
+        configure,
+        compile,
+        python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()]),
+    ]
 }
 
 /// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.

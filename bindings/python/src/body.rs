@@ -64,7 +64,6 @@ impl Body {
         tensors: &Bound<'_, PyTuple>,
         result: Use,
     ) -> PyResult<Self> {
-        static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = function.py();
         if !function.is_callable() {
             return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
@@ -83,7 +82,7 @@ impl Body {
             function: function.clone().unbind(),
             using: using.map(|using| using.clone().unbind()),
             tensors: tensors.clone().unbind(),
-            context: COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind(),
+            context: copy_context(py)?,
             event_loop,
             result,
         };
@@ -237,8 +236,32 @@ pub fn interrupt_all(py: Python<'_>) {
     }
 }
 
+/// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.
+pub fn run_plain<'py>(
+    scope: &Scope,
+    function: &Bound<'py, PyAny>,
+    using: Option<&Bound<'py, PyAny>>,
+    tensors: Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = function.py();
+    let parts = Parts {
+        function: function.clone().unbind(),
+        using: using.map(|using| using.clone().unbind()),
+        tensors: tensors.unbind(),
+        context: copy_context(py)?,
+        event_loop: None,
+        result: Use::Ignored,
+    };
+    parts.run(py, scope.clone())
+}
+
+fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
+}
+
 /// Whether calling the function gives a coroutine.
-fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+pub fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     /// `CO_COROUTINE` of CPython's `Include/cpython/code.h`.
     const COROUTINE: u32 = 0x80;
     static IS_COROUTINE_FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

@@ -8,8 +8,6 @@ use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
-use estafette::Access;
-use estafette::exchange::Abi;
 use pyo3::exceptions::PySystemError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -143,7 +141,7 @@ unsafe fn plain<'py>(
     // SAFETY: the method is called on instances of its class only, which Python checks.
     let tensor = unsafe { this.cast_unchecked::<PyTensor>() };
     let tensor = tensor.get().tensor(py)?;
-    let managed = export::at_once(py, tensor, Access::Read, Abi::Versioned)?;
+    let managed = export::at_once(py, tensor)?;
     managed.map(|managed| capsule::wrap(py, managed)).transpose()
 }
 

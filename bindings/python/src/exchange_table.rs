@@ -18,8 +18,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use estafette::devices::{DLDevice, DeviceType};
+use estafette::exchange::ManagedTensor;
 use estafette::exchange::table::{self, DLDeviceType, DLManagedTensorVersioned, DLTensor, Table};
-use estafette::exchange::{Abi, ManagedTensor};
 use estafette::{Access, Tensor};
 use pyo3::exceptions::{PySystemError, PyTypeError};
 use pyo3::ffi;
@@ -103,7 +103,7 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
     if let Ok(tensor) = object.cast::<PyTensor>() {
         let tensor = tensor.get().tensor(py)?;
-        return match export::at_once(py, tensor, Access::Read, Abi::Versioned)? {
+        return match export::at_once(py, tensor)? {
             Some(managed) => Ok(managed),
             None => export::export_managed(py, From::Tensor(tensor, Access::Read), &request),
         };

@@ -103,8 +103,9 @@ pub fn export<'py>(
     from: From<'_>,
     request: &Request<'_, 'py>,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    if let (From::Tensor(tensor, access), true) = (from, request.is_plain())
-        && let Some(managed) = at_once(py, tensor, access, request.abi())?
+    if let (From::Tensor(tensor, Access::Read), true) = (from, request.is_plain())
+        && request.abi() == Abi::Versioned
+        && let Some(managed) = at_once(py, tensor)?
     {
         return capsule::wrap(py, managed);
     }
@@ -201,7 +202,7 @@ pub fn export_managed<'py>(
         (None, From::Lease(lease)) => lease.export_with(&options).or_raise(py)?,
         (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
     };
-    exported(py, tensor, &managed);
+    exported(py, tensor)?;
     Ok(managed)
 }
 
@@ -211,28 +212,29 @@ pub fn count() {
 }
 
 /// Counts an export, and says what could not be ordered about it.
-fn exported(py: Python<'_>, tensor: &Tensor, managed: &ManagedTensor) {
+#[inline]
+fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
     count();
-    let device = managed.device();
-    debug_assert!(tensor.is_defined(), "only what is defined leaves");
+    let device = tensor.device().or_raise(py)?;
     if device.device_type.name().is_none() {
         unordered::note(py, false, Reason::UnknownDevice, device.to_string());
     }
+    Ok(())
 }
 
-/// The export of a tensor that nothing stands in the way of, to a consumer that wants it as it is; `None` where there is
-/// more to find out first.
+/// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in the versioned struct;
+/// `None` where there is more to find out first.
 ///
 /// # Errors
 /// As [`export`].
-pub fn at_once(py: Python<'_>, tensor: &Tensor, access: Access, abi: Abi) -> PyResult<Option<ManagedTensor>> {
-    if abi == Abi::Legacy || body::current_scope(py)?.is_some() {
+#[inline(always)]
+pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
+    if body::current_scope(py)?.is_some() {
         return Ok(None);
     }
-    let options = ExportOptions { taker: Some(site::caller(py).place), ..ExportOptions::new(access) };
-    let managed = tensor.export_at_once(options).or_raise(py)?;
-    if let Some(managed) = &managed {
-        exported(py, tensor, managed);
+    let managed = tensor.export_at_once(|| site::caller(py).place).or_raise(py)?;
+    if managed.is_some() {
+        exported(py, tensor)?;
     }
     Ok(managed)
 }

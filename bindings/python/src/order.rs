@@ -181,7 +181,8 @@ fn check_place(on: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     parse_device(on).map(drop)
 }
 
-fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
+/// What a function calls itself.
+pub fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
     for attribute in ["__qualname__", "__name__"] {
         if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
             return Ok(name);

@@ -36,6 +36,7 @@ impl<T> Own<T> {
 
     /// # Errors
     /// `ForkedError` in a forked child.
+    #[inline]
     pub fn get(&self, py: Python<'_>) -> PyResult<&T> {
         if self.generation == fork::generation() { Ok(&self.value) } else { Err(to_py(py, &Error::Forked)) }
     }

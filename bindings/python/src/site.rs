@@ -39,13 +39,14 @@ struct Site {
 static SITES: Attached<[Option<Site>; KEPT]> = Attached::new([const { None }; KEPT]);
 
 /// Looks at the calling frames.
+#[inline]
 pub fn caller(py: Python<'_>) -> Caller {
     // SAFETY: the current frame, borrowed, or NULL.
     let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
     let found = frame.map(|frame| look(py, frame));
     match found {
         Some(Ok(caller)) => {
-            Caller { place: caller.place.of_library(caller.library.map(|peer| peer.root)), ..caller }
+            Caller { place: caller.place.of_library(caller.library.map(|peer| &peer.root)), ..caller }
         }
         _ => Caller { place: "unknown Python code".into(), is_body: false, library: None },
     }

@@ -22,7 +22,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::{buffer, gate, running_loop};
+use crate::{buffer, gate, promise, running_loop};
 
 /// A promise of an n-dimensional array.
 ///
@@ -132,6 +132,13 @@ impl PyTensor {
             let outcome = writable.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
         }))
+    }
+
+    /// The readiness of the version that is current now, for consumers that know us: a capsule named ``estafette_fence`` with
+    /// a pointer to that struct of `estafette.h`. Never waits.
+    #[getter]
+    fn __estafette_promise__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        promise::of_tensor(py, self.tensor(py)?)
     }
 
     /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.

@@ -17,6 +17,7 @@
 
 mod gather;
 mod lanes;
+mod settled;
 mod thread;
 
 use std::sync::Arc;
@@ -77,6 +78,19 @@ impl Reactor {
         }
         // The gather counts itself too, so that it cannot finish while fences are still being added.
         deliver(gather, Ok(()));
+    }
+
+    /// Tells `subscriber` how something settled, on the reactor's own thread: for whoever learns it where nothing may be
+    /// called, such as under a lock of another library.
+    pub fn deliver_soon(&self, subscriber: Arc<dyn Subscriber>, outcome: Outcome) {
+        if std::process::id() != self.process {
+            return deliver(subscriber, outcome);
+        }
+        let fence = Fence::event(Arc::new(settled::Settled(outcome.clone())));
+        match self.shared.arm(Armed { fence, subscriber }) {
+            Ok(()) => self.shared.wake(),
+            Err((armed, _)) => deliver(armed.subscriber, outcome),
+        }
     }
 
     /// Tells `subscriber` once how `fence` settled; at once and on this thread if it has already.

@@ -61,6 +61,14 @@ impl Shared {
         Ok(())
     }
 
+    /// Ends a nap of the thread.
+    pub(super) fn wake(&self) {
+        let thread = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).thread.clone();
+        if let Some(thread) = thread {
+            thread.unpark();
+        }
+    }
+
     fn start(self: &Arc<Self>) -> Result<thread::Thread, DeviceError> {
         let shared = self.clone();
         thread::Builder::new()

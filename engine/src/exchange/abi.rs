@@ -13,6 +13,7 @@
 mod export;
 pub mod table;
 
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -29,7 +30,7 @@ pub use export::{ExportFlags, export};
 use super::dtype::DType;
 use super::fork;
 use super::invalid::InvalidTensor;
-use super::layout::{Dims, Layout, NDIM_MAX, has_addresses};
+use super::layout::{Layout, NDIM_MAX, has_addresses};
 
 /// The version that exported tensors carry, and the only major version that imported ones may.
 pub const VERSION: (u32, u32) = (1, 3);
@@ -49,8 +50,10 @@ pub enum Abi {
 /// In a forked child dropping it does nothing (the parent still owns the other half); that leak is
 /// counted.
 pub struct ManagedTensor {
-    raw: Raw,
+    /// Of the struct that `abi` says. Apart from each other the two fit two words, in which a value is returned.
+    managed: NonNull<c_void>,
     generation: u32,
+    abi: Abi,
     prompt: bool,
 }
 
@@ -116,8 +119,9 @@ impl ManagedTensor {
     ///
     /// # Errors
     /// It is a legacy tensor, and comes back.
+    #[inline]
     pub fn into_raw_versioned(self) -> Result<*mut c_void, Self> {
-        match self.raw {
+        match self.raw() {
             Raw::Versioned(tensor) => Ok(self.forget(tensor.as_ptr().cast())),
             Raw::Legacy(_) => Err(self),
         }
@@ -128,7 +132,7 @@ impl ManagedTensor {
     /// # Errors
     /// It is a versioned tensor, and comes back.
     pub fn into_raw_legacy(self) -> Result<*mut c_void, Self> {
-        match self.raw {
+        match self.raw() {
             Raw::Legacy(tensor) => Ok(self.forget(tensor.as_ptr().cast())),
             Raw::Versioned(_) => Err(self),
         }
@@ -136,15 +140,12 @@ impl ManagedTensor {
 
     /// Which struct it is.
     pub fn abi(&self) -> Abi {
-        match self.raw {
-            Raw::Legacy(_) => Abi::Legacy,
-            Raw::Versioned(_) => Abi::Versioned,
-        }
+        self.abi
     }
 
     /// The DLPack version that the producer wrote (major, minor); `None` for a legacy tensor.
     pub fn version(&self) -> Option<(u32, u32)> {
-        let Raw::Versioned(tensor) = self.raw else { return None };
+        let Raw::Versioned(tensor) = self.raw() else { return None };
         // SAFETY: the struct is valid and unchanged while it is owned.
         let version = unsafe { (&raw const (*tensor.as_ptr()).version).read() };
         Some((version.major, version.minor))
@@ -161,6 +162,7 @@ impl ManagedTensor {
     }
 
     /// Where the tensor says it is, before any check.
+    #[inline]
     pub fn device(&self) -> DLDevice {
         device_of(&self.tensor())
     }
@@ -209,14 +211,16 @@ impl ManagedTensor {
         };
         let dtype = DType { code: tensor.dtype.code.0, bits: tensor.dtype.bits, lanes: tensor.dtype.lanes };
         let device = device_of(&tensor);
-        // SAFETY: the producer gives `ndim` readable entries or NULL, which `read_dims` returns as `None`.
+        // SAFETY: the producer gives `ndim` readable entries, which stay as they are while it is owned, or NULL.
         let (shape, strides) = unsafe { (read_dims(tensor.shape, ndim), read_dims(tensor.strides, ndim)) };
         let shape = shape.ok_or_else(|| InvalidTensor::new("shape", format!("is NULL with ndim {ndim}")))?;
-        let layout = match strides {
+        let mut layout = match strides {
             Some(strides) => Layout::strided(dtype, device, &shape, &strides)?,
             None => Layout::contiguous(dtype, device, &shape)?,
         };
-        let layout = layout.with_padding(self.flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED));
+        if self.flags().contains(DlpackFlags::IS_SUBBYTE_TYPE_PADDED) {
+            layout = layout.with_padding(true);
+        }
         if !has_addresses(device) {
             return Ok(layout.with_byte_offset(tensor.byte_offset));
         }
@@ -233,8 +237,21 @@ impl ManagedTensor {
     }
 
     /// Owns `raw` from here on.
+    #[inline]
     fn new(raw: Raw) -> Self {
-        Self { raw, generation: fork::generation(), prompt: false }
+        let (managed, abi) = match raw {
+            Raw::Legacy(tensor) => (tensor.cast(), Abi::Legacy),
+            Raw::Versioned(tensor) => (tensor.cast(), Abi::Versioned),
+        };
+        Self { managed, abi, generation: fork::generation(), prompt: false }
+    }
+
+    #[inline]
+    fn raw(&self) -> Raw {
+        match self.abi {
+            Abi::Legacy => Raw::Legacy(self.managed.cast()),
+            Abi::Versioned => Raw::Versioned(self.managed.cast()),
+        }
     }
 
     fn forget(self, pointer: *mut c_void) -> *mut c_void {
@@ -248,7 +265,7 @@ impl ManagedTensor {
         // version before anybody could ask. Every field is a plain number or pointer, so any bits are a
         // value.
         unsafe {
-            match self.raw {
+            match self.raw() {
                 Raw::Legacy(tensor) => (&raw const (*tensor.as_ptr()).dl_tensor).read(),
                 Raw::Versioned(tensor) => (&raw const (*tensor.as_ptr()).dl_tensor).read(),
             }
@@ -256,7 +273,7 @@ impl ManagedTensor {
     }
 
     fn flags(&self) -> DlpackFlags {
-        match self.raw {
+        match self.raw() {
             Raw::Legacy(_) => DlpackFlags::empty(),
             // SAFETY: as in `tensor`; flags that we do not know are kept as they are.
             Raw::Versioned(tensor) => unsafe { (&raw const (*tensor.as_ptr()).flags).read() },
@@ -274,7 +291,7 @@ impl Drop for ManagedTensor {
         // it, and nothing reads the struct afterwards. The place of `deleter` is stable across major
         // versions.
         unsafe {
-            match self.raw {
+            match self.raw() {
                 Raw::Legacy(tensor) => {
                     if let Some(deleter) = (&raw const (*tensor.as_ptr()).deleter).read() {
                         deleter(tensor.as_ptr());
@@ -308,20 +325,20 @@ fn device_of(tensor: &DLTensor) -> DLDevice {
     DLDevice::new(DeviceType(tensor.device.device_type.0 as i32), tensor.device.device_id)
 }
 
-/// Copies `ndim` entries. `None` if there is nothing to copy from.
+/// The `ndim` entries. `None` if there is nothing to look at.
 ///
 /// # Safety
-/// `dims` is NULL or has `ndim` readable entries.
-unsafe fn read_dims(dims: *const i64, ndim: usize) -> Option<Dims> {
+/// `dims` is NULL or has `ndim` readable entries, which nobody changes for the life that the caller gives the result.
+unsafe fn read_dims<'a>(dims: *const i64, ndim: usize) -> Option<Cow<'a, [i64]>> {
     if ndim == 0 {
-        return Some(Dims::new());
+        return Some(Cow::Borrowed(&[]));
     }
     if dims.is_null() {
         return None;
     }
     if dims.is_aligned() {
         // SAFETY: as this function's own contract says.
-        return Some(Dims::from_slice(unsafe { std::slice::from_raw_parts(dims, ndim) }));
+        return Some(Cow::Borrowed(unsafe { std::slice::from_raw_parts(dims, ndim) }));
     }
     // SAFETY: as this function's own contract says; a misaligned array, legal in no header but seen, is no
     // harm this way.

@@ -9,6 +9,7 @@
 //! | [`invalid`] | the one error of validation: a field and what is wrong with it |
 //! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
 //! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
+//! | [`promise`] | fences of other schedulers, and ours for them, as a struct of C functions |
 //! | [`storage`] | what keeps memory alive |
 //! | [`ranges`] | who else knows memory that overlaps this one |
 //! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
@@ -20,6 +21,7 @@ pub mod dtype;
 pub mod fork;
 pub mod invalid;
 pub mod layout;
+pub mod promise;
 pub mod ranges;
 pub mod reaper;
 pub mod storage;

@@ -70,10 +70,8 @@ impl Assembly<'_> {
         }
         let texts = thread.texts.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let pages = thread.pages.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let mut reading = Reading { lane, texts, newest: None };
-        for entry in pages.iter().flat_map(|page| page.entries()) {
-            self.entry(&mut reading, entry);
-        }
+        let reading = Reading { lane, texts };
+        pages.iter().for_each(|page| page.read(|entry| self.entry(&reading, entry)));
     }
 
     fn draft(&mut self, id: u64) -> &mut Draft {
@@ -104,26 +102,23 @@ impl Assembly<'_> {
         })
     }
 
-    fn entry(&mut self, reading: &mut Reading, entry: Entry) {
-        let Entry { tells: Some(tells), ticks, id, words } = entry else { return };
+    fn entry(&mut self, reading: &Reading, entry: Entry<'_>) {
+        let Entry { tells: Some(tells), ticks, id, words: all } = entry else { return };
+        let words = [entry.word(0), entry.word(1)];
         let at = self.scale.nanos(ticks);
         let lane = reading.lane;
         match tells {
             Tells::Submitted => {
                 let (name, about) = halves(words[0]);
                 let draft = self.draft(id);
-                draft.submitted = Some(Use::from_bits((about >> 16) as u8));
+                draft.submitted = Some(Use::from_bits(about as u8));
                 draft.operation.submitted = at;
                 draft.operation.submitter = Some(lane);
                 draft.operation.name = reading.text(name);
-                draft.operation.accesses.clear();
-                draft.operation.accesses.extend(access_in(words[1]));
-                reading.newest = Some(id);
+                draft.operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
             }
             Tells::Accesses => {
-                let Some(op) = reading.newest else { return };
-                let accesses = [id, words[0], words[1]].into_iter().filter_map(access_in);
-                self.draft(op).operation.accesses.extend(accesses);
+                self.draft(id).operation.accesses.extend(all.iter().filter_map(|word| access_in(*word)));
             }
             Tells::Ready => {
                 let operation = &mut self.draft(id).operation;
@@ -337,8 +332,6 @@ fn wait_for_the_last(recording: &mut Recording, waits: &[u64]) {
 struct Reading {
     lane: LaneId,
     texts: Vec<Arc<str>>,
-    /// The submission that further accesses belong to.
-    newest: Option<u64>,
 }
 
 impl Reading {

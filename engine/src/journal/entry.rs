@@ -1,22 +1,23 @@
-//! One entry of the journal: four words.
+//! One entry of the journal: two words and more.
 //!
 //! ```text
-//! word 0   ticks since the start (56 bits), kind (8 bits)
+//! word 0   ticks since the start (52 bits: two weeks of a processor's counter), number of words (8 bits), kind (4 bits)
 //! word 1   identity: of the operation, or of the variable
-//! word 2, 3   depend on the kind; texts by their number in the thread's list
+//! word 2 … depend on the kind; texts by their number in the thread's list
 //! ```
 
 use estafette_graph::Mode;
 
-pub(super) const WORDS: usize = 4;
+/// The most words of one entry.
+pub(super) const WORDS_MAX: usize = 255;
 
 /// What an entry tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
+#[repr(u64)]
 pub(super) enum Tells {
-    /// Submitted: name, what kind of use, number of accesses; the first access.
+    /// Submitted: name and kind of use; its accesses.
     Submitted = 1,
-    /// Up to three further accesses of what was submitted before.
+    /// Further accesses of what was submitted before.
     Accesses,
     /// Handed to whoever runs it.
     Ready,
@@ -65,36 +66,41 @@ impl Tells {
         Self::Library,
     ];
 
-    fn from_bits(bits: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|tells| *tells as u8 == bits)
+    fn from_bits(bits: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|tells| *tells as u64 == bits)
     }
 }
 
 /// An entry, read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct Entry<'a> {
     /// `None` for what this version does not write.
     pub(super) tells: Option<Tells>,
     pub(super) ticks: u64,
     pub(super) id: u64,
-    pub(super) words: [u64; 2],
+    pub(super) words: &'a [u64],
 }
 
-impl Entry {
-    pub(super) fn from_words(words: [u64; WORDS]) -> Self {
-        Self {
-            tells: Tells::from_bits(words[0] as u8),
-            ticks: words[0] >> 8,
-            id: words[1],
-            words: [words[2], words[3]],
-        }
+impl<'a> Entry<'a> {
+    /// The first entry of `words`, and what comes after it.
+    pub(super) fn first_of(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
+        let (&head, &id) = (words.first()?, words.get(1)?);
+        let len = (head >> 4 & 0xff) as usize;
+        let own = words.get(2..len)?;
+        let entry = Self { tells: Tells::from_bits(head & 0xf), ticks: head >> 12, id, words: own };
+        Some((entry, &words[len..]))
+    }
+
+    /// Word `at` of those that depend on the kind; 0 where there is none.
+    pub(super) fn word(&self, at: usize) -> u64 {
+        self.words.get(at).copied().unwrap_or(0)
     }
 }
 
-/// Word 0.
+/// Word 0 of an entry of `len` words.
 #[inline(always)]
-pub(super) fn head(tells: Tells, ticks: u64) -> u64 {
-    ticks << 8 | tells as u64
+pub(super) fn head(tells: Tells, len: usize, ticks: u64) -> u64 {
+    ticks << 12 | (len as u64) << 4 | tells as u64
 }
 
 /// No text, no library.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::{Mode, OpId};
 
-use super::entry::{How, NONE, Tells, Use, access, pair};
+use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, pair};
+use super::events;
 use super::writer::{self, Writer};
 use crate::error::FailureKind;
 use crate::operation::{Kind, Name, OpDraft, OpGranted, OpState};
@@ -30,6 +31,9 @@ fn use_of(kind: Kind) -> Use {
     }
 }
 
+/// Accesses that one entry has room for.
+const ACCESSES_MAX: usize = WORDS_MAX - 3;
+
 impl Writer {
     fn name(&mut self, name: &Name) -> u32 {
         match name {
@@ -41,13 +45,17 @@ impl Writer {
     fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
         let now = self.now();
         let name = self.name(&state.name);
-        let count = accesses.len().min(u16::MAX.into()) as u32;
+        let about = pair(name, use_of(state.kind) as u32);
+        let len = accesses.len();
         let mut words = accesses.map(|(var, mode)| access(var, mode));
-        let about = count | u32::from(use_of(state.kind) as u8) << 16;
-        self.write(Tells::Submitted, now, [id, pair(name, about), words.next().unwrap_or(0)]);
-        while let Some(first) = words.next() {
-            let rest = [first, words.next().unwrap_or(0), words.next().unwrap_or(0)];
-            self.write(Tells::Accesses, now, rest);
+        let first = len.min(ACCESSES_MAX);
+        let mut left = len - first;
+        let all = std::iter::once(about).chain(words.by_ref());
+        self.write_all(Tells::Submitted, now, id, 1 + first, all);
+        while left > 0 {
+            let some = left.min(ACCESSES_MAX);
+            self.write_all(Tells::Accesses, now, id, some, words.by_ref());
+            left -= some;
         }
     }
 }
@@ -56,6 +64,7 @@ impl Writer {
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(draft: &OpDraft<'_>) {
+    events::submitted(draft.id().get(), draft.payload(), draft.accesses().len());
     writer::with(|writer| {
         let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
         writer.submitted(draft.id().get(), draft.payload(), accesses);
@@ -66,6 +75,7 @@ pub(crate) fn submitted(draft: &OpDraft<'_>) {
 #[cold]
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
+    events::submitted(granted.id().get(), granted.payload(), granted.accesses().len());
     writer::with(|writer| {
         let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
         writer.submitted(granted.id().get(), granted.payload(), accesses);
@@ -89,6 +99,9 @@ pub(crate) fn came_in(tensor: &TensorInner) {
 /// A tensor was imported from `library`, a package name. For bindings; does nothing while no journal is open.
 pub fn imported_from(tensor: &Tensor, library: &'static str) {
     if super::is_open() && !library.is_empty() {
+        if let Some(var) = tensor.inner.vars.first() {
+            events::imported(var.id().get(), library);
+        }
         writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
     }
 }
@@ -106,7 +119,7 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
     let library = library.map_or(NONE, |library| writer.fixed_text(library));
     let now = writer.now();
     let bytes = layout.byte_len() as u64;
-    writer.write(Tells::Variable, now, [var, bytes, pair(name, library)]);
+    writer.write(Tells::Variable, now, var, [bytes, pair(name, library)]);
 }
 
 impl Tensor {
@@ -131,7 +144,7 @@ impl crate::Variable {
 fn note_name(var: u64, name: &str) {
     writer::with(|writer| {
         let (now, name) = (writer.now(), writer.text(name));
-        writer.write(Tells::Name, now, [var, name.into(), 0]);
+        writer.write(Tells::Name, now, var, [name.into()]);
     });
 }
 
@@ -139,10 +152,19 @@ fn note_name(var: u64, name: &str) {
 #[cold]
 #[inline(never)]
 pub(crate) fn ready(id: OpId) {
+    events::ready(id.get());
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ready, now, [id.get(), 0, 0]);
+        writer.write(Tells::Ready, now, id.get(), []);
     });
+}
+
+/// As [`ready`], for one that this thread has just submitted.
+#[cold]
+#[inline(never)]
+pub(crate) fn ready_at_once(id: OpId) {
+    events::ready(id.get());
+    writer::with(|writer| writer.write(Tells::Ready, writer.last, id.get(), []));
 }
 
 /// Its body begins.
@@ -150,9 +172,15 @@ pub(crate) fn ready(id: OpId) {
 #[inline(never)]
 pub(crate) fn begins(granted: &OpGranted) {
     let queue = granted.payload().queue().map_or(0, |queue| queue.id().get());
+    if granted.payload().kind == Kind::Lease {
+        events::held(granted.id().get());
+    }
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Began, now, [granted.id().get(), queue, 0]);
+        match queue {
+            0 => writer.write(Tells::Began, now, granted.id().get(), []),
+            queue => writer.write(Tells::Began, now, granted.id().get(), [queue]),
+        }
     });
 }
 
@@ -160,9 +188,10 @@ pub(crate) fn begins(granted: &OpGranted) {
 #[cold]
 #[inline(never)]
 pub(crate) fn ends_well(granted: &OpGranted) {
+    events::ended(granted.id().get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Ended, now, [granted.id().get(), 0, 0]);
+        writer.write(Tells::Ended, now, granted.id().get(), []);
     });
 }
 
@@ -183,11 +212,18 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
         }
         Ending::Looked => (How::Well, None, None),
     };
+    let outcome = match how {
+        How::Well => "ok",
+        How::Failed => "failed",
+        How::Cancelled => "cancelled",
+        How::Skipped => "skipped",
+    };
+    events::ended(id.get(), outcome, text.as_deref());
     writer::with(|writer| {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
         let about = u32::from(how as u8) | u32::from(fence.is_some()) << 8;
-        writer.write(Tells::Ended, now, [id.get(), pair(about, text), 0]);
+        writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
     });
     if let Some(fence) = fence {
         watch(id, fence);
@@ -198,11 +234,12 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
 fn watch(id: OpId, fence: &Fence) {
     Reactor::global().when_settled([fence], move |settled| {
         let text = settled.err().map(|error| error.to_string());
+        events::device_done(id.get(), text.as_deref());
         writer::with(|writer| {
             let now = writer.now();
             let how = if text.is_some() { How::Failed } else { How::Well };
             let text = text.map_or(NONE, |text| writer.text(&text));
-            writer.write(Tells::Done, now, [id.get(), pair(u32::from(how as u8), text), 0]);
+            writer.write(Tells::Done, now, id.get(), [pair(u32::from(how as u8), text)]);
         });
     });
 }
@@ -213,7 +250,7 @@ fn watch(id: OpId, fence: &Fence) {
 pub(crate) fn observed(id: OpId) {
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Observed, now, [id.get(), 0, 0]);
+        writer.write(Tells::Observed, now, id.get(), []);
     });
 }
 
@@ -221,9 +258,10 @@ pub(crate) fn observed(id: OpId) {
 #[cold]
 #[inline(never)]
 pub(crate) fn resumed(id: u64, blocking: bool) {
+    events::resumed(id, blocking);
     writer::with(|writer| {
         let now = writer.now();
-        writer.write(Tells::Resumed, now, [id, u64::from(blocking), 0]);
+        writer.write(Tells::Resumed, now, id, [u64::from(blocking)]);
         writer.woken_from = if blocking { id } else { 0 };
     });
 }
@@ -232,6 +270,7 @@ pub(crate) fn resumed(id: u64, blocking: bool) {
 #[cold]
 #[inline(never)]
 pub(crate) fn taken(id: OpId, taker: &Taker) {
+    events::taken(id.get(), taker);
     writer::with(|writer| {
         let now = writer.now();
         let text = writer.text(taker);
@@ -240,7 +279,7 @@ pub(crate) fn taken(id: OpId, taker: &Taker) {
             // A path has no line break where anybody wants to read reports of it.
             writer.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
         });
-        writer.write(Tells::Taker, now, [id.get(), pair(text, library), site.into()]);
+        writer.write(Tells::Taker, now, id.get(), [pair(text, library), site.into()]);
     });
 }
 
@@ -251,7 +290,7 @@ pub(crate) fn lends(id: u64, library: &'static str) {
     writer::with(|writer| {
         let now = writer.now();
         let library = writer.fixed_text(library);
-        writer.write(Tells::Library, now, [id, library.into(), 0]);
+        writer.write(Tells::Library, now, id, [library.into()]);
     });
 }
 
@@ -276,9 +315,10 @@ impl WaitNoted {
         // An id allocator outside of every protocol.
         static NEXT: AtomicU64 = AtomicU64::new(WAITS);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        events::waits_for(id, what, target);
         writer::with(|writer| {
             let (now, name) = (writer.now(), writer.fixed_text(what));
-            writer.write(Tells::WaitsFor, now, [id, target, pair(name, 0)]);
+            writer.write(Tells::WaitsFor, now, id, [target, pair(name, 0)]);
         });
         Self { id }
     }
@@ -315,7 +355,7 @@ pub fn wait_has_lock() {
         writer::with(|writer| {
             if writer.woken_from != 0 {
                 let (now, id) = (writer.now(), std::mem::take(&mut writer.woken_from));
-                writer.write(Tells::Locked, now, [id, 1, 0]);
+                writer.write(Tells::Locked, now, id, [1]);
             }
         });
     }
@@ -332,7 +372,7 @@ fn note(tells: Tells, id: u64) {
     if super::is_open() {
         writer::with(|writer| {
             let now = writer.now();
-            writer.write(tells, now, [id, 0, 0]);
+            writer.write(tells, now, id, []);
         });
     }
 }

@@ -18,6 +18,7 @@
 
 mod assemble;
 mod entry;
+pub(crate) mod events;
 pub(crate) mod hooks;
 mod page;
 mod ticks;
@@ -34,6 +35,7 @@ use self::ticks::Ticks;
 use self::writer::Session;
 use crate::error::Error;
 
+pub use self::events::emit_events;
 pub use self::hooks::{
     body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
 };
@@ -45,10 +47,13 @@ const MEMORY_DEFAULT: usize = 256 << 20;
 /// belong to an older one.
 static OPEN: AtomicU32 = AtomicU32::new(0);
 
+/// The bit of [`OPEN`] that says that events are emitted; the others are the number.
+const EVENTS: u32 = 1 << 31;
+
 /// What writers need of the open journal.
 static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
 
-/// Whether a journal is kept. One relaxed load.
+/// Whether somebody is to be told: a journal is kept, or events are emitted. One relaxed load.
 #[inline(always)]
 pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
@@ -118,12 +123,12 @@ impl Journal {
         if session.is_some() {
             return Err(Error::Conflict("stalls are being recorded already".into()));
         }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed).max(1);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) & !EVENTS;
         let new = Arc::new(Session::new(number, pages, Ticks::start(options.clock)));
         *session = Some(Arc::clone(&new));
         drop(session);
         let started_unix_ns = unix_ns();
-        OPEN.store(number, Ordering::Release);
+        OPEN.fetch_or(number, Ordering::Release);
         Ok(Self { session: new, program, started_unix_ns })
     }
 
@@ -147,7 +152,7 @@ impl Journal {
         let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
         if session.as_ref().is_some_and(|open| Arc::ptr_eq(open, &self.session)) {
             *session = None;
-            OPEN.store(0, Ordering::Release);
+            OPEN.fetch_and(EVENTS, Ordering::Release);
         }
     }
 }

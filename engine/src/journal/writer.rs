@@ -8,10 +8,10 @@ use estafette_report::model::LaneKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::entry::{NONE, Tells, WORDS, head};
-use super::page::{ENTRIES, Page};
+use super::entry::{NONE, Tells, WORDS_MAX, head};
+use super::page::{Page, WORDS};
 use super::ticks::Ticks;
-use super::{OPEN, SESSION};
+use super::{EVENTS, OPEN, SESSION};
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
 const TEXTS_MAX: usize = 1 << 16;
@@ -65,7 +65,7 @@ pub(super) struct ThreadLog {
 impl ThreadLog {
     fn of_this_thread() -> Self {
         let current = std::thread::current();
-        let name = current.name().map_or_else(|| format!("{:?}", current.id()), str::to_owned);
+        let name = current.name().map_or_else(unnamed, str::to_owned);
         let kind = match name.as_str() {
             "estafette-reactor" => LaneKind::Reactor,
             "estafette-reaper" => LaneKind::Reaper,
@@ -91,12 +91,23 @@ impl ThreadLog {
     }
 }
 
+/// What a thread goes by that Rust has not started: `main`, or its number in the system.
+fn unnamed() -> String {
+    let this = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+    let number = this.file_name().map(|number| number.to_string_lossy().into_owned());
+    match number {
+        Some(number) if number == std::process::id().to_string() => "main".into(),
+        Some(number) => format!("thread {number}"),
+        None => format!("{:?}", std::thread::current().id()),
+    }
+}
+
 /// A thread that writes.
 pub(super) struct Writer {
     session: Arc<Session>,
     log: Arc<ThreadLog>,
     page: Option<Arc<Page>>,
-    /// Entries of the page so far.
+    /// Words of the page that are written.
     at: usize,
     /// The reading of the newest entry.
     pub(super) last: u64,
@@ -108,13 +119,14 @@ pub(super) struct Writer {
 }
 
 thread_local! {
-    static WRITER: RefCell<Option<Writer>> = const { RefCell::new(None) };
+    /// Boxed: a shared library has little room for what each of its threads is born with.
+    static WRITER: RefCell<Option<Box<Writer>>> = const { RefCell::new(None) };
 }
 
 /// Lends the calling thread's writer, if a journal is open. Nothing foreign may be called meanwhile.
 #[inline]
 pub(super) fn with(f: impl FnOnce(&mut Writer)) {
-    let open = OPEN.load(Ordering::Acquire);
+    let open = OPEN.load(Ordering::Acquire) & !EVENTS;
     if open == 0 {
         return;
     }
@@ -122,7 +134,7 @@ pub(super) fn with(f: impl FnOnce(&mut Writer)) {
     let _ = WRITER.try_with(|writer| {
         let Ok(mut writer) = writer.try_borrow_mut() else { return };
         if writer.as_ref().is_none_or(|writer| writer.session.number != open) {
-            *writer = Writer::enter();
+            *writer = Writer::enter().map(Box::new);
         }
         if let Some(writer) = &mut *writer {
             f(writer);
@@ -140,7 +152,7 @@ impl Writer {
             session,
             log,
             page: None,
-            at: ENTRIES,
+            at: WORDS,
             last: 0,
             woken_from: 0,
             numbers: HashMap::new(),
@@ -157,14 +169,32 @@ impl Writer {
     }
 
     /// Writes an entry, or counts it as lost.
-    #[inline]
-    pub(super) fn write(&mut self, tells: Tells, ticks: u64, words: [u64; WORDS - 1]) {
-        if self.at == ENTRIES && !self.turn_page() {
+    #[inline(always)]
+    pub(super) fn write<const N: usize>(&mut self, tells: Tells, ticks: u64, id: u64, words: [u64; N]) {
+        self.put(2 + N, [head(tells, 2 + N, ticks), id].into_iter().chain(words));
+    }
+
+    /// As [`write`](Self::write), for `len` words, which are as many as fit into an entry.
+    #[inline(always)]
+    pub(super) fn write_all(
+        &mut self,
+        tells: Tells,
+        ticks: u64,
+        id: u64,
+        len: usize,
+        words: impl Iterator<Item = u64>,
+    ) {
+        debug_assert!(len + 2 <= WORDS_MAX, "the number of words has eight bits");
+        self.put(2 + len, [head(tells, 2 + len, ticks), id].into_iter().chain(words.take(len)));
+    }
+
+    #[inline(always)]
+    fn put(&mut self, len: usize, words: impl Iterator<Item = u64>) {
+        if self.at + len > WORDS && !self.turn_page() {
             return self.log.lose(1);
         }
         if let Some(page) = &self.page {
-            page.write(self.at, [head(tells, ticks), words[0], words[1], words[2]]);
-            self.at += 1;
+            self.at = page.write(self.at, words);
         }
     }
 

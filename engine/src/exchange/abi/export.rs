@@ -32,6 +32,7 @@ pub struct ExportFlags {
 /// # Safety
 /// `data` points to memory as `layout` describes it, initialized, and valid until `owner` is called; unless
 /// `flags` say read-only, the consumer may write it.
+#[inline]
 pub unsafe fn export<F>(
     layout: &Layout,
     data: *mut u8,
@@ -85,6 +86,7 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
     }
 
     /// Allocates and fills everything; `managed` gets the addresses of shape and strides (NULL for a scalar).
+    #[inline]
     fn allocate(layout: &Layout, owner: F, managed: impl FnOnce((*mut i64, *mut i64)) -> M) -> NonNull<M> {
         let ndim = layout.ndim();
         let (whole, offset) = Self::place(ndim);
@@ -125,6 +127,7 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
 }
 
 /// The description without shape and strides, which get their place later.
+#[inline]
 pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
     let (dtype, device) = (layout.dtype(), layout.device());
     DLTensor {

@@ -1,0 +1,11 @@
+//! How the shared library is linked.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
+        // Programs record this name, whatever the file is called where they are linked.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libestafette.so.0");
+        // Threads of the library, and destructors of thread-local values, live on after `dlclose`: it stays mapped.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    }
+}

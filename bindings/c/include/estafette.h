@@ -1,0 +1,1397 @@
+/* The C interface of Estafette. Generated from bindings/c/src; see bindings/c/tests/header.rs. */
+
+#ifndef ESTAFETTE_H
+#define ESTAFETTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The part of DLPack 1.3 that this interface uses, for programs that have not included `dlpack/dlpack.h`. Whoever has that
+ * header includes it first; the two agree in every size and offset, which the tests of this project check. */
+#if !defined(DLPACK_DLPACK_H_) && !defined(ESTAFETTE_DLPACK_DECLARED)
+#define ESTAFETTE_DLPACK_DECLARED
+
+#define DLPACK_MAJOR_VERSION 1
+#define DLPACK_MINOR_VERSION 3
+
+#define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0UL)
+#define DLPACK_FLAG_BITMASK_IS_COPIED (1UL << 1UL)
+#define DLPACK_FLAG_BITMASK_IS_SUBBYTE_TYPE_PADDED (1UL << 2UL)
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/** The version of DLPack that a struct was made with. */
+typedef struct {
+  uint32_t major;
+  uint32_t minor;
+} DLPackVersion;
+
+/** Kinds of devices. */
+#ifdef __cplusplus
+typedef enum : int32_t {
+#else
+typedef enum {
+#endif
+  kDLCPU = 1,
+  kDLCUDA = 2,
+  kDLCUDAHost = 3,
+  kDLOpenCL = 4,
+  kDLVulkan = 7,
+  kDLMetal = 8,
+  kDLVPI = 9,
+  kDLROCM = 10,
+  kDLROCMHost = 11,
+  kDLExtDev = 12,
+  kDLCUDAManaged = 13,
+  kDLOneAPI = 14,
+  kDLWebGPU = 15,
+  kDLHexagon = 16,
+  kDLMAIA = 17,
+  kDLTrn = 18
+} DLDeviceType;
+
+/** A device: its kind, and its number among that kind. */
+typedef struct {
+  DLDeviceType device_type;
+  int32_t device_id;
+} DLDevice;
+
+/** Kinds of numbers. */
+typedef enum {
+  kDLInt = 0U,
+  kDLUInt = 1U,
+  kDLFloat = 2U,
+  kDLOpaqueHandle = 3U,
+  kDLBfloat = 4U,
+  kDLComplex = 5U,
+  kDLBool = 6U,
+  kDLFloat8_e3m4 = 7U,
+  kDLFloat8_e4m3 = 8U,
+  kDLFloat8_e4m3b11fnuz = 9U,
+  kDLFloat8_e4m3fn = 10U,
+  kDLFloat8_e4m3fnuz = 11U,
+  kDLFloat8_e5m2 = 12U,
+  kDLFloat8_e5m2fnuz = 13U,
+  kDLFloat8_e8m0fnu = 14U,
+  kDLFloat6_e2m3fn = 15U,
+  kDLFloat6_e3m2fn = 16U,
+  kDLFloat4_e2m1fn = 17U
+} DLDataTypeCode;
+
+/** An element type: a `DLDataTypeCode`, the bits of each lane, and the number of lanes. */
+typedef struct {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+} DLDataType;
+
+/** A tensor that somebody else owns. Strides count elements, `byte_offset` bytes from `data` to the first element. */
+typedef struct {
+  void *data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t *shape;
+  int64_t *strides;
+  uint64_t byte_offset;
+} DLTensor;
+
+/** A tensor with its owner; who has it calls `deleter` once. */
+typedef struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void *manager_ctx;
+  void (*deleter)(struct DLManagedTensorVersioned *self);
+  uint64_t flags;
+  DLTensor dl_tensor;
+} DLManagedTensorVersioned;
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* DLPACK_DLPACK_H_ */
+
+/**
+ * The version of this interface; a new major version breaks programs, a new minor version adds to it.
+ */
+#define ESTAFETTE_VERSION_MAJOR 0
+
+/**
+ * See `ESTAFETTE_VERSION_MAJOR`.
+ */
+#define ESTAFETTE_VERSION_MINOR 1
+
+/**
+ * No limit of time.
+ */
+#define ESTAFETTE_FOREVER UINT64_MAX
+
+/**
+ * The version of `estafette_fence`.
+ */
+#define ESTAFETTE_FENCE_VERSION 1
+
+/**
+ * [`OperatorOptions::kind`] of [`OperatorKind::Destination`].
+ */
+#define ESTAFETTE_OPERATOR_DESTINATION 0
+
+/**
+ * [`OperatorOptions::kind`] of [`OperatorKind::Inferred`].
+ */
+#define ESTAFETTE_OPERATOR_INFERRED 1
+
+/**
+ * [`OperatorOptions::kind`] of [`OperatorKind::Allocating`].
+ */
+#define ESTAFETTE_OPERATOR_ALLOCATING 2
+
+/**
+ * In [`OperatorOptions::flags`]: outputs may be inputs as well, or overlap them.
+ */
+#define ESTAFETTE_OPERATOR_IN_PLACE 1
+
+/**
+ * [`OperatorOptions::n_inputs`] for any number.
+ */
+#define ESTAFETTE_OPERATOR_ANY_NUMBER -1
+
+/**
+ * What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
+ */
+enum estafette_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * Done.
+   */
+  ESTAFETTE_OK = 0,
+  /**
+   * Not ready yet; ask again, wait, or be called.
+   */
+  ESTAFETTE_PENDING = 1,
+  /**
+   * The time was up first; the work goes on.
+   */
+  ESTAFETTE_TIMEOUT = 2,
+  /**
+   * As many operations are in flight as the engine accepts, and the call was not to wait. Try again later.
+   */
+  ESTAFETTE_WINDOW_FULL = 3,
+  /**
+   * An argument is wrong; the text names it. Nothing happened.
+   */
+  ESTAFETTE_INVALID = -1,
+  /**
+   * The operation that should have made the data failed; the text has the root cause.
+   */
+  ESTAFETTE_FAILED = -2,
+  /**
+   * A device refused or broke.
+   */
+  ESTAFETTE_DEVICE = -3,
+  /**
+   * The operation was cancelled before it began, or what it waited for was.
+   */
+  ESTAFETTE_CANCELLED = -4,
+  /**
+   * The memory is used in a way that excludes this use; the text says by whom.
+   */
+  ESTAFETTE_CONFLICT = -5,
+  /**
+   * Only leases that nobody has returned hold this up; the text names them.
+   */
+  ESTAFETTE_LEASE_HELD = -6,
+  /**
+   * Waiting here could never end.
+   */
+  ESTAFETTE_WOULD_DEADLOCK = -7,
+  /**
+   * The tensor's operation has not run yet, so it has no shape, type or memory.
+   */
+  ESTAFETTE_NOT_DEFINED = -8,
+  /**
+   * The engine is shut down.
+   */
+  ESTAFETTE_SHUTDOWN = -9,
+  /**
+   * This process was forked from one that used the library, whose threads do not exist here.
+   */
+  ESTAFETTE_FORKED = -10,
+  /**
+   * The library broke, or the operating system refused something it needs. Nothing is promised about the object it
+   * happened to.
+   */
+  ESTAFETTE_INTERNAL = -11,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum estafette_status estafette_status;
+#else
+typedef int32_t estafette_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * What a holder of memory may do.
+ */
+enum estafette_access
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * Read; engine writes wait until the lease is returned.
+   */
+  ESTAFETTE_READ = 0,
+  /**
+   * Read and write, alone; every other use waits until the lease is returned.
+   */
+  ESTAFETTE_WRITE = 1,
+  /**
+   * Untracked: no lease is taken and nothing waits. For people who order things themselves.
+   */
+  ESTAFETTE_ALIAS = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum estafette_access estafette_access;
+#else
+typedef int32_t estafette_access;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Schedules operations in the order that their data demands. Any thread may use an engine; every function that takes one
+ * must return before it is destroyed.
+ */
+typedef struct estafette_engine estafette_engine;
+
+/**
+ * A use of a tensor outside of every operation, held until it is released.
+ */
+typedef struct estafette_lease estafette_lease;
+
+/**
+ * An operation. The handle is a number with a generation, not an address: one that is over is told as such.
+ *
+ * What a submission gives is held until `estafette_op_release`. What a function is given is held until the end of the operation
+ * was told, and needs no release.
+ */
+typedef struct estafette_op estafette_op;
+
+/**
+ * The right and the duty to say when something is done, for callers that have no fences of their own.
+ */
+typedef struct estafette_promise estafette_promise;
+
+/**
+ * A promise of an n-dimensional array: one count of it. Any thread may use it.
+ */
+typedef struct estafette_tensor estafette_tensor;
+
+/**
+ * Options of an engine. All bytes zero, but for `size`, are the defaults.
+ */
+typedef struct estafette_engine_options {
+  /**
+   * `sizeof(estafette_engine_options)`.
+   */
+  uint32_t size;
+  /**
+   * Threads that run operations: 0 for one per core, -1 for none (then threads that wait run what they wait for).
+   */
+  int32_t workers;
+  /**
+   * Operations that may be in flight before a submission waits; 0 for the default of 4,096.
+   */
+  uint64_t window;
+  /**
+   * How long a wait is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in nanoseconds; 0 for the default
+   * of 30 s.
+   */
+  uint64_t lease_timeout_ns;
+} estafette_engine_options;
+
+/**
+ * Counters of an engine and of the process.
+ */
+typedef struct estafette_stats {
+  /**
+   * `sizeof(estafette_stats)`, set by the caller; as much is written.
+   */
+  uint32_t size;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * Operations in flight in this engine.
+   */
+  uint64_t in_flight;
+  /**
+   * How many may be.
+   */
+  uint64_t window;
+  /**
+   * Deleters of imported tensors that have been called in this process.
+   */
+  uint64_t deleters;
+  /**
+   * Tensors of this process whose memory was leaked, because its last use can never be known to be over.
+   */
+  uint64_t leaked;
+  /**
+   * Tensors of this process that were given up and whose last use is not over yet.
+   */
+  uint64_t releasing;
+} estafette_stats;
+
+/**
+ * Options of an export. All bytes zero, but for `size`, are the defaults: a read lease, where the memory is, blocking.
+ */
+typedef struct estafette_export_options {
+  /**
+   * `sizeof(estafette_export_options)`.
+   */
+  uint32_t size;
+  /**
+   * An `estafette_access`.
+   */
+  int32_t access;
+  /**
+   * Where the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
+   */
+  DLDevice device;
+  /**
+   * The consumer's stream on that device; NULL for the host.
+   */
+  void *stream;
+  /**
+   * 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never.
+   */
+  int32_t copy;
+  /**
+   * 1: the call must not block, and returns `ESTAFETTE_PENDING` where it would.
+   */
+  int32_t nonblocking;
+  /**
+   * How long a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
+   */
+  uint64_t timeout_ns;
+} estafette_export_options;
+
+/**
+ * Gets log events: a level (1 error, 2 warning, 3 information, 4 debug, 5 trace) and a text that is there during the call. Any
+ * thread may call it, several at once. It must not block and must not throw; what it calls of this library is not logged.
+ */
+typedef void (*estafette_log_callback)(void *context, int32_t level, const char *message);
+
+/**
+ * Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
+ */
+typedef void (*estafette_drop)(void *context);
+
+/**
+ * What a fence calls when it settles: the `argument` of the subscription, a status (`ESTAFETTE_OK` or an error, never
+ * `ESTAFETTE_PENDING`), and for an error its text, which may be NULL and is only read during the call.
+ *
+ * It may be called by any thread, under any lock, during `subscribe` itself, more than once, or too late: what counts is the
+ * first call.
+ */
+typedef void (*estafette_fence_callback)(void *argument, int32_t status, const char *message);
+
+/**
+ * A point in the work of some scheduler: pending, done or failed. Any scheduler can fill one.
+ *
+ * Whoever is handed a pointer to one copies the struct and calls `retain`; the original may go at once. `query` must be there,
+ * the other functions may be NULL. Each may be called by any thread. None may block, but for `wait`. None may unwind (throw).
+ *
+ * Statuses are those of `estafette_status`: `ESTAFETTE_OK` for done, `ESTAFETTE_PENDING` for not yet, negative for failed.
+ * A fence settles once; what it says first counts.
+ */
+typedef struct estafette_fence {
+  /**
+   * `ESTAFETTE_FENCE_VERSION`.
+   */
+  uint32_t version;
+  /**
+   * `sizeof(estafette_fence)` where it was filled; later fields of newer versions are ignored.
+   */
+  uint32_t size;
+  /**
+   * Passed to every function.
+   */
+  void *context;
+  /**
+   * Where the work runs, `kDLCPU` for work of the host.
+   */
+  DLDevice device;
+  /**
+   * 0.
+   */
+  uint64_t flags;
+  /**
+   * Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
+   * no `subscribe`.
+   */
+  int32_t (*query)(void *context);
+  /**
+   * Blocks until it has settled or `timeout_ns` has passed (`ESTAFETTE_TIMEOUT`); `UINT64_MAX` means no limit. For
+   * schedulers without anything better: the engine itself does not call it.
+   */
+  int32_t (*wait)(void *context, uint64_t timeout_ns);
+  /**
+   * Makes what is enqueued on `stream` of `device` from now on run after this fence, without the host waiting:
+   * `ESTAFETTE_OK`. `ESTAFETTE_PENDING` means that it cannot, so the host has to wait.
+   */
+  int32_t (*order_on)(void *context, DLDevice device, void *stream);
+  /**
+   * Arranges that `callback(argument, ...)` is called when it settles, and writes what `unsubscribe` needs to `token`:
+   * `ESTAFETTE_OK`. Anything else means that nothing was arranged, for example because it has settled; `query` tells.
+   */
+  int32_t (*subscribe)(void *context, estafette_fence_callback callback, void *argument, uint64_t *token);
+  /**
+   * Takes a subscription back: `ESTAFETTE_OK` if the callback will not be called, `ESTAFETTE_PENDING` if it was called or
+   * is being called right now.
+   */
+  int32_t (*unsubscribe)(void *context, uint64_t token);
+  /**
+   * Why it has failed, in words, valid until `release`; NULL when there is nothing to say.
+   */
+  const char *(*error)(void *context);
+  /**
+   * A native event of the kind that Arrow's C device interface gives to `device`'s type (`cudaEvent_t*`, `hipEvent_t*`,
+   * `sycl::event*`, ...), recorded, and valid until `release`; NULL when there is none.
+   */
+  void *(*native)(void *context, DLDevice device);
+  /**
+   * Counts one more holder. NULL only together with `release`, for a fence that lives as long as the process.
+   */
+  void (*retain)(void *context);
+  /**
+   * Counts one holder less; called once per `retain`, on a thread that holds no lock of ours.
+   */
+  void (*release)(void *context);
+} estafette_fence;
+
+/**
+ * An option of a call: a name and a text.
+ */
+typedef struct estafette_attribute {
+  /**
+   * The name.
+   */
+  const char *key;
+  /**
+   * The value.
+   */
+  const char *value;
+} estafette_attribute;
+
+/**
+ * The function of an operator.
+ *
+ * `outputs` has an entry per output, by kind of operator:
+ * - destination, inferred: a tensor to write. It is lent for the call and has no deleter;
+ * - allocating: NULL, to be replaced by a tensor that the caller owns from then on. On failure too whatever is there is
+ *   released by the caller.
+ *
+ * As the function that infers, it gets lent tensors without data, and with room for 64 dimensions at `dl_tensor.shape`: it
+ * writes the shape there, and sets `dl_tensor.ndim` and `dl_tensor.dtype`.
+ *
+ * `stream` is the native stream to enqueue on, or NULL on the host. The result is NULL, or why the call has failed, as a
+ * text that stays valid until this thread calls an operator again. Any thread may call it, several at once.
+ */
+typedef const char *(*estafette_operator_function)(const DLTensor *const *inputs,
+                                                   size_t n_inputs,
+                                                   DLManagedTensorVersioned **outputs,
+                                                   size_t n_outputs,
+                                                   const struct estafette_attribute *attributes,
+                                                   size_t n_attributes,
+                                                   void *stream,
+                                                   void *context);
+
+/**
+ * How an operator is called. Room for more is at the end: `size` says how much the caller knows of it.
+ */
+typedef struct estafette_operator_options {
+  /**
+   * `sizeof` this struct.
+   */
+  uint32_t size;
+  /**
+   * [`OPERATOR_DESTINATION`], [`OPERATOR_INFERRED`] or [`OPERATOR_ALLOCATING`].
+   */
+  uint32_t kind;
+  /**
+   * [`OPERATOR_IN_PLACE`] or 0.
+   */
+  uint32_t flags;
+  /**
+   * How many inputs, or [`OPERATOR_ANY_NUMBER`].
+   */
+  int32_t n_inputs;
+  /**
+   * How many outputs, at least 1.
+   */
+  int32_t n_outputs;
+  /**
+   * Says what the outputs will look like; needed by [`OPERATOR_INFERRED`] and NULL else.
+   */
+  estafette_operator_function infer;
+} estafette_operator_options;
+
+/**
+ * What is known of an operator. The texts are there during the call that gives them.
+ */
+typedef struct estafette_operator_info {
+  /**
+   * `sizeof(estafette_operator_info)`; newer versions have more at the end.
+   */
+  uint32_t size;
+  /**
+   * `ESTAFETTE_OPERATOR_DESTINATION`, `ESTAFETTE_OPERATOR_INFERRED` or `ESTAFETTE_OPERATOR_ALLOCATING`.
+   */
+  uint32_t kind;
+  /**
+   * `ESTAFETTE_OPERATOR_IN_PLACE` or 0.
+   */
+  uint32_t flags;
+  /**
+   * How many inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
+   */
+  int32_t n_inputs;
+  /**
+   * How many outputs.
+   */
+  int32_t n_outputs;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * What it is called.
+   */
+  const char *name;
+  /**
+   * Where it comes from, in words: a language, or the path of a library.
+   */
+  const char *origin;
+} estafette_operator_info;
+
+/**
+ * Gets one operator after the other. It may call every function of this library.
+ */
+typedef void (*estafette_operator_callback)(void *context, const struct estafette_operator_info *info);
+
+/**
+ * The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
+ * told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
+ * must not throw.
+ */
+typedef void (*estafette_function)(void *context, struct estafette_op *op);
+
+/**
+ * Options of a submission. All bytes zero, but for `size`, are the defaults.
+ */
+typedef struct estafette_submit_options {
+  /**
+   * `sizeof(estafette_submit_options)`.
+   */
+  uint32_t size;
+  /**
+   * Among ready operations, higher ones are started first. Default 0.
+   */
+  int32_t priority;
+  /**
+   * Appears in messages; NULL means "c".
+   */
+  const char *name;
+  /**
+   * 1: refuses with `ESTAFETTE_WINDOW_FULL` instead of waiting for room.
+   */
+  int32_t nonblocking;
+  /**
+   * 0.
+   */
+  int32_t reserved;
+} estafette_submit_options;
+
+/**
+ * What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
+ * the call.
+ */
+typedef void (*estafette_ready_callback)(void *context, estafette_status status, const char *message);
+
+/**
+ * What an entry point registers operators with. It is the library's until the entry point returns.
+ */
+typedef struct estafette_operator_registrar {
+  /**
+   * `sizeof` this struct.
+   */
+  uint32_t size;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * Ours.
+   */
+  void *context;
+  /**
+   * Adds an operator. The result is NULL, or what is wrong with it, as a text that stays valid until the next call; the
+   * context is still the library's then.
+   */
+  const char *(*add)(struct estafette_operator_registrar *registrar,
+                     const char *name,
+                     estafette_operator_function function,
+                     const struct estafette_operator_options *options,
+                     void *context,
+                     estafette_drop drop_context);
+} estafette_operator_registrar;
+
+/**
+ * The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text that stays valid until
+ * the library is unloaded or called again.
+ */
+typedef const char *(*estafette_operator_entry)(struct estafette_operator_registrar *registrar);
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/**
+ * Describes a tensor in `*out`, without a lease: `shape` and `strides` are lent, and stay for as long as the caller holds the
+ * tensor. What is at `data` may be used only inside of an operation that declares it, under a lease, or by people who order
+ * things themselves.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL;
+ * `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `tensor` is NULL or a tensor; `out` is NULL or may be written.
+ */
+estafette_status estafette_tensor_lend(const struct estafette_tensor *tensor,
+                                       DLTensor *out);
+
+/**
+ * The lengths of a tensor's dimensions: as many as fit into the `capacity` entries of `shape` (which may be NULL when that is
+ * 0), and their number to `*ndim`. Known before the data is when the shape was declared.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
+ * thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; `shape` has `capacity` entries.
+ */
+estafette_status estafette_tensor_shape(const struct estafette_tensor *tensor,
+                                        int64_t *shape,
+                                        int32_t capacity,
+                                        int32_t *ndim);
+
+/**
+ * The element type of a tensor, to `*out`. Known before the data is when it was declared.
+ *
+ * Returns as `estafette_tensor_shape`.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_tensor_dtype(const struct estafette_tensor *tensor, DLDataType *out);
+
+/**
+ * Where the memory of a tensor is, to `*out`.
+ *
+ * Returns as `estafette_tensor_shape`.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_tensor_device(const struct estafette_tensor *tensor, DLDevice *out);
+
+/**
+ * The address of a tensor's first element, to `*out`; see `estafette_tensor_lend` for who may use what is there.
+ *
+ * Returns as `estafette_tensor_shape`.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_tensor_data(const struct estafette_tensor *tensor, void **out);
+
+/**
+ * Whether the owner of a tensor's memory forbids writing it, to `*out`: 1 or 0.
+ *
+ * Returns as `estafette_tensor_shape`.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_tensor_read_only(const struct estafette_tensor *tensor, int32_t *out);
+
+/**
+ * Starts an engine. `options` may be NULL for the defaults. The caller owns the result and gives it up by
+ * `estafette_engine_destroy`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `out` or a wrong option; `ESTAFETTE_FORKED`; `ESTAFETTE_INTERNAL` when
+ * threads cannot be started. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `options` is NULL or as long as its size says; `out` is NULL or may be written.
+ */
+estafette_status estafette_engine_create(const struct estafette_engine_options *options,
+                                         struct estafette_engine **out);
+
+/**
+ * Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
+ * stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+ *
+ * No other call on this engine may be under way. In a forked child the engine is leaked.
+ *
+ * What the caller promises:
+ * NULL, or an engine that was not destroyed before.
+ */
+void estafette_engine_destroy(struct estafette_engine *engine);
+
+/**
+ * Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+ * limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
+ *
+ * Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
+ * and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_INVALID` for NULL. May be called by any thread
+ * that runs no operation.
+ *
+ * What the caller promises:
+ * `engine` is NULL or an engine.
+ */
+estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
+                                           uint64_t timeout_ns);
+
+/**
+ * Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
+ * do not count, and failures are told where their outputs are used, not here.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
+ * `ESTAFETTE_WOULD_DEADLOCK` inside an operation; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
+ * thread.
+ *
+ * What the caller promises:
+ * `engine` is NULL or an engine.
+ */
+estafette_status estafette_wait_all(struct estafette_engine *engine,
+                                    uint64_t timeout_ns);
+
+/**
+ * Who waits for whom right now, one line per operation, for people. The caller owns the text and frees it by
+ * `estafette_string_free`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+ * any thread, also while others wait.
+ *
+ * What the caller promises:
+ * `engine` is NULL or an engine; `out` is NULL or may be written.
+ */
+estafette_status estafette_diagnose(struct estafette_engine *engine,
+                                    char **out);
+
+/**
+ * Counters. `stats->size` is set by the caller.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `engine` is NULL or an engine; `stats` is NULL or as long as its size says.
+ */
+estafette_status estafette_engine_stats(struct estafette_engine *engine,
+                                        struct estafette_stats *stats);
+
+/**
+ * Waits, for at most `timeout_ns`, until the deleters of everything that could be released when this was called have been
+ * called: for tests, and before something that deleters need goes away.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
+ */
+estafette_status estafette_flush_deleters(uint64_t timeout_ns);
+
+/**
+ * Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
+ * The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
+ *
+ * What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
+ * `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
+ * be written, or a copy that cannot be made; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
+ * wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
+ * success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_export(const struct estafette_tensor *tensor,
+                                  const struct estafette_export_options *options,
+                                  DLManagedTensorVersioned **out);
+
+/**
+ * Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
+ * operation's function was given, before its end was told. The caller owns `*out`. A view that is still alive when the
+ * operation ends becomes a lease, with no gap in between.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a handle of an operation that has not begun or has ended, or a tensor
+ * that is none of its operands; `ESTAFETTE_CONFLICT` for an operand to be written that turned out to be read-only;
+ * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer but `op` is NULL or what its type says.
+ */
+estafette_status estafette_op_export(struct estafette_op *op,
+                                     const struct estafette_tensor *tensor,
+                                     DLManagedTensorVersioned **out);
+
+/**
+ * The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler, to `*out`. The caller
+ * owns one count of it and gives that up by `out->release(out->context)`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+ * any thread.
+ *
+ * What the caller promises:
+ * `tensor` is NULL or a tensor; `out` is NULL or may be written.
+ */
+estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
+                                        estafette_fence *out);
+
+/**
+ * The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
+ * the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
+ *
+ * Something that is told to end after its own end never ends: do not hand this fence back as the end of one of those uses.
+ *
+ * Returns as `estafette_tensor_fence`. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_tensor_fence`.
+ */
+estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
+                                          estafette_fence *out);
+
+/**
+ * The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for
+ * `estafette_tensor_fence`.
+ *
+ * Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only handed to a function.
+ * May be called by any thread.
+ *
+ * What the caller promises:
+ * `out` is NULL or may be written.
+ */
+estafette_status estafette_op_fence(struct estafette_op *op,
+                                    estafette_fence *out);
+
+/**
+ * Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL means "a promise". The
+ * caller owns `*out` and one count of `*fence`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. Nothing is written but on success. May be called by
+ * any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_promise_create(const char *name,
+                                          struct estafette_promise **out,
+                                          estafette_fence *fence);
+
+/**
+ * Settles a promise and gives it up: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Whoever waits
+ * is told before this returns.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a status that is neither (then the promise stays the caller's);
+ * `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `promise` is NULL or a promise that was not given up before; `message` is NULL or a text.
+ */
+estafette_status estafette_promise_settle(struct estafette_promise *promise,
+                                          int32_t status,
+                                          const char *message);
+
+/**
+ * Gives a promise up without a word: its fence fails with `ESTAFETTE_CANCELLED`. NULL is legal and does nothing.
+ *
+ * What the caller promises:
+ * `promise` is NULL or a promise that was not given up before.
+ */
+void estafette_promise_drop(struct estafette_promise *promise);
+
+/**
+ * Why the latest call of this thread that returned an error or `ESTAFETTE_TIMEOUT` did so, in words (UTF-8, at most 2,047
+ * bytes); empty when there was none. Calls that succeed leave it as it is.
+ *
+ * Never NULL. The place is the library's, always the same for one thread, and valid until that thread ends; the thread's next
+ * error overwrites the text. May be called in a forked child.
+ */
+const char *estafette_last_error(void);
+
+/**
+ * Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
+ * must come after. For the host (`kDLCPU`, `stream` NULL) that means that this blocks until the memory is ready and free for
+ * the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+ *
+ * `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED` or `ESTAFETTE_CANCELLED` with the root cause of a failed version;
+ * `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
+ * `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
+ * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_order_on(const struct estafette_tensor *tensor,
+                                    int32_t access,
+                                    DLDevice device,
+                                    void *stream,
+                                    struct estafette_lease **out);
+
+/**
+ * The end of a lease as a fence, to `*out`: done when it was released and the work that its holder left is done. So the
+ * producer learns when its consumer is done. The caller owns one count of it and gives that up by
+ * `out->release(out->context)`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says.
+ */
+estafette_status estafette_lease_fence(const struct estafette_lease *lease, estafette_fence *out);
+
+/**
+ * Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's; NULL means now.
+ * Uses that conflict, and the memory's deleter, wait for it. NULL `lease` is legal and does nothing.
+ *
+ * Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) the caller still holds the lease. In a forked
+ * child the lease is leaked, and `ESTAFETTE_FORKED` returned. May be called by any thread.
+ *
+ * What the caller promises:
+ * `lease` is NULL or a lease that was not released before; `done` is NULL or what its type says.
+ */
+estafette_status estafette_lease_release(struct estafette_lease *lease,
+                                         const estafette_fence *done);
+
+/**
+ * Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
+ * an earlier one, whose `drop_context` is called when nobody is inside of it any more. NULL `callback` turns logging off, and
+ * then `context` is not looked at. Without a call of this, nothing is logged.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
+ * library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
+ * thread.
+ *
+ * What the caller promises:
+ * The functions may be called by any thread.
+ */
+estafette_status estafette_set_log(int32_t level,
+                                   estafette_log_callback callback,
+                                   void *context,
+                                   estafette_drop drop_context);
+
+/**
+ * Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
+ * `message` (NULL for none). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was told already or
+ * whose function was not called yet, a status that is neither, or an operation that is to produce a tensor and is told that it
+ * succeeded. May be called by any thread, once, inside of the function too. Whoever waits is told before this returns, and
+ * `drop_context` is called.
+ *
+ * What the caller promises:
+ * `message` is NULL or a text. `op` may be any value.
+ */
+estafette_status estafette_op_complete(struct estafette_op *op,
+                                       int32_t status,
+                                       const char *message);
+
+/**
+ * Ends an operation whose function was called when `fence` is done: what comes next on the same device is ordered behind it
+ * without the host waiting, and its failure becomes the operation's. The fence is copied and retained, and stays the caller's;
+ * NULL means now.
+ *
+ * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not told. May
+ * be called by any thread, once, inside of the function too.
+ *
+ * What the caller promises:
+ * `fence` is NULL or what its type says. `op` may be any value.
+ */
+estafette_status estafette_op_complete_after(struct estafette_op *op,
+                                             const struct estafette_fence *fence);
+
+/**
+ * Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library owns `managed`; a
+ * result that cannot be taken over fails the operation, and its deleter is called then. On any other status the caller keeps
+ * it.
+ *
+ * Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL or a version that is not known. May be called by any thread,
+ * once.
+ *
+ * What the caller promises:
+ * `managed` is NULL or what its type says, as for `estafette_import`. `op` may be any value.
+ */
+estafette_status estafette_op_complete_with(struct estafette_op *op,
+                                            DLManagedTensorVersioned *managed);
+
+/**
+ * Counts one more holder of a handle.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
+ * thread. `op` may be any value.
+ */
+estafette_status estafette_op_retain(struct estafette_op *op);
+
+/**
+ * Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ * `op` may be any value.
+ */
+estafette_status estafette_op_release(struct estafette_op *op);
+
+/**
+ * Whether an operation has ended, and how, at once.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
+ * cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
+ * called by any thread. `op` may be any value.
+ */
+estafette_status estafette_op_query(struct estafette_op *op);
+
+/**
+ * Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+ * limit), and tells how.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
+ * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself; `ESTAFETTE_INVALID` for NULL or a
+ * handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
+ * value.
+ */
+estafette_status estafette_op_wait(struct estafette_op *op,
+                                   uint64_t timeout_ns);
+
+/**
+ * Calls an operation off that has not begun: its function is not called, its context is dropped, and its outputs carry a
+ * failure of kind "cancelled".
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` when it has begun or ended; `ESTAFETTE_INVALID` for NULL or a handle that is not
+ * in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any value.
+ */
+estafette_status estafette_op_cancel(struct estafette_op *op);
+
+/**
+ * Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
+ * `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered and no call of it is under
+ * way.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
+ * names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be
+ * called by any thread, inside of operators too.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says. The functions keep the contract of `estafette_operator_function`, and may be
+ * called until `drop_context` is.
+ */
+estafette_status estafette_register_operator(const char *name,
+                                             estafette_operator_function function,
+                                             const struct estafette_operator_options *options,
+                                             void *context,
+                                             estafette_drop drop_context);
+
+/**
+ * Takes an operator out of the registry. Calls under way still end.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, and when there is no such operator; `ESTAFETTE_FORKED`. May be called by
+ * any thread.
+ *
+ * What the caller promises:
+ * `name` is NULL or a text.
+ */
+estafette_status estafette_unregister_operator(const char *name);
+
+/**
+ * Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports a function
+ * `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way.
+ * `count`, which may be NULL, gets how many there are.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers
+ * nothing, or says that it failed, which the text tells; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
+ * called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; the library is what is written here, and may be trusted like one that the
+ * program is linked to.
+ */
+estafette_status estafette_load_operators(const char *path,
+                                          size_t *count);
+
+/**
+ * Calls `callback` with each operator of this process, by name.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `callback`; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `callback` is NULL or does not throw.
+ */
+estafette_status estafette_list_operators(estafette_operator_callback callback, void *context);
+
+/**
+ * Submits a call of the operator `name`, as an operation of that name: it reads `inputs`, and begins when they are there.
+ *
+ * Either all entries of `outputs` are tensors, which it overwrites, or all are NULL: then the call produces its results, and each
+ * entry becomes a promise of one, which the caller owns and gives up by `estafette_tensor_release`. An array may be NULL when
+ * its count is 0.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, for an operator that there is not (the text has names
+ * that are near), a number of inputs or outputs that is not the operator's, outputs that are not all of one kind, outputs given to
+ * an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
+ * outputs that overlap another operand of an operator that does not work in place, or may not be written;
+ * `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. A failure of
+ * the operator itself is told at its outputs. May be called by any thread, inside of operations too.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; `outputs` may be written.
+ */
+estafette_status estafette_call_operator(struct estafette_engine *engine,
+                                         const char *name,
+                                         struct estafette_tensor *const *inputs,
+                                         size_t n_inputs,
+                                         struct estafette_tensor **outputs,
+                                         size_t n_outputs,
+                                         const struct estafette_attribute *attributes,
+                                         size_t n_attributes);
+
+/**
+ * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".
+ *
+ * The text lives as long as the process. May be called by any thread, and in a forked child.
+ */
+const char *estafette_status_text(int32_t status);
+
+/**
+ * Submits an operation. It reads the tensors in `reads` and overwrites those in `writes`; one that is in both is updated in
+ * place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
+ * been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
+ * cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
+ * the end was told, or when it is known that `function` will not be called. An array may be NULL when its count is 0.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL among the tensors, or a name that is not
+ * UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or `ESTAFETTE_LEASE_HELD` when
+ * there is no room in the window and never will be; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is
+ * called and the caller keeps `context`. May be called by any thread, inside of operations too.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; both functions may be called by any thread.
+ */
+estafette_status estafette_submit(struct estafette_engine *engine,
+                                  const char *name,
+                                  estafette_function function,
+                                  void *context,
+                                  estafette_drop drop_context,
+                                  struct estafette_tensor *const *reads,
+                                  size_t n_reads,
+                                  struct estafette_tensor *const *writes,
+                                  size_t n_writes);
+
+/**
+ * As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`, which may be NULL.
+ * The caller owns the handle and gives it up by `estafette_op_release`. It is the one that `function` is given.
+ *
+ * Returns as `estafette_submit`, and `ESTAFETTE_WINDOW_FULL`.
+ *
+ * What the caller promises:
+ * As for `estafette_submit`.
+ */
+estafette_status estafette_submit_with(struct estafette_engine *engine,
+                                       const struct estafette_submit_options *options,
+                                       estafette_function function,
+                                       void *context,
+                                       estafette_drop drop_context,
+                                       struct estafette_tensor *const *reads,
+                                       size_t n_reads,
+                                       struct estafette_tensor *const *writes,
+                                       size_t n_writes,
+                                       struct estafette_op **out);
+
+/**
+ * Submits an operation whose result becomes a new tensor, `*out`: a promise until `estafette_op_complete_with`. Everything else
+ * is as for `estafette_submit`. The caller owns `*out`.
+ *
+ * Returns as `estafette_submit`, and `ESTAFETTE_INVALID` for NULL `out`.
+ *
+ * What the caller promises:
+ * As for `estafette_submit`; `out` is NULL or may be written.
+ */
+estafette_status estafette_produce(struct estafette_engine *engine,
+                                   const struct estafette_submit_options *options,
+                                   estafette_function function,
+                                   void *context,
+                                   estafette_drop drop_context,
+                                   struct estafette_tensor *const *reads,
+                                   size_t n_reads,
+                                   struct estafette_tensor **out);
+
+/**
+ * Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
+ *
+ * `ready` says when its content may be read; NULL means now. The fence is copied and retained, and stays the caller's.
+ * On `ESTAFETTE_OK` the library owns `managed`, and calls its deleter once, on a thread of its own that holds no lock, when the
+ * last use is over; on any other status nothing was taken. The caller owns `*out` and gives it up by
+ * `estafette_tensor_release`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a tensor or fence that breaks the rules (the text names the field),
+ * or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
+ * engine's operations and leases writes it meanwhile.
+ */
+estafette_status estafette_import(struct estafette_engine *engine,
+                                  DLManagedTensorVersioned *managed,
+                                  const estafette_fence *ready,
+                                  struct estafette_tensor **out);
+
+/**
+ * A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The
+ * caller owns `*out` and gives it up by `estafette_tensor_release`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a shape or type that cannot be; `ESTAFETTE_DEVICE` when memory is
+ * exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; `shape` has `ndim` entries.
+ */
+estafette_status estafette_zeros(struct estafette_engine *engine,
+                                 const int64_t *shape,
+                                 int32_t ndim,
+                                 DLDataType dtype,
+                                 struct estafette_tensor **out);
+
+/**
+ * Counts one more holder of a tensor. NULL is legal and does nothing.
+ *
+ * Returns `ESTAFETTE_OK`. May be called by any thread.
+ *
+ * What the caller promises:
+ * NULL or a tensor that the caller holds.
+ */
+estafette_status estafette_tensor_retain(struct estafette_tensor *tensor);
+
+/**
+ * Gives one holder's tensor up. When the last holder and the last operation that uses it are gone, and its last device work is
+ * done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
+ * the tensor is leaked.
+ *
+ * May be called by any thread.
+ *
+ * What the caller promises:
+ * NULL or a tensor that the caller holds; it holds one count less afterwards.
+ */
+void estafette_tensor_release(struct estafette_tensor *tensor);
+
+/**
+ * As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
+ * the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
+ * The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
+ *
+ * Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) and `ESTAFETTE_FORKED` the caller still holds
+ * the tensor. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_tensor_release`; `fence` is NULL or what its type says.
+ */
+estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
+                                                const estafette_fence *fence);
+
+/**
+ * Where a tensor stands, at once.
+ *
+ * Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`
+ * or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be
+ * called by any thread.
+ *
+ * What the caller promises:
+ * `tensor` is NULL or a tensor.
+ */
+estafette_status estafette_query(const struct estafette_tensor *tensor);
+
+/**
+ * Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit).
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
+ * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits;
+ * `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `tensor` is NULL or a tensor.
+ */
+estafette_status estafette_wait(const struct estafette_tensor *tensor,
+                                uint64_t timeout_ns);
+
+/**
+ * Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already, else
+ * on whatever thread learns it, under no lock. It must be short, must not block and must not throw. `drop_context`, which may
+ * be NULL, is called once with `context` afterwards.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`; `ESTAFETTE_FORKED`. On an error neither function
+ * is called and the caller keeps `context`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `tensor` is NULL or a tensor; both functions may be called by any thread.
+ */
+estafette_status estafette_on_ready(const struct estafette_tensor *tensor,
+                                    estafette_ready_callback callback,
+                                    void *context,
+                                    estafette_drop drop_context);
+
+/**
+ * Declares the current version good after a failure or cancellation that has left the data intact.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`.
+ * May be called by any thread.
+ *
+ * What the caller promises:
+ * `tensor` is NULL or a tensor.
+ */
+estafette_status estafette_clear_error(const struct estafette_tensor *tensor);
+
+/**
+ * The version of the library that is loaded, as numbers. Each pointer may be NULL.
+ *
+ * May be called by any thread, and in a forked child.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or may be written.
+ */
+void estafette_version(uint32_t *major, uint32_t *minor);
+
+/**
+ * The version of the library that is loaded, as text, with all its parts: "0.1.0". It lives as long as the process.
+ */
+const char *estafette_version_text(void);
+
+/**
+ * Frees a text that a function of this library has made for the caller. NULL is legal.
+ *
+ * What the caller promises:
+ * NULL, or a text that `estafette_diagnose` or another function that says so has given, not freed before.
+ */
+void estafette_string_free(char *text);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* ESTAFETTE_H */

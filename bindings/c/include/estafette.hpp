@@ -1,0 +1,414 @@
+// estafette.h for C++17: handles that give themselves up, errors as exceptions, and `co_await tensor.ready()` under C++20.
+//
+// Every function throws `estafette::Error` where the C function returns an error or ESTAFETTE_TIMEOUT. Header-only; a program that
+// uses it links to the same library as one that uses estafette.h.
+
+#ifndef ESTAFETTE_HPP
+#define ESTAFETTE_HPP
+
+#include "estafette.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if defined(__cpp_impl_coroutine) && __cpp_impl_coroutine >= 201902L
+#include <coroutine>
+#define ESTAFETTE_HAS_COROUTINES 1
+#endif
+
+namespace estafette {
+
+/// What a call that did not succeed returned, and why.
+class Error : public std::runtime_error {
+ public:
+  Error(int status, const std::string &message)
+      : std::runtime_error(message.empty() ? estafette_status_text(status) : message), status_(status) {}
+
+  /// An `estafette_status`.
+  int status() const noexcept { return status_; }
+
+ private:
+  int status_;
+};
+
+/// Throws unless `status` is ESTAFETTE_OK.
+inline void check(int status) {
+  if (status != ESTAFETTE_OK) throw Error(status, estafette_last_error());
+}
+
+/// A point in the work of some scheduler. Copies share it.
+class Fence {
+ public:
+  /// Takes one count over.
+  static Fence adopt(const estafette_fence &raw) { return Fence(raw); }
+
+  /// Counts one more holder.
+  static Fence share(const estafette_fence &raw) {
+    if (raw.retain) raw.retain(raw.context);
+    return Fence(raw);
+  }
+
+  Fence(const Fence &other) : raw_(other.raw_) {
+    if (raw_.retain) raw_.retain(raw_.context);
+  }
+  Fence(Fence &&other) noexcept : raw_(other.raw_) { other.raw_.release = nullptr; }
+  Fence &operator=(Fence other) noexcept {
+    std::swap(raw_, other.raw_);
+    return *this;
+  }
+  ~Fence() {
+    if (raw_.release) raw_.release(raw_.context);
+  }
+
+  const estafette_fence *get() const noexcept { return &raw_; }
+
+  /// Whether it is done. Throws when it has failed.
+  bool is_done() const {
+    int status = raw_.query(raw_.context);
+    if (status < 0) throw Error(status, text());
+    return status == ESTAFETTE_OK;
+  }
+
+ private:
+  explicit Fence(const estafette_fence &raw) : raw_(raw) {}
+
+  std::string text() const {
+    const char *text = raw_.error ? raw_.error(raw_.context) : nullptr;
+    return text ? text : "";
+  }
+
+  estafette_fence raw_;
+};
+
+/// A fence that this program settles, once. Dropped without a word, it fails the fence as cancelled.
+class Promise {
+ public:
+  explicit Promise(const char *name = nullptr) : Promise(make(name)) {}
+
+  const Fence &fence() const noexcept { return fence_; }
+
+  void complete() { settle(ESTAFETTE_OK, nullptr); }
+  void fail(const std::string &message) { settle(ESTAFETTE_FAILED, message.c_str()); }
+
+ private:
+  struct Drop {
+    void operator()(estafette_promise *promise) const { estafette_promise_drop(promise); }
+  };
+  using Handle = std::unique_ptr<estafette_promise, Drop>;
+  using Made = std::pair<estafette_promise *, estafette_fence>;
+
+  explicit Promise(Made made) : promise_(made.first), fence_(Fence::adopt(made.second)) {}
+
+  static Made make(const char *name) {
+    Made made;
+    check(estafette_promise_create(name, &made.first, &made.second));
+    return made;
+  }
+
+  void settle(int status, const char *message) {
+    check(estafette_promise_settle(promise_.get(), status, message));
+    promise_.release();
+  }
+
+  Handle promise_;
+  Fence fence_;
+};
+
+/// A use of a tensor outside of every operation. Ends when dropped, or by `release` after the holder's last device work.
+class Lease {
+ public:
+  explicit Lease(estafette_lease *lease) : lease_(lease) {}
+
+  void release(const Fence &done) {
+    check(estafette_lease_release(lease_.get(), done.get()));
+    lease_.release();
+  }
+
+  /// Its end, for the producer.
+  Fence end() const {
+    estafette_fence fence;
+    check(estafette_lease_fence(lease_.get(), &fence));
+    return Fence::adopt(fence);
+  }
+
+ private:
+  struct Drop {
+    void operator()(estafette_lease *lease) const { estafette_lease_release(lease, nullptr); }
+  };
+  std::unique_ptr<estafette_lease, Drop> lease_;
+};
+
+/// Calls a DLPack deleter.
+struct DeleteManaged {
+  void operator()(DLManagedTensorVersioned *managed) const {
+    if (managed && managed->deleter) managed->deleter(managed);
+  }
+};
+
+/// An exported tensor of which this program is the consumer.
+using Managed = std::unique_ptr<DLManagedTensorVersioned, DeleteManaged>;
+
+/// A promise of an n-dimensional array. Copies share it.
+class Tensor {
+ public:
+  /// Takes one count over.
+  static Tensor adopt(estafette_tensor *tensor) { return Tensor(tensor); }
+
+  Tensor(const Tensor &other) : tensor_(other.tensor_) { estafette_tensor_retain(tensor_); }
+  Tensor(Tensor &&other) noexcept : tensor_(std::exchange(other.tensor_, nullptr)) {}
+  Tensor &operator=(Tensor other) noexcept {
+    std::swap(tensor_, other.tensor_);
+    return *this;
+  }
+  ~Tensor() { estafette_tensor_release(tensor_); }
+
+  estafette_tensor *get() const noexcept { return tensor_; }
+
+  /// Whether the current version may be read. Throws when it is poisoned.
+  bool is_ready() const {
+    int status = estafette_query(tensor_);
+    if (status < 0) check(status);
+    return status == ESTAFETTE_OK;
+  }
+
+  void wait(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_wait(tensor_, timeout_ns)); }
+
+  /// Shape, type, place and address, lent for as long as this lives.
+  DLTensor lend() const {
+    DLTensor out;
+    check(estafette_tensor_lend(tensor_, &out));
+    return out;
+  }
+
+  /// The address of the first element; for bodies of operations that declare this tensor.
+  template <typename T>
+  T *data() const {
+    void *data;
+    check(estafette_tensor_data(tensor_, &data));
+    return static_cast<T *>(data);
+  }
+
+  Managed export_to_dlpack(estafette_access access = ESTAFETTE_READ) const {
+    estafette_export_options options = {};
+    options.size = sizeof options;
+    options.access = access;
+    DLManagedTensorVersioned *out;
+    check(estafette_export(tensor_, &options, &out));
+    return Managed(out);
+  }
+
+  Lease order_on(estafette_access access, DLDevice device = {kDLCPU, 0}, void *stream = nullptr) const {
+    estafette_lease *lease;
+    check(estafette_order_on(tensor_, access, device, stream, &lease));
+    return Lease(lease);
+  }
+
+  /// Gives this handle up; the memory's deleter waits for `fence`.
+  void release_after(const Fence &fence) {
+    check(estafette_tensor_release_after(tensor_, fence.get()));
+    tensor_ = nullptr;
+  }
+
+  /// Readiness of the current version, for other schedulers.
+  Fence fence() const {
+    estafette_fence fence;
+    check(estafette_tensor_fence(tensor_, &fence));
+    return Fence::adopt(fence);
+  }
+
+  /// The end of every use so far, for producers that want to write in place.
+  Fence writable() const {
+    estafette_fence fence;
+    check(estafette_writable_fence(tensor_, &fence));
+    return Fence::adopt(fence);
+  }
+
+#ifdef ESTAFETTE_HAS_COROUTINES
+  class Ready;
+  /// `co_await tensor.ready()` goes on when the current version is finished, on this thread if it is, else on the thread that
+  /// learns it; throws when the version is poisoned.
+  inline Ready ready() const;
+#endif
+
+ private:
+  explicit Tensor(estafette_tensor *tensor) : tensor_(tensor) {}
+
+  estafette_tensor *tensor_;
+};
+
+#ifdef ESTAFETTE_HAS_COROUTINES
+class Tensor::Ready {
+ public:
+  explicit Ready(Tensor tensor) : tensor_(std::move(tensor)) {}
+
+  bool await_ready() const { return tensor_.is_ready(); }
+
+  void await_suspend(std::coroutine_handle<> waiting) {
+    waiting_ = waiting;
+    // The coroutine may go on, and end, before this returns: nothing of it may be touched afterwards.
+    check(estafette_on_ready(tensor_.get(), &Ready::call, this, nullptr));
+  }
+
+  void await_resume() const {
+    if (status_ != ESTAFETTE_OK) throw Error(status_, message_);
+  }
+
+ private:
+  static void call(void *context, estafette_status status, const char *message) {
+    Ready *self = static_cast<Ready *>(context);
+    self->status_ = status;
+    if (message) self->message_ = message;
+    self->waiting_.resume();
+  }
+
+  Tensor tensor_;
+  std::coroutine_handle<> waiting_;
+  int status_ = ESTAFETTE_OK;
+  std::string message_;
+};
+
+inline Tensor::Ready Tensor::ready() const { return Ready(*this); }
+#endif
+
+/// The right to tell how an operation ended, for its function. May be copied to any thread; the first word counts, and another
+/// one throws.
+class Completion {
+ public:
+  explicit Completion(estafette_op *op) : op_(op) {}
+
+  estafette_op *get() const noexcept { return op_; }
+
+  void complete() const { check(estafette_op_complete(op_, ESTAFETTE_OK, nullptr)); }
+  void fail(const std::string &message) const {
+    check(estafette_op_complete(op_, ESTAFETTE_FAILED, message.c_str()));
+  }
+  void complete_after(const Fence &fence) const { check(estafette_op_complete_after(op_, fence.get())); }
+
+ private:
+  estafette_op *op_;
+};
+
+/// A submitted operation. Dropping it changes nothing.
+class Operation {
+ public:
+  explicit Operation(estafette_op *op) : op_(op) {}
+
+  estafette_op *get() const noexcept { return op_.get(); }
+
+  void wait(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_op_wait(op_.get(), timeout_ns)); }
+
+  /// Whether it was called off; false when it has begun or ended.
+  bool cancel() const {
+    int status = estafette_op_cancel(op_.get());
+    if (status != ESTAFETTE_CONFLICT) check(status);
+    return status == ESTAFETTE_OK;
+  }
+
+  Fence end() const {
+    estafette_fence fence;
+    check(estafette_op_fence(op_.get(), &fence));
+    return Fence::adopt(fence);
+  }
+
+ private:
+  struct Drop {
+    void operator()(estafette_op *op) const { estafette_op_release(op); }
+  };
+  std::unique_ptr<estafette_op, Drop> op_;
+};
+
+/// Schedules operations in the order that their data demands.
+class Engine {
+ public:
+  /// Starts a function's work; an exception in it fails the operation with its text.
+  using Function = std::function<void(Completion)>;
+
+  /// `workers` threads; 0 for one per core, -1 for none.
+  explicit Engine(int workers = 0) {
+    estafette_engine_options options = {};
+    options.size = sizeof options;
+    options.workers = workers;
+    estafette_engine *engine;
+    check(estafette_engine_create(&options, &engine));
+    engine_.reset(engine);
+  }
+
+  estafette_engine *get() const noexcept { return engine_.get(); }
+
+  Tensor zeros(const std::vector<std::int64_t> &shape, DLDataType dtype) const {
+    estafette_tensor *out;
+    check(estafette_zeros(get(), shape.data(), static_cast<std::int32_t>(shape.size()), dtype, &out));
+    return Tensor::adopt(out);
+  }
+
+  /// Takes a tensor over; `managed` is empty afterwards, unless this throws.
+  Tensor import(Managed &managed, const Fence *ready = nullptr) const {
+    estafette_tensor *out;
+    check(estafette_import(get(), managed.get(), ready ? ready->get() : nullptr, &out));
+    managed.release();
+    return Tensor::adopt(out);
+  }
+
+  Operation submit(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes,
+                   Function function) const {
+    estafette_submit_options options = {};
+    options.size = sizeof options;
+    options.name = name;
+    std::vector<estafette_tensor *> read = handles(reads), write = handles(writes);
+    auto body = std::make_unique<Function>(std::move(function));
+    estafette_op *op;
+    check(estafette_submit_with(get(), &options, &Engine::call, body.get(), &Engine::drop, read.data(), read.size(),
+                                write.data(), write.size(), &op));
+    body.release();
+    return Operation(op);
+  }
+
+  void wait_all(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_wait_all(get(), timeout_ns)); }
+
+  std::string diagnose() const {
+    char *text;
+    check(estafette_diagnose(get(), &text));
+    std::unique_ptr<char, void (*)(char *)> held(text, estafette_string_free);
+    return text;
+  }
+
+ private:
+  struct Drop {
+    void operator()(estafette_engine *engine) const { estafette_engine_destroy(engine); }
+  };
+
+  static std::vector<estafette_tensor *> handles(const std::vector<Tensor> &tensors) {
+    std::vector<estafette_tensor *> handles;
+    handles.reserve(tensors.size());
+    for (const Tensor &tensor : tensors) handles.push_back(tensor.get());
+    return handles;
+  }
+
+  // Exceptions must not leave a callback: they become the operation's failure, unless its end was told before.
+  static void call(void *context, estafette_op *op) {
+    // The end may be told inside, which drops the context: the function is kept until it has returned.
+    Function function = *static_cast<Function *>(context);
+    try {
+      function(Completion(op));
+    } catch (const std::exception &error) {
+      estafette_op_complete(op, ESTAFETTE_FAILED, error.what());
+    } catch (...) {
+      estafette_op_complete(op, ESTAFETTE_FAILED, "an exception that is no std::exception");
+    }
+  }
+
+  static void drop(void *context) { delete static_cast<Function *>(context); }
+
+  std::unique_ptr<estafette_engine, Drop> engine_;
+};
+
+}  // namespace estafette
+
+#endif  // ESTAFETTE_HPP

@@ -1,0 +1,37 @@
+//! What a caller gives along with a function.
+
+use std::ffi::c_void;
+
+/// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
+pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;
+
+/// A context and how it is given up. Dropping it gives it up, so it is made only where the call can not fail any more.
+pub(crate) struct Context {
+    pointer: *mut c_void,
+    drop: estafette_drop,
+}
+
+// SAFETY: callbacks and what they are given may be used by any thread, which is part of the contract of every function that
+// takes one.
+unsafe impl Send for Context {}
+// SAFETY: as above; shared use only copies the pointer.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn new(pointer: *mut c_void, drop: estafette_drop) -> Self {
+        Self { pointer, drop }
+    }
+
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        self.pointer
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if let Some(drop) = self.drop {
+            // SAFETY: the caller gave both for this; it is called once.
+            unsafe { drop(self.pointer) };
+        }
+    }
+}

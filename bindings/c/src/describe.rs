@@ -1,0 +1,152 @@
+//! What a tensor looks like and where it is.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use estafette::devices::DLDevice;
+
+use crate::dlpack::{DLDataType, DLTensor};
+use crate::entry::{DONE, Refusal, entry, place};
+use crate::status::estafette_status;
+use crate::tensor::{estafette_tensor, tensor};
+
+/// Describes a tensor in `*out`, without a lease: `shape` and `strides` are lent, and stay for as long as the caller holds the
+/// tensor. What is at `data` may be used only inside of an operation that declares it, under a lease, or by people who order
+/// things themselves.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL;
+/// `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_lend(
+    tensor: *const estafette_tensor,
+    out: *mut DLTensor,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        // SAFETY: writable, by contract, which says the rest too.
+        unsafe { tensor.lend(place(out, "out")?) }?;
+        DONE
+    })
+}
+
+/// The lengths of a tensor's dimensions: as many as fit into the `capacity` entries of `shape` (which may be NULL when that is
+/// 0), and their number to `*ndim`. Known before the data is when the shape was declared.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
+/// thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says; `shape` has `capacity` entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_shape(
+    tensor: *const estafette_tensor,
+    shape: *mut i64,
+    capacity: i32,
+    ndim: *mut i32,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let ndim = place(ndim, "ndim")?;
+        let capacity =
+            usize::try_from(capacity).map_err(|_| Refusal::invalid(format!("capacity is {capacity}")))?;
+        let found = tensor.shape()?;
+        let fitting = found.len().min(capacity);
+        if fitting > 0 {
+            let place = place(shape, "shape")?;
+            // SAFETY: `capacity` entries may be written, by contract.
+            unsafe { std::ptr::copy_nonoverlapping(found.as_ptr(), place.as_ptr(), fitting) };
+        }
+        // SAFETY: writable, by contract.
+        unsafe { ndim.write(found.len() as i32) };
+        DONE
+    })
+}
+
+/// The element type of a tensor, to `*out`. Known before the data is when it was declared.
+///
+/// Returns as `estafette_tensor_shape`.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_dtype(
+    tensor: *const estafette_tensor,
+    out: *mut DLDataType,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(tensor.dtype()?.into()) };
+        DONE
+    })
+}
+
+/// Where the memory of a tensor is, to `*out`.
+///
+/// Returns as `estafette_tensor_shape`.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_device(
+    tensor: *const estafette_tensor,
+    out: *mut DLDevice,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(tensor.device()?) };
+        DONE
+    })
+}
+
+/// The address of a tensor's first element, to `*out`; see `estafette_tensor_lend` for who may use what is there.
+///
+/// Returns as `estafette_tensor_shape`.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_data(
+    tensor: *const estafette_tensor,
+    out: *mut *mut c_void,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out: NonNull<*mut c_void> = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(tensor.data_ptr()?.cast_mut().cast()) };
+        DONE
+    })
+}
+
+/// Whether the owner of a tensor's memory forbids writing it, to `*out`: 1 or 0.
+///
+/// Returns as `estafette_tensor_shape`.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_read_only(
+    tensor: *const estafette_tensor,
+    out: *mut i32,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(tensor.is_read_only()?.into()) };
+        DONE
+    })
+}

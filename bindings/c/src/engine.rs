@@ -1,0 +1,253 @@
+//! Engines.
+
+use std::ffi::{CString, c_char};
+use std::time::Duration;
+
+use estafette::Engine;
+use estafette::exchange::fork;
+
+use crate::entry::{Answer, DONE, Refusal, entry, given, is_null, place};
+use crate::options::{self, Options};
+use crate::status::estafette_status;
+use crate::version::ESTAFETTE_FOREVER;
+
+/// Schedules operations in the order that their data demands. Any thread may use an engine; every function that takes one
+/// must return before it is destroyed.
+#[derive(Debug)]
+pub struct estafette_engine {
+    pub(crate) engine: Engine,
+}
+
+/// Options of an engine. All bytes zero, but for `size`, are the defaults.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct estafette_engine_options {
+    /// `sizeof(estafette_engine_options)`.
+    pub size: u32,
+    /// Threads that run operations: 0 for one per core, -1 for none (then threads that wait run what they wait for).
+    pub workers: i32,
+    /// Operations that may be in flight before a submission waits; 0 for the default of 4,096.
+    pub window: u64,
+    /// How long a wait is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in nanoseconds; 0 for the default
+    /// of 30 s.
+    pub lease_timeout_ns: u64,
+}
+
+// SAFETY: numbers only, the size first.
+unsafe impl Options for estafette_engine_options {
+    const NAME: &'static str = "estafette_engine_options";
+    const FIRST: usize = 24;
+}
+
+/// A limit of time as the engine wants it.
+pub(crate) fn timeout(timeout_ns: u64) -> Option<Duration> {
+    (timeout_ns != ESTAFETTE_FOREVER).then(|| Duration::from_nanos(timeout_ns))
+}
+
+/// Starts an engine. `options` may be NULL for the defaults. The caller owns the result and gives it up by
+/// `estafette_engine_destroy`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `out` or a wrong option; `ESTAFETTE_FORKED`; `ESTAFETTE_INTERNAL` when
+/// threads cannot be started. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// `options` is NULL or as long as its size says; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_engine_create(
+    options: *const estafette_engine_options,
+    out: *mut *mut estafette_engine,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let options = unsafe { options::read(options) }?;
+        let mut builder = Engine::builder();
+        builder = match options.workers {
+            0 => builder,
+            -1 => builder.workers(0),
+            workers if workers > 0 => builder.workers(workers as usize),
+            workers => {
+                return Err(Refusal::invalid(format!("estafette_engine_options: workers is {workers}")));
+            }
+        };
+        if options.window != 0 {
+            builder = builder.window(usize::try_from(options.window).unwrap_or(usize::MAX));
+        }
+        if options.lease_timeout_ns != 0 {
+            builder = builder.lease_timeout(Duration::from_nanos(options.lease_timeout_ns));
+        }
+        let engine = Box::new(estafette_engine { engine: builder.build()? });
+        // SAFETY: writable, by contract.
+        unsafe { out.write(Box::into_raw(engine)) };
+        DONE
+    })
+}
+
+/// Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
+/// stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
+///
+/// No other call on this engine may be under way. In a forked child the engine is leaked.
+///
+/// # Safety
+/// NULL, or an engine that was not destroyed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) {
+    if engine.is_null() || fork::in_child() {
+        return;
+    }
+    entry(|| {
+        // SAFETY: made by `estafette_engine_create`, and the caller's to give up.
+        drop(unsafe { Box::from_raw(engine) });
+        DONE
+    });
+}
+
+/// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
+///
+/// Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
+/// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_INVALID` for NULL. May be called by any thread
+/// that runs no operation.
+///
+/// # Safety
+/// `engine` is NULL or an engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_engine_shutdown(
+    engine: *mut estafette_engine,
+    timeout_ns: u64,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let engine = unsafe { given(engine, "engine") }?;
+        let report = engine.engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
+        if report.drained {
+            return DONE;
+        }
+        if !report.running.is_empty() {
+            let message = format!("still running: {}", report.running.join(", "));
+            return Err(Refusal::new(estafette_status::ESTAFETTE_TIMEOUT, message));
+        }
+        let (cancelled, leases) = (report.cancelled.join(", "), report.leases.join("; "));
+        let message = format!("cancelled: {cancelled}; they were held up by {leases}");
+        Err(Refusal::new(estafette_status::ESTAFETTE_LEASE_HELD, message))
+    })
+}
+
+/// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
+/// do not count, and failures are told where their outputs are used, not here.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
+/// `ESTAFETTE_WOULD_DEADLOCK` inside an operation; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
+/// thread.
+///
+/// # Safety
+/// `engine` is NULL or an engine.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_wait_all(
+    engine: *mut estafette_engine,
+    timeout_ns: u64,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        unsafe { given(engine, "engine") }?.engine.wait_all(timeout(timeout_ns))?;
+        DONE
+    })
+}
+
+/// Who waits for whom right now, one line per operation, for people. The caller owns the text and frees it by
+/// `estafette_string_free`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+/// any thread, also while others wait.
+///
+/// # Safety
+/// `engine` is NULL or an engine; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_diagnose(
+    engine: *mut estafette_engine,
+    out: *mut *mut c_char,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let engine = unsafe { given(engine, "engine") }?;
+        let out = place(out, "out")?;
+        let text = engine.engine.diagnose().to_string().replace('\0', " ");
+        let text = CString::new(text).map_err(|_| Refusal::invalid("the diagnosis holds a NUL"))?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(text.into_raw()) };
+        DONE
+    })
+}
+
+/// Counters of an engine and of the process.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct estafette_stats {
+    /// `sizeof(estafette_stats)`, set by the caller; as much is written.
+    pub size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Operations in flight in this engine.
+    pub in_flight: u64,
+    /// How many may be.
+    pub window: u64,
+    /// Deleters of imported tensors that have been called in this process.
+    pub deleters: u64,
+    /// Tensors of this process whose memory was leaked, because its last use can never be known to be over.
+    pub leaked: u64,
+    /// Tensors of this process that were given up and whose last use is not over yet.
+    pub releasing: u64,
+}
+
+/// Counters. `stats->size` is set by the caller.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `engine` is NULL or an engine; `stats` is NULL or as long as its size says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_engine_stats(
+    engine: *mut estafette_engine,
+    stats: *mut estafette_stats,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let engine = unsafe { given(engine, "engine") }?;
+        if stats.is_null() {
+            return Err(is_null("stats"));
+        }
+        // SAFETY: readable as far as its size, which comes first.
+        let size = unsafe { (&raw const (*stats).size).read() };
+        if (size as usize) < size_of::<estafette_stats>() {
+            return Err(Refusal::invalid(format!("estafette_stats: size is {size}")));
+        }
+        let found = engine.engine.stats();
+        let found = estafette_stats {
+            size,
+            reserved: 0,
+            in_flight: found.in_flight as u64,
+            window: found.window as u64,
+            deleters: found.deleters,
+            leaked: found.leaked,
+            releasing: found.releasing,
+        };
+        // SAFETY: long enough, as was just checked.
+        unsafe { stats.write(found) };
+        DONE
+    })
+}
+
+/// Waits, for at most `timeout_ns`, until the deleters of everything that could be released when this was called have been
+/// called: for tests, and before something that deleters need goes away.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_flush_deleters(timeout_ns: u64) -> estafette_status {
+    entry(|| -> Answer {
+        if estafette::exchange::reaper().flush(timeout(timeout_ns).unwrap_or(Duration::MAX)) {
+            DONE
+        } else {
+            Err(Refusal::new(estafette_status::ESTAFETTE_TIMEOUT, "deleters are still to be called"))
+        }
+    })
+}

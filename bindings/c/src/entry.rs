@@ -1,0 +1,135 @@
+//! The way into every function: panics end here, errors become a status, arguments are checked.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use estafette::Error;
+use estafette::exchange::fork;
+
+use crate::last_error;
+use crate::status::estafette_status;
+
+/// Why a call does not return `ESTAFETTE_OK`, with a text for the calling thread.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    pub(crate) status: estafette_status,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    pub(crate) fn new(status: estafette_status, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+
+    /// An argument is wrong.
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(estafette_status::ESTAFETTE_INVALID, message)
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self { status: estafette_status::of(&error), message: error.to_string() }
+    }
+}
+
+/// What the inside of a function gives: a status that needs no text, or a refusal.
+pub(crate) type Answer = Result<estafette_status, Refusal>;
+
+/// What a function that was done says.
+pub(crate) const DONE: Answer = Ok(estafette_status::ESTAFETTE_OK);
+
+/// Runs the inside of a function that uses the library's locks or threads, which a forked child has not got.
+#[inline]
+pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
+    if fork::in_child() {
+        return tell(Error::Forked.into());
+    }
+    entry_anywhere(inside)
+}
+
+/// Runs the inside of a function that a forked child may call too.
+#[inline]
+pub(crate) fn entry_anywhere(inside: impl FnOnce() -> Answer) -> estafette_status {
+    match catch_unwind(AssertUnwindSafe(inside)) {
+        Ok(Ok(status)) => status,
+        Ok(Err(refusal)) => tell(refusal),
+        Err(panic) => panicked(panic),
+    }
+}
+
+#[cold]
+fn tell(refusal: Refusal) -> estafette_status {
+    last_error::set(&refusal.message);
+    refusal.status
+}
+
+#[cold]
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> estafette_status {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    // Its drop may panic in turn: then that payload leaks.
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(another);
+    }
+    tell(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
+}
+
+/// A pointer that must not be NULL, to something that lives during the call.
+///
+/// # Safety
+/// `pointer` is NULL or valid for reading during the call.
+pub(crate) unsafe fn given<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Refusal> {
+    // SAFETY: as above.
+    unsafe { pointer.as_ref() }.ok_or_else(|| is_null(name))
+}
+
+/// Where a result goes.
+pub(crate) fn place<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Refusal> {
+    NonNull::new(pointer).ok_or_else(|| is_null(name))
+}
+
+/// An array of `count` things; NULL is legal when there are none.
+///
+/// # Safety
+/// `first` is NULL or the start of `count` values that stay as they are during the call.
+pub(crate) unsafe fn array<'a, T>(first: *const T, count: usize, name: &str) -> Result<&'a [T], Refusal> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if count > isize::MAX as usize / size_of::<T>().max(1) {
+        return Err(Refusal::invalid(format!("{name}: {count} entries are more than memory holds")));
+    }
+    if first.is_null() {
+        return Err(Refusal::invalid(format!("{name} is NULL with a count of {count}")));
+    }
+    // SAFETY: by contract of this function.
+    Ok(unsafe { std::slice::from_raw_parts(first, count) })
+}
+
+/// A text; NULL gives `otherwise`.
+///
+/// # Safety
+/// `text` is NULL or ends with a NUL.
+pub(crate) unsafe fn text<'a>(
+    text: *const std::ffi::c_char,
+    otherwise: &'a str,
+    name: &str,
+) -> Result<&'a str, Refusal> {
+    if text.is_null() {
+        return Ok(otherwise);
+    }
+    // SAFETY: by contract of this function.
+    let text = unsafe { std::ffi::CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Refusal::invalid(format!("{name} is not UTF-8")))
+}
+
+#[cold]
+pub(crate) fn is_null(name: &str) -> Refusal {
+    Refusal::invalid(format!("{name} is NULL"))
+}
+
+/// A text for C: what follows a NUL would be lost, so there is none in it.
+pub(crate) fn c_text(text: &str) -> std::ffi::CString {
+    std::ffi::CString::new(text.replace('\0', " ")).unwrap_or_default()
+}

@@ -1,0 +1,182 @@
+//! Handing tensors to other libraries.
+
+use std::ffi::c_void;
+
+use estafette::devices::DLDevice;
+use estafette::{Access, ExportOptions};
+
+use crate::dlpack::DLManagedTensorVersioned;
+use crate::engine::timeout;
+use crate::entry::{DONE, Refusal, entry, place};
+use crate::op::estafette_op;
+use crate::options::{self, Options};
+use crate::slots;
+use crate::status::estafette_status;
+use crate::tensor::{estafette_tensor, tensor};
+use crate::version::ESTAFETTE_FOREVER;
+
+/// What a holder of memory may do.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::enum_variant_names, reason = "C has no name spaces")]
+pub enum estafette_access {
+    /// Read; engine writes wait until the lease is returned.
+    ESTAFETTE_READ = 0,
+    /// Read and write, alone; every other use waits until the lease is returned.
+    ESTAFETTE_WRITE = 1,
+    /// Untracked: no lease is taken and nothing waits. For people who order things themselves.
+    ESTAFETTE_ALIAS = 2,
+}
+
+pub(crate) fn access(number: i32) -> Result<Access, Refusal> {
+    match number {
+        0 => Ok(Access::Read),
+        1 => Ok(Access::Write),
+        2 => Ok(Access::Alias),
+        other => Err(Refusal::invalid(format!("access is {other}"))),
+    }
+}
+
+/// Options of an export. All bytes zero, but for `size`, are the defaults: a read lease, where the memory is, blocking.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct estafette_export_options {
+    /// `sizeof(estafette_export_options)`.
+    pub size: u32,
+    /// An `estafette_access`.
+    pub access: i32,
+    /// Where the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
+    pub device: DLDevice,
+    /// The consumer's stream on that device; NULL for the host.
+    pub stream: *mut c_void,
+    /// 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never.
+    pub copy: i32,
+    /// 1: the call must not block, and returns `ESTAFETTE_PENDING` where it would.
+    pub nonblocking: i32,
+    /// How long a blocking call waits, in nanoseconds; 0 and `ESTAFETTE_FOREVER` for as long as it takes.
+    pub timeout_ns: u64,
+}
+
+// SAFETY: numbers and a pointer, the size first.
+unsafe impl Options for estafette_export_options {
+    const NAME: &'static str = "estafette_export_options";
+    const FIRST: usize = 40;
+}
+
+/// Refuses a stream where there is none.
+pub(crate) fn check_stream(device: DLDevice, stream: *mut c_void) -> Result<(), Refusal> {
+    if device == DLDevice::CPU && !stream.is_null() {
+        return Err(Refusal::invalid("stream: the host has none, so it must be NULL"));
+    }
+    Ok(())
+}
+
+/// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
+/// The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
+///
+/// What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
+/// `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
+/// be written, or a copy that cannot be made; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
+/// wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
+/// success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_export(
+    tensor: *const estafette_tensor,
+    options: *const estafette_export_options,
+    out: *mut *mut DLManagedTensorVersioned,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let given = unsafe { options::read(options) }?;
+        let mut wanted = ExportOptions::new(access(given.access)?);
+        if !matches!(given.copy, -1..=1) {
+            return Err(Refusal::invalid(format!("estafette_export_options: copy is {}", given.copy)));
+        }
+        if !matches!(given.nonblocking, 0 | 1) {
+            return Err(Refusal::invalid(format!(
+                "estafette_export_options: nonblocking is {}",
+                given.nonblocking
+            )));
+        }
+        wanted.copy = given.copy == 1;
+        if given.nonblocking == 1 && !tensor.is_defined() {
+            tensor.lease_now(wanted.access, "a C program")?;
+            return Ok(estafette_status::ESTAFETTE_PENDING);
+        }
+        if !tensor.is_defined() {
+            match timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns }) {
+                None => tensor.wait()?,
+                Some(timeout) => tensor.wait_timeout(timeout)?,
+            }
+        }
+        let place = tensor.device()?;
+        let asked = if given.device.device_type.0 == 0 { place } else { given.device };
+        check_stream(asked, given.stream)?;
+        if asked != place {
+            if asked != DLDevice::CPU {
+                return Err(Refusal::invalid(format!("device: the memory is on {place}, not on {asked}")));
+            }
+            if given.copy == -1 {
+                return Err(Refusal::invalid(format!(
+                    "copy: memory on {place} cannot be on {asked} without one"
+                )));
+            }
+            wanted.copy = true;
+        }
+        let managed = if given.nonblocking == 1 {
+            match tensor.lease_now(wanted.access, "a C program")? {
+                Some(lease) => lease.export_with(&wanted)?,
+                None => return Ok(estafette_status::ESTAFETTE_PENDING),
+            }
+        } else {
+            if given.timeout_ns != 0 {
+                wanted.timeout = timeout(given.timeout_ns);
+            }
+            tensor.export_wait(&wanted)?
+        };
+        // SAFETY: writable, by contract.
+        unsafe { out.write(raw(managed)) };
+        DONE
+    })
+}
+
+/// The struct of a tensor that was exported with ours.
+pub(crate) fn raw(managed: estafette::ManagedTensor) -> *mut DLManagedTensorVersioned {
+    managed.into_raw_versioned().expect("exports ask for the versioned struct").cast()
+}
+
+/// Lends an operand of a running operation to another library, in the way it was declared, without waiting. `op` is what the
+/// operation's function was given, before its end was told. The caller owns `*out`. A view that is still alive when the
+/// operation ends becomes a lease, with no gap in between.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a handle of an operation that has not begun or has ended, or a tensor
+/// that is none of its operands; `ESTAFETTE_CONFLICT` for an operand to be written that turned out to be read-only;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer but `op` is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_op_export(
+    op: *mut estafette_op,
+    tensor: *const estafette_tensor,
+    out: *mut *mut DLManagedTensorVersioned,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        let scope = slots::scope(op)?;
+        let managed = scope.export(&tensor, &ExportOptions::new(Access::Read))?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(raw(managed)) };
+        DONE
+    })
+}

@@ -1,0 +1,193 @@
+//! Fences: theirs for us, ours for them, and promises that the caller keeps by hand.
+
+use std::ffi::c_char;
+use std::ptr::NonNull;
+
+use estafette::Engine;
+use estafette::devices::host::{self, Completer};
+use estafette::devices::{DeviceError, DeviceErrorKind, Fence};
+use estafette::exchange::{fork, promise};
+
+use crate::entry::{DONE, Refusal, entry, place, text};
+use crate::op::estafette_op;
+use crate::slots;
+use crate::status::estafette_status;
+use crate::tensor::{estafette_tensor, tensor};
+
+/// The struct, under its name in C.
+pub use estafette::exchange::promise::RawFence as estafette_fence;
+
+/// The caller's fence as ours.
+///
+/// # Safety
+/// `fence` is what its type says.
+pub(crate) unsafe fn import_fence(
+    engine: &Engine,
+    fence: NonNull<estafette_fence>,
+) -> Result<Fence, Refusal> {
+    // SAFETY: by contract of this function.
+    Ok(unsafe { engine.import_fence(fence) }?)
+}
+
+/// The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler, to `*out`. The caller
+/// owns one count of it and gives that up by `out->release(out->context)`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+/// any thread.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_fence(
+    tensor: *const estafette_tensor,
+    out: *mut estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(tensor.export_ready_fence()) };
+        DONE
+    })
+}
+
+/// The end of every use of `tensor` that was submitted before this call, leases included, as a fence to `*out`: when it is done,
+/// the memory may be overwritten in place. Ownership as for `estafette_tensor_fence`.
+///
+/// Something that is told to end after its own end never ends: do not hand this fence back as the end of one of those uses.
+///
+/// Returns as `estafette_tensor_fence`. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_tensor_fence`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_writable_fence(
+    tensor: *const estafette_tensor,
+    out: *mut estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(promise::export(tensor.writable_fence(), None)) };
+        DONE
+    })
+}
+
+/// The end of an operation as a fence, to `*out`; of one that ends with a fence, the end of that. Ownership as for
+/// `estafette_tensor_fence`.
+///
+/// Returns as `estafette_tensor_fence`, and `ESTAFETTE_INVALID` for a handle that is not in use or was only handed to a function.
+/// May be called by any thread.
+///
+/// # Safety
+/// `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_op_fence(
+    op: *mut estafette_op,
+    out: *mut estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        let fence = slots::end_fence(op)?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(promise::export(fence, None)) };
+        DONE
+    })
+}
+
+/// The right and the duty to say when something is done, for callers that have no fences of their own.
+#[derive(Debug)]
+pub struct estafette_promise {
+    completer: Completer,
+}
+
+/// Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL means "a promise". The
+/// caller owns `*out` and one count of `*fence`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. Nothing is written but on success. May be called by
+/// any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_promise_create(
+    name: *const c_char,
+    out: *mut *mut estafette_promise,
+    fence: *mut estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        let place_of_fence = place(fence, "fence")?;
+        // SAFETY: by contract of this function.
+        let name = unsafe { text(name, "a promise", "name") }?;
+        let (completer, fence) = host::promise(name.to_string());
+        // SAFETY: writable, by contract.
+        unsafe {
+            place_of_fence.write(promise::export(fence, None));
+            out.write(Box::into_raw(Box::new(estafette_promise { completer })));
+        }
+        DONE
+    })
+}
+
+/// Settles a promise and gives it up: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Whoever waits
+/// is told before this returns.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a status that is neither (then the promise stays the caller's);
+/// `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `promise` is NULL or a promise that was not given up before; `message` is NULL or a text.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_promise_settle(
+    promise: *mut estafette_promise,
+    status: i32,
+    message: *const c_char,
+) -> estafette_status {
+    entry(|| {
+        let promise = place(promise, "promise")?;
+        // SAFETY: by contract of this function.
+        let message = unsafe { text(message, "no reason was given", "message") }?;
+        let outcome = match outcome_of(status)? {
+            None => Ok(()),
+            Some(kind) => Err(DeviceError::new(kind, message)),
+        };
+        // SAFETY: made by `estafette_promise_create`, and the caller's to give up.
+        unsafe { Box::from_raw(promise.as_ptr()) }.completer.settle(outcome);
+        DONE
+    })
+}
+
+/// Gives a promise up without a word: its fence fails with `ESTAFETTE_CANCELLED`. NULL is legal and does nothing.
+///
+/// # Safety
+/// `promise` is NULL or a promise that was not given up before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) {
+    if promise.is_null() || fork::in_child() {
+        return;
+    }
+    entry(|| {
+        // SAFETY: made by `estafette_promise_create`, and the caller's to give up.
+        drop(unsafe { Box::from_raw(promise) });
+        DONE
+    });
+}
+
+/// What a status that a caller ends something with means; `None` for success.
+pub(crate) fn outcome_of(status: i32) -> Result<Option<DeviceErrorKind>, Refusal> {
+    use estafette_status::{ESTAFETTE_CANCELLED, ESTAFETTE_DEVICE, ESTAFETTE_OK};
+    let known =
+        estafette_status::of_number(status).filter(|status| *status as i32 <= 0).ok_or_else(|| {
+            Refusal::invalid(format!("status is {status}, which is neither success nor an error"))
+        })?;
+    Ok(match known {
+        ESTAFETTE_OK => None,
+        ESTAFETTE_CANCELLED => Some(DeviceErrorKind::Cancelled),
+        ESTAFETTE_DEVICE => Some(DeviceErrorKind::Fault),
+        _ => Some(DeviceErrorKind::Other),
+    })
+}

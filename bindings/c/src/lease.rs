@@ -1,0 +1,110 @@
+//! Leases without an export: an order for work that the caller enqueues itself.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use estafette::devices::DLDevice;
+use estafette::exchange::promise;
+use estafette::{Access, Lease};
+
+use crate::entry::{DONE, Refusal, entry, given, place};
+use crate::export::{access, check_stream};
+use crate::fence::estafette_fence;
+use crate::status::estafette_status;
+use crate::tensor::{estafette_tensor, tensor};
+
+/// A use of a tensor outside of every operation, held until it is released.
+#[derive(Debug)]
+pub struct estafette_lease {
+    lease: Lease,
+}
+
+/// Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
+/// must come after. For the host (`kDLCPU`, `stream` NULL) that means that this blocks until the memory is ready and free for
+/// the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+///
+/// `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED` or `ESTAFETTE_CANCELLED` with the root cause of a failed version;
+/// `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
+/// `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
+/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_order_on(
+    tensor: *const estafette_tensor,
+    access: i32,
+    device: DLDevice,
+    stream: *mut c_void,
+    out: *mut *mut estafette_lease,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let out = place(out, "out")?;
+        let access: Access = self::access(access)?;
+        check_stream(device, stream)?;
+        if device != DLDevice::CPU && tensor.device().is_ok_and(|place| place != device) {
+            return Err(Refusal::invalid(format!("device: the memory is not on {device}")));
+        }
+        let lease = tensor.lease_wait(access, None, "a C program")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(Box::into_raw(Box::new(estafette_lease { lease }))) };
+        DONE
+    })
+}
+
+/// The end of a lease as a fence, to `*out`: done when it was released and the work that its holder left is done. So the
+/// producer learns when its consumer is done. The caller owns one count of it and gives that up by
+/// `out->release(out->context)`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_lease_fence(
+    lease: *const estafette_lease,
+    out: *mut estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let lease = unsafe { given(lease, "lease") }?;
+        let out = place(out, "out")?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(promise::export(lease.lease.end_fence(), None)) };
+        DONE
+    })
+}
+
+/// Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's; NULL means now.
+/// Uses that conflict, and the memory's deleter, wait for it. NULL `lease` is legal and does nothing.
+///
+/// Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) the caller still holds the lease. In a forked
+/// child the lease is leaked, and `ESTAFETTE_FORKED` returned. May be called by any thread.
+///
+/// # Safety
+/// `lease` is NULL or a lease that was not released before; `done` is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_lease_release(
+    lease: *mut estafette_lease,
+    done: *const estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        let Some(lease) = NonNull::new(lease) else { return DONE };
+        let fence = match NonNull::new(done.cast_mut()) {
+            None => None,
+            // SAFETY: by contract of this function.
+            Some(done) => Some(unsafe { promise::import(done, &[]) }?),
+        };
+        // SAFETY: made by `estafette_order_on`, and the caller's to give up.
+        let estafette_lease { lease } = *unsafe { Box::from_raw(lease.as_ptr()) };
+        match fence {
+            Some(fence) => lease.release_after(fence),
+            None => drop(lease),
+        }
+        DONE
+    })
+}

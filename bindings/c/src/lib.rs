@@ -1,0 +1,57 @@
+//! The C interface: `estafette.h` is generated from this crate.
+//!
+//! Everything here checks its arguments, calls the engine, and turns errors into a status and a text of the calling thread. No
+//! scheduling happens here.
+//!
+//! # Handles
+//! | handle | what it is | checked how |
+//! |---|---|---|
+//! | `estafette_engine*` | a box with an engine's handle | NULL |
+//! | `estafette_tensor*` | one count of a tensor | NULL |
+//! | `estafette_lease*` | a box with a lease | NULL |
+//! | `estafette_op*` | place and generation in a table ([`slots`]), not an address | any value may be given |
+//!
+//! # Rules that hold for every function
+//! - On any error the caller keeps what it passed: tensors, fences, contexts.
+//! - No panic crosses: [`entry`] turns one into `ESTAFETTE_INTERNAL`.
+//! - Callbacks run under no lock of ours.
+
+// The names are those of the header.
+#![allow(non_camel_case_types)]
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("operation handles hold a place and a generation in the 64 bits of a pointer");
+
+mod context;
+mod describe;
+mod dlpack;
+mod engine;
+mod entry;
+mod export;
+mod fence;
+mod last_error;
+mod lease;
+mod log;
+mod op;
+mod operators;
+mod options;
+mod slots;
+mod status;
+mod submit;
+mod tensor;
+mod version;
+
+pub use describe::*;
+pub use dlpack::{DLDataType, DLManagedTensorVersioned, DLTensor};
+pub use engine::*;
+pub use export::*;
+pub use fence::*;
+pub use last_error::*;
+pub use lease::*;
+pub use log::*;
+pub use op::*;
+pub use operators::*;
+pub use status::*;
+pub use submit::*;
+pub use tensor::*;
+pub use version::*;

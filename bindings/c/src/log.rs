@@ -1,0 +1,145 @@
+//! Log events for people, to a function of the caller's.
+
+use std::ffi::{c_char, c_void};
+use std::fmt::{self, Write};
+use std::sync::Arc;
+
+use estafette_sync::sync::{Mutex, OnceLock};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::context::{Context, estafette_drop};
+use crate::entry::{DONE, Refusal, c_text, entry};
+use crate::status::estafette_status;
+
+/// Gets log events: a level (1 error, 2 warning, 3 information, 4 debug, 5 trace) and a text that is there during the call. Any
+/// thread may call it, several at once. It must not block and must not throw; what it calls of this library is not logged.
+pub type estafette_log_callback =
+    Option<unsafe extern "C" fn(context: *mut c_void, level: i32, message: *const c_char)>;
+
+struct Sink {
+    callback: unsafe extern "C" fn(*mut c_void, i32, *const c_char),
+    context: Context,
+    level: LevelFilter,
+}
+
+/// Where events go now.
+static SINK: OnceLock<Mutex<Option<Arc<Sink>>>> = OnceLock::new();
+
+fn sink() -> Option<Arc<Sink>> {
+    SINK.get()?.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+}
+
+/// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
+/// an earlier one, whose `drop_context` is called when nobody is inside of it any more. NULL `callback` turns logging off, and
+/// then `context` is not looked at. Without a call of this, nothing is logged.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a level that is none; `ESTAFETTE_CONFLICT` when a Rust program around this
+/// library has its own way of logging already; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be called by any
+/// thread.
+///
+/// # Safety
+/// The functions may be called by any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_set_log(
+    level: i32,
+    callback: estafette_log_callback,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+) -> estafette_status {
+    entry(|| {
+        let new = match callback {
+            None => None,
+            Some(callback) => {
+                let level = match level {
+                    1 => LevelFilter::ERROR,
+                    2 => LevelFilter::WARN,
+                    3 => LevelFilter::INFO,
+                    4 => LevelFilter::DEBUG,
+                    5 => LevelFilter::TRACE,
+                    other => return Err(Refusal::invalid(format!("level is {other}"))),
+                };
+                install()?;
+                Some(Arc::new(Sink { callback, context: Context::new(context, drop_context), level }))
+            }
+        };
+        let place = SINK.get_or_init(Mutex::default);
+        let old = std::mem::replace(&mut *place.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), new);
+        // Its context is given up under no lock.
+        drop(old);
+        tracing::callsite::rebuild_interest_cache();
+        DONE
+    })
+}
+
+/// Makes this copy of the library's events come here, once per process.
+fn install() -> Result<(), Refusal> {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    if *INSTALLED.get_or_init(|| tracing::subscriber::set_global_default(Forward).is_ok()) {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        estafette_status::ESTAFETTE_CONFLICT,
+        "somebody else gets the log events of this process",
+    ))
+}
+
+/// Passes events on. It has no spans.
+struct Forward;
+
+impl Subscriber for Forward {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        sink().is_some_and(|sink| *metadata.level() <= sink.level)
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(sink().map_or(LevelFilter::OFF, |sink| sink.level))
+    }
+
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let Some(sink) = sink() else { return };
+        let mut line = Line::default();
+        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            Level::ERROR => 1,
+            Level::WARN => 2,
+            Level::INFO => 3,
+            Level::DEBUG => 4,
+            Level::TRACE => 5,
+        };
+        let text = c_text(&format!("{}{}", line.message, line.fields));
+        // SAFETY: whoever set it said that any thread may call it.
+        unsafe { (sink.callback)(sink.context.pointer(), level, text.as_ptr()) };
+    }
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
+}
+
+/// An event in one line: the message, then the fields.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}

@@ -1,0 +1,223 @@
+//! Operations in flight: telling how one ended, waiting for it, calling it off.
+
+use std::ffi::c_char;
+use std::ptr::NonNull;
+
+use estafette::exchange::promise::RawFence;
+use estafette::{ManagedTensor, Produced};
+
+use crate::dlpack::DLManagedTensorVersioned;
+use crate::engine::timeout;
+use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, text};
+use crate::fence::outcome_of;
+use crate::slots::{self, Begun};
+use crate::status::estafette_status;
+use estafette::devices::{DeviceError, DeviceErrorKind};
+
+/// An operation. The handle is a number with a generation, not an address: one that is over is told as such.
+///
+/// What a submission gives is held until `estafette_op_release`. What a function is given is held until the end of the operation
+/// was told, and needs no release.
+#[derive(Debug)]
+pub enum estafette_op {}
+
+/// Ends an operation whose function was called: `status` is `ESTAFETTE_OK`, or a negative status for a failure, whose text is
+/// `message` (NULL for none). Its outputs then carry that failure; with `ESTAFETTE_CANCELLED` they are marked as cancelled.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, an operation whose end was told already or
+/// whose function was not called yet, a status that is neither, or an operation that is to produce a tensor and is told that it
+/// succeeded. May be called by any thread, once, inside of the function too. Whoever waits is told before this returns, and
+/// `drop_context` is called.
+///
+/// # Safety
+/// `message` is NULL or a text. `op` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_op_complete(
+    op: *mut estafette_op,
+    status: i32,
+    message: *const c_char,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let message = unsafe { text(message, "no reason was given", "message") }?.to_string();
+        let outcome = outcome_of(status)?;
+        let Begun { completion, context } = slots::take(op)?;
+        slots::ended(op, None)?;
+        match outcome {
+            None => completion.complete(Ok(())),
+            Some(DeviceErrorKind::Cancelled) => completion.cancel(message.into()),
+            Some(_) => completion.complete(Err(message.into())),
+        }
+        drop(context);
+        slots::release(op)?;
+        DONE
+    })
+}
+
+/// Ends an operation whose function was called when `fence` is done: what comes next on the same device is ordered behind it
+/// without the host waiting, and its failure becomes the operation's. The fence is copied and retained, and stays the caller's;
+/// NULL means now.
+///
+/// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not told. May
+/// be called by any thread, once, inside of the function too.
+///
+/// # Safety
+/// `fence` is NULL or what its type says. `op` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_op_complete_after(
+    op: *mut estafette_op,
+    fence: *const RawFence,
+) -> estafette_status {
+    entry(|| {
+        let begun = slots::take(op)?;
+        let fence = match NonNull::new(fence.cast_mut()) {
+            None => None,
+            // SAFETY: by contract of this function.
+            Some(fence) => match unsafe { begun.completion.import_fence(fence) } {
+                Ok(fence) => Some(fence),
+                Err(error) => {
+                    slots::put_back(op, begun)?;
+                    return Err(error.into());
+                }
+            },
+        };
+        slots::ended(op, fence.clone())?;
+        let Begun { completion, context } = begun;
+        match fence {
+            Some(fence) => completion.complete_after(&fence),
+            None => completion.complete(Ok(())),
+        }
+        drop(context);
+        slots::release(op)?;
+        DONE
+    })
+}
+
+/// Ends an operation that was submitted by `estafette_produce` with its result. On `ESTAFETTE_OK` the library owns `managed`; a
+/// result that cannot be taken over fails the operation, and its deleter is called then. On any other status the caller keeps
+/// it.
+///
+/// Returns as `estafette_op_complete`; `ESTAFETTE_INVALID` for NULL or a version that is not known. May be called by any thread,
+/// once.
+///
+/// # Safety
+/// `managed` is NULL or what its type says, as for `estafette_import`. `op` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_op_complete_with(
+    op: *mut estafette_op,
+    managed: *mut DLManagedTensorVersioned,
+) -> estafette_status {
+    entry(|| {
+        let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
+        // SAFETY: by contract of this function; the version comes first in every version of the struct.
+        let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
+        if major != estafette::exchange::abi::VERSION.0 {
+            return Err(Refusal::invalid(format!("invalid tensor: version {major}.{minor} is not known")));
+        }
+        let Begun { completion, context } = slots::take(op)?;
+        slots::ended(op, None)?;
+        // SAFETY: by contract of this function; the version is one that it accepts.
+        let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
+        match owned {
+            Ok(owned) => completion.produce(Ok(Produced::from(owned))),
+            Err(error) => completion.produce(Err(Box::new(error))),
+        }
+        drop(context);
+        slots::release(op)?;
+        DONE
+    })
+}
+
+/// Counts one more holder of a handle.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
+/// thread. `op` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_op_retain(op: *mut estafette_op) -> estafette_status {
+    entry(|| -> Answer {
+        slots::retain(op)?;
+        DONE
+    })
+}
+
+/// Gives one holder's handle up; the operation goes on. NULL is legal and does nothing.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// `op` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_op_release(op: *mut estafette_op) -> estafette_status {
+    if op.is_null() {
+        return entry_anywhere(|| DONE);
+    }
+    entry(|| -> Answer {
+        slots::release(op)?;
+        DONE
+    })
+}
+
+/// Whether an operation has ended, and how, at once.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
+/// cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be
+/// called by any thread. `op` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status {
+    entry(|| -> Answer {
+        let (found, after) = slots::op(op)?;
+        if !found.is_done() {
+            return Ok(estafette_status::ESTAFETTE_PENDING);
+        }
+        found.wait()?;
+        match after.map(|after| after.state().outcome()) {
+            None | Some(Some(Ok(()))) => DONE,
+            Some(None) => Ok(estafette_status::ESTAFETTE_PENDING),
+            Some(Some(Err(error))) => Err(failed_after(&error)),
+        }
+    })
+}
+
+/// Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
+/// limit), and tells how.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
+/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself; `ESTAFETTE_INVALID` for NULL or a
+/// handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
+/// value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> estafette_status {
+    entry(|| -> Answer {
+        let limit = timeout(timeout_ns);
+        let begin = std::time::Instant::now();
+        let (found, _) = slots::op(op)?;
+        found.wait_timeout(limit)?;
+        // Known only now.
+        let (_, after) = slots::op(op)?;
+        let Some(after) = after else { return DONE };
+        match after.wait_timeout(limit.map(|limit| limit.saturating_sub(begin.elapsed()))) {
+            Some(outcome) => outcome.map_err(|error| failed_after(&error))?,
+            None => return Err(estafette::Error::Timeout(limit.unwrap_or_default()).into()),
+        }
+        DONE
+    })
+}
+
+/// The fence that an operation ended with has failed.
+fn failed_after(error: &DeviceError) -> Refusal {
+    let message = format!("the fence that the operation ended with failed: {error}");
+    Refusal::new(estafette_status::of_fence(error), message)
+}
+
+/// Calls an operation off that has not begun: its function is not called, its context is dropped, and its outputs carry a
+/// failure of kind "cancelled".
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` when it has begun or ended; `ESTAFETTE_INVALID` for NULL or a handle that is not
+/// in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any value.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_op_cancel(op: *mut estafette_op) -> estafette_status {
+    entry(|| -> Answer {
+        if slots::op(op)?.0.cancel() {
+            return DONE;
+        }
+        Err(Refusal::new(estafette_status::ESTAFETTE_CONFLICT, "the operation has begun or ended already"))
+    })
+}

@@ -1,0 +1,45 @@
+//! Structs of options: they begin with their size, so that they can grow.
+
+use crate::entry::Refusal;
+
+/// A struct of plain numbers and pointers whose first field is its `size` (`uint32_t`), and for which all bytes zero are the
+/// defaults.
+///
+/// # Safety
+/// It is `repr(C)`, its first field is the size, and any bytes are a value.
+pub(crate) unsafe trait Options: Copy {
+    /// Its name in C.
+    const NAME: &'static str;
+    /// The size of its first version.
+    const FIRST: usize;
+}
+
+/// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero). NULL gives zeros.
+///
+/// # Safety
+/// `options` is NULL, or valid for as many bytes as its size says.
+pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Refusal> {
+    // SAFETY: any bytes are a value, says the trait.
+    let mut ours: T = unsafe { std::mem::zeroed() };
+    if options.is_null() {
+        return Ok(ours);
+    }
+    // SAFETY: the size comes first.
+    let size = unsafe { options.cast::<u32>().read() } as usize;
+    if size < T::FIRST {
+        return Err(Refusal::invalid(format!("{}: size is {size}, less than {}", T::NAME, T::FIRST)));
+    }
+    let known = size.min(size_of::<T>());
+    // SAFETY: the caller's struct is `size` bytes long, ours is at least `known`; any bytes are a value.
+    let rest = unsafe {
+        std::ptr::copy_nonoverlapping(options.cast::<u8>(), (&raw mut ours).cast::<u8>(), known);
+        std::slice::from_raw_parts(options.cast::<u8>().add(known), size - known)
+    };
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(Refusal::invalid(format!(
+            "{}: sets fields behind its first {known} bytes, which this version of the library does not know",
+            T::NAME
+        )));
+    }
+    Ok(ours)
+}

@@ -1,0 +1,121 @@
+//! What a call returns.
+
+use std::ffi::c_char;
+
+use estafette::exchange::promise;
+use estafette::{Error, devices};
+
+/// What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::enum_variant_names, reason = "C has no name spaces")]
+pub enum estafette_status {
+    /// Done.
+    ESTAFETTE_OK = 0,
+    /// Not ready yet; ask again, wait, or be called.
+    ESTAFETTE_PENDING = 1,
+    /// The time was up first; the work goes on.
+    ESTAFETTE_TIMEOUT = 2,
+    /// As many operations are in flight as the engine accepts, and the call was not to wait. Try again later.
+    ESTAFETTE_WINDOW_FULL = 3,
+    /// An argument is wrong; the text names it. Nothing happened.
+    ESTAFETTE_INVALID = -1,
+    /// The operation that should have made the data failed; the text has the root cause.
+    ESTAFETTE_FAILED = -2,
+    /// A device refused or broke.
+    ESTAFETTE_DEVICE = -3,
+    /// The operation was cancelled before it began, or what it waited for was.
+    ESTAFETTE_CANCELLED = -4,
+    /// The memory is used in a way that excludes this use; the text says by whom.
+    ESTAFETTE_CONFLICT = -5,
+    /// Only leases that nobody has returned hold this up; the text names them.
+    ESTAFETTE_LEASE_HELD = -6,
+    /// Waiting here could never end.
+    ESTAFETTE_WOULD_DEADLOCK = -7,
+    /// The tensor's operation has not run yet, so it has no shape, type or memory.
+    ESTAFETTE_NOT_DEFINED = -8,
+    /// The engine is shut down.
+    ESTAFETTE_SHUTDOWN = -9,
+    /// This process was forked from one that used the library, whose threads do not exist here.
+    ESTAFETTE_FORKED = -10,
+    /// The library broke, or the operating system refused something it needs. Nothing is promised about the object it
+    /// happened to.
+    ESTAFETTE_INTERNAL = -11,
+}
+
+use estafette_status::*;
+
+// The fences of the engine speak the same numbers.
+const _: () = assert!(
+    promise::OK == ESTAFETTE_OK as i32
+        && promise::PENDING == ESTAFETTE_PENDING as i32
+        && promise::TIMEOUT == ESTAFETTE_TIMEOUT as i32
+        && promise::INVALID == ESTAFETTE_INVALID as i32
+        && promise::FAILED == ESTAFETTE_FAILED as i32
+        && promise::DEVICE == ESTAFETTE_DEVICE as i32
+        && promise::CANCELLED == ESTAFETTE_CANCELLED as i32
+);
+
+impl estafette_status {
+    /// Every status, with what it means in a few words.
+    const ALL: [(Self, &'static std::ffi::CStr); 15] = [
+        (ESTAFETTE_OK, c"ok"),
+        (ESTAFETTE_PENDING, c"not ready yet"),
+        (ESTAFETTE_TIMEOUT, c"the time was up first"),
+        (ESTAFETTE_WINDOW_FULL, c"too many operations in flight"),
+        (ESTAFETTE_INVALID, c"invalid argument"),
+        (ESTAFETTE_FAILED, c"the operation failed"),
+        (ESTAFETTE_DEVICE, c"device error"),
+        (ESTAFETTE_CANCELLED, c"cancelled"),
+        (ESTAFETTE_CONFLICT, c"conflicting use of the memory"),
+        (ESTAFETTE_LEASE_HELD, c"only leases hold this up"),
+        (ESTAFETTE_WOULD_DEADLOCK, c"waiting could never end"),
+        (ESTAFETTE_NOT_DEFINED, c"the tensor is not defined yet"),
+        (ESTAFETTE_SHUTDOWN, c"the engine is shut down"),
+        (ESTAFETTE_FORKED, c"used in a forked child"),
+        (ESTAFETTE_INTERNAL, c"internal error"),
+    ];
+
+    /// The status with that number.
+    pub(crate) fn of_number(number: i32) -> Option<Self> {
+        Self::ALL.iter().map(|(status, _)| *status).find(|status| *status as i32 == number)
+    }
+
+    /// What the failure of a fence means.
+    pub(crate) fn of_fence(error: &devices::DeviceError) -> Self {
+        match error.kind() {
+            devices::DeviceErrorKind::Invalid => ESTAFETTE_INVALID,
+            devices::DeviceErrorKind::Cancelled => ESTAFETTE_CANCELLED,
+            devices::DeviceErrorKind::Other => ESTAFETTE_FAILED,
+            _ => ESTAFETTE_DEVICE,
+        }
+    }
+
+    /// What the caller can do about `error`.
+    pub(crate) fn of(error: &Error) -> Self {
+        match error {
+            Error::Invalid(_) | Error::InvalidTensor(_) | Error::NoOperator { .. } => ESTAFETTE_INVALID,
+            Error::Failed(_) => ESTAFETTE_FAILED,
+            Error::Cancelled(_) => ESTAFETTE_CANCELLED,
+            Error::Device(error) => Self::of_fence(error),
+            Error::Conflict(_) => ESTAFETTE_CONFLICT,
+            Error::LeaseHeld(_) => ESTAFETTE_LEASE_HELD,
+            Error::WouldDeadlock(_) => ESTAFETTE_WOULD_DEADLOCK,
+            Error::NotDefined(_) => ESTAFETTE_NOT_DEFINED,
+            Error::Timeout(_) => ESTAFETTE_TIMEOUT,
+            Error::WindowFull { .. } => ESTAFETTE_WINDOW_FULL,
+            Error::Shutdown => ESTAFETTE_SHUTDOWN,
+            Error::Forked => ESTAFETTE_FORKED,
+            _ => ESTAFETTE_INTERNAL,
+        }
+    }
+}
+
+/// A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".
+///
+/// The text lives as long as the process. May be called by any thread, and in a forked child.
+#[unsafe(no_mangle)]
+pub extern "C" fn estafette_status_text(status: i32) -> *const c_char {
+    let known = estafette_status::ALL.iter().find(|(known, _)| *known as i32 == status);
+    known.map_or(c"unknown status", |(_, text)| *text).as_ptr()
+}

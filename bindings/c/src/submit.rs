@@ -1,0 +1,245 @@
+//! Submitting operations.
+
+use std::ffi::{c_char, c_void};
+
+use estafette::{Completion, Op};
+
+use crate::context::{Context, estafette_drop};
+use crate::engine::estafette_engine;
+use crate::entry::{Answer, DONE, Refusal, entry, given, is_null, place, text};
+use crate::op::estafette_op;
+use crate::options::{self, Options};
+use crate::slots::{self, Begun, Handle};
+use crate::status::estafette_status;
+use crate::tensor::{estafette_tensor, hand_out, tensors};
+
+/// The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
+/// told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
+/// must not throw.
+pub type estafette_function = Option<unsafe extern "C" fn(context: *mut c_void, op: *mut estafette_op)>;
+
+/// Options of a submission. All bytes zero, but for `size`, are the defaults.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct estafette_submit_options {
+    /// `sizeof(estafette_submit_options)`.
+    pub size: u32,
+    /// Among ready operations, higher ones are started first. Default 0.
+    pub priority: i32,
+    /// Appears in messages; NULL means "c".
+    pub name: *const c_char,
+    /// 1: refuses with `ESTAFETTE_WINDOW_FULL` instead of waiting for room.
+    pub nonblocking: i32,
+    /// 0.
+    pub reserved: i32,
+}
+
+// SAFETY: numbers and a pointer, the size first.
+unsafe impl Options for estafette_submit_options {
+    const NAME: &'static str = "estafette_submit_options";
+    const FIRST: usize = 24;
+}
+
+/// An operation as it waits to be called. Dropping it without a call gives the context up.
+struct Waiting {
+    function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
+    context: Option<Context>,
+    /// Its handle, if somebody outside has it too.
+    handle: Option<Handle>,
+}
+
+impl Waiting {
+    fn start(mut self, completion: Completion) {
+        let Some(context) = self.context.take() else { return };
+        let pointer = context.pointer();
+        let handle = match self.handle.take() {
+            Some(Handle(handle)) => Ok(handle),
+            None => slots::enter(1),
+        };
+        let handle = match handle {
+            Ok(handle) => handle,
+            Err(refusal) => return completion.complete(Err(refusal.message.into())),
+        };
+        if let Err(refusal) = slots::begin(handle, Begun { completion, context }) {
+            tracing::error!(reason = refusal.message, "an operation lost its handle");
+            return;
+        }
+        // SAFETY: whoever submitted it said that any thread may call it; this is the one call, and the context is given up
+        // only when the end was told.
+        unsafe { (self.function)(pointer, handle) };
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(Handle(handle)) = self.handle.take() {
+            // It will never be called.
+            let _ = slots::release(handle);
+        }
+    }
+}
+
+/// Submits an operation. It reads the tensors in `reads` and overwrites those in `writes`; one that is in both is updated in
+/// place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
+/// been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
+/// cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
+/// the end was told, or when it is known that `function` will not be called. An array may be NULL when its count is 0.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL among the tensors, or a name that is not
+/// UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or `ESTAFETTE_LEASE_HELD` when
+/// there is no room in the window and never will be; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is
+/// called and the caller keeps `context`. May be called by any thread, inside of operations too.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says; both functions may be called by any thread.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way")]
+pub unsafe extern "C" fn estafette_submit(
+    engine: *mut estafette_engine,
+    name: *const c_char,
+    function: estafette_function,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+    reads: *const *mut estafette_tensor,
+    n_reads: usize,
+    writes: *const *mut estafette_tensor,
+    n_writes: usize,
+) -> estafette_status {
+    let options = estafette_submit_options { size: 24, priority: 0, name, nonblocking: 0, reserved: 0 };
+    let given = Given {
+        engine,
+        function,
+        context,
+        drop_context,
+        reads: (reads, n_reads),
+        writes: (writes, n_writes),
+    };
+    // SAFETY: by contract of this function.
+    entry(|| unsafe { submit(&options, given, std::ptr::null_mut()) })
+}
+
+/// As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`, which may be NULL.
+/// The caller owns the handle and gives it up by `estafette_op_release`. It is the one that `function` is given.
+///
+/// Returns as `estafette_submit`, and `ESTAFETTE_WINDOW_FULL`.
+///
+/// # Safety
+/// As for `estafette_submit`.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way")]
+pub unsafe extern "C" fn estafette_submit_with(
+    engine: *mut estafette_engine,
+    options: *const estafette_submit_options,
+    function: estafette_function,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+    reads: *const *mut estafette_tensor,
+    n_reads: usize,
+    writes: *const *mut estafette_tensor,
+    n_writes: usize,
+    out: *mut *mut estafette_op,
+) -> estafette_status {
+    let given = Given {
+        engine,
+        function,
+        context,
+        drop_context,
+        reads: (reads, n_reads),
+        writes: (writes, n_writes),
+    };
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let options = unsafe { options::read(options) }?;
+        // SAFETY: by contract of this function.
+        unsafe { submit(&options, given, out) }
+    })
+}
+
+/// Submits an operation whose result becomes a new tensor, `*out`: a promise until `estafette_op_complete_with`. Everything else
+/// is as for `estafette_submit`. The caller owns `*out`.
+///
+/// Returns as `estafette_submit`, and `ESTAFETTE_INVALID` for NULL `out`.
+///
+/// # Safety
+/// As for `estafette_submit`; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way")]
+pub unsafe extern "C" fn estafette_produce(
+    engine: *mut estafette_engine,
+    options: *const estafette_submit_options,
+    function: estafette_function,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+    reads: *const *mut estafette_tensor,
+    n_reads: usize,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let (options, engine) = unsafe { (options::read(options)?, given(engine, "engine")?) };
+        let function = function.ok_or_else(|| is_null("function"))?;
+        // SAFETY: by contract of this function.
+        let (name, reads) = unsafe { (name_of(&options)?, tensors(reads, n_reads, "reads")?) };
+        let op = engine.engine.op(name).priority(options.priority).reads_vec(reads);
+        let admitted = if nonblocking(&options)? { op.try_admit() } else { op.admit() }?;
+        let context = Some(Context::new(context, drop_context));
+        let waiting = Waiting { function, context, handle: None };
+        let (tensor, _op) = admitted.produce_external(move |completion| waiting.start(completion));
+        // SAFETY: writable, by contract.
+        unsafe { out.write(hand_out(tensor)) };
+        DONE
+    })
+}
+
+/// What a submission is given.
+struct Given {
+    engine: *mut estafette_engine,
+    function: estafette_function,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+    reads: (*const *mut estafette_tensor, usize),
+    writes: (*const *mut estafette_tensor, usize),
+}
+
+/// # Safety
+/// As for [`estafette_submit`].
+unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mut estafette_op) -> Answer {
+    // SAFETY: by contract of this function.
+    let engine = unsafe { crate::entry::given(given.engine, "engine") }?;
+    let function = given.function.ok_or_else(|| is_null("function"))?;
+    // SAFETY: by contract of this function.
+    let name = unsafe { name_of(options) }?;
+    // SAFETY: by contract of this function.
+    let (reads, writes) = unsafe {
+        (tensors(given.reads.0, given.reads.1, "reads")?, tensors(given.writes.0, given.writes.1, "writes")?)
+    };
+    let op = engine.engine.op(name).priority(options.priority).reads_vec(reads).writes_vec(writes);
+    let admitted = if nonblocking(options)? { op.try_admit() } else { op.admit() }?;
+    // One holder is the operation, the other the caller. Nothing can fail after this.
+    let handle = if out.is_null() { None } else { Some(slots::enter(2)?) };
+    let context = Some(Context::new(given.context, given.drop_context));
+    let waiting = Waiting { function, context, handle: handle.map(Handle) };
+    let op: Op = admitted.run_external(move |completion| waiting.start(completion));
+    if let Some(handle) = handle {
+        slots::set_op(handle, op)?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(handle) };
+    }
+    DONE
+}
+
+/// # Safety
+/// The name is NULL or a text.
+unsafe fn name_of(options: &estafette_submit_options) -> Result<String, Refusal> {
+    // SAFETY: by contract of this function.
+    Ok(unsafe { text(options.name, "c", "name") }?.to_string())
+}
+
+fn nonblocking(options: &estafette_submit_options) -> Result<bool, Refusal> {
+    match options.nonblocking {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Refusal::invalid(format!("estafette_submit_options: nonblocking is {other}"))),
+    }
+}

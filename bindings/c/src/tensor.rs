@@ -1,0 +1,319 @@
+//! Tensors: taking them over, asking, waiting, giving them up.
+
+use std::ffi::{c_char, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use estafette::devices::Frontier;
+use estafette::exchange::fork;
+use estafette::{DType, Error, ManagedTensor, Tensor};
+
+use crate::context::{Context, estafette_drop};
+use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
+use crate::engine::{estafette_engine, timeout};
+use crate::entry::{Answer, DONE, Refusal, array, entry, given, is_null, place};
+use crate::fence::{estafette_fence, import_fence};
+use crate::status::estafette_status;
+
+/// A promise of an n-dimensional array: one count of it. Any thread may use it.
+#[derive(Debug)]
+pub enum estafette_tensor {}
+
+/// What a handle stands for, without its count.
+///
+/// # Safety
+/// `tensor` is NULL or a handle that is not given up during the call.
+pub(crate) unsafe fn tensor(
+    tensor: *const estafette_tensor,
+    name: &str,
+) -> Result<ManuallyDrop<Tensor>, Refusal> {
+    let raw = NonNull::new(tensor.cast_mut().cast::<c_void>()).ok_or_else(|| is_null(name))?;
+    // SAFETY: handles are made by `hand_out`; this one stays given up, by contract.
+    Ok(unsafe { Tensor::borrow_raw(raw) })
+}
+
+/// Several handles.
+///
+/// # Safety
+/// As for [`array`] and [`tensor`].
+pub(crate) unsafe fn tensors(
+    first: *const *mut estafette_tensor,
+    count: usize,
+    name: &str,
+) -> Result<Vec<Tensor>, Refusal> {
+    // SAFETY: by contract of this function.
+    let handles = unsafe { array(first, count, name) }?;
+    let one = |(at, handle): (usize, &*mut estafette_tensor)| {
+        // SAFETY: by contract of this function.
+        unsafe { tensor(*handle, name) }
+            .map(|tensor| Tensor::clone(&tensor))
+            .map_err(|_| Refusal::invalid(format!("{name}[{at}] is NULL")))
+    };
+    handles.iter().enumerate().map(one).collect()
+}
+
+/// A handle for the caller.
+pub(crate) fn hand_out(tensor: Tensor) -> *mut estafette_tensor {
+    tensor.into_raw().as_ptr().cast()
+}
+
+/// Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
+///
+/// `ready` says when its content may be read; NULL means now. The fence is copied and retained, and stays the caller's.
+/// On `ESTAFETTE_OK` the library owns `managed`, and calls its deleter once, on a thread of its own that holds no lock, when the
+/// last use is over; on any other status nothing was taken. The caller owns `*out` and gives it up by
+/// `estafette_tensor_release`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a tensor or fence that breaks the rules (the text names the field),
+/// or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
+/// engine's operations and leases writes it meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_import(
+    engine: *mut estafette_engine,
+    managed: *mut DLManagedTensorVersioned,
+    ready: *const estafette_fence,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let engine = unsafe { given(engine, "engine") }?;
+        let out = place(out, "out")?;
+        let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
+        // The version is looked at first, since of another one nothing else may be touched, and it must come back untouched.
+        // SAFETY: by contract of this function; the version comes first in every version of the struct.
+        let [major, minor] = unsafe { managed.cast::<[u32; 2]>().read() };
+        if major != estafette::exchange::abi::VERSION.0 {
+            return Err(Refusal::invalid(format!(
+                "invalid tensor: version is {major}.{minor}, but only {}.x is known",
+                estafette::exchange::abi::VERSION.0
+            )));
+        }
+        let fences = match NonNull::new(ready.cast_mut()) {
+            None => Frontier::default(),
+            // SAFETY: by contract of this function.
+            Some(ready) => unsafe { import_fence(&engine.engine, ready) }?.into(),
+        };
+        // SAFETY: by contract of this function; the version is one that it accepts.
+        let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
+        let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
+        // SAFETY: by contract of this function.
+        match unsafe { engine.engine.import_or_return(owned, fences) } {
+            Ok(tensor) => {
+                // SAFETY: writable, by contract.
+                unsafe { out.write(hand_out(tensor)) };
+                DONE
+            }
+            Err(back) => {
+                let (error, managed) = *back;
+                // The caller keeps it.
+                let _ = managed.into_raw_versioned();
+                Err(error.into())
+            }
+        }
+    })
+}
+
+/// A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The
+/// caller owns `*out` and gives it up by `estafette_tensor_release`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a shape or type that cannot be; `ESTAFETTE_DEVICE` when memory is
+/// exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says; `shape` has `ndim` entries.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_zeros(
+    engine: *mut estafette_engine,
+    shape: *const i64,
+    ndim: i32,
+    dtype: DLDataType,
+    out: *mut *mut estafette_tensor,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let engine = unsafe { given(engine, "engine") }?;
+        let out = place(out, "out")?;
+        let ndim = usize::try_from(ndim).map_err(|_| Refusal::invalid(format!("ndim is {ndim}")))?;
+        // SAFETY: by contract of this function.
+        let shape = unsafe { array(shape, ndim, "shape") }?;
+        let tensor = engine.engine.zeros(shape, DType::from(dtype))?;
+        // SAFETY: writable, by contract.
+        unsafe { out.write(hand_out(tensor)) };
+        DONE
+    })
+}
+
+/// Counts one more holder of a tensor. NULL is legal and does nothing.
+///
+/// Returns `ESTAFETTE_OK`. May be called by any thread.
+///
+/// # Safety
+/// NULL or a tensor that the caller holds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> estafette_status {
+    entry(|| {
+        if !tensor.is_null() {
+            // SAFETY: by contract of this function.
+            let held = unsafe { self::tensor(tensor, "tensor") }?;
+            std::mem::forget(Tensor::clone(&held));
+        }
+        DONE
+    })
+}
+
+/// Gives one holder's tensor up. When the last holder and the last operation that uses it are gone, and its last device work is
+/// done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
+/// the tensor is leaked.
+///
+/// May be called by any thread.
+///
+/// # Safety
+/// NULL or a tensor that the caller holds; it holds one count less afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) {
+    if fork::in_child() {
+        return;
+    }
+    if let Some(raw) = NonNull::new(tensor.cast::<c_void>()) {
+        entry(|| {
+            // SAFETY: by contract of this function.
+            drop(unsafe { Tensor::from_raw(raw) });
+            DONE
+        });
+    }
+}
+
+/// As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
+/// the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
+/// The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
+///
+/// Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) and `ESTAFETTE_FORKED` the caller still holds
+/// the tensor. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_tensor_release`; `fence` is NULL or what its type says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_tensor_release_after(
+    tensor: *mut estafette_tensor,
+    fence: *const estafette_fence,
+) -> estafette_status {
+    entry(|| {
+        let Some(raw) = NonNull::new(tensor.cast::<c_void>()) else { return DONE };
+        // SAFETY: by contract of this function.
+        let held = unsafe { Tensor::borrow_raw(raw) };
+        if let Some(fence) = NonNull::new(fence.cast_mut()) {
+            // SAFETY: by contract of this function.
+            let fence = unsafe { estafette::exchange::promise::import(fence, &[]) }?;
+            held.used_until(&fence)?;
+        }
+        // SAFETY: by contract of this function.
+        drop(unsafe { Tensor::from_raw(raw) });
+        DONE
+    })
+}
+
+/// Where a tensor stands, at once.
+///
+/// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`
+/// or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be
+/// called by any thread.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        if !tensor.is_ready() {
+            return Ok(estafette_status::ESTAFETTE_PENDING);
+        }
+        match tensor.state() {
+            estafette::TensorState::Ready => DONE,
+            estafette::TensorState::Failed(error) => Err(error.into()),
+            _ => Ok(estafette_status::ESTAFETTE_PENDING),
+        }
+    })
+}
+
+/// Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit).
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
+/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits;
+/// `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_wait(
+    tensor: *const estafette_tensor,
+    timeout_ns: u64,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        match timeout(timeout_ns) {
+            None => tensor.wait()?,
+            Some(timeout) => tensor.wait_timeout(timeout)?,
+        }
+        DONE
+    })
+}
+
+/// What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
+/// the call.
+pub type estafette_ready_callback =
+    Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
+
+/// Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already, else
+/// on whatever thread learns it, under no lock. It must be short, must not block and must not throw. `drop_context`, which may
+/// be NULL, is called once with `context` afterwards.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`; `ESTAFETTE_FORKED`. On an error neither function
+/// is called and the caller keeps `context`. May be called by any thread.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor; both functions may be called by any thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_on_ready(
+    tensor: *const estafette_tensor,
+    callback: estafette_ready_callback,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let callback = callback.ok_or_else(|| is_null("callback"))?;
+        let context = Context::new(context, drop_context);
+        tensor.on_ready(move |outcome| {
+            let (status, text) = match outcome {
+                Ok(()) => (estafette_status::ESTAFETTE_OK, None),
+                Err(error) => (estafette_status::of(&error), Some(crate::entry::c_text(&error.to_string()))),
+            };
+            let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
+            // SAFETY: by contract of this function.
+            unsafe { callback(context.pointer(), status, text) };
+        });
+        DONE
+    })
+}
+
+/// Declares the current version good after a failure or cancellation that has left the data intact.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`.
+/// May be called by any thread.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_clear_error(tensor: *const estafette_tensor) -> estafette_status {
+    entry(|| -> Answer {
+        // SAFETY: by contract of this function.
+        unsafe { self::tensor(tensor, "tensor") }?.clear_error()?;
+        DONE
+    })
+}

@@ -1,0 +1,137 @@
+//! Fences of a scheduler that is not ours, as well behaved as the program says.
+
+use std::ffi::{c_char, c_void};
+use std::sync::atomic::{AtomicI32, AtomicI64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+
+use estafette::devices::DLDevice;
+use estafette::exchange::promise::{FENCE_VERSION, FenceCallback};
+use estafette_c::estafette_fence;
+
+use super::bytes::Bytes;
+use super::shared::Shared;
+
+/// One fence; it lives until its last holder has gone.
+pub struct ForeignFence {
+    state: AtomicI32,
+    /// The program is one of them.
+    holders: AtomicI64,
+    subscriptions: Mutex<Vec<Call>>,
+    /// What is called once it has settled, once more.
+    shared: Arc<Shared>,
+}
+
+struct Call {
+    callback: unsafe extern "C" fn(*mut c_void, i32, *const c_char),
+    argument: *mut c_void,
+}
+
+// SAFETY: the library takes these calls from any thread.
+unsafe impl Send for Call {}
+
+fn of<'a>(context: *mut c_void) -> &'a ForeignFence {
+    // SAFETY: the library holds the fence that it asks.
+    unsafe { &*context.cast::<ForeignFence>() }
+}
+
+impl ForeignFence {
+    /// A pending fence, and its struct. The program holds one count.
+    pub fn new(shared: &Arc<Shared>, bytes: &mut Bytes<'_>) -> (*const ForeignFence, estafette_fence) {
+        let fence = Box::into_raw(Box::new(ForeignFence {
+            state: AtomicI32::new(1),
+            holders: AtomicI64::new(1),
+            subscriptions: Mutex::new(Vec::new()),
+            shared: shared.clone(),
+        }));
+        shared.fence_holders.fetch_add(1, SeqCst);
+        let subscribes = bytes.below(2) == 1;
+        let speaks = bytes.below(2) == 1;
+        let raw = estafette_fence {
+            version: FENCE_VERSION,
+            size: size_of::<estafette_fence>() as u32,
+            context: fence.cast(),
+            device: DLDevice::CPU,
+            flags: 0,
+            query: Some(query),
+            wait: None,
+            order_on: None,
+            subscribe: subscribes.then_some(subscribe),
+            unsubscribe: (subscribes && speaks).then_some(unsubscribe),
+            error: speaks.then_some(error),
+            native: None,
+            retain: Some(retain),
+            release: Some(release),
+        };
+        (fence, raw)
+    }
+
+    /// Settles it; tells subscribers, twice if it misbehaves.
+    pub fn settle(&self, status: i32, twice: bool) {
+        if status < 0 {
+            Shared::count(&self.shared.failures);
+        }
+        let _ = self.state.compare_exchange(1, status, SeqCst, SeqCst);
+        let said = self.state.load(SeqCst);
+        // Under its own lock, as a fence should not.
+        let calls = self.subscriptions.lock().expect("no panic under this lock");
+        for call in calls.iter() {
+            for _ in 0..if twice { 2 } else { 1 } {
+                // SAFETY: the library takes a call from any thread, and more than one.
+                unsafe { (call.callback)(call.argument, said, std::ptr::null()) };
+            }
+        }
+    }
+
+    /// Gives the program's count up.
+    pub fn release(fence: *const ForeignFence) {
+        // SAFETY: the program holds one.
+        unsafe { release(fence.cast_mut().cast()) };
+    }
+}
+
+unsafe extern "C" fn query(context: *mut c_void) -> i32 {
+    of(context).state.load(SeqCst)
+}
+
+unsafe extern "C" fn subscribe(
+    context: *mut c_void,
+    callback: FenceCallback,
+    argument: *mut c_void,
+    token: *mut u64,
+) -> i32 {
+    let fence = of(context);
+    let mut calls = fence.subscriptions.lock().expect("no panic under this lock");
+    if fence.state.load(SeqCst) != 1 {
+        return 1;
+    }
+    let Some(callback) = callback else { return -1 };
+    calls.push(Call { callback, argument });
+    // SAFETY: a place for the token, says the contract.
+    unsafe { token.write(calls.len() as u64) };
+    0
+}
+
+/// Forgets nothing: a fence may call all the same.
+unsafe extern "C" fn unsubscribe(_context: *mut c_void, _token: u64) -> i32 {
+    1
+}
+
+unsafe extern "C" fn error(_context: *mut c_void) -> *const c_char {
+    c"the foreign scheduler says no".as_ptr()
+}
+
+unsafe extern "C" fn retain(context: *mut c_void) {
+    let fence = of(context);
+    fence.shared.fence_holders.fetch_add(1, SeqCst);
+    assert!(fence.holders.fetch_add(1, SeqCst) > 0, "a fence was retained that nobody held");
+}
+
+unsafe extern "C" fn release(context: *mut c_void) {
+    let fence = of(context);
+    let shared = fence.shared.clone();
+    if fence.holders.fetch_sub(1, SeqCst) == 1 {
+        // SAFETY: made by `new`; this was the last holder.
+        drop(unsafe { Box::from_raw(context.cast::<ForeignFence>()) });
+    }
+    shared.fence_holders.fetch_sub(1, SeqCst);
+}

@@ -1,0 +1,156 @@
+//! Bodies of operations: what they do was decided when they were submitted.
+
+use std::ffi::{c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use estafette_c::{
+    DLManagedTensorVersioned, estafette_op, estafette_op_complete, estafette_op_complete_with,
+    estafette_op_export, estafette_status, estafette_tensor, estafette_tensor_release,
+};
+
+use super::managed::Managed;
+use super::shared::{Open, Shared};
+
+/// How an operation ends.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// At once, well.
+    Well,
+    /// At once, badly.
+    Badly,
+    /// At once, as cancelled.
+    Cancelled,
+    /// At once, well, and once more.
+    Twice,
+    /// On a thread of its own.
+    Elsewhere,
+    /// When the program says so.
+    Later,
+    /// With a tensor.
+    With,
+}
+
+/// The context of one operation.
+pub struct Body {
+    pub end: End,
+    pub shared: Arc<Shared>,
+    /// Exported inside of the body, and let go again.
+    pub operand: *mut estafette_tensor,
+    called: AtomicBool,
+}
+
+// SAFETY: the tensor may be used by any thread.
+unsafe impl Send for Body {}
+
+impl Body {
+    /// A context to give away. It holds a count of `operand`, which may be NULL.
+    pub fn new(end: End, shared: &Arc<Shared>, operand: *mut estafette_tensor) -> *mut Body {
+        Box::into_raw(Box::new(Body { end, shared: shared.clone(), operand, called: AtomicBool::new(false) }))
+    }
+
+    /// Takes back what was not accepted.
+    pub fn keep(body: *mut Body) {
+        // SAFETY: made by `new`, and not given away.
+        let body = unsafe { Box::from_raw(body) };
+        assert!(!body.called.load(SeqCst), "a function was called in spite of an error");
+        // SAFETY: it holds a count.
+        unsafe { estafette_tensor_release(body.operand) };
+    }
+}
+
+/// The operation ended as it should.
+pub fn expect(status: estafette_status, expected: estafette_status, what: &str) {
+    assert_eq!(status, expected, "{what}: {}", last_error());
+}
+
+/// The text of this thread's latest error.
+pub fn last_error() -> String {
+    // SAFETY: the text ends, and is this thread's.
+    unsafe { std::ffi::CStr::from_ptr(estafette_c::estafette_last_error()) }.to_string_lossy().into_owned()
+}
+
+pub unsafe extern "C" fn call(context: *mut c_void, op: *mut estafette_op) {
+    // SAFETY: the library calls this with what it was given, before that is dropped; the parts that are used after the
+    // end was told are copied first.
+    let (end, shared, operand) = unsafe {
+        let body = &*context.cast::<Body>();
+        assert!(!body.called.swap(true, SeqCst), "a function was called twice");
+        (body.end, body.shared.clone(), body.operand)
+    };
+    if !operand.is_null() {
+        let mut view: *mut DLManagedTensorVersioned = ptr::null_mut();
+        // SAFETY: the operand is held by the context; the view is let go at once.
+        unsafe {
+            if estafette_op_export(op, operand, &raw mut view) == estafette_status::ESTAFETTE_OK {
+                delete(view);
+            }
+        }
+    }
+    let complete = |status: i32, text: *const c_char| {
+        // SAFETY: the text ends.
+        unsafe { estafette_op_complete(op, status, text) }
+    };
+    match end {
+        End::Well => expect(complete(0, ptr::null()), estafette_status::ESTAFETTE_OK, "complete"),
+        End::Badly => {
+            Shared::count(&shared.failures);
+            expect(complete(-2, c"as planned".as_ptr()), estafette_status::ESTAFETTE_OK, "fail");
+        }
+        End::Cancelled => {
+            Shared::count(&shared.failures);
+            expect(complete(-4, ptr::null()), estafette_status::ESTAFETTE_OK, "cancel from inside");
+        }
+        End::Twice => {
+            expect(complete(5, ptr::null()), estafette_status::ESTAFETTE_INVALID, "no such status");
+            expect(complete(1, ptr::null()), estafette_status::ESTAFETTE_INVALID, "pending is no end");
+            expect(complete(0, ptr::null()), estafette_status::ESTAFETTE_OK, "complete");
+            expect(complete(0, ptr::null()), estafette_status::ESTAFETTE_INVALID, "complete twice");
+        }
+        End::Elsewhere => {
+            let op = Open(op);
+            std::thread::spawn(move || {
+                let Open(op) = { op };
+                // SAFETY: no text.
+                let status = unsafe { estafette_op_complete(op, 0, ptr::null()) };
+                expect(status, estafette_status::ESTAFETTE_OK, "complete elsewhere");
+            });
+        }
+        End::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
+        End::With => {
+            let managed = Managed::new(&shared, 4, false);
+            Shared::count(&shared.imported);
+            // SAFETY: a valid tensor, taken on success.
+            let status = unsafe { estafette_op_complete_with(op, Managed::raw(managed)) };
+            expect(status, estafette_status::ESTAFETTE_OK, "complete with a tensor");
+        }
+    }
+}
+
+/// Calls a deleter as a consumer does.
+///
+/// # Safety
+/// `view` was exported and not deleted before.
+pub unsafe fn delete(view: *mut DLManagedTensorVersioned) {
+    #[repr(C)]
+    struct Head {
+        version: [u32; 2],
+        manager_ctx: *mut c_void,
+        deleter: Option<unsafe extern "C" fn(*mut DLManagedTensorVersioned)>,
+    }
+    // SAFETY: the struct begins like this.
+    unsafe {
+        if let Some(deleter) = (*view.cast::<Head>()).deleter {
+            deleter(view);
+        }
+    }
+}
+
+pub unsafe extern "C" fn drop_body(context: *mut c_void) {
+    // SAFETY: made by `Body::new`, and given away once.
+    let body = unsafe { Box::from_raw(context.cast::<Body>()) };
+    // SAFETY: it holds a count.
+    unsafe { estafette_tensor_release(body.operand) };
+    body.shared.dropped.fetch_add(1, SeqCst);
+}

@@ -1,0 +1,76 @@
+//! Tensors that the program owns until the library takes them.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use estafette_c::DLManagedTensorVersioned;
+
+use super::shared::Shared;
+
+/// The struct as DLPack lays it out, with what it points to.
+#[repr(C)]
+pub struct Managed {
+    pub version: [u32; 2],
+    manager_ctx: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+    flags: u64,
+    pub data: *mut c_void,
+    pub device: [i32; 2],
+    pub ndim: i32,
+    pub code: u8,
+    pub bits: u8,
+    pub lanes: u16,
+    pub shape: *mut i64,
+    pub strides: *mut i64,
+    pub byte_offset: u64,
+    memory: Vec<f32>,
+    lengths: [i64; 1],
+    shared: Arc<Shared>,
+}
+
+impl Managed {
+    pub fn new(shared: &Arc<Shared>, length: usize, read_only: bool) -> *mut Managed {
+        let mut managed = Box::new(Managed {
+            version: [1, 3],
+            manager_ctx: std::ptr::null_mut(),
+            deleter: Some(delete),
+            flags: u64::from(read_only),
+            data: std::ptr::null_mut(),
+            device: [1, 0],
+            ndim: 1,
+            code: 2,
+            bits: 32,
+            lanes: 1,
+            shape: std::ptr::null_mut(),
+            strides: std::ptr::null_mut(),
+            byte_offset: 0,
+            memory: vec![0.0; length],
+            lengths: [length as i64],
+            shared: shared.clone(),
+        });
+        managed.data = managed.memory.as_mut_ptr().cast();
+        managed.shape = managed.lengths.as_mut_ptr();
+        Box::into_raw(managed)
+    }
+
+    /// As the interface wants it.
+    pub fn raw(managed: *mut Managed) -> *mut DLManagedTensorVersioned {
+        managed.cast()
+    }
+
+    /// Frees one that was not taken.
+    ///
+    /// # Safety
+    /// It came from [`new`](Self::new) and nobody took it.
+    pub unsafe fn free(managed: *mut Managed) {
+        // SAFETY: as above.
+        drop(unsafe { Box::from_raw(managed) });
+    }
+}
+
+unsafe extern "C" fn delete(managed: *mut Managed) {
+    // SAFETY: the library calls this once for what it has taken.
+    let managed = unsafe { Box::from_raw(managed) };
+    managed.shared.deleted.fetch_add(1, SeqCst);
+}

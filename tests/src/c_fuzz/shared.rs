@@ -1,0 +1,50 @@
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
+
+use estafette_c::estafette_op;
+
+/// What the callbacks of one program count, and the operations that wait for their end to be told.
+#[derive(Default)]
+pub struct Shared {
+    /// Tensors that were given to the library and accepted.
+    pub imported: AtomicU64,
+    /// Their deleters that were called.
+    pub deleted: AtomicU64,
+    /// Contexts that were given away.
+    pub contexts: AtomicU64,
+    /// Contexts that were given up.
+    pub dropped: AtomicU64,
+    /// Callbacks of tensors that were called.
+    pub told: AtomicU64,
+    /// Callbacks of tensors that were accepted.
+    pub to_tell: AtomicU64,
+    /// Holders of all foreign fences together.
+    pub fence_holders: AtomicI64,
+    /// Whether anything was made to fail, so that tensors may be poisoned.
+    pub failures: AtomicU64,
+    /// Operations whose function was called and whose end was not told.
+    pub open: Mutex<Vec<Open>>,
+}
+
+/// A handle that a function was given.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Open(pub *mut estafette_op);
+
+// SAFETY: a handle is a number.
+unsafe impl Send for Open {}
+
+impl Shared {
+    pub fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, SeqCst);
+    }
+
+    /// Takes an open operation.
+    pub fn take_open(&self, at: usize) -> Option<*mut estafette_op> {
+        let mut open = self.open.lock().expect("no panic under this lock");
+        if open.is_empty() {
+            return None;
+        }
+        let at = at % open.len();
+        Some(open.swap_remove(at).0)
+    }
+}

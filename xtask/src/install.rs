@@ -1,0 +1,78 @@
+//! `cargo xtask install PREFIX`: the C library as C programs want it.
+
+use std::fs;
+use std::path::Path;
+
+use crate::shell;
+
+/// What goes where, from the folder of the C bindings.
+const FILES: [(&str, &str); 3] = [
+    ("include/estafette.h", "include/estafette.h"),
+    ("include/estafette.hpp", "include/estafette.hpp"),
+    ("install/estafetteConfig.cmake", "lib/cmake/estafette/estafetteConfig.cmake"),
+];
+
+/// What names the version.
+const VERSIONED: [(&str, &str); 2] = [
+    ("install/estafette.pc.in", "lib/pkgconfig/estafette.pc"),
+    ("install/estafetteConfigVersion.cmake.in", "lib/cmake/estafette/estafetteConfigVersion.cmake"),
+];
+
+/// The names of the shared library: the file, what programs record, and what the linker looks for.
+const SHARED: [&str; 3] = ["libestafette.so.0.1.0", "libestafette.so.0", "libestafette.so"];
+
+/// Builds the library and installs it with its headers and what build systems look for.
+pub fn run(prefix: &str) -> Result<bool, String> {
+    let target = shell::target()?;
+    shell::run(shell::cargo(&target, &["build", "--release", "--package", "estafette-c"]))?;
+    let (prefix, bindings) = (Path::new(prefix), shell::root().join("bindings/c"));
+    let version = env!("CARGO_PKG_VERSION");
+    for (from, to) in FILES {
+        copy(&bindings.join(from), &prefix.join(to))?;
+    }
+    for (from, to) in VERSIONED {
+        let text = fs::read_to_string(bindings.join(from))
+            .map_err(|error| format!("cannot read {from}: {error}"))?;
+        write(&prefix.join(to), &text.replace("@VERSION@", version))?;
+    }
+    let lib = prefix.join("lib");
+    copy(&target.join("release/libestafette_c.a"), &lib.join("libestafette.a"))?;
+    copy(&target.join("release/libestafette_c.so"), &lib.join(SHARED[0]))?;
+    for pair in SHARED.windows(2) {
+        let link = lib.join(pair[1]);
+        // An older one is replaced.
+        let _ = fs::remove_file(&link);
+        link_to(pair[0], &link)?;
+    }
+    println!("{}", prefix.display());
+    Ok(true)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    make_room(to)?;
+    // A library that a program has loaded must not change under it: the new one is another file.
+    let _ = fs::remove_file(to);
+    fs::copy(from, to)
+        .map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))?;
+    Ok(())
+}
+
+fn write(to: &Path, text: &str) -> Result<(), String> {
+    make_room(to)?;
+    fs::write(to, text).map_err(|error| format!("cannot write {}: {error}", to.display()))
+}
+
+fn make_room(to: &Path) -> Result<(), String> {
+    let folder = to.parent().unwrap_or(to);
+    fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))
+}
+
+#[cfg(unix)]
+fn link_to(name: &str, link: &Path) -> Result<(), String> {
+    std::os::unix::fs::symlink(name, link).map_err(|error| format!("cannot link {}: {error}", link.display()))
+}
+
+#[cfg(not(unix))]
+fn link_to(_name: &str, link: &Path) -> Result<(), String> {
+    Err(format!("cannot link {}: this system has no such libraries", link.display()))
+}
