@@ -194,6 +194,26 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
     },
     Suite {
+        name: "sycl",
+        about: "SYCL devices on the real runtime, with the processor as the device",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let packages = environment.packages().unwrap_or_default();
+            let mut tests = cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl*"],
+                &["--", "--ignored"],
+            );
+            tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
+            environment.name_opencl(&mut tests);
+            vec![tests]
+        },
+    },
+    Suite {
         name: "mxnet",
         about: "MXNet 1.9.1 as a peer, in an environment of its own",
         fast: false,
@@ -210,7 +230,7 @@ pub const SUITES: &[Suite] = &[
         about: "the file of a recording, decoded with Perfetto's own schema",
         fast: false,
         needs: &[Need::Python],
-        counted: true,
+        counted: false,
         limit: minutes(15),
         commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
     },
@@ -223,7 +243,7 @@ pub const SUITES: &[Suite] = &[
             Need::Program("chromium", "on Debian: `apt-get install chromium`"),
             Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
         ],
-        counted: true,
+        counted: false,
         limit: minutes(15),
         commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
     },
@@ -286,11 +306,7 @@ pub const SUITES: &[Suite] = &[
         name: "delegate",
         about: "two C++ frameworks that delegate their crossings, and Python, in one process",
         fast: false,
-        needs: &[
-            Need::Python,
-            Need::Program("cmake", "on Debian: `apt-get install cmake`"),
-            Need::Program("c++", "on Debian: `apt-get install g++`"),
-        ],
+        needs: &[Need::Python, CPP, CMAKE],
         counted: false,
         limit: minutes(20),
         commands: delegate,
