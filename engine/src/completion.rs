@@ -16,6 +16,7 @@ use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
+use crate::journal::{self, hooks};
 use crate::lease::{Access, LeaseInner, check_writable};
 use crate::operation::{OpTag, Panic, bury};
 use crate::run::{self, ReadyList, Running};
@@ -181,6 +182,11 @@ impl Scope {
             let name = inner.running.as_ref().map(|running| running.tag().name);
             format!("operation `{}`", name.as_ref().map_or("", |name| name.as_str())).into()
         });
+        if let Some(library) = taker.library()
+            && journal::is_open()
+        {
+            hooks::lends(self.id, library);
+        }
         let lease = LeaseInner::unheld(tensor, access, taker);
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::Pool;
 use estafette_devices::tally::Tally;
-use estafette_devices::{DLDevice, Device};
+use estafette_devices::{DLDevice, Device, DeviceType, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -20,6 +20,7 @@ use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::fork;
+use crate::journal::hooks::WaitNoted;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
 use crate::run::{self, ReadyOp};
@@ -159,8 +160,12 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn device(&self, id: DLDevice) -> Option<&Arc<dyn Device>> {
-        self.devices.iter().find(|device| device.id() == id)
+    /// A device that the engine was given, or one that the process's device table knows.
+    pub(crate) fn device(&self, id: DLDevice) -> Option<Arc<dyn Device>> {
+        let own = self.devices.iter().find(|device| device.id() == id);
+        // Looking into the table may load a runtime, so it is asked for nothing else.
+        let in_table = || (id.device_type == DeviceType::ONE_API).then(|| table::resolve(id).ok()).flatten();
+        own.cloned().or_else(|| in_table()?.device)
     }
 
     /// Runs an asynchronous body. The runtime is made at first use.
@@ -223,6 +228,7 @@ impl Core {
                 return Ok(());
             }
         }
+        let _noted = WaitNoted::for_any("window");
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());
         let mut listening = self.bell.listen();
@@ -365,6 +371,7 @@ impl Core {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
         self.stop_flow();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());
         // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine

@@ -194,6 +194,26 @@ pub const SUITES: &[Suite] = &[
         commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
     },
     Suite {
+        name: "sycl",
+        about: "SYCL devices on the real runtime, with the processor as the device",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let packages = environment.packages().unwrap_or_default();
+            let mut tests = cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl*"],
+                &["--", "--ignored"],
+            );
+            tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
+            environment.name_opencl(&mut tests);
+            vec![tests]
+        },
+    },
+    Suite {
         name: "mxnet",
         about: "MXNet 1.9.1 as a peer, in an environment of its own",
         fast: false,
@@ -204,6 +224,28 @@ pub const SUITES: &[Suite] = &[
             let environment = context.legacy.as_ref().expect("set up before the suite");
             vec![environment.command(&["-m", "pytest", "-rs", "bindings/python/tests/test_mxnet.py"])]
         },
+    },
+    Suite {
+        name: "perfetto",
+        about: "the file of a recording, decoded with Perfetto's own schema",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
+    },
+    Suite {
+        name: "html",
+        about: "the page of a recording, in a browser without a screen",
+        fast: false,
+        needs: &[
+            Need::Python,
+            Need::Program("chromium", "on Debian: `apt-get install chromium`"),
+            Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
+        ],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
     },
     Suite {
         name: "borrowed",
@@ -354,7 +396,7 @@ fn c_programs(context: &Context) -> Vec<Command> {
 fn c_memcheck(context: &Context) -> Vec<Command> {
     let prefix = c_prefix(context);
     let mut commands = vec![install_c(context)];
-    for name in ["hard_cases", "fences", "calls"] {
+    for name in ["hard_cases", "fences", "calls", "operators"] {
         let program = prefix.join(name);
         let mut compile = shell::command("gcc");
         compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));
@@ -369,6 +411,17 @@ fn c_memcheck(context: &Context) -> Vec<Command> {
 fn python(context: &Context, arguments: &[&str]) -> Command {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     environment.command(arguments)
+}
+
+/// Python tests of the files that a recording becomes; first the files.
+fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+    let samples = context.target.join("report-samples");
+    let build = ["build", "--release", "--package", "estafette-report", "--example", "made_up"];
+    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    write.arg(&samples);
+    let mut look = python(context, &["-m", "pytest", "-rs", tests]);
+    look.env("ESTAFETTE_REPORT_SAMPLES", samples);
+    vec![cargo(&context.target, &build, &[]), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::devices::DLDevice;
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{Access, Completion, Engine, Tensor};
+use estafette::{Access, Completion, Engine, Tensor, journal};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -27,7 +28,9 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
-use crate::{call_sites, future, gate, interrupt, mxnet, promise, running_loop, thread_state};
+use crate::{
+    call_sites, future, gate, interrupt, mxnet, peers, promise, running_loop, sycl, thread_state, watch,
+};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -58,6 +61,8 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// workers: threads for operations; default one per core.
 /// window: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that a wait is held up by leases alone before it raises `LeaseHeldError`; default 30.
+/// watchdog: seconds after which whatever is stalled is logged once, with its line of `diagnose()`, by the logger
+///     ``estafette`` of `logging`; default None, never.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     handle: EngineHandle,
@@ -153,12 +158,13 @@ impl PyEngine {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None))]
+    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None))]
     fn new(
         py: Python<'_>,
         workers: Option<usize>,
         window: Option<usize>,
         lease_timeout: Option<f64>,
+        watchdog: Option<f64>,
     ) -> PyResult<Self> {
         let mut builder = Engine::builder();
         let workers = match workers {
@@ -173,6 +179,9 @@ impl PyEngine {
         builder = builder.workers(workers);
         if let Some(window) = window {
             builder = builder.window(window);
+        }
+        if let Some(limit) = seconds(watchdog)? {
+            builder = builder.on_stall(limit, watch::tell_stall);
         }
         let lease_timeout = seconds(lease_timeout)?.unwrap_or(LEASE_TIMEOUT_DEFAULT);
         let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
@@ -231,10 +240,14 @@ impl PyEngine {
         }
         let (managed, immutable) = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
+        let ready = import::ready(x, managed.device())?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned.
-        let tensor = unsafe { engine.import_ordered(managed, Default::default(), immutable) }.or_raise(py)?;
+        let tensor = unsafe { engine.import_ordered(managed, ready, immutable) }.or_raise(py)?;
         imported(py);
+        if journal::is_open() {
+            journal::imported_from(&tensor, peers::of(x).peer().root);
+        }
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }
@@ -373,15 +386,26 @@ impl PyEngine {
         Ok(self.wrap(tensor))
     }
 
-    /// A tensor of the given shape and element type in host memory, for operations to fill.
+    /// A tensor of the given shape and element type, for operations to fill: in host memory, or in that of `device`, for example
+    /// ``"sycl:cpu"``.
+    #[pyo3(signature = (shape, dtype, *, device = None))]
     fn empty(
         &self,
         py: Python<'_>,
         shape: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyTensor> {
-        let tensor = self.engine(py)?.empty(&parse_shape(shape)?, parse_dtype(dtype)?).or_raise(py)?;
-        Ok(self.wrap(tensor))
+        let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
+        let engine = self.engine(py)?;
+        let tensor = match device.map(parse_device).transpose()? {
+            None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
+            Some(device) => {
+                sycl::resolve(py, device)?;
+                engine.empty_on(device, &shape, dtype)
+            }
+        };
+        Ok(self.wrap(tensor.or_raise(py)?))
     }
 
     /// A tensor of zeros in host memory.
@@ -568,10 +592,12 @@ impl PyEngine {
         report::diagnosis(py, &diagnosis)
     }
 
-    /// Counters.
+    /// Counters, and what is running, ready and stalled right now.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stats = self.engine(py)?.stats();
-        report::stats(py, &stats, IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed))
+        let engine = self.engine(py)?;
+        let (stats, live) = gate::detach(py, || (engine.stats(), engine.live()));
+        let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
+        report::stats(py, &stats, &live, imported, exported)
     }
 
     /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only

@@ -11,6 +11,7 @@
 //! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
 //! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
 //! | `peers` | what we know of other libraries, by name |
+//! | `sycl` | queues of dpctl, USM arrays, the device table |
 //! | `unordered` | exchanges that nobody could order |
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
@@ -21,6 +22,7 @@
 //! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
+//! | `recording` | where the time went: the journal, its file and its report |
 //! | `error`, `report` | what is told, as Python objects |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
@@ -56,10 +58,12 @@ mod peer_table;
 mod peers;
 mod process;
 mod promise;
+mod recording;
 mod report;
 mod running_loop;
 mod site;
 mod suspension;
+mod sycl;
 mod tensor;
 mod thread_state;
 mod unordered;
@@ -90,6 +94,10 @@ mod _estafette {
     use super::operators::{PyOperator, PyOperators};
     #[pymodule_export]
     use super::peers::peers;
+    #[pymodule_export]
+    use super::recording::{begin_recording, end_recording, read_report};
+    #[pymodule_export]
+    use super::sycl::{devices, register_context, unregister_context};
     #[pymodule_export]
     use super::tensor::{Exporter, PyTensor};
     #[pymodule_export]

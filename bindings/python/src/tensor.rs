@@ -61,6 +61,12 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
+    /// Names the tensor in the report of the recording that is being made; without one it does nothing.
+    fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.tensor(py)?.call_in_report(name);
+        Ok(())
+    }
+
     /// Whether the current version is finished, well or not. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.tensor(py)?.is_ready())
@@ -256,7 +262,7 @@ impl PyTensor {
         let tensor = this.get().tensor(py)?;
         match tensor.device() {
             Ok(DLDevice::CPU) => Ok(this.clone()),
-            Ok(device) if !export::host_can_read(device) => {
+            Ok(device) if !export::can_go_to_host(device) => {
                 Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
             }
             // Where it will be is not known before it is defined, so the operation finds out.

@@ -56,13 +56,19 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    devices,
     peers,
     record_call_sites,
+    register_context,
     unordered_exchanges,
+    unregister_context,
 )
+from ._recording import Report, record, report
+from ._recording import from_environment as _recording_from_environment
 from ._reports import (
     Blocked,
     Device,
+    DeviceInfo,
     Diagnosis,
     Lease,
     Peer,
@@ -82,6 +88,7 @@ __all__ = [
     "ConflictError",
     "Device",
     "DeviceError",
+    "DeviceInfo",
     "Diagnosis",
     "Engine",
     "EstafetteError",
@@ -99,6 +106,7 @@ __all__ = [
     "Operator",
     "Operators",
     "Peer",
+    "Report",
     "ShutdownError",
     "ShutdownReport",
     "Stats",
@@ -112,10 +120,15 @@ __all__ = [
     "WouldDeadlockError",
     "__version__",
     "default_engine",
+    "devices",
     "from_dlpack",
     "peers",
+    "record",
     "record_call_sites",
+    "register_context",
+    "report",
     "unordered_exchanges",
+    "unregister_context",
 ]
 
 _default: Engine | None = None
@@ -154,3 +167,8 @@ if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_child)
 
 _atexit.register(_at_exit)
+
+# Called before `_at_exit`, which lets no thread of the engine into the interpreter any more.
+_recording = _recording_from_environment()
+if _recording is not None:
+    _atexit.register(_recording.stop)

@@ -18,6 +18,21 @@ class Device(NamedTuple):
         return f"{_DEVICE_NAMES.get(self.type, f'device_type({self.type})')}:{self.id}"
 
 
+class DeviceInfo(NamedTuple):
+    """A row of the device table, or the host."""
+
+    device: tuple[int, int]
+    """DLPack's numbers for it."""
+    name: str
+    """A name for people."""
+    host_access: bool
+    """Whether the host may use memory that is allocated there."""
+    context: int
+    """The address of the native context that the number stands for; 0 for the host."""
+    registrations: int
+    """How often the context is registered; 0 for what is there without."""
+
+
 _DEVICE_NAMES = {
     1: "cpu",
     2: "cuda",
@@ -146,6 +161,16 @@ class Stats:
     """Tensors that are on their way back."""
     unordered: int
     """Exchanges of this process that could not be ordered; ``unordered_exchanges`` tells of the last ones."""
+    running: int
+    """Operations of this engine whose function runs, or whose work has not reported back."""
+    ready: int
+    """Those that may run, and no worker has taken; or the devices of their inputs are not done."""
+    queued: int
+    """Those stalled behind other operations; exports and waits of the program included."""
+    leased: int
+    """Those stalled by leases alone."""
+    oldest_lease: Lease | None
+    """The lease of this engine's tensors that has been held longest."""
 
 
 @dataclass(frozen=True)
