@@ -267,6 +267,7 @@ pub fn run_plain<'py>(
         context: copy_context(py)?,
         event_loop: None,
         result: Use::Ignored,
+        queue: None,
     };
     parts.run(py, scope.clone())
 }

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use estafette::journal::{Journal, JournalOptions};
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Recording, perfetto, report};
+use estafette_report::{perfetto, report};
 use estafette_sync::sync::{Mutex, MutexGuard};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::OrRaise;
@@ -42,11 +42,8 @@ pub fn end_recording(py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
     // Attribution and writing take a while, and need nothing of Python's.
     gate::detach(py, || {
         let recording = journal.finish();
-        let mut out = BufWriter::new(File::create(path)?);
-        perfetto::write(&recording, &mut out)?;
-        out.flush()
-    })?;
-    Ok(())
+        write(&path, |out| perfetto::write(&recording, out))
+    })
 }
 
 /// The report of a file, as text and as JSON; also as a page, if `html` names a file for it.
@@ -63,7 +60,7 @@ pub fn read_report(
     html: Option<PathBuf>,
 ) -> PyResult<(String, String)> {
     gate::detach(py, || {
-        let bytes = std::fs::read(&path)?;
+        let bytes = std::fs::read(&path).map_err(|error| of_file(&path, error))?;
         let recording = perfetto::read(&bytes);
         if recording.operations.is_empty() && !recording.losses.damage.is_empty() {
             let damage = recording.losses.damage.join("; ");
@@ -71,7 +68,7 @@ pub fn read_report(
             return Err(PyValueError::new_err(message));
         }
         if let Some(html) = html {
-            write_page(&recording, html)?;
+            write(&html, |out| estafette_report::html::write(&recording, out))?;
         }
         let report = report(&recording);
         let json =
@@ -80,8 +77,19 @@ pub fn read_report(
     })
 }
 
-fn write_page(recording: &Recording, path: PathBuf) -> std::io::Result<()> {
-    let mut out = BufWriter::new(File::create(path)?);
-    estafette_report::html::write(recording, &mut out)?;
-    out.flush()
+fn write(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> PyResult<()> {
+    let written = File::create(path).and_then(|file| {
+        let mut out = BufWriter::new(file);
+        content(&mut out)?;
+        out.flush()
+    });
+    written.map_err(|error| of_file(path, error))
+}
+
+/// As Python's own: the class that its number has, and the file.
+fn of_file(path: &Path, error: std::io::Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, error.to_string(), path.to_path_buf())),
+        None => PyOSError::new_err(format!("{}: {error}", path.display())),
+    }
 }

@@ -65,7 +65,7 @@ pub(super) struct ThreadLog {
 impl ThreadLog {
     fn of_this_thread() -> Self {
         let current = std::thread::current();
-        let name = current.name().map_or_else(|| format!("{:?}", current.id()), str::to_owned);
+        let name = current.name().map_or_else(unnamed, str::to_owned);
         let kind = match name.as_str() {
             "estafette-reactor" => LaneKind::Reactor,
             "estafette-reaper" => LaneKind::Reaper,
@@ -88,6 +88,17 @@ impl ThreadLog {
 
     fn lose(&self, entries: u64) {
         self.lost.store(self.lost.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
+    }
+}
+
+/// What a thread goes by that Rust has not started: `main`, or its number in the system.
+fn unnamed() -> String {
+    let this = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+    let number = this.file_name().map(|number| number.to_string_lossy().into_owned());
+    match number {
+        Some(number) if number == std::process::id().to_string() => "main".into(),
+        Some(number) => format!("thread {number}"),
+        None => format!("{:?}", std::thread::current().id()),
     }
 }
 

@@ -264,7 +264,7 @@ impl Run {
                 let ready = granted + dice.between((2_000, 25_000));
                 let resumed = ready.max(self.free[LOOP]) + dice.between((8_000, 140_000));
                 self.free[LOOP] = resumed;
-                (operation.ready, operation.awake, operation.resumed) =
+                (operation.observed, operation.awake, operation.resumed) =
                     (Some(ready), Some(resumed), Some(resumed));
                 granted
             }
