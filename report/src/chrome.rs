@@ -141,8 +141,7 @@ impl Thing {
 /// What is shown, in rows: lanes first, then libraries.
 fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
     let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
-    for operation in &recording.operations {
-        let placed = place::operation(recording, operation);
+    for (operation, placed) in recording.operations.iter().zip(place::operations(recording)) {
         let (name, facts) = (operation.name.clone(), facts::operation(operation));
         let thing = Thing { placed, name, category: "operation", facts, id: Some(operation.id) };
         groups.entry((placed.row, OPERATIONS)).or_default().push(thing);

@@ -31,8 +31,30 @@ impl Placed {
     }
 }
 
-/// Where an operation is drawn: the body on its lane, a wait on the lane that waited, others as a moment.
-pub(crate) fn operation(recording: &Recording, operation: &Operation) -> Placed {
+/// Where each operation is drawn: the body on its lane, a wait on the lane that waited, others as a moment.
+pub(crate) fn operations(recording: &Recording) -> Vec<Placed> {
+    let mut placed: Vec<Placed> = recording.operations.iter().map(|it| operation(recording, it)).collect();
+    // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
+    let mut queued: Vec<(LaneId, Nanos, usize)> = Vec::new();
+    for (index, it) in placed.iter().enumerate() {
+        if let (Row::Lane(lane), Some(to)) = (it.row, it.to)
+            && recording.lanes[lane].kind == LaneKind::Queue
+            && recording.operations[index].lane == Some(lane)
+        {
+            queued.push((lane, to, index));
+        }
+    }
+    queued.sort_unstable();
+    for pair in queued.windows(2) {
+        let ((lane_before, end, _), (lane, to, index)) = (pair[0], pair[1]);
+        if lane_before == lane {
+            placed[index].from = placed[index].from.max(end).min(to);
+        }
+    }
+    placed
+}
+
+fn operation(recording: &Recording, operation: &Operation) -> Placed {
     let lane = |id: Option<LaneId>| id.filter(|&id| id < recording.lanes.len()).map(Row::Lane);
     let elsewhere = Row::Library(known(recording, operation.library));
     let latest = operation.done.or(operation.granted).unwrap_or(operation.submitted);

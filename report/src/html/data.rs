@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::column::{indices, plain, steps, times};
+use super::pieces::pieces;
 use crate::critical_path::critical_path;
 use crate::facts;
 use crate::model::{
@@ -27,7 +28,7 @@ pub fn of(recording: &Recording) -> Value {
     let mut texts = Texts::default();
     let mut sites = Texts::default();
     let mut outcomes = Texts::default();
-    let roots = roots(recording);
+    let (roots, part) = pieces(roots(recording));
     let worst: Vec<usize> = report.worst.iter().filter_map(|row| main_root(&roots, row)).collect();
     let mut longest: Vec<usize> = (0..roots.len()).collect();
     longest.sort_by_key(|&root| std::cmp::Reverse(roots[root].duration()));
@@ -48,6 +49,8 @@ pub fn of(recording: &Recording) -> Value {
         "operations": operations,
         "leases": leases,
         "stalls": view.stalls(&roots),
+        // Of how small a part of a wait nothing is drawn, if so.
+        "part": part,
         "edges": view.edges(),
         "counters": counters(recording),
         "critical": steps(path),
@@ -123,7 +126,7 @@ impl<'a> View<'a> {
 
     fn operations(&self, texts: &mut Texts, sites: &mut Texts, outcomes: &mut Texts) -> Value {
         let all = &self.recording.operations;
-        let placed: Vec<_> = all.iter().map(|it| place::operation(self.recording, it)).collect();
+        let placed = place::operations(self.recording);
         let since_submission =
             |time: fn(&Operation) -> Option<u64>| times(all.iter().map(|it| (it.submitted, time(it))));
         let row = |row: Row| match row {
@@ -179,18 +182,25 @@ impl<'a> View<'a> {
         };
         let (blame, which): (Vec<usize>, Vec<Option<usize>>) =
             roots.iter().map(|root| self.blame(root.culprit)).unzip();
+        let waiters = || roots.iter().map(|root| self.operations.get(&root.waiter).copied());
         let cause = |root: &Root| Cause::ALL.iter().position(|&cause| cause == root.cause);
         json!({
-            "waiter": indices(roots.iter().map(|root| self.operations.get(&root.waiter).copied())),
+            "waiter": steps(waiters().map(|waiter| waiter.map_or(0, |waiter| waiter as u64 + 1))),
             "tensor": indices(roots.iter().map(tensor)),
             "from": steps(roots.iter().map(|root| root.from)),
             "to": times(roots.iter().map(|root| (root.from, Some(root.to)))),
             "cause": indices(roots.iter().map(cause)),
             "hazard": indices(roots.iter().map(|root| root.direct.map(hazard))),
-            "via": indices(roots.iter().map(|root| root.via.and_then(|id| self.node(id)))),
+            // Before the waiter by so many, which are few.
+            "via": plain(roots.iter().zip(waiters()).map(|(root, waiter)| self.before(root, waiter).unwrap_or(0))),
             "blame": indices(blame.into_iter().map(Some)),
             "which": indices(which.into_iter()),
         })
+    }
+
+    /// How far before its waiter the operation is that a stretch of waiting came by.
+    fn before(&self, root: &Root, waiter: Option<usize>) -> Option<i64> {
+        Some(waiter? as i64 - self.node(root.via?)? as i64)
     }
 
     /// The number of a kind of culprit in `script/words.js`, and which one it is.

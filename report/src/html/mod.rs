@@ -7,6 +7,7 @@
 
 mod column;
 mod data;
+mod pieces;
 
 use std::io::{self, Write};
 

@@ -195,8 +195,7 @@ fn groups(recording: &Recording) -> (Vec<Group>, Vec<LibraryGroups>) {
     let none = recording.libraries.len();
     let mut lanes: Vec<Group> = recording.lanes.iter().map(|_| Group::default()).collect();
     let mut libraries: Vec<LibraryGroups> = (0..=none).map(|_| LibraryGroups::default()).collect();
-    for (index, operation) in recording.operations.iter().enumerate() {
-        let placed = place::operation(recording, operation);
+    for (index, placed) in place::operations(recording).into_iter().enumerate() {
         let group = match placed.row {
             Row::Lane(lane) => &mut lanes[lane],
             Row::Library(library) => &mut libraries[library.unwrap_or(none)].operations,

@@ -3,14 +3,15 @@
 //! Batches go round in four buffers: NumPy decodes and augments, JAX computes features, PyTorch trains on a device's queue,
 //! an event loop awaits the loss. PyTorch keeps a lease on every sixteenth batch for too long.
 
-mod order;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 
+use estafette_report::attribution::attribute;
 use estafette_report::model::*;
-use order::Order;
 
 const BUFFERS: u64 = 4;
 /// Operations that may be in flight.
-const WINDOW: usize = 48;
+const WINDOW: usize = 40;
 const WORKERS: usize = 3;
 
 /// Lanes, in the order in which [`recording`] lists them.
@@ -69,11 +70,11 @@ const STAGES: [Stage; 7] = [
         uses: |buffer| vec![access(batch(buffer), Mode::Update)],
     },
     Stage {
-        name: "export to jax",
+        name: "preview",
         kind: OperationKind::Export,
-        library: JAX,
-        line: 30,
-        takes: (4_000, 9_000),
+        library: TORCH,
+        line: 38,
+        takes: (30_000, 90_000),
         uses: |buffer| vec![access(batch(buffer), Mode::Read)],
     },
     Stage {
@@ -131,35 +132,122 @@ impl Dice {
 /// A recording with so many operations.
 pub fn recording(operations: usize) -> Recording {
     let mut recording = empty();
-    let mut order = Order::default();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
-    let mut free = [0_u64; QUEUE + 1];
-    let mut ends: Vec<u64> = Vec::new();
-    let mut now = 20_000;
-    let mut id = 100;
-    for index in 0..operations {
-        let round = (index / STAGES.len()) as u64;
-        let stage = &STAGES[index % STAGES.len()];
-        let buffer = round % BUFFERS;
-        now += dice.between((1_500, 4_000));
-        if let Some(&end) = index.checked_sub(WINDOW).and_then(|earlier| ends.get(earlier)) {
-            now = now.max(end);
+    let mut run = Run::default();
+    let plan = Plan::of(operations);
+    let mut waiting = BinaryHeap::new();
+    let mut submitted = 0;
+    while run.ended < operations {
+        // The program goes on when a place in the window becomes free.
+        while submitted < operations && submitted.checked_sub(WINDOW).is_none_or(|at| run.end[at].is_some()) {
+            let place = submitted.checked_sub(WINDOW).and_then(|at| run.end[at]).unwrap_or(0);
+            run.now = (run.now + dice.between((1_500, 4_000))).max(place);
+            run.submitted.push(run.now);
+            run.end.push(None);
+            if let Some(granted) = run.granted(&plan, submitted) {
+                waiting.push(Reverse((granted, submitted)));
+            }
+            submitted += 1;
         }
-        id += 1;
-        let accesses = (stage.uses)(buffer);
-        let granted = order.join(&mut recording, id, now, &accesses);
-        let takes = dice.between(stage.takes);
+        let Reverse((granted, at)) = waiting.pop().expect("something can always go on");
+        let (operation, end) = run.simulate(&mut recording, plan.stage(at), at, granted, &mut dice);
+        recording.operations.push(operation);
+        run.end[at] = Some(end);
+        run.ended += 1;
+        for &later in &plan.after[at] {
+            if let Some(granted) = run.granted(&plan, later) {
+                waiting.push(Reverse((granted, later)));
+            }
+        }
+    }
+    recording.operations.sort_by_key(|operation| operation.id);
+    recording.leases.sort_by_key(|lease| lease.id);
+    recording.duration = run.end.iter().flatten().copied().max().unwrap_or(0) + 50_000;
+    attribute(&mut recording);
+    recording
+}
+
+/// What has to end before what.
+struct Plan {
+    before: Vec<Vec<usize>>,
+    after: Vec<Vec<usize>>,
+}
+
+impl Plan {
+    fn of(operations: usize) -> Self {
+        let mut plan = Self { before: vec![Vec::new(); operations], after: vec![Vec::new(); operations] };
+        // Of each tensor, the last write and the reads since.
+        let mut lines: HashMap<u64, (Option<usize>, Vec<usize>)> = HashMap::new();
+        for at in 0..operations {
+            let stage = plan.stage(at);
+            for used in (stage.uses)(buffer_of(at)) {
+                let (writer, readers) = lines.entry(used.variable).or_default();
+                if used.mode == Mode::Read || readers.is_empty() {
+                    plan.before[at].extend(*writer);
+                } else {
+                    plan.before[at].extend(readers.iter().copied());
+                }
+                match (stage.kind, used.mode) {
+                    // Whoever only looks is in nobody's way.
+                    (OperationKind::Await, _) => {}
+                    (_, Mode::Read) => readers.push(at),
+                    _ => (*writer, *readers) = (Some(at), Vec::new()),
+                }
+            }
+            for &before in &plan.before[at] {
+                plan.after[before].push(at);
+            }
+        }
+        plan
+    }
+
+    fn stage(&self, at: usize) -> &'static Stage {
+        &STAGES[at % STAGES.len()]
+    }
+}
+
+fn buffer_of(at: usize) -> u64 {
+    (at / STAGES.len()) as u64 % BUFFERS
+}
+
+/// How far the simulation has come.
+#[derive(Default)]
+struct Run {
+    now: u64,
+    ended: usize,
+    submitted: Vec<u64>,
+    end: Vec<Option<u64>>,
+    free: [u64; QUEUE + 1],
+}
+
+impl Run {
+    /// When an operation may go; `None` while that is not known.
+    fn granted(&self, plan: &Plan, at: usize) -> Option<u64> {
+        let submitted = *self.submitted.get(at)?;
+        plan.before[at].iter().try_fold(submitted, |granted, &before| Some(granted.max(self.end[before]?)))
+    }
+
+    /// Runs one operation; gives its end as others see it, too.
+    fn simulate(
+        &mut self,
+        recording: &mut Recording,
+        stage: &Stage,
+        at: usize,
+        granted: u64,
+        dice: &mut Dice,
+    ) -> (Operation, u64) {
+        let awaits = stage.kind == OperationKind::Await;
         let mut operation = Operation {
-            id,
+            id: 100 + at as u64,
             name: stage.name.to_owned(),
             kind: stage.kind,
             library: Some(stage.library),
             site: Some(Site { file: "pipeline.py".into(), line: stage.line, function: "epoch".into() }),
-            submitter: Some(if stage.kind == OperationKind::Await { LOOP } else { MAIN }),
+            submitter: Some(if awaits { LOOP } else { MAIN }),
             lane: None,
-            submitted: now,
+            submitted: self.submitted[at],
             granted: Some(granted),
-            ready: None,
+            ready: Some(granted),
             awake: None,
             began: None,
             issued: None,
@@ -167,30 +255,64 @@ pub fn recording(operations: usize) -> Recording {
             observed: None,
             resumed: None,
             outcome: Outcome::Ok,
-            accesses,
+            accesses: (stage.uses)(buffer_of(at)),
             waits_for: None,
         };
+        let takes = dice.between(stage.takes);
         let end = match stage.kind {
-            OperationKind::Await => resume(&mut recording, &mut operation, &mut free, &mut dice),
-            OperationKind::Export => {
-                operation.done = Some(granted + takes);
-                granted + takes
+            OperationKind::Await => {
+                let ready = granted + dice.between((2_000, 25_000));
+                let resumed = ready.max(self.free[LOOP]) + dice.between((8_000, 140_000));
+                self.free[LOOP] = resumed;
+                (operation.observed, operation.awake, operation.resumed) =
+                    (Some(ready), Some(resumed), Some(resumed));
+                granted
             }
-            _ => run(&mut recording, &mut operation, takes, &mut free, &mut dice),
+            OperationKind::Export => {
+                let late = (at / STAGES.len()) % 16 == 5;
+                let closed = granted + takes + if late { dice.between((2_800_000, 4_200_000)) } else { 0 };
+                operation.began = Some(granted + 3_000);
+                (operation.issued, operation.done) = (Some(closed), Some(closed));
+                recording.leases.push(lease(&operation, granted, closed));
+                closed
+            }
+            _ => self.body(&mut operation, granted, takes, dice),
         };
-        order.ended(id, operation.began.unwrap_or(granted), end);
-        ends.push(end);
-        if stage.name == "model.features" {
-            let held = if round % 16 == 5 { (2_800_000, 4_200_000) } else { (30_000, 90_000) };
-            id += 1;
-            lease(&mut recording, &mut order, id, batch(buffer), end, end + dice.between(held));
-        }
-        recording.operations.push(operation);
+        (operation, end)
     }
-    recording.duration = ends.iter().copied().max().unwrap_or(0) + 50_000;
-    recording.stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access));
-    count(&mut recording);
-    recording
+
+    /// Runs a body on the worker that is free first; that of PyTorch hands it on to its queue.
+    fn body(&mut self, operation: &mut Operation, granted: u64, takes: u64, dice: &mut Dice) -> u64 {
+        let on_queue = operation.library == Some(TORCH);
+        let mut workers = FIRST_WORKER..FIRST_WORKER + WORKERS;
+        let idle = workers.clone().find(|&worker| self.free[worker] <= granted);
+        let first = workers.by_ref().min_by_key(|&worker| self.free[worker]).unwrap_or(FIRST_WORKER);
+        let worker = idle.unwrap_or(first);
+        let began = granted.max(self.free[worker]) + dice.between((400, 2_000));
+        let issued = began + if on_queue { 6_000 } else { takes };
+        self.free[worker] = issued;
+        let done = if on_queue { issued.max(self.free[QUEUE]) + takes } else { issued };
+        operation.lane = Some(if on_queue { QUEUE } else { worker });
+        (operation.began, operation.issued, operation.done) = (Some(began), Some(issued), Some(done));
+        operation.observed = Some(done + if on_queue { dice.between((3_000, 40_000)) } else { 0 });
+        if on_queue {
+            self.free[QUEUE] = done;
+        }
+        operation.observed.unwrap_or(done)
+    }
+}
+
+fn lease(export: &Operation, opened: u64, closed: u64) -> Lease {
+    Lease {
+        id: export.id,
+        variable: export.accesses[0].variable,
+        access: Mode::Read,
+        library: Some(TORCH),
+        taker: "torch.from_dlpack".into(),
+        site: Some(Site { file: "pipeline.py".into(), line: 38, function: "preview".into() }),
+        opened,
+        closed: Some(closed),
+    }
 }
 
 fn empty() -> Recording {
@@ -216,110 +338,4 @@ fn empty() -> Recording {
         variables,
         ..Recording::default()
     }
-}
-
-/// Runs the body on the worker that is free first, or on the device's queue; gives the end.
-fn run(
-    recording: &mut Recording,
-    operation: &mut Operation,
-    takes: u64,
-    free: &mut [u64],
-    dice: &mut Dice,
-) -> u64 {
-    let granted = operation.granted.unwrap_or(operation.submitted);
-    let on_queue = operation.library == Some(TORCH);
-    let workers = FIRST_WORKER..FIRST_WORKER + WORKERS;
-    let lane =
-        if on_queue { QUEUE } else { workers.min_by_key(|&worker| free[worker]).unwrap_or(FIRST_WORKER) };
-    let began = granted.max(free[lane]) + dice.between((400, 2_000));
-    let done = began + takes;
-    free[lane] = done;
-    let busy = if on_queue { Culprit::Queue(QUEUE) } else { Culprit::Pool };
-    stall(recording, operation.id, (granted, began), Cause::NoWorker, busy);
-    operation.lane = Some(lane);
-    operation.ready = Some(granted);
-    operation.began = Some(began);
-    operation.issued = Some(if on_queue { began + 6_000 } else { done });
-    operation.done = Some(done);
-    operation.observed = Some(done + if on_queue { dice.between((3_000, 40_000)) } else { 0 });
-    done
-}
-
-/// Lets the event loop resume who awaits; gives the moment.
-fn resume(recording: &mut Recording, operation: &mut Operation, free: &mut [u64], dice: &mut Dice) -> u64 {
-    let done = operation.granted.unwrap_or(operation.submitted);
-    let observed = done + dice.between((2_000, 25_000));
-    let resumed = observed.max(free[LOOP]) + dice.between((8_000, 140_000));
-    free[LOOP] = resumed;
-    stall(recording, operation.id, (done, observed), Cause::NotObserved, Culprit::Observer);
-    stall(recording, operation.id, (observed, resumed), Cause::NotResumed, Culprit::EventLoop);
-    operation.done = Some(done);
-    operation.observed = Some(observed);
-    operation.ready = Some(observed);
-    operation.resumed = Some(resumed);
-    resumed
-}
-
-fn stall(recording: &mut Recording, waiter: u64, (from, to): (u64, u64), cause: Cause, culprit: Culprit) {
-    if from < to {
-        recording.stalls.push(Stall {
-            waiter,
-            access: 0,
-            from,
-            to,
-            cause,
-            hazard: None,
-            culprit,
-            decisive: true,
-        });
-    }
-}
-
-fn lease(recording: &mut Recording, order: &mut Order, id: u64, variable: u64, opened: u64, closed: u64) {
-    order.lease(id, variable, opened, closed);
-    recording.leases.push(Lease {
-        id,
-        variable,
-        access: Mode::Read,
-        library: Some(TORCH),
-        taker: "torch.from_dlpack".into(),
-        site: Some(Site { file: "pipeline.py".into(), line: 38, function: "preview".into() }),
-        opened,
-        closed: Some(closed),
-    });
-}
-
-/// Quantities over time, from when things began and ended.
-fn count(recording: &mut Recording) {
-    let in_flight = recording.operations.iter().map(|it| (it.submitted, it.resumed.or(it.done), 1));
-    let leased = recording.leases.iter().map(|it| {
-        let bytes = recording.variable(it.variable).and_then(|variable| variable.bytes).unwrap_or(0);
-        (it.opened, it.closed, bytes as i64)
-    });
-    let pending = recording.operations.iter().filter(|it| it.lane == Some(QUEUE));
-    let pending = pending.filter_map(|it| Some((it.issued?, it.done, 1)));
-    recording.counters = vec![
-        counter("operations in flight", "operations", in_flight.collect()),
-        counter("bytes leased", "bytes", leased.collect()),
-        counter("fences pending", "fences", pending.collect()),
-    ];
-}
-
-fn counter(name: &str, unit: &str, stretches: Vec<(u64, Option<u64>, i64)>) -> Counter {
-    let mut changes: Vec<(u64, i64)> = Vec::new();
-    for (from, to, amount) in stretches {
-        changes.push((from, amount));
-        changes.extend(to.map(|to| (to, -amount)));
-    }
-    changes.sort_unstable();
-    let mut value = 0;
-    let mut samples: Vec<(u64, i64)> = Vec::new();
-    for (time, change) in changes {
-        value += change;
-        match samples.last_mut() {
-            Some(last) if last.0 == time => last.1 = value,
-            _ => samples.push((time, value)),
-        }
-    }
-    Counter { name: name.into(), unit: unit.into(), samples }
 }

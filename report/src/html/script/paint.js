@@ -5,12 +5,14 @@ const GUTTER_WIDE = 148;
 const GUTTER_NARROW = 92;
 const AXIS_HEIGHT = 26;
 const LABEL_WIDTH_MIN = 34;
+const WAITING_KINDS = new Set(["wait", "await", "export", "import"]);
 
 class Painter {
   constructor(data, layout, colors) {
     this.data = data;
     this.layout = layout;
     this.colors = colors;
+    this.widths = new Map();
   }
 
   // Draws the part of the timeline that `view` shows: { from, to, width, height, scroll, gutter }.
@@ -124,10 +126,12 @@ class Painter {
         continue;
       }
       flush();
-      context.globalAlpha = alpha * (dim ? 0.16 : 1);
+      // Who waits on a lane does nothing there.
+      const idle = row.kind === "lane" && WAITING_KINDS.has(this.data.kinds[this.data.operations.kind[item]]);
+      context.globalAlpha = alpha * (dim ? 0.16 : idle ? 0.45 : 1);
       context.fillStyle = palette[color];
       context.fillRect(x, top, Math.max(1, end - x - (end - x > 4 ? 1 : 0)), height);
-      if (row.kind === "lane" && end - x > LABEL_WIDTH_MIN) this.label(item, x, end, top, height, dim);
+      if (row.kind === "lane" && !shelf.shared && end - x > LABEL_WIDTH_MIN) this.label(item, x, end, top, height, dim || idle);
     }
     flush();
     context.globalAlpha = 1;
@@ -136,12 +140,23 @@ class Painter {
   label(item, x, end, top, height, dim) {
     const { context, data, colors, view } = this;
     const left = Math.max(x, view.gutter) + 5;
-    const room = Math.floor((end - left - 4) / colors.letter);
+    const room = Math.min(end, view.width) - left - 4;
     const name = data.names[data.operations.name[item]];
-    if (room < 3) return;
-    context.globalAlpha = dim ? 0.5 : 1;
+    const fits = Math.floor((name.length * room) / this.widthOf(name));
+    if (fits < Math.min(5, name.length)) return;
+    context.globalAlpha = dim ? 0.7 : 1;
     context.fillStyle = dim ? colors.text : colors.onSlice;
-    context.fillText(name.length <= room ? name : `${name.slice(0, room - 1)}…`, left, top + height / 2 + 0.5);
+    context.fillText(fits >= name.length ? name : `${name.slice(0, fits - 1)}…`, left, top + height / 2 + 0.5);
+  }
+
+  // Measuring is slow, and names are few.
+  widthOf(name) {
+    let width = this.widths.get(name);
+    if (width === undefined) {
+      width = Math.max(1, this.context.measureText(name).width);
+      this.widths.set(name, width);
+    }
+    return width;
   }
 
   counter(row, top) {

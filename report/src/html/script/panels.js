@@ -10,6 +10,12 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// The report's sentences put names between backquotes; here they get a style of their own.
+function prose(sentence) {
+  const parts = sentence.split("`");
+  return parts.map((part, at) => (at % 2 && at < parts.length - 1 ? element("code", {}, part) : part));
+}
+
 // A coloured square for a legend.
 function swatch(color) {
   const made = element("span", { className: "swatch" });
@@ -37,8 +43,8 @@ function fillHead(data) {
   document.getElementById("started").textContent = started;
   const { headline, totals, critical_path: path, missing } = data.report;
   const [first, ...rest] = headline.split(/(?<=\.) (?=The longest)/);
-  document.getElementById("headline").textContent = first;
-  document.getElementById("longest").textContent = rest.join(" ");
+  document.getElementById("headline").append(...prose(first));
+  document.getElementById("longest").append(...prose(rest.join(" ")));
   const tiles = document.getElementById("tiles");
   const tile = (value, label) => {
     tiles.append(element("div", { className: "tile" }, element("b", {}, value), element("span", {}, label)));
@@ -84,6 +90,9 @@ function fillCauses(data, state, changed) {
 }
 
 function fillLibraries(data) {
+  if (data.part) {
+    document.getElementById("joined").textContent = `Stretches of less than 1/${data.part} of their wait are drawn with their neighbour.`;
+  }
   const place = document.getElementById("libraries");
   data.libraries.forEach((name, at) => place.append(element("span", {}, swatch(`library-${at % LIBRARY_COLORS}`), name)));
 }
@@ -97,7 +106,7 @@ function fillWorst(data, choose) {
     button.dataset.stall = data.worst[at];
     const color = `cause-${CAUSES.findIndex((cause) => cause.name === row.cause)}`;
     const share = row.waited_ns / rows[0].waited_ns;
-    button.append(element("b", {}, duration(row.waited_ns)), element("span", {}, row.sentence, bar([[color, share]], row.cause)));
+    button.append(element("b", {}, duration(row.waited_ns)), element("span", {}, ...prose(row.sentence), bar([[color, share]], row.cause)));
     button.onclick = () => choose(data.worst[at]);
     place.append(element("li", {}, button));
   });
@@ -110,13 +119,13 @@ function fillAdvice(data) {
   const place = document.getElementById("advice");
   for (const { change, saves_ns: saves } of advice) {
     const saved = element("span", { className: "faint" }, `saves up to ${duration(saves)} (${percent(saves, data.duration)})`);
-    place.append(element("li", {}, change, element("br"), saved));
+    place.append(element("li", {}, ...prose(change), element("br"), saved));
   }
   if (!advice.length) place.append(element("li", { className: "none" }, "Nothing that this recording shows."));
   const list = document.getElementById("run-time");
   for (const { what, time_ns: time } of parts.slice(0, PARTS_MAX)) {
     const share = [["accent", time / Math.max(1, parts[0].time_ns)]];
-    list.append(element("li", {}, element("span", {}, what), element("b", {}, duration(time)), bar(share, percent(time, data.duration))));
+    list.append(element("li", {}, element("span", {}, ...prose(what)), element("b", {}, duration(time)), bar(share, percent(time, data.duration))));
   }
   if (barriers.hand_overs) {
     document.getElementById("barriers").textContent = `A global barrier at each of ${count(barriers.hand_overs, "hand-over")} ` +

@@ -70,13 +70,16 @@ function row(kind, label, note, items, columns, height) {
   items.sort((a, b) => from[a] - from[b] || to[a] - to[b]);
   const ends = [];
   const shelves = [];
+  const shared = new Set();
   for (const item of items) {
     let shelf = ends.findIndex((end) => end <= from[item]);
     if (shelf < 0) shelf = Math.min(ends.length, SHELVES_MAX[kind] - 1);
+    if (ends[shelf] > from[item]) shared.add(shelf);
     (shelves[shelf] ??= []).push(item);
     ends[shelf] = Math.max(ends[shelf] ?? 0, to[item]);
   }
-  const packed = shelves.map((shelf) => ({
+  const packed = shelves.map((shelf, at) => ({
+    shared: shared.has(at),
     item: Int32Array.from(shelf),
     from: Float64Array.from(shelf, (item) => from[item]),
     to: Float64Array.from(shelf, (item) => to[item]),

@@ -96,6 +96,7 @@ class Timeline {
     context.fillRect(0, 0, left, height);
     context.fillRect(right, 0, width - right, height);
     context.globalAlpha = 1;
+    if (right - left > width - 1) return;
     context.strokeStyle = colors.select;
     context.strokeRect(left + 0.5, 0.5, Math.max(3, right - left - 1), height - 1);
   }
@@ -108,9 +109,8 @@ class Timeline {
   show(from, to) {
     const length = Math.min(Math.max(to - from, SHOWN_MIN_NS), this.whole.to - this.whole.from);
     const middle = (from + to) / 2;
-    const start = Math.min(Math.max(middle - length / 2, this.whole.from), this.whole.to - length);
-    this.view.from = start;
-    this.view.to = start + length;
+    this.view.from = Math.max(this.whole.from, Math.min(middle - length / 2, this.whole.to - length));
+    this.view.to = Math.min(this.whole.to, this.view.from + length);
     this.draw();
   }
 

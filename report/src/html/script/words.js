@@ -25,7 +25,7 @@ function duration(ns, digits = 3) {
 function moment(ns, step) {
   const unit = step >= 1e9 ? [1e9, "s"] : step >= 1e6 ? [1e6, "ms"] : step >= 1e3 ? [1e3, "µs"] : [1, "ns"];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / unit[0]) - 1e-9));
-  const value = ns / unit[0];
+  const value = ns / unit[0] || 0; // no -0
   return `${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })} ${unit[1]}`;
 }
 
