@@ -1,3 +1,4 @@
+use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue};
 
 /// A place where memory lives and work runs. Thread-safe; usually shared as `Arc<dyn Device>`.
-pub trait Device: Send + Sync + fmt::Debug {
+pub trait Device: Send + Sync + fmt::Debug + Any {
     /// DLPack's name for it.
     fn id(&self) -> DLDevice;
 
@@ -15,6 +16,12 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Whether the host may load and store in memory of this device directly.
     fn host_accessible(&self) -> bool;
+
+    /// The same for memory at `pointer`, which is of this device. Devices with several kinds of memory look it up.
+    fn host_accessible_at(&self, pointer: *const u8) -> bool {
+        let _ = pointer;
+        self.host_accessible()
+    }
 
     /// The queue for work that asks for no particular one. The same at every call.
     fn default_queue(&self) -> Arc<dyn Queue>;

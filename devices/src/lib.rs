@@ -2,8 +2,9 @@
 //!
 //! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`Frontier`] is a set of fences, at most the
 //! newest one per in-order queue. The [`Reactor`] watches pending fences and calls whoever waits for them, so that no
-//! thread blocks for a device. Three devices live here: the host ([`host`], with the worker pool in [`cpu`]) and a
-//! simulated one ([`sim`]) with virtual time, which passes the same [`conformance`] suite as real ones.
+//! thread blocks for a device. Three devices live here: the host ([`host`], with the worker pool in [`cpu`]), those of
+//! a SYCL runtime where there is one (`sycl`), and a simulated one ([`sim`]) with virtual time. All pass the same
+//! [`conformance`] suite.
 //!
 //! This crate never knows an operation, a tensor, or any type of DLPack but [`DLDevice`].
 //!
@@ -58,6 +59,11 @@ mod signal;
 pub mod sim;
 #[cfg(not(estafette_loom))]
 mod source;
+// A runtime of its own threads, which no model checker knows.
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+pub mod sycl;
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+pub mod table;
 pub mod tally;
 #[cfg(not(estafette_loom))]
 mod waiting;

@@ -109,7 +109,7 @@ impl Tensor {
     fn device_with_events(&self) -> Result<Option<Arc<dyn Device>>, Error> {
         let id = self.device()?;
         let none = id.device_type == DeviceType::CPU || event::kind(id.device_type).is_none();
-        Ok(if none { None } else { self.inner.core.device(id).cloned() })
+        Ok(if none { None } else { self.inner.core.device(id) })
     }
 
     /// Submits the export as a reader on a queue of the device: when it is granted, the queue has been made to wait for

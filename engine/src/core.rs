@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::Pool;
 use estafette_devices::tally::Tally;
-use estafette_devices::{DLDevice, Device};
+use estafette_devices::{DLDevice, Device, DeviceType, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -160,8 +160,12 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn device(&self, id: DLDevice) -> Option<&Arc<dyn Device>> {
-        self.devices.iter().find(|device| device.id() == id)
+    /// A device that the engine was given, or one that the process's device table knows.
+    pub(crate) fn device(&self, id: DLDevice) -> Option<Arc<dyn Device>> {
+        let own = self.devices.iter().find(|device| device.id() == id);
+        // Looking into the table may load a runtime, so it is asked for nothing else.
+        let in_table = || (id.device_type == DeviceType::ONE_API).then(|| table::resolve(id).ok()).flatten();
+        own.cloned().or_else(|| in_table()?.device)
     }
 
     /// Runs an asynchronous body. The runtime is made at first use.

@@ -76,10 +76,11 @@ impl Produced {
     }
 }
 
-/// Whether the host may load and store in memory of `device`.
-pub(crate) fn host_can_use(core: &Core, device: DLDevice) -> bool {
+/// Whether the host may load and store in memory of `device` at `data`.
+fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
-    kinds.contains(&device.device_type) || core.device(device).is_some_and(|device| device.host_accessible())
+    kinds.contains(&device.device_type)
+        || core.device(device).is_some_and(|device| device.host_accessible_at(data))
 }
 
 /// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
@@ -128,7 +129,7 @@ pub(crate) fn import_or_return(
 fn describe(core: &Core, managed: &ManagedTensor) -> Result<Layout, Error> {
     let layout = managed.describe()?;
     let device = layout.device();
-    if !host_can_use(core, device) && core.device(device).is_none() && !is_opaque(device) {
+    if !host_can_use(core, device, managed.data()) && core.device(device).is_none() && !is_opaque(device) {
         return Err(Error::invalid(format!("device {device} is not available in this engine")));
     }
     Ok(layout)
@@ -198,7 +199,7 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let range = layout.byte_range(data);
     let Placement { vars, placed, lease } = regions::place(core, Space::of(layout.device()), range, ready);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
-    let host = host_can_use(core, layout.device());
+    let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
     let tensor = Tensor::defined(core.clone(), vars, definition, lease);
     if journal::is_open() {
@@ -277,7 +278,7 @@ pub(crate) fn define(
         }
     };
     let Arrival { layout, data, storage, read_only } = arrival;
-    let host = host_can_use(core, layout.device());
+    let host = host_can_use(core, layout.device(), data);
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
     if journal::is_open() {
         hooks::came_in(target);
@@ -321,8 +322,8 @@ pub(crate) fn copied(core: &Core, layout: &Layout, data: *const u8) -> Result<(L
 
 /// A row-major copy in fresh host memory.
 fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Error> {
-    if !host_can_use(core, layout.device()) {
-        return Err(Error::Conflict(format!("the host cannot copy a result on {}", layout.device())));
+    if !host_can_use(core, layout.device(), data) {
+        return copy_from_device(core, layout, data);
     }
     let target =
         Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?.with_padding(layout.is_padded());
@@ -330,5 +331,32 @@ fn copy_of(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Err
     // SAFETY: `data` is described by a valid layout and readable here; the target is fresh, ours, and as long as a
     // row-major layout of the same type and shape is.
     unsafe { copy::to_contiguous(layout, data, storage.data()) }?;
+    Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
+}
+
+/// As [`copy_of`], of memory that the host cannot read: the device copies what the layout spans into memory of the host, on a
+/// queue of its own. The thread waits for that one copy; it is a worker's, in an operation.
+fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arrival, Error> {
+    let device = core
+        .device(layout.device())
+        .ok_or_else(|| Error::Conflict(format!("the host cannot copy a result on {}", layout.device())))?;
+    let span = layout.byte_range(data.cast_mut());
+    let bytes = span.end - span.start;
+    let staging = core
+        .device(DLDevice::CPU)
+        .ok_or_else(|| Error::invalid("the engine has no host"))?
+        .allocate(bytes.max(1), ALIGN)?;
+    let queue = device.create_queue()?;
+    // The span may begin before the first element: strides can be negative.
+    let before = data.addr() - span.start;
+    // SAFETY: the layout is valid, so the span is inside the tensor's memory, which may be read; the staging is as long and
+    // ours, and both stay until the fence has settled.
+    unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;
+    queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
+    let target =
+        Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?.with_padding(layout.is_padded());
+    let storage = fresh(core, &target, false)?;
+    // SAFETY: the staging holds the span, `before` bytes into which the first element is; the target is fresh and ours.
+    unsafe { copy::to_contiguous(layout, staging.ptr().as_ptr().add(before), storage.data()) }?;
     Ok(Arrival { data: storage.data(), layout: target, storage, read_only: false })
 }

@@ -126,7 +126,7 @@ impl Tensor {
     pub fn export_ready_fence(&self) -> RawFence {
         let fence = self.ready_fence();
         let device = self.inner.core.device(fence.device());
-        promise::export(fence, device.cloned())
+        promise::export(fence, device)
     }
 
     /// The end of every use that was submitted before this call, as a fence: when it is done, the memory may be overwritten.

@@ -121,7 +121,17 @@ impl Environment {
         let mut command = shell::command(self.python());
         // Packages that lie elsewhere must not decide what a test sees.
         command.args(arguments).env_remove("PYTHONPATH");
+        self.name_opencl(&mut command);
         command
+    }
+
+    /// Makes the OpenCL runtime of the environment, if it has one, the only one that a process sees: another driver on the machine
+    /// has no memory that SYCL could share, and has crashed TensorFlow beside dpctl.
+    pub fn name_opencl(&self, command: &mut Command) {
+        let driver = self.path.join("lib").join("libintelocl.so");
+        if driver.exists() {
+            command.env("OCL_ICD_FILENAMES", driver).env("OCL_ICD_VENDORS", "/none");
+        }
     }
 
     /// Builds the wheel of `bindings/python`, optimized and with that package's features alone.

@@ -153,6 +153,38 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "c",
+        about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
+        fast: false,
+        needs: &[Need::Python, CPP, CMAKE, PKG_CONFIG],
+        counted: true,
+        limit: minutes(20),
+        commands: c_programs,
+    },
+    Suite {
+        name: "c-memcheck",
+        about: "the C programs under valgrind",
+        fast: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: c_memcheck,
+    },
+    Suite {
+        name: "fuzz",
+        about: "random programs of calls of the C interface against a model: kept ones, and a minute of new ones",
+        fast: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let build = ["build", "--release", "--package", "tests", "--bin", "c_fuzz"];
+            let mut fuzz = shell::command(context.target.join("release/c_fuzz"));
+            fuzz.arg("60");
+            vec![cargo(&context.target, &build, &[]), fuzz]
+        },
+    },
+    Suite {
         name: "python",
         about: "tests of the Python package",
         fast: true,
@@ -160,6 +192,26 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(15),
         commands: |context| vec![python(context, &["-m", "pytest", "-rs", "bindings/python/tests"])],
+    },
+    Suite {
+        name: "sycl",
+        about: "SYCL devices on the real runtime, with the processor as the device",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let packages = environment.packages().unwrap_or_default();
+            let mut tests = cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl*"],
+                &["--", "--ignored"],
+            );
+            tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
+            environment.name_opencl(&mut tests);
+            vec![tests]
+        },
     },
     Suite {
         name: "mxnet",
@@ -254,16 +306,16 @@ pub const SUITES: &[Suite] = &[
         name: "delegate",
         about: "two C++ frameworks that delegate their crossings, and Python, in one process",
         fast: false,
-        needs: &[
-            Need::Python,
-            Need::Program("cmake", "on Debian: `apt-get install cmake`"),
-            Need::Program("c++", "on Debian: `apt-get install g++`"),
-        ],
+        needs: &[Need::Python, CPP, CMAKE],
         counted: false,
         limit: minutes(20),
         commands: delegate,
     },
 ];
+
+const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
+const CMAKE: Need = Need::Program("cmake", "on Debian: `apt-get install cmake make`");
+const PKG_CONFIG: Need = Need::Program("pkg-config", "on Debian: `apt-get install pkg-config`");
 
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
@@ -315,6 +367,45 @@ fn memcheck(program: &Path, arguments: &[&str]) -> Command {
     ]);
     command.arg(program).args(arguments);
     command
+}
+
+/// Where the C suites install the library.
+fn c_prefix(context: &Context) -> PathBuf {
+    context.target.join("c-prefix")
+}
+
+/// Installs the library, by this very program.
+fn install_c(context: &Context) -> Command {
+    let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask-that-cannot-be-found".into());
+    let mut command = shell::command(this);
+    command.arg("install").arg(c_prefix(context));
+    command
+}
+
+fn c_programs(context: &Context) -> Vec<Command> {
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    // A folder that cannot be found is told by the compiler, as a header that is not there.
+    let packages = environment.packages().unwrap_or_default();
+    let mut programs = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "programs"]);
+    programs.env("ESTAFETTE_PREFIX", c_prefix(context));
+    programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
+    vec![install_c(context), programs]
+}
+
+/// The C programs that need nothing but the library, compiled and run under valgrind.
+fn c_memcheck(context: &Context) -> Vec<Command> {
+    let prefix = c_prefix(context);
+    let mut commands = vec![install_c(context)];
+    for name in ["hard_cases", "fences", "calls"] {
+        let program = prefix.join(name);
+        let mut compile = shell::command("gcc");
+        compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));
+        compile.arg(format!("bindings/c/tests/c/{name}.c")).arg("-L").arg(prefix.join("lib"));
+        compile.arg("-lestafette").arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+        compile.arg("-o").arg(&program);
+        commands.extend([compile, memcheck(&program, &[])]);
+    }
+    commands
 }
 
 fn python(context: &Context, arguments: &[&str]) -> Command {

@@ -85,7 +85,8 @@ pub unsafe extern "C" fn estafette_unregister_operator(name: *const c_char) -> e
 }
 
 /// Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports a function
-/// `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way.
+/// `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way, or a result
+/// of one is alive.
 /// `count`, which may be NULL, gets how many there are.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers

@@ -4,6 +4,10 @@
 //! as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
 //! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
 
+use std::sync::Arc;
+
+use estafette::devices::Queue;
+use estafette::devices::sycl::SyclQueue;
 use estafette::{BodyResult, Completion, Produced, Scope, Tensor, journal};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -53,6 +57,8 @@ struct Parts {
     /// For `async def` functions, the submitter's event loop.
     event_loop: Option<Py<PyAny>>,
     result: Use,
+    /// The queue that the function enqueues on: what is there when it returns is a part of the operation.
+    queue: Option<Arc<SyclQueue>>,
 }
 
 impl Body {
@@ -85,8 +91,17 @@ impl Body {
             context: copy_context(py)?,
             event_loop,
             result,
+            queue: None,
         };
         Ok(Self { parts: Some(parts) })
+    }
+
+    /// Makes what the function enqueues on `queue` a part of the operation.
+    pub fn on(mut self, queue: Option<Arc<SyclQueue>>) -> Self {
+        if let Some(parts) = &mut self.parts {
+            parts.queue = queue;
+        }
+        self
     }
 
     /// A second body for another attempt to submit.
@@ -98,6 +113,7 @@ impl Body {
             context: parts.context.clone_ref(py),
             event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
             result: parts.result,
+            queue: parts.queue.clone(),
         });
         Self { parts }
     }
@@ -113,7 +129,7 @@ impl Body {
         // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
         // body are gone, unless somebody kept them.
         let scope = completion.scope().clone();
-        let completion = Pending::new(completion, parts.result);
+        let completion = Pending::new(completion, parts.result, parts.queue.clone());
         journal::body_wants_lock(scope.id());
         let outcome = gate::attach(|py| {
             journal::body_has_lock(scope.id());
@@ -251,6 +267,7 @@ pub fn run_plain<'py>(
         context: copy_context(py)?,
         event_loop: None,
         result: Use::Ignored,
+        queue: None,
     };
     parts.run(py, scope.clone())
 }
@@ -281,6 +298,14 @@ pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Pro
         return Ok(Some(Produced::from(tensor.get().tensor(value.py())?.clone())));
     }
     let (managed, immutable) = import::take(value, &Wanted::default())?;
+    let ready = import::ready(value, managed.device())?;
+    if !ready.is_empty() {
+        // A result is there when it is handed on.
+        gate::detach(value.py(), || {
+            ready.into_iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
+        })
+        .map_err(|error| raise(value.py(), "DeviceError", error.to_string()))?;
+    }
     IMPORTED.fetch_add(1, Ordering::Relaxed);
     Ok(Some(if immutable { Produced::immutable(managed) } else { Produced::from(managed) }))
 }
@@ -288,20 +313,38 @@ pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Pro
 /// The duty to complete, shared by those of whom one will.
 #[derive(Clone)]
 struct Pending {
-    completion: std::sync::Arc<Mutex<Option<Completion>>>,
+    completion: Arc<Mutex<Option<Completion>>>,
     result: Use,
+    queue: Option<Arc<SyclQueue>>,
 }
 
 impl Pending {
-    fn new(completion: Completion, result: Use) -> Self {
-        Self { completion: std::sync::Arc::new(Mutex::new(Some(completion))), result }
+    fn new(completion: Completion, result: Use, queue: Option<Arc<SyclQueue>>) -> Self {
+        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue }
+    }
+
+    /// Ends an operation that may have left work on a queue.
+    fn end_on(completion: Completion, queue: &SyclQueue, outcome: BodyResult<()>) {
+        match (queue.record(), outcome) {
+            (Ok(fence), Ok(())) => completion.complete_after(&fence),
+            // Nobody may use the operands before what was enqueued is done; the error is the function's all the same.
+            (Ok(fence), Err(error)) => {
+                let _ = fence.wait_timeout(None);
+                completion.complete(Err(error));
+            }
+            (Err(error), Ok(())) => completion.complete(Err(error.into())),
+            (Err(_), Err(error)) => completion.complete(Err(error)),
+        }
     }
 
     fn end(&self, outcome: BodyResult<Option<Produced>>) {
         let taken = self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let Some(completion) = taken else { return };
         match (self.result, outcome) {
-            (Use::Ignored, outcome) => completion.complete(outcome.map(drop)),
+            (Use::Ignored, outcome) => match &self.queue {
+                Some(queue) => Self::end_on(completion, queue, outcome.map(drop)),
+                None => completion.complete(outcome.map(drop)),
+            },
             (Use::Produced, Ok(Some(produced))) => completion.produce(Ok(produced)),
             (Use::Produced, Ok(None)) => completion.produce(Err("the function gave no result".into())),
             (Use::Produced, Err(error)) => completion.produce(Err(error)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette::devices::DLDevice;
 use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Access, Completion, Engine, Tensor, journal};
 use estafette_sync::sync::OnceLock;
@@ -27,7 +28,9 @@ use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
-use crate::{call_sites, future, gate, interrupt, mxnet, peers, promise, running_loop, thread_state, watch};
+use crate::{
+    call_sites, future, gate, interrupt, mxnet, peers, promise, running_loop, sycl, thread_state, watch,
+};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -237,9 +240,10 @@ impl PyEngine {
         }
         let (managed, immutable) = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
+        let ready = import::ready(x, managed.device())?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned.
-        let tensor = unsafe { engine.import_ordered(managed, Default::default(), immutable) }.or_raise(py)?;
+        let tensor = unsafe { engine.import_ordered(managed, ready, immutable) }.or_raise(py)?;
         imported(py);
         if journal::is_open() {
             journal::imported_from(&tensor, peers::of(x).peer().root);
@@ -382,15 +386,26 @@ impl PyEngine {
         Ok(self.wrap(tensor))
     }
 
-    /// A tensor of the given shape and element type in host memory, for operations to fill.
+    /// A tensor of the given shape and element type, for operations to fill: in host memory, or in that of `device`, for example
+    /// ``"sycl:cpu"``.
+    #[pyo3(signature = (shape, dtype, *, device = None))]
     fn empty(
         &self,
         py: Python<'_>,
         shape: &Bound<'_, PyAny>,
         dtype: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<PyTensor> {
-        let tensor = self.engine(py)?.empty(&parse_shape(shape)?, parse_dtype(dtype)?).or_raise(py)?;
-        Ok(self.wrap(tensor))
+        let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
+        let engine = self.engine(py)?;
+        let tensor = match device.map(parse_device).transpose()? {
+            None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
+            Some(device) => {
+                sycl::resolve(py, device)?;
+                engine.empty_on(device, &shape, dtype)
+            }
+        };
+        Ok(self.wrap(tensor.or_raise(py)?))
     }
 
     /// A tensor of zeros in host memory.

@@ -17,7 +17,7 @@ use crate::copy::copied_now;
 use crate::error::{OrRaise, raise, to_py};
 use crate::handle::EngineHandle;
 use crate::unordered::{self, Reason};
-use crate::{capsule, gate, running_loop, site};
+use crate::{capsule, gate, running_loop, site, sycl};
 
 /// Tensors handed out by this process.
 pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -44,7 +44,7 @@ impl Request<'_, '_> {
     /// Whether memory on `device`, which the host can read, is wanted in memory of the host.
     fn moves_to_host(&self, device: DLDevice) -> bool {
         let wanted = self.dl_device.map(|(kind, id)| DLDevice::new(DeviceType(kind), id));
-        wanted == Some(DLDevice::CPU) && device != DLDevice::CPU && host_can_read(device)
+        wanted == Some(DLDevice::CPU) && device != DLDevice::CPU && can_go_to_host(device)
     }
 
     fn abi(&self) -> Abi {
@@ -60,9 +60,14 @@ impl Request<'_, '_> {
         if let Some(stream) = self.stream {
             // PyTorch's consumers say -1, "do not synchronize"; waiting all the same does no harm.
             let harmless = stream.extract::<i64>().is_ok_and(|stream| stream == -1);
-            if !harmless {
+            // A SYCL queue is one of the tensor's context, or refused. The lease is granted when the data is there, so whatever
+            // is enqueued there next comes after it.
+            let is_queue =
+                device.device_type == DeviceType::ONE_API && sycl::queue_on(stream, Some(device))?.is_some();
+            if !harmless && !is_queue {
                 return Err(PyValueError::new_err(format!(
-                    "stream must be None for memory on {device}, not {}",
+                    "stream must be None{} for memory on {device}, not {}",
+                    if device.device_type == DeviceType::ONE_API { " or a SYCL queue" } else { "" },
                     stream.repr()?
                 )));
             }
@@ -82,6 +87,11 @@ impl Request<'_, '_> {
 pub fn host_can_read(device: DLDevice) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type)
+}
+
+/// Devices whose memory comes to the host by a copy at least.
+pub fn can_go_to_host(device: DLDevice) -> bool {
+    host_can_read(device) || device.device_type == DeviceType::ONE_API
 }
 
 /// What the tensor is exported from.

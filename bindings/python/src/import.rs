@@ -1,6 +1,6 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
-use estafette::devices::{DLDevice, DeviceType};
+use estafette::devices::{DLDevice, DeviceType, Frontier};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
 use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError, PyValueError};
@@ -14,7 +14,7 @@ use crate::export::host_can_read;
 use crate::peer_table::PeerTable;
 use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::unordered::{self, Reason};
-use crate::{capsule, fastcall};
+use crate::{capsule, export, fastcall, sycl};
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -34,7 +34,7 @@ pub struct Wanted {
 impl Wanted {
     /// Whether a copy that is made here gives what is wanted, where the producer did not.
     pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
-        self.device == Some(DLDevice::CPU) && self.copy != Some(false) && host_can_read(device)
+        self.device == Some(DLDevice::CPU) && self.copy != Some(false) && export::can_go_to_host(device)
     }
 
     /// Whether the memory is taken as and where it is.
@@ -97,7 +97,7 @@ fn through_table(object: &Bound<'_, PyAny>, table: PeerTable, peer: &Peer) -> Py
         Err(error) => return Err(error),
     };
     let device = managed.device();
-    if device == DLDevice::CPU || !reachable(device) {
+    if device == DLDevice::CPU || !reachable(py, device)? {
         return Ok(managed);
     }
     // Pinned and managed memory: ordered only if the producer says on which stream, and even then by nobody but a device.
@@ -115,7 +115,7 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
     // What a library without devices makes is on the host: no need to ask.
     let device = if peer.stream == Stream::HostOnly { Some(DLDevice::CPU) } else { device_of(object)? };
     if let Some(device) = device
-        && !reachable(wanted.device.unwrap_or(device))
+        && !reachable(py, wanted.device.unwrap_or(device))?
     {
         // Said before anything is taken: of a device that is not here, nothing could be given back in order.
         return Err(not_available(py, wanted.device.unwrap_or(device)));
@@ -130,8 +130,24 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
 
 /// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know:
 /// their memory is opaque: passed on from one library to another, and nobody here looks at it.
-fn reachable(device: DLDevice) -> bool {
-    host_can_read(device) || device.device_type.name().is_none()
+///
+/// # Errors
+/// `BufferError` that says why a device of the device table is not there.
+fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
+    let known = host_can_read(device) || device.device_type.name().is_none();
+    Ok(known || sycl::resolve(py, device)?.is_some())
+}
+
+/// When the memory behind `object`, which has just been taken, may be read: at once on the host; on devices whose streams are
+/// SYCL queues, when the work that the array's queue had by now is done.
+///
+/// # Errors
+/// `BufferError` for an array that names no queue.
+pub fn ready(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Frontier> {
+    if device.device_type != DeviceType::ONE_API || object.is_instance_of::<PyCapsule>() {
+        return Ok(Frontier::default());
+    }
+    sycl::acquire(object, device).map(Frontier::from)
 }
 
 fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
@@ -140,6 +156,10 @@ fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
 
 /// Says of memory that a device may be writing what could not be ordered about it.
 fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer) {
+    if device.device_type == DeviceType::ONE_API {
+        // Its queue orders it.
+        return;
+    }
     if device.device_type.name().is_none() {
         unordered::note(py, true, Reason::UnknownDevice, device.to_string());
     } else if peer.omitted != Omitted::HostWait {
@@ -227,7 +247,7 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
             format!("the producer gave data on {is}, not on {device} as asked"),
         ));
     }
-    if !reachable(managed.device()) {
+    if !reachable(py, managed.device())? {
         return Err(not_available(py, managed.device()));
     }
     if wanted.copy == Some(false) && managed.is_copied() {
@@ -242,10 +262,13 @@ pub fn parse_device(device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
         return Ok(DLDevice::new(DeviceType(kind), id));
     }
     let text = device.str()?.to_string();
+    if let Some(device) = sycl::parse(device.py(), &text)? {
+        return Ok(device);
+    }
     match text.as_str() {
         "cpu" | "cpu:0" => Ok(DLDevice::CPU),
         _ => Err(PyValueError::new_err(format!(
-            "device {text}: only the host (\"cpu\", or DLPack's numbers (1, 0)) is available in this version"
+            "device {text}: \"cpu\", \"oneapi:<number>\" and \"sycl:cpu\" are names of devices, and so are DLPack's numbers such as (1, 0)"
         ))),
     }
 }

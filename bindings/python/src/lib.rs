@@ -11,6 +11,7 @@
 //! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
 //! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
 //! | `peers` | what we know of other libraries, by name |
+//! | `sycl` | queues of dpctl, USM arrays, the device table |
 //! | `unordered` | exchanges that nobody could order |
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
@@ -62,6 +63,7 @@ mod report;
 mod running_loop;
 mod site;
 mod suspension;
+mod sycl;
 mod tensor;
 mod thread_state;
 mod unordered;
@@ -94,6 +96,8 @@ mod _estafette {
     use super::peers::peers;
     #[pymodule_export]
     use super::recording::{begin_recording, end_recording, read_report};
+    #[pymodule_export]
+    use super::sycl::{devices, register_context, unregister_context};
     #[pymodule_export]
     use super::tensor::{Exporter, PyTensor};
     #[pymodule_export]

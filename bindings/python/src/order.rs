@@ -1,13 +1,18 @@
 //! What a submission asks for, read from the arguments of `submit` and `call`.
 
+use std::sync::Arc;
+
+use estafette::devices::DLDevice;
+use estafette::devices::sycl::SyclQueue;
 use estafette::{Engine, OpBuilder, Tensor, Variable};
 use estafette_sync::sync::OnceLock;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
 use crate::body::{Body, Use};
 use crate::import::parse_device;
+use crate::sycl;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
 use crate::variable::PyVariable;
 
@@ -86,7 +91,7 @@ pub fn of_submit(
     priority: i32,
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
-    check_place(on)?;
+    let queue = queue_of(on)?;
     let mut operands = Operands::default();
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
@@ -108,7 +113,7 @@ pub fn of_submit(
             }
         }
     }
-    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?;
+    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(queue);
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((
         Order {
@@ -142,7 +147,8 @@ pub fn of_call(
     priority: i32,
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
-    check_place(on)?;
+    // The result says itself which queue it is from.
+    queue_of(on)?;
     let mut operands = Operands::default();
     for item in tensors {
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
@@ -175,10 +181,23 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
     Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
 }
 
-/// Where the operation runs: only the host, in this version.
-fn check_place(on: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-    let Some(on) = on else { return Ok(()) };
-    parse_device(on).map(drop)
+/// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
+///
+/// # Errors
+/// `ValueError` for what is neither the host nor a queue.
+fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<SyclQueue>>> {
+    let Some(on) = on else { return Ok(None) };
+    if let Some(queue) = sycl::queue_on(on, None)? {
+        return Ok(Some(queue));
+    }
+    let device = parse_device(on)?;
+    if device == DLDevice::CPU {
+        return Ok(None);
+    }
+    Err(PyValueError::new_err(format!(
+        "on={}: name the queue that the function enqueues on, for example a dpctl.SyclQueue",
+        on.repr()?
+    )))
 }
 
 /// What a function calls itself.

@@ -262,7 +262,7 @@ impl PyTensor {
         let tensor = this.get().tensor(py)?;
         match tensor.device() {
             Ok(DLDevice::CPU) => Ok(this.clone()),
-            Ok(device) if !export::host_can_read(device) => {
+            Ok(device) if !export::can_go_to_host(device) => {
                 Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
             }
             // Where it will be is not known before it is defined, so the operation finds out.

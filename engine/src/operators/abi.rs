@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use crate::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
-use crate::exchange::{Layout, ManagedTensor, fork};
+use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export, fork};
 use crate::import::Produced;
 use crate::tensor::Definition;
 
@@ -114,9 +114,9 @@ impl Drop for Context {
 struct Foreign {
     function: OperatorFunction,
     infer: OperatorFunction,
-    // Before the library, whose code drops it.
+    // Dropped before the library, whose code does that.
     context: Context,
-    _library: Option<Library>,
+    library: Option<Library>,
 }
 
 impl Operators {
@@ -159,7 +159,7 @@ pub(super) fn foreign(
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
     let context = Context { pointer, drop, generation: fork::generation() };
-    let foreign = Foreign { function, infer: options.infer, context, _library: library };
+    let foreign = Foreign { function, infer: options.infer, context, library };
     Ok(Operator {
         name: name.into(),
         signature,
@@ -252,6 +252,21 @@ impl Foreign {
     }
 }
 
+impl Foreign {
+    /// A result whose deleter is the library's code: the library stays loaded until that has run.
+    fn with_library(&self, made: ManagedTensor) -> Result<ManagedTensor, InvalidTensor> {
+        let Some(library) = self.library.clone() else { return Ok(made) };
+        let (layout, data) = (made.describe()?, made.data());
+        let flags = ExportFlags { read_only: made.read_only(), is_copied: made.is_copied() };
+        let owner = move || {
+            drop(made);
+            drop(library);
+        };
+        // SAFETY: the owner keeps what the library has described, until the deleter is called.
+        Ok(unsafe { export(&layout, data, flags, Abi::Versioned, owner) })
+    }
+}
+
 impl Kernel for Foreign {
     fn disown(&mut self) {
         self.context.drop = None;
@@ -293,7 +308,10 @@ impl Kernel for Foreign {
             .collect();
         outcome?;
         let produced = owned.into_iter().enumerate().map(|(at, made)| match made {
-            Ok(made) => Ok(Produced::from(made)),
+            Ok(made) => match self.with_library(made) {
+                Ok(made) => Ok(Produced::from(made)),
+                Err(error) => Err(named(call, at, "given wrongly", &error)),
+            },
             Err(error) => Err(named(call, at, "given wrongly", &error)),
         });
         produced.collect()

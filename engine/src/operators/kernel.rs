@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
-use crate::import::{Produced, fresh, host_can_use};
+use crate::import::{Produced, fresh};
 use crate::tensor::Definition;
 
 use super::invocation::Invocation;
@@ -82,7 +82,7 @@ impl<K: Kernel> Run<K> {
         let outputs = layouts
             .into_iter()
             .map(|layout| {
-                let host = host_can_use(core, layout.device());
+                let host = core.device(layout.device()).is_some_and(|device| device.host_accessible());
                 // Zeroed where the host can see it: safe views must not see uninitialized bytes.
                 let storage = fresh(core, &layout, host)?;
                 let data = storage.data();

@@ -56,15 +56,19 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    devices,
     peers,
     record_call_sites,
+    register_context,
     unordered_exchanges,
+    unregister_context,
 )
 from ._recording import Report, record, report
 from ._recording import from_environment as _recording_from_environment
 from ._reports import (
     Blocked,
     Device,
+    DeviceInfo,
     Diagnosis,
     Lease,
     Peer,
@@ -84,6 +88,7 @@ __all__ = [
     "ConflictError",
     "Device",
     "DeviceError",
+    "DeviceInfo",
     "Diagnosis",
     "Engine",
     "EstafetteError",
@@ -115,12 +120,15 @@ __all__ = [
     "WouldDeadlockError",
     "__version__",
     "default_engine",
+    "devices",
     "from_dlpack",
     "peers",
     "record",
     "record_call_sites",
+    "register_context",
     "report",
     "unordered_exchanges",
+    "unregister_context",
 ]
 
 _default: Engine | None = None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, TypeVar, final, overload
 
 from typing_extensions import CapsuleType, Self
 
-from ._reports import Device, Diagnosis, Peer, ShutdownReport, Stats, UnorderedExchange
+from ._reports import Device, DeviceInfo, Diagnosis, Peer, ShutdownReport, Stats, UnorderedExchange
 from ._typing import (
     DeviceLike,
     DtypeLike,
@@ -20,7 +20,7 @@ from ._typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_end_recording", "_read_report", "peers", "record_call_sites", "unordered_exchanges"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_end_recording", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -62,7 +62,7 @@ class Engine:
     ) -> Tensor: ...
     def from_mxnet(self, array: Any, /, *, write: bool = False, name: str | None = None) -> Tensor: ...
     def from_arrow(self, x: SupportsArrow | tuple[CapsuleType, CapsuleType], /) -> Tensor: ...
-    def empty(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
+    def empty(self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None) -> Tensor: ...
     def zeros(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
     def var(self) -> Variable: ...
     def submit(
@@ -72,7 +72,7 @@ class Engine:
         writes: Iterable[Tensor | Variable] | None = None,
         using: Using | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Operation: ...
     def submit_async(
@@ -82,7 +82,7 @@ class Engine:
         writes: Iterable[Tensor | Variable] | None = None,
         using: Using | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Operation]: ...
     def call(
@@ -94,7 +94,7 @@ class Engine:
         like: Like | None = None,
         copy: bool | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Tensor: ...
     def call_async(
@@ -106,7 +106,7 @@ class Engine:
         like: Like | None = None,
         copy: bool | None = None,
         name: str | None = None,
-        on: DeviceLike | None = None,
+        on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Awaitable[Tensor]: ...
     def access(
@@ -320,6 +320,9 @@ class Variable:
     @property
     def version(self) -> int: ...
 
+def devices() -> tuple[DeviceInfo, ...]: ...
+def register_context(context: object, /, *, device_type: int = 14) -> tuple[int, int]: ...
+def unregister_context(device: tuple[int, int], /) -> None: ...
 def peers() -> tuple[Peer, ...]: ...
 def unordered_exchanges() -> tuple[UnorderedExchange, ...]: ...
 def _after_fork_in_child() -> None: ...

@@ -18,6 +18,21 @@ class Device(NamedTuple):
         return f"{_DEVICE_NAMES.get(self.type, f'device_type({self.type})')}:{self.id}"
 
 
+class DeviceInfo(NamedTuple):
+    """A row of the device table, or the host."""
+
+    device: tuple[int, int]
+    """DLPack's numbers for it."""
+    name: str
+    """A name for people."""
+    host_access: bool
+    """Whether the host may use memory that is allocated there."""
+    context: int
+    """The address of the native context that the number stands for; 0 for the host."""
+    registrations: int
+    """How often the context is registered; 0 for what is there without."""
+
+
 _DEVICE_NAMES = {
     1: "cpu",
     2: "cuda",

@@ -1,0 +1,71 @@
+//! Asynchronous errors. The runtime gives them to the handler of their queue, with a code and nothing else, when a thread waits
+//! for one of the queue's events. So whose error it is follows from what the thread was waiting for.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{DeviceError, DeviceErrorKind};
+
+thread_local! {
+    /// What a wait of this thread has caught so far; `None` outside of waits.
+    static CAUGHT: Cell<Option<c_int>> = const { Cell::new(None) };
+    static WAITING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Errors that came when nobody here waited: somebody else has waited for one of our queues.
+static STRAY: AtomicU64 = AtomicU64::new(0);
+
+/// The handler of every queue that is made here.
+pub(super) extern "C" fn on_asynchronous_error(code: c_int) {
+    if WAITING.get() {
+        CAUGHT.set(Some(CAUGHT.get().unwrap_or(code)));
+        return;
+    }
+    STRAY.fetch_add(1, Ordering::Relaxed);
+    tracing::error!(code, "an asynchronous error of a SYCL queue came back to somebody else's wait");
+}
+
+/// How many errors came back to waits of others.
+pub(super) fn stray() -> u64 {
+    STRAY.load(Ordering::Relaxed)
+}
+
+/// Runs `wait`, which waits for an event, and gives the error that came back meanwhile.
+pub(super) fn catch(wait: impl FnOnce()) -> Result<(), DeviceError> {
+    CAUGHT.set(None);
+    WAITING.set(true);
+    wait();
+    WAITING.set(false);
+    CAUGHT.take().map_or(Ok(()), |code| Err(failed(code.into())))
+}
+
+/// The error of a command that failed on the device.
+pub(super) fn failed(code: i64) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Fault, "a command failed on the SYCL device").with_code(code)
+}
+
+/// The error of a command that the runtime did not take.
+pub(super) fn refused(what: &str) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Other, format!("the SYCL runtime refused {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_belongs_to_the_wait_during_which_it_comes() {
+        assert!(catch(|| ()).is_ok());
+        let error = catch(|| {
+            on_asynchronous_error(-5);
+            on_asynchronous_error(-14);
+        });
+        assert_eq!(error.expect_err("one came").code(), Some(-5), "the first is the cause");
+        assert!(catch(|| ()).is_ok(), "and only to that one");
+        let before = stray();
+        on_asynchronous_error(-5);
+        assert_eq!(stray(), before + 1);
+    }
+}

@@ -1,0 +1,128 @@
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::atomic::Ordering;
+
+use crate::signal::Signal;
+use crate::source::{self, Outcome, Subscriber, Watch, deliver};
+use crate::{DLDevice, FenceState};
+
+use super::api::{Object, STATUS_COMPLETE, STATUS_UNKNOWN};
+use super::device::Shared;
+use super::errors;
+use super::handle::Handle;
+use super::progress::Progress;
+use super::push;
+
+/// One native event: what stands behind every fence here.
+pub(super) struct Event {
+    shared: Arc<Shared>,
+    handle: Handle,
+    signal: Signal,
+    /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
+    place: OnceLock<(Weak<Progress>, u64)>,
+    /// Whether the driver will settle it, once somebody wanted to know.
+    pushed: OnceLock<bool>,
+}
+
+impl Event {
+    pub(super) fn new(shared: &Arc<Shared>, handle: Handle) -> Arc<Self> {
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            handle,
+            signal: Signal::new(),
+            place: OnceLock::new(),
+            pushed: OnceLock::new(),
+        })
+    }
+
+    pub(super) fn raw(&self) -> Object {
+        self.handle.raw()
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Whether it is known to be done: one load.
+    pub(super) fn is_done(&self) -> bool {
+        self.signal.is_done()
+    }
+
+    /// Makes it the event of number `sequence` of a queue. An event gets one number.
+    pub(super) fn put(&self, progress: &Arc<Progress>, sequence: u64) {
+        let fresh = self.place.set((Arc::downgrade(progress), sequence)).is_ok();
+        debug_assert!(fresh, "an event gets one number");
+    }
+
+    /// Where it stands; asks the runtime while it is pending.
+    pub(super) fn look(&self) -> FenceState {
+        let state = self.signal.state();
+        if !state.is_pending() {
+            return state;
+        }
+        self.shared.counters.queries.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: a live event.
+        let outcome = match unsafe { (self.shared.api().event_status)(self.raw()) } {
+            // The status says nothing about memory and carries no error; a wait for what is complete does both, and returns
+            // at once.
+            // SAFETY: as above.
+            STATUS_COMPLETE => errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) }),
+            STATUS_UNKNOWN => Err(errors::failed(0)),
+            _ => return FenceState::Pending,
+        };
+        self.settle(outcome);
+        self.signal.state()
+    }
+
+    /// Notes how it ended and tells everybody, under no lock. Later calls do nothing.
+    pub(super) fn settle(&self, outcome: Outcome) {
+        let place = self.place.get().and_then(|(progress, sequence)| Some((progress.upgrade()?, *sequence)));
+        let outcome = match place {
+            Some((progress, sequence)) => progress.reach(sequence, outcome),
+            None => outcome,
+        };
+        for subscriber in self.signal.settle(&outcome) {
+            deliver(subscriber, outcome.clone());
+        }
+    }
+
+    pub(super) fn watch(self: &Arc<Self>, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        if let Some(outcome) = self.signal.state().outcome() {
+            return Watch::Settled(outcome);
+        }
+        if !*self.pushed.get_or_init(|| self.shared.pushes && push::arm(self)) {
+            return Watch::MustPoll;
+        }
+        self.signal.watch(subscriber)
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SYCL event {:?}, {:?}", self.handle, self.signal)
+    }
+}
+
+/// A fence that is one event and no number: work of somebody else's queue, or an event from outside.
+#[derive(Debug)]
+pub(super) struct Single(pub(super) Arc<Event>);
+
+impl source::Event for Single {
+    fn device(&self) -> DLDevice {
+        self.0.shared.id
+    }
+
+    fn state(&self) -> FenceState {
+        self.0.look()
+    }
+
+    fn observed_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        self.0.watch(subscriber)
+    }
+}

@@ -1,0 +1,265 @@
+//! What is enqueued on one queue: waits that the next commands carry, commands that have no number yet, and the number of
+//! the next record. Lives under the lock of its queue, which never covers user code.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use estafette_sync::sync::atomic::Ordering;
+use smallvec::SmallVec;
+
+use crate::{DeviceError, QueueClock, QueueId};
+
+use super::api::Object;
+use super::device::Shared;
+use super::errors::refused;
+use super::event::Event;
+use super::handle::Handle;
+use super::push::Flusher;
+
+/// Waits that commands carry before one barrier takes their place: long lists cost every command.
+const WAITS_MAX: usize = 16;
+
+/// Events as a list of dependences.
+type List = SmallVec<[Object; 8]>;
+
+pub(super) struct Lane {
+    shared: Arc<Shared>,
+    /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
+    handles: SmallVec<[Native; 1]>,
+    turn: usize,
+    in_order: bool,
+    pub(super) clock: QueueClock,
+    pub(super) sequence: u64,
+    /// What later commands have to wait for and the runtime does not know yet. On an in-order queue the next command takes
+    /// them along for all that follow; on an out-of-order queue every command carries them until they are done.
+    waits: Vec<Arc<Event>>,
+    /// Commands without a number. Of an in-order queue the last one is enough.
+    fresh: Vec<Arc<Event>>,
+    /// Whether one of them waits for `newest`, so that its end implies that one's.
+    covers_newest: bool,
+    /// The event of the last number.
+    newest: Option<Arc<Event>>,
+    /// Somebody has the native handle and may have enqueued what is not known here.
+    touched: bool,
+}
+
+/// A queue of the runtime.
+pub(super) struct Native {
+    handle: Handle,
+    /// For devices whose commands stay until they are flushed.
+    flusher: Option<Flusher>,
+}
+
+impl Native {
+    pub(super) fn new(shared: &Shared, handle: Handle) -> Self {
+        Self { flusher: shared.pushes.then(|| Flusher::of(&handle)).flatten(), handle }
+    }
+}
+
+impl Lane {
+    /// # Panics
+    /// Without a queue of the runtime.
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        handles: SmallVec<[Native; 1]>,
+        id: QueueId,
+        in_order: bool,
+    ) -> Self {
+        assert!(!handles.is_empty(), "a lane has a queue");
+        Self {
+            shared: Arc::clone(shared),
+            handles,
+            turn: 0,
+            in_order,
+            clock: QueueClock::new(id, in_order),
+            sequence: 0,
+            waits: Vec::new(),
+            fresh: Vec::new(),
+            covers_newest: false,
+            newest: None,
+            touched: false,
+        }
+    }
+
+    /// Makes later commands wait for `event`.
+    pub(super) fn wait_for(&mut self, event: Arc<Event>) -> Result<(), DeviceError> {
+        self.waits.retain(|known| !known.is_done());
+        self.waits.push(event);
+        if self.waits.len() > WAITS_MAX {
+            let joined = self.barrier_for(0, &list(&self.waits))?;
+            self.enqueued(Arc::clone(&joined));
+            self.waits = vec![joined];
+        }
+        Ok(())
+    }
+
+    /// Enqueues a copy.
+    ///
+    /// # Safety
+    /// As for [`crate::Device::copy`].
+    pub(super) unsafe fn copy(
+        &mut self,
+        from: *const u8,
+        to: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.waits.retain(|known| !known.is_done());
+        let (at, list) = (self.take_turn(), list(&self.waits));
+        let api = self.shared.api();
+        // SAFETY: live objects; the memory is the caller's duty.
+        let event = unsafe {
+            let queue = self.handles[at].handle.raw();
+            let event = (api.queue_memcpy)(queue, to.cast(), from.cast(), bytes, list.as_ptr(), list.len());
+            Handle::own(event, api.event_delete)
+        };
+        let event = self.taken(at, event, "a copy")?;
+        self.enqueued(event);
+        Ok(())
+    }
+
+    /// Enqueues setting `bytes` bytes to `value`.
+    ///
+    /// # Safety
+    /// The range is USM of this queue's context, as for [`crate::Device::copy`].
+    pub(super) unsafe fn fill(
+        &mut self,
+        to: *mut c_void,
+        value: u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let at = self.take_turn();
+        // The interface has no fill with dependences.
+        self.flush_to(at)?;
+        let api = self.shared.api();
+        // SAFETY: live objects; the memory is the caller's duty.
+        let event = unsafe {
+            let event = (api.queue_memset)(self.handles[at].handle.raw(), to, value, bytes);
+            Handle::own(event, api.event_delete)
+        };
+        let event = self.taken(at, event, "a fill")?;
+        self.enqueued(event);
+        Ok(())
+    }
+
+    fn take_turn(&mut self) -> usize {
+        self.turn = (self.turn + 1) % self.handles.len();
+        self.turn
+    }
+
+    /// The event of a command that the runtime has taken.
+    fn taken(&self, at: usize, event: Option<Handle>, what: &str) -> Result<Arc<Event>, DeviceError> {
+        let event = event.ok_or_else(|| refused(what))?;
+        if let Some(flusher) = &self.handles[at].flusher {
+            flusher.flush();
+        }
+        self.shared.counters.commands.fetch_add(1, Ordering::Relaxed);
+        Ok(Event::new(&self.shared, event))
+    }
+
+    /// Notes a command that has no number yet.
+    fn enqueued(&mut self, event: Arc<Event>) {
+        self.covers_newest |= match &self.newest {
+            Some(newest) => newest.is_done() || self.waits.iter().any(|wait| Arc::ptr_eq(wait, newest)),
+            None => true,
+        };
+        if self.in_order {
+            self.waits.clear();
+            self.fresh.clear();
+        }
+        self.fresh.push(event);
+    }
+
+    /// Enqueues what is waited for as a barrier on one of the runtime's queues, for commands that carry no list.
+    fn flush_to(&mut self, at: usize) -> Result<(), DeviceError> {
+        self.waits.retain(|known| !known.is_done());
+        if self.waits.is_empty() {
+            return Ok(());
+        }
+        let event = self.barrier_for(at, &list(&self.waits))?;
+        self.enqueued(event);
+        if self.handles.len() == 1 {
+            // All that comes later comes after the barrier.
+            self.waits.clear();
+        }
+        Ok(())
+    }
+
+    /// Enqueues what is waited for, on a queue of somebody else's.
+    pub(super) fn flush(&mut self) -> Result<(), DeviceError> {
+        self.flush_to(0)
+    }
+
+    /// The native handle, for somebody who enqueues by himself until the next record.
+    pub(super) fn touch(&mut self) -> Result<Object, DeviceError> {
+        self.touched = true;
+        self.flush_to(0)?;
+        Ok(self.handles[0].handle.raw())
+    }
+
+    /// An event of everything enqueued so far, and whether there was anything since the last one. The number goes up if so.
+    pub(super) fn record(&mut self) -> Result<Option<Arc<Event>>, DeviceError> {
+        if self.fresh.is_empty() {
+            // A wait counts as something enqueued: what comes later is after it.
+            self.flush_to(0)?;
+        }
+        if self.touched {
+            let event = self.barrier()?;
+            self.enqueued(event);
+        }
+        let event = match self.fresh.as_slice() {
+            [] => return Ok(None),
+            [only] if self.in_order || self.covers_newest => Arc::clone(only),
+            _ => self.join()?,
+        };
+        self.touched = false;
+        self.covers_newest = false;
+        self.fresh.clear();
+        self.newest = Some(Arc::clone(&event));
+        self.sequence += 1;
+        Ok(Some(event))
+    }
+
+    /// The event of everything enqueued on the runtime's queue, by whomever; of the first, where there are several.
+    pub(super) fn barrier(&mut self) -> Result<Arc<Event>, DeviceError> {
+        self.flush_to(0)?;
+        self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
+        let api = self.shared.api();
+        // SAFETY: a live queue; the event is ours.
+        let event = unsafe {
+            let event = (api.queue_barrier)(self.handles[0].handle.raw());
+            Handle::own(event, api.event_delete)
+        };
+        self.taken(0, event, "a barrier")
+    }
+
+    /// As [`barrier`](Self::barrier), where there are no numbers.
+    pub(super) fn record_all(&mut self) -> Result<Arc<Event>, DeviceError> {
+        let event = self.barrier()?;
+        self.fresh.clear();
+        Ok(event)
+    }
+
+    /// One event of several on an out-of-order queue. It holds up what comes later on one of the runtime's queues; the others
+    /// go on.
+    fn join(&mut self) -> Result<Arc<Event>, DeviceError> {
+        let newest = self.newest.iter().filter(|newest| !newest.is_done());
+        let list = self.fresh.iter().chain(newest).map(|event| event.raw()).collect::<List>();
+        let at = self.take_turn();
+        self.barrier_for(at, &list)
+    }
+
+    fn barrier_for(&self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
+        self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
+        let api = self.shared.api();
+        // SAFETY: live objects; the event is ours.
+        let event = unsafe {
+            let event = (api.queue_barrier_for)(self.handles[at].handle.raw(), list.as_ptr(), list.len());
+            Handle::own(event, api.event_delete)
+        };
+        self.taken(at, event, "a barrier")
+    }
+}
+
+fn list(events: &[Arc<Event>]) -> List {
+    events.iter().map(|event| event.raw()).collect()
+}

@@ -1,0 +1,218 @@
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::source::Timeline;
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId};
+
+use super::device::Shared;
+use super::event::{Event, Single};
+use super::handle::Handle;
+use super::lane::{Lane, Native};
+use super::progress::Progress;
+
+/// A queue of a [`SyclDevice`](super::SyclDevice), ours or somebody else's. Work that is enqueued goes on when it is dropped.
+pub struct SyclQueue {
+    shared: Arc<Shared>,
+    id: QueueId,
+    in_order: bool,
+    /// The numbers of a queue of ours. Others enqueue on a foreign one, so there every fence stands alone.
+    progress: Option<Arc<Progress>>,
+    lane: Mutex<Lane>,
+}
+
+impl SyclQueue {
+    /// A queue that nobody else enqueues on, but through [`Queue::native`].
+    pub(super) fn own(
+        shared: &Arc<Shared>,
+        handles: impl Iterator<Item = Handle>,
+        in_order: bool,
+    ) -> Arc<Self> {
+        let id = QueueId::next();
+        Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id)))
+    }
+
+    /// A queue that others enqueue on too.
+    pub(super) fn foreign(shared: &Arc<Shared>, handle: Handle, in_order: bool) -> Arc<Self> {
+        Self::with(shared, [handle].into_iter(), in_order, QueueId::next(), None)
+    }
+
+    fn with(
+        shared: &Arc<Shared>,
+        handles: impl Iterator<Item = Handle>,
+        in_order: bool,
+        id: QueueId,
+        progress: Option<Arc<Progress>>,
+    ) -> Arc<Self> {
+        // Of a foreign queue the order is not known here: what others enqueue comes between.
+        let handles = handles.map(|handle| Native::new(shared, handle)).collect();
+        let lane = Lane::new(shared, handles, id, in_order && progress.is_some());
+        Arc::new(Self { shared: Arc::clone(shared), id, in_order, progress, lane: Mutex::new(lane) })
+    }
+
+    /// The SYCL queue behind `queue`, if it is one.
+    pub fn from_queue(queue: &dyn Queue) -> Option<&SyclQueue> {
+        queue.as_any().downcast_ref()
+    }
+
+    /// Whether others enqueue on it too.
+    pub fn is_foreign(&self) -> bool {
+        self.progress.is_none()
+    }
+
+    /// Enqueues setting `bytes` bytes at `at` to `value`.
+    ///
+    /// # Errors
+    /// The queue has failed, or the runtime refused the command. Nothing was enqueued then.
+    ///
+    /// # Safety
+    /// The range is USM of this queue's context, and stays alive and unused by others until the fill is done.
+    pub unsafe fn fill(&self, at: *mut u8, value: u8, bytes: usize) -> Result<(), DeviceError> {
+        self.check()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: by contract.
+        unsafe { self.lane().fill(at.cast(), value, bytes) }
+    }
+
+    /// # Safety
+    /// As for [`crate::Device::copy`].
+    pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<(), DeviceError> {
+        self.check()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: by contract.
+        unsafe { self.lane().copy(from, to, bytes) }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        match self.progress.as_ref().and_then(|progress| progress.failure()) {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn lane(&self) -> MutexGuard<'_, Lane> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The event behind a fence that a queue of this context can wait for.
+    fn event_of(&self, fence: &Fence) -> Option<Arc<Event>> {
+        let event = event_of(fence)?;
+        event.shared().context.same(&self.shared.context).then_some(event)
+    }
+}
+
+/// The native event behind a fence; `None` for fences of others, and for what is done.
+pub(super) fn event_of(fence: &Fence) -> Option<Arc<Event>> {
+    if let Some((timeline, sequence)) = fence.as_point() {
+        let timeline: &dyn Any = &**timeline;
+        return timeline.downcast_ref::<Progress>()?.event_of(sequence);
+    }
+    let event: &dyn Any = &**fence.as_event()?;
+    event.downcast_ref::<Single>().map(|single| Arc::clone(&single.0))
+}
+
+impl Queue for SyclQueue {
+    fn id(&self) -> QueueId {
+        self.id
+    }
+
+    fn device(&self) -> DLDevice {
+        self.shared.id
+    }
+
+    fn in_order(&self) -> bool {
+        // A fence of a foreign queue is not ordered before what is enqueued there next without a wait.
+        self.in_order && !self.is_foreign()
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        self.check()?;
+        if fence.observed_done() || self.lane().clock.covers(fence) {
+            return Ok(Order::Nothing);
+        }
+        // A foreign promise may know how to order work here; it is asked under no lock.
+        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
+            return order;
+        }
+        let Some(event) = self.event_of(fence) else {
+            return match fence.state() {
+                FenceState::Pending => Ok(Order::Host),
+                FenceState::Done => Ok(Order::Nothing),
+                FenceState::Failed(error) => Err(error),
+            };
+        };
+        // What has failed cannot be waited for; asking costs nothing as long as nobody has found out.
+        if let Some((timeline, _)) = fence.as_point()
+            && let Some(error) = timeline.failure()
+        {
+            return Err(error);
+        }
+        let mut lane = self.lane();
+        lane.wait_for(event)?;
+        if self.is_foreign() {
+            lane.flush()?;
+        } else {
+            lane.clock.note_wait(fence);
+        }
+        Ok(Order::Device)
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        self.check()?;
+        let mut lane = self.lane();
+        let Some(progress) = &self.progress else {
+            return Ok(Fence::event(Arc::new(Single(lane.record_all()?))));
+        };
+        let event = lane.record()?;
+        let (sequence, seen) = (lane.sequence, lane.clock.snapshot());
+        if let Some(event) = event {
+            // Under the lock: numbers get their events in order.
+            progress.add(sequence, &event);
+        }
+        drop(lane);
+        Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen))
+    }
+
+    /// The pointer to the `sycl::queue`. Whoever asks may enqueue there until the next [`Queue::record`]; waits that were kept
+    /// for the next command are enqueued first.
+    fn native(&self) -> usize {
+        let touched = self.lane().touch();
+        match (touched, &self.progress) {
+            (Ok(handle), _) => handle.expose_provenance(),
+            (Err(error), Some(progress)) => {
+                // Work would run too early. Nothing may be enqueued any more, and whoever tries is told.
+                progress.fail(error.with_queue(self.id));
+                0
+            }
+            (Err(_), None) => 0,
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for SyclQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.in_order { "in-order" } else { "out-of-order" };
+        let whose = if self.is_foreign() { ", foreign" } else { "" };
+        write!(f, "SyclQueue({}, {kind}{whose}, of {})", self.id, self.shared.id)
+    }
+}
+
+/// The error for a queue that belongs elsewhere.
+pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
+    let message = format!("cannot enqueue on {}: it is no queue of the context of {device}", queue.id());
+    DeviceError::new(DeviceErrorKind::Invalid, message)
+}

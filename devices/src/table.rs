@@ -1,0 +1,253 @@
+//! The device table: what a number in [`DLDevice`] stands for, for the whole process.
+//!
+//! CUDA has a default context per device, so a number is enough to say where memory is. SYCL, OpenCL, Vulkan and Metal have
+//! not: memory belongs to a context, and a consumer that is given a number has to find the same one. The table gives contexts
+//! numbers. `docs/device-table.md` proposes it to others.
+//!
+//! - SYCL's root devices with the default contexts of their platforms are entries 0 to n-1, in dpctl's order, without being
+//!   registered: dpctl and dpnp use these numbers already.
+//! - [`register`] gives any other context a number from [`FIRST_REGISTERED`] on. The same context gets the same number again,
+//!   counted; numbers are never given twice, so a stale one is an error and not somebody else's context.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::sycl::SyclRuntime;
+use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType};
+
+/// Numbers of registered contexts begin here, far beyond any number of devices in a machine.
+pub const FIRST_REGISTERED: i32 = 1 << 16;
+
+/// Kinds of devices whose contexts need numbers.
+const KINDS: [DeviceType; 4] =
+    [DeviceType::ONE_API, DeviceType::OPENCL, DeviceType::VULKAN, DeviceType::METAL];
+
+/// What a number stands for.
+#[derive(Clone)]
+pub struct Entry {
+    /// The kind and the number.
+    pub id: DLDevice,
+    /// The native context (`sycl::context *`, `cl_context`, `VkDevice`, `id<MTLDevice>`), as a number.
+    pub context: usize,
+    /// Device and default queue, of kinds that work can be enqueued on here; for the others the context is all there is.
+    pub device: Option<Arc<dyn Device>>,
+    /// How often it is registered; 0 for the entries that are there without.
+    pub registrations: usize,
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entry({}, context {:#x}, {} registrations)", self.id, self.context, self.registrations)
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    entries: BTreeMap<i32, Entry>,
+    /// Numbers given out so far.
+    given: i32,
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), given: 0 });
+
+fn table() -> MutexGuard<'static, Table> {
+    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives a native context a number, or counts one more registration of it. Each is ended by [`unregister`].
+///
+/// A default context of a SYCL platform keeps the number of its first device and needs no registration; it is not counted.
+///
+/// # Errors
+/// `Invalid` for a kind whose devices have numbers of their own, and for a SYCL context without a usable device; whatever keeps
+/// the SYCL runtime from being loaded.
+///
+/// # Safety
+/// `context` is a live context of that kind, for SYCL of this process's runtime, and stays so until it is unregistered. (Of a
+/// SYCL context a reference is kept.)
+pub unsafe fn register(kind: DeviceType, context: NonNull<c_void>) -> Result<DLDevice, DeviceError> {
+    if !KINDS.contains(&kind) {
+        let message = format!("{kind} devices have numbers of their own: there is no context to register");
+        return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+    }
+    let runtime = if kind == DeviceType::ONE_API { Some(sycl()?) } else { None };
+    if let Some(runtime) = runtime
+        // SAFETY: by contract.
+        && let Some(root) = unsafe { runtime.root_of_context(context) }
+    {
+        return Ok(root.id());
+    }
+    let address = context.as_ptr().expose_provenance();
+    let mut table = table();
+    for entry in table.entries.values_mut().filter(|entry| entry.id.device_type == kind) {
+        // SAFETY: by contract; the entry's context is alive as long as the entry.
+        if entry.context == address || unsafe { is_same(entry, context) } {
+            entry.registrations += 1;
+            return Ok(entry.id);
+        }
+    }
+    let number = FIRST_REGISTERED.checked_add(table.given).ok_or_else(|| {
+        DeviceError::new(DeviceErrorKind::Other, "every number of the device table has been given out")
+    })?;
+    let id = DLDevice::new(kind, number);
+    let (device, context) = match runtime {
+        Some(runtime) => {
+            // SAFETY: by contract.
+            let device = unsafe { runtime.device_of_context(context, id) }?;
+            let own = device.native_context();
+            (Some(device as Arc<dyn Device>), own)
+        }
+        None => (None, address),
+    };
+    table.given += 1;
+    table.entries.insert(number, Entry { id, context, device, registrations: 1 });
+    Ok(id)
+}
+
+/// Whether a SYCL entry is of `context`.
+///
+/// # Safety
+/// `context` is a live context of the entry's kind.
+unsafe fn is_same(entry: &Entry, context: NonNull<c_void>) -> bool {
+    let device: Option<&crate::sycl::SyclDevice> =
+        entry.device.as_ref().and_then(|device| (&**device as &dyn std::any::Any).downcast_ref());
+    // SAFETY: by contract.
+    device.is_some_and(|device| unsafe { device.is_of_context(context) })
+}
+
+/// Ends one registration. The last one takes the entry away; devices that were resolved before stay usable as long as somebody
+/// has them.
+///
+/// # Errors
+/// `Invalid` for a number that is not registered.
+pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
+    let gone = {
+        let mut table = table();
+        let Some(entry) = table.entries.get_mut(&id.device_id).filter(|entry| entry.id == id) else {
+            return Err(unknown(&table, id));
+        };
+        entry.registrations -= 1;
+        if entry.registrations == 0 { table.entries.remove(&id.device_id) } else { None }
+    };
+    // Its device calls the runtime as it goes.
+    drop(gone);
+    Ok(())
+}
+
+/// What a number stands for.
+///
+/// # Errors
+/// `Invalid` for a number that nobody has registered, and, in other words, for one that is registered no more.
+pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
+    if id.device_id >= FIRST_REGISTERED {
+        let table = table();
+        let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
+        return known.ok_or_else(|| unknown(&table, id));
+    }
+    if id.device_type == DeviceType::ONE_API {
+        let root = sycl()?.devices().iter().find(|device| device.id() == id);
+        return root.map(root_entry).ok_or_else(|| no_such(id));
+    }
+    Err(no_such(id))
+}
+
+/// Every entry: the SYCL devices, if there is a runtime, and what is registered. Loads the SYCL runtime.
+pub fn entries() -> Vec<Entry> {
+    let roots = SyclRuntime::get().map(|runtime| runtime.devices()).unwrap_or_default();
+    let registered = table().entries.values().cloned().collect::<Vec<_>>();
+    roots.iter().map(root_entry).chain(registered).collect()
+}
+
+fn root_entry(device: &Arc<crate::sycl::SyclDevice>) -> Entry {
+    Entry {
+        id: device.id(),
+        context: device.native_context(),
+        device: Some(Arc::clone(device) as Arc<dyn Device>),
+        registrations: 0,
+    }
+}
+
+fn sycl() -> Result<&'static SyclRuntime, DeviceError> {
+    SyclRuntime::get().map_err(|error| DeviceError::new(DeviceErrorKind::Invalid, error.to_string()))
+}
+
+fn unknown(table: &Table, id: DLDevice) -> DeviceError {
+    let was_given = (FIRST_REGISTERED..FIRST_REGISTERED + table.given).contains(&id.device_id);
+    if was_given && !table.entries.contains_key(&id.device_id) {
+        let message = format!("the context of {id} is registered no more");
+        return DeviceError::new(DeviceErrorKind::Invalid, message);
+    }
+    no_such(id)
+}
+
+fn no_such(id: DLDevice) -> DeviceError {
+    DeviceError::new(DeviceErrorKind::Invalid, format!("no context is registered as {id}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context() -> NonNull<c_void> {
+        // A context of a kind that is never looked into here is an address and no more.
+        NonNull::from(Box::leak(Box::new(0_u8))).cast()
+    }
+
+    fn register_vulkan(context: NonNull<c_void>) -> DLDevice {
+        // SAFETY: contexts of this kind are only compared.
+        unsafe { register(DeviceType::VULKAN, context) }.expect("any context will do")
+    }
+
+    #[test]
+    fn a_context_keeps_its_number_until_its_last_registration_ends() {
+        let (one, other) = (context(), context());
+        let id = register_vulkan(one);
+        assert!(id.device_id >= FIRST_REGISTERED);
+        assert_eq!(register_vulkan(one), id);
+        let second = register_vulkan(other);
+        assert_ne!(second, id);
+        let entry = resolve(id).expect("it is registered");
+        assert_eq!((entry.context, entry.registrations), (one.as_ptr().addr(), 2));
+        unregister(id).expect("registered twice");
+        assert!(resolve(id).is_ok());
+        unregister(id).expect("registered once more");
+        for error in [resolve(id).expect_err("gone"), unregister(id).expect_err("gone")] {
+            assert!(error.message().contains("registered no more"), "{error}");
+        }
+        assert_ne!(register_vulkan(one), id, "a number is never given twice");
+        assert!(resolve(second).is_ok());
+    }
+
+    #[test]
+    fn what_was_never_registered_is_an_error_that_says_so() {
+        let id = DLDevice::new(DeviceType::METAL, i32::MAX);
+        assert!(
+            resolve(id).expect_err("nobody has").message().contains("no context is registered as metal:")
+        );
+        // SAFETY: refused before the context matters.
+        let refused = unsafe { register(DeviceType::CUDA, context()) }.expect_err("CUDA counts itself");
+        assert_eq!(refused.kind(), DeviceErrorKind::Invalid);
+    }
+
+    #[test]
+    fn threads_that_register_one_context_agree_on_its_number() {
+        let address = context().as_ptr().expose_provenance();
+        let ids: Vec<_> = (0..8)
+            .map(|_| {
+                estafette_sync::thread::spawn(move || {
+                    let context = std::ptr::with_exposed_provenance_mut(address);
+                    register_vulkan(NonNull::new(context).expect("not null"))
+                })
+            })
+            .map(|thread| thread.join().expect("nothing panics"))
+            .collect();
+        assert!(ids.iter().all(|id| *id == ids[0]));
+        assert_eq!(resolve(ids[0]).expect("registered").registrations, 8);
+        ids.into_iter().for_each(|id| unregister(id).expect("once each"));
+    }
+}
