@@ -6,11 +6,10 @@ use estafette_devices::Queue;
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
-use crate::core::graph;
 use crate::core_ref::CoreRef;
 use crate::exchange::DType;
 use crate::import::Copying;
-use crate::operation::{Kind, Name, OpDraft, OpState};
+use crate::operation::{self, Kind, Name, OpDraft};
 use crate::tensor::{Tensor, VarSet};
 use crate::variable::Variable;
 
@@ -44,9 +43,13 @@ pub(crate) struct Options {
 impl<'e> OpBuilder<'e> {
     #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
-        // SAFETY: `init` writes every field.
-        let draft = unsafe { graph().draft(|place| OpState::init(place, core, name, Kind::Work)) };
-        Self { draft, reads: [], writes: [], updates: (), options: None }
+        Self {
+            draft: operation::draft(core, name, Kind::Work),
+            reads: [],
+            writes: [],
+            updates: (),
+            options: None,
+        }
     }
 }
 

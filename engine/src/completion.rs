@@ -16,6 +16,7 @@ use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
+use crate::journal::{self, hooks};
 use crate::lease::{Access, LeaseInner, check_writable};
 use crate::operation::{OpTag, Panic, bury};
 use crate::run::{self, ReadyList, Running};
@@ -101,6 +102,11 @@ impl Completion {
     pub fn complete_after(self, fence: &Fence) {
         self.scope.end(Some(fence), Ok(None));
     }
+
+    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
+    pub(crate) fn complete_after_with(self, fence: &Fence, result: BodyResult) {
+        self.scope.end(Some(fence), result.map(|()| None));
+    }
 }
 
 impl Drop for Completion {
@@ -176,6 +182,11 @@ impl Scope {
             let name = inner.running.as_ref().map(|running| running.tag().name);
             format!("operation `{}`", name.as_ref().map_or("", |name| name.as_str())).into()
         });
+        if let Some(library) = taker.library()
+            && journal::is_open()
+        {
+            hooks::lends(self.id, library);
+        }
         let lease = LeaseInner::unheld(tensor, access, taker);
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));
@@ -183,7 +194,8 @@ impl Scope {
         export_held(lease, options)
     }
 
-    fn end_by_panic(&self, panic: Panic) {
+    /// Ends the operation with a panic, unless it has ended.
+    pub(crate) fn end_by_panic(&self, panic: Panic) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else {
             drop(inner);

@@ -20,6 +20,7 @@ use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::fork;
+use crate::journal::hooks::WaitNoted;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
 use crate::run::{self, ReadyOp};
@@ -227,6 +228,7 @@ impl Core {
                 return Ok(());
             }
         }
+        let _noted = WaitNoted::for_any("window");
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());
         let mut listening = self.bell.listen();
@@ -369,6 +371,7 @@ impl Core {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
         self.stop_flow();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
         let _blocked = blocked::enter(On::AnyOther);
         let _spare = self.pool.is_worker().then(|| self.pool.blocking());
         // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine

@@ -8,14 +8,16 @@ use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
 use estafette_devices::{DLDevice, Device, Frontier};
 use estafette_graph::Roots;
+use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
 use crate::builder::OpBuilder;
 use crate::core::{Core, CoreOptions, graph};
 use crate::core_ref::CoreRef;
-use crate::diagnose::{Diagnosis, diagnose};
+use crate::diagnose::{Diagnosis, Waiting, diagnose};
 use crate::error::Error;
 use crate::exchange::{DType, Element, ManagedTensor, reaper};
+use crate::live::{self, Live, OnStall, StallWatch};
 use crate::operation::{Kind, Name};
 use crate::replay::Recorder;
 use crate::tensor::Tensor;
@@ -42,12 +44,15 @@ pub struct Engine {
 
 struct Handle {
     core: CoreRef,
+    /// Set once the handle is where the watch can find it.
+    watch: OnceLock<StallWatch>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.core.check_fork().is_err() {
             // A forked child: the pool's threads do not exist here, and its locks may be held for ever.
+            std::mem::forget(self.watch.take());
             return std::mem::forget(self.core.clone());
         }
         // Without workers nobody else would ever run what is ready.
@@ -60,13 +65,13 @@ impl Drop for Handle {
 }
 
 /// Collects the options of an [`Engine`].
-#[derive(Debug)]
 pub struct EngineBuilder {
     workers: Option<usize>,
     window: usize,
     lease_timeout: Duration,
     devices: Vec<Arc<dyn Device>>,
     runtime: Option<tokio::runtime::Handle>,
+    watch: Option<(Duration, OnStall)>,
 }
 
 impl EngineBuilder {
@@ -101,6 +106,19 @@ impl EngineBuilder {
         self
     }
 
+    /// Has a thread look now and then at what is stalled: what has waited for longer than `limit`, be it operation, lease or wait of
+    /// the program, is logged once, with its sentence of [`Engine::diagnose`], by `tracing` at the level *warn*, target
+    /// `estafette::stall`. Default: nobody looks.
+    pub fn watchdog(self, limit: Duration) -> Self {
+        self.on_stall(limit, live::log)
+    }
+
+    /// As [`watchdog`](Self::watchdog), with `tell` called instead, on that thread.
+    pub fn on_stall(mut self, limit: Duration, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+        self.watch = Some((limit, Arc::new(tell)));
+        self
+    }
+
     /// Starts the engine.
     ///
     /// # Errors
@@ -130,7 +148,14 @@ impl EngineBuilder {
             window: self.window,
             runtime: self.runtime,
         });
-        Ok(Engine { handle: Arc::new(Handle { core }) })
+        let handle = Arc::new(Handle { core, watch: OnceLock::new() });
+        if let Some((limit, tell)) = self.watch {
+            let watched = Arc::downgrade(&handle);
+            let watch = StallWatch::start(watched, |handle| diagnose(&handle.core), limit, tell)
+                .map_err(|error| Error::Start(format!("watchdog: {error}")))?;
+            handle.watch.get_or_init(|| watch);
+        }
+        Ok(Engine { handle })
     }
 }
 
@@ -174,6 +199,7 @@ impl Engine {
             lease_timeout: LEASE_TIMEOUT_DEFAULT,
             devices: Vec::new(),
             runtime: None,
+            watch: None,
         }
     }
 
@@ -303,6 +329,11 @@ impl Engine {
         &self.core().devices
     }
 
+    /// How long a wait is held up by leases alone before it ends.
+    pub fn lease_timeout(&self) -> Duration {
+        self.core().lease_timeout
+    }
+
     /// Waits until everything submitted to this engine has ended. Leases do not count.
     ///
     /// # Errors
@@ -333,6 +364,12 @@ impl Engine {
             leaked: reaper.leaked,
             releasing: reaper.pending,
         }
+    }
+
+    /// What is running, ready and stalled right now, and by what. It looks at everything in flight, so it costs as much as
+    /// [`diagnose`](Self::diagnose).
+    pub fn live(&self) -> Live {
+        Live::of(&self.diagnose())
     }
 
     /// Sets what is called, once per wait, when only leases hold a wait up: the place to run a garbage collector, which may
@@ -412,6 +449,17 @@ impl Engine {
         }
         report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;
         report
+    }
+}
+
+impl std::fmt::Debug for EngineBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineBuilder")
+            .field("workers", &self.workers)
+            .field("window", &self.window)
+            .field("devices", &self.devices)
+            .field("watchdog", &self.watch.as_ref().map(|(limit, _)| limit))
+            .finish_non_exhaustive()
     }
 }
 

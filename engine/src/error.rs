@@ -57,6 +57,14 @@ pub enum Error {
         /// The engine's limit.
         limit: usize,
     },
+    /// There is no operator of that name.
+    #[error("there is no operator `{name}`{}", near_text(.near))]
+    NoOperator {
+        /// The name that was asked for.
+        name: String,
+        /// Names that look like it, the nearest first.
+        near: Vec<String>,
+    },
     /// The engine has been shut down.
     #[error("the engine is shut down")]
     Shutdown,
@@ -82,6 +90,11 @@ impl Error {
             _ => None,
         }
     }
+}
+
+/// `; near it: ...`, when something is.
+fn near_text(near: &[String]) -> String {
+    if near.is_empty() { String::new() } else { format!("; near it: `{}`", near.join("`, `")) }
 }
 
 /// What the body of an operation may return: any error, or a message by `.into()`.

@@ -47,7 +47,7 @@ impl Holders {
     ///
     /// # Safety
     /// `lease` is in this list, or being put there or taken out, under the bit.
-    unsafe fn linked<'a>(&'a mut self, lease: NonNull<LeaseInner>) -> &'a mut Linked {
+    unsafe fn linked(&mut self, lease: NonNull<LeaseInner>) -> &mut Linked {
         // SAFETY: by contract: a lease in the list is alive, and the exclusive borrow of the list stands for the bit.
         unsafe { &mut *lease.as_ref().link().0.get() }
     }

@@ -9,6 +9,7 @@ use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
 use crate::regions::{self, Placement};
 use crate::tensor::{Definition, Tensor, TensorInner};
@@ -58,6 +59,11 @@ impl Produced {
     /// A tensor from outside that nobody may write, even if its struct cannot say so.
     pub fn immutable(managed: ManagedTensor) -> Self {
         Self(Source::Managed { managed, read_only: true })
+    }
+
+    /// Memory of an operation's own, described by `layout`.
+    pub(crate) fn ready(layout: Layout, storage: Storage) -> Self {
+        Self(Source::Ready { layout, storage })
     }
 
     /// The elements of a vector, in row-major order.
@@ -167,7 +173,8 @@ pub(crate) fn allocate(
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 const ALIGN: usize = 64;
 
-fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
+/// Memory for `layout` on the device that it names.
+pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
     let device = core
         .device(id)
@@ -194,7 +201,11 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
-    Tensor::defined(core.clone(), vars, definition, lease)
+    let tensor = Tensor::defined(core.clone(), vars, definition, lease);
+    if journal::is_open() {
+        hooks::came_in(&tensor.inner);
+    }
+    tensor
 }
 
 /// Whether a result is copied.
@@ -269,6 +280,9 @@ pub(crate) fn define(
     let Arrival { layout, data, storage, read_only } = arrival;
     let host = host_can_use(core, layout.device(), data);
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
+    if journal::is_open() {
+        hooks::came_in(target);
+    }
     Ok(())
 }
 

@@ -26,7 +26,8 @@ use crate::core::graph;
 use crate::error::{Error, OperationError};
 use crate::exchange::fork;
 use crate::holders::Link;
-use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpState, OpTag, OpVar, Role};
+use crate::journal::{self, hooks};
+use crate::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, OpState, OpTag, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::regions::Region;
 use crate::run::{self, ReadyList};
@@ -213,6 +214,10 @@ impl LeaseInner {
     /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
     #[inline]
     pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
+        if journal::is_open() {
+            // The journal tells of operations.
+            return Self::begin(tensor, taker());
+        }
         match &tensor.inner.vars[..] {
             [var] => match Self::hold(tensor, var, taker()) {
                 Ok(lease) => Some(lease),
@@ -256,11 +261,12 @@ impl LeaseInner {
         let access = Access::Read;
         let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         let core = &tensor.inner.core;
-        // SAFETY: `init` writes every field.
-        let mut draft =
-            unsafe { graph().draft(|place| OpState::init(place, core, Name::Static("lease"), Kind::Lease)) };
+        let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         tensor.inner.vars.iter().for_each(|var| draft.access(var, Mode::Read));
+        if draft.payload().noted {
+            note_taking(&draft, &label, tensor);
+        }
         let Some(granted) = draft.submit_unreferenced() else {
             // It stands in a queue by now: whoever grants it finds it abandoned.
             if let Some(granted) = label.abandon() {
@@ -272,6 +278,9 @@ impl LeaseInner {
             // Fences or a failure: somebody has to look more closely, and perhaps to wait.
             end_unused(granted);
             return None;
+        }
+        if granted.payload().noted {
+            hooks::begins(&granted);
         }
         label.held.store(true, Ordering::Release);
         let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
@@ -335,6 +344,11 @@ impl LeaseInner {
         // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
         let mode = if mode.is_exclusive() { Mode::Update } else { mode };
         let granted = running.split(state, &vars, mode);
+        if granted.payload().noted {
+            hooks::split_off(&granted);
+            hooks::taken(granted.id(), &self.label.taker);
+            hooks::begins(&granted);
+        }
         let mut slot = self.label.slot();
         if matches!(*slot, Slot::Waiting) {
             *slot = Slot::Held(granted);
@@ -356,10 +370,14 @@ impl Lease {
         }
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false));
-        let mut state = OpState::new(tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
-        state.set_role(Role::Lease(Arc::clone(&label)));
+        let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
+        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
-        let (handle, granted) = graph().submit_ref(state, tensor.inner.vars.iter().map(|var| (var, mode)));
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
+        if draft.payload().noted {
+            note_taking(&draft, &label, tensor);
+        }
+        let (handle, granted) = draft.submit();
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
@@ -392,14 +410,16 @@ impl Lease {
     ) -> Result<Self, Error> {
         let acquire = Self::acquire(tensor, access, taker)?;
         let what = format!("a {access} lease");
-        wait::block(
+        let waited = wait::block(
             &tensor.inner.core,
             &acquire.handle,
             Some(&tensor.inner.vars),
             &what,
             &acquire.signal,
             timeout,
-        )??;
+        );
+        acquire.note_resumed(true);
+        waited??;
         Ok(acquire.into_lease())
     }
 
@@ -471,7 +491,21 @@ pub(crate) struct Acquire {
     handle: OpHandle,
 }
 
+/// Tells the journal who is about to take a lease of what.
+#[cold]
+fn note_taking(draft: &OpDraft<'_>, label: &LeaseLabel, tensor: &Tensor) {
+    hooks::submitted(draft);
+    hooks::taken(draft.id(), &label.taker);
+    hooks::uses(std::slice::from_ref(tensor));
+}
+
 impl Acquire {
+    fn note_resumed(&self, blocking: bool) {
+        if self.handle.payload().noted {
+            hooks::resumed(self.handle.id().get(), blocking);
+        }
+    }
+
     fn into_lease(mut self) -> Lease {
         let label = self.label.take().expect("taken once, by value");
         Lease {
@@ -489,6 +523,7 @@ impl Future for Acquire {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) => {
+                self.note_resumed(false);
                 let label = self.label.take().expect("a future is not polled after it has finished");
                 let again = Acquire {
                     tensor: self.tensor.clone(),
@@ -555,6 +590,9 @@ fn refuse(granted: OpGranted, label: &LeaseLabel, failure: OperationError, ready
 }
 
 fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
+    if granted.payload().noted {
+        hooks::begins(&granted);
+    }
     {
         let mut slot = label.slot();
         if matches!(*slot, Slot::Waiting) {

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use estafette_graph::Mode;
 
-use crate::core::graph;
 use crate::core_ref::CoreRef;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::journal::hooks;
 use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end};
-use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Role};
+use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::run;
 use crate::signal::Signal;
@@ -58,7 +58,16 @@ impl Engine {
         let mut acquire = AcquireAll::submit(self.core(), wanted, taker.into())?;
         let vars: VarSet = wanted.iter().flat_map(|(tensor, _)| tensor.inner.vars.iter().cloned()).collect();
         let roots: &[OpVar] = &vars;
-        wait::block(self.core(), &acquire.handle, Some(roots), "a scoped lease", &acquire.signal, timeout)??;
+        let waited = wait::block(
+            self.core(),
+            &acquire.handle,
+            Some(roots),
+            "a scoped lease",
+            &acquire.signal,
+            timeout,
+        );
+        acquire.note_resumed(true);
+        waited??;
         acquire.hand_over()
     }
 }
@@ -87,16 +96,27 @@ impl AcquireAll {
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker.clone(), Some(Arc::clone(&signal)), false));
-        let mut state = OpState::new(core.clone(), Name::Static("lease"), Kind::Lease);
-        state.set_role(Role::Lease(Arc::clone(&label)));
-        let accesses = wanted
-            .iter()
-            .flat_map(|(tensor, access)| tensor.inner.vars.iter().map(|var| (var, mode_of(*access))));
-        let (handle, granted) = graph().submit_ref(state, accesses);
+        let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
+        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        for (tensor, access) in wanted {
+            tensor.inner.vars.iter().for_each(|var| draft.access(var, mode_of(*access)));
+        }
+        if draft.payload().noted {
+            hooks::submitted(&draft);
+            hooks::taken(draft.id(), &label.taker);
+            wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
+        }
+        let (handle, granted) = draft.submit();
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
         Ok(Self { wanted: wanted.to_vec(), taker, label: Some(label), signal, handle })
+    }
+
+    fn note_resumed(&self, blocking: bool) {
+        if self.handle.payload().noted {
+            hooks::resumed(self.handle.id().get(), blocking);
+        }
     }
 
     /// Splits what was granted into one lease per tensor.
@@ -139,7 +159,10 @@ impl Future for AcquireAll {
         match self.signal.poll(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Ready(Ok(())) => Poll::Ready(self.hand_over()),
+            Poll::Ready(Ok(())) => {
+                self.note_resumed(false);
+                Poll::Ready(self.hand_over())
+            }
         }
     }
 }

@@ -66,7 +66,7 @@
 //! export is a *lease*: engine writes wait until it is returned.
 //!
 //! This crate never blocks a device, never runs foreign code under a lock, and has no `unsafe` outside the modules that
-//! touch foreign memory (`exchange`, `export`, `arrow`, `views`, `guards`, `copy`), the coarse clock, and those that make an
+//! touch foreign memory (`exchange`, `export`, `arrow`, `operators`, `views`, `guards`, `copy`), the coarse clock, and those that make an
 //! operation or a lease cost next to nothing (`body`, `builder`, `late`, `core_ref`, `operation`, `lease`).
 
 mod admission;
@@ -92,13 +92,16 @@ mod export;
 mod guards;
 mod holders;
 mod import;
+pub mod journal;
 mod late;
 mod lease;
 mod lease_all;
 mod lease_info;
 mod lease_wait;
+mod live;
 mod operands;
 mod operation;
+pub mod operators;
 mod produce;
 mod quiet;
 mod raw;
@@ -130,6 +133,7 @@ pub use guards::{ReadGuard, WriteGuard};
 pub use import::Produced;
 pub use lease::{Access, Lease};
 pub use lease_info::LeaseInfo;
+pub use live::Live;
 pub use operands::Operands;
 pub use operation::Op;
 pub use ready::{Ready, Writable};

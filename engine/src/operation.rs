@@ -30,6 +30,8 @@ use crate::clock::Coarse;
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, Error, FailureKind, OperationError};
+use crate::journal;
+use crate::journal::hooks::WaitNoted;
 use crate::late::LateCell;
 use crate::run::Running;
 use crate::signal::Signal;
@@ -199,6 +201,8 @@ pub(crate) struct OpState {
     late: LateCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
+    /// Whether the journal was open when it was described: then it tells of all that happens to it.
+    pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
     /// Whether it has a place in the window and counts as in flight.
@@ -242,6 +246,7 @@ impl OpState {
             (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
             (&raw mut (*place).late).write(LateCell::new());
             (&raw mut (*place).since).write(Coarse::now());
+            (&raw mut (*place).noted).write(journal::is_open());
             (&raw mut (*place).priority).write(0);
             (&raw mut (*place).kind).write(kind);
             (&raw mut (*place).counted).write(AtomicBool::new(false));
@@ -394,6 +399,13 @@ impl OpState {
 // of which there is one, and which is not shared between threads.
 unsafe impl Sync for OpState {}
 
+/// Begins to describe an operation of any kind.
+#[inline(always)]
+pub(crate) fn draft<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpDraft<'a> {
+    // SAFETY: `init` writes every field.
+    unsafe { crate::core::graph().draft(|place| OpState::init(place, core, name, kind)) }
+}
+
 /// Takes the right to run; false when the operation was cancelled first.
 ///
 /// Whoever may cancel has a reference that was made at submission, or while the operation waited
@@ -482,6 +494,7 @@ impl Op {
     /// Waits until the operation has ended and gives its outcome; `timeout` of `None` waits as long as it takes.
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let state = self.handle.payload();
+        let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id())).flatten();
         crate::wait::block_on_op(&state.core, &self.handle, state.signal(), timeout)
     }
 

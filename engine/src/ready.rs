@@ -12,10 +12,10 @@ use std::task::{Context, Poll};
 use estafette_devices::{Frontier, Reactor};
 use estafette_graph::Mode;
 
-use crate::core::graph;
 use crate::doom;
 use crate::error::Error;
-use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, Role};
+use crate::journal::hooks;
+use crate::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, FAILED, WRITE_FENCES};
@@ -56,10 +56,14 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
         return Looked::Failed(Box::new(error));
     }
     let signal = Arc::new(Signal::new());
-    let mut state = OpState::new(tensor.core.clone(), Name::Static("ready"), Kind::Probe);
-    state.set_role(Role::Probe(Arc::clone(&signal)));
+    let mut draft = operation::draft(&tensor.core, Name::Static("ready"), Kind::Probe);
+    draft.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
+    tensor.vars.iter().for_each(|var| draft.access(var, Mode::Read));
+    if draft.payload().noted {
+        hooks::submitted(&draft);
+    }
     doom::probe_enters();
-    let (handle, granted) = graph().submit_ref(state, tensor.vars.iter().map(|var| (var, Mode::Read)));
+    let (handle, granted) = draft.submit();
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     } else if let Err(error) = wait::check_self_wait(&handle, &tensor.vars) {
@@ -90,17 +94,20 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     }
     let writers: Vec<_> =
         granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
+    let noted = state.noted.then(|| granted.id());
     run::complete(granted, &Ending::Looked, None, ready);
+    let tell = move |outcome| {
+        if let Some(id) = noted {
+            hooks::observed(id);
+        }
+        signal.set(outcome);
+    };
     match failure {
-        Some(failure) => {
-            signal.set(Err(failure.into_error()));
-        }
-        None if fences.is_empty() => {
-            signal.set(Ok(()));
-        }
+        Some(failure) => tell(Err(failure.into_error())),
+        None if fences.is_empty() => tell(Ok(())),
         None => {
             Reactor::global().when_settled(&fences, move |settled| {
-                signal.set(
+                tell(
                     settled
                         .map_err(|error| crate::state::device_failure(writers.first(), error).into_error()),
                 );
@@ -137,11 +144,14 @@ impl Future for Ready {
 
 impl Probe {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        if let Poll::Ready(outcome) = self.signal.poll(cx) {
-            return Poll::Ready(outcome);
+        let mut polled = self.signal.poll(cx);
+        if polled.is_pending() {
+            self.handle.payload().core.help_alone(cx);
+            polled = self.signal.poll(cx);
         }
-        self.handle.payload().core.help_alone(cx);
-        let polled = self.signal.poll(cx);
+        if polled.is_ready() && self.handle.payload().noted {
+            hooks::resumed(self.handle.id().get(), false);
+        }
         if polled.is_pending() && !std::mem::replace(&mut self.explained, true) {
             wait::log_if_own_lease(self.handle.id());
         }

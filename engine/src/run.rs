@@ -23,6 +23,7 @@ use crate::context::{self, Current};
 use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
+use crate::journal::{events, hooks};
 use crate::operation::{self, Kind, OpGranted, OpHandle, OpTag, bury};
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
 
@@ -72,7 +73,12 @@ pub(crate) fn execute_one(granted: OpGranted) {
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
         Kind::Work | Kind::Unhelped if granted.payload().core.runs_at_once(&granted) => run_at_once(granted),
-        Kind::Work | Kind::Unhelped => push(granted),
+        Kind::Work | Kind::Unhelped => {
+            if granted.payload().noted {
+                hooks::ready_at_once(granted.id());
+            }
+            push_noted(granted);
+        }
         Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
@@ -90,6 +96,15 @@ fn run_at_once(granted: OpGranted) {
 /// Pushes a granted operation to its engine's pool.
 #[inline]
 fn push(granted: OpGranted) {
+    if granted.payload().noted {
+        hooks::ready(granted.id());
+    }
+    push_noted(granted);
+}
+
+/// As [`push`], after the journal was told.
+#[inline]
+fn push_noted(granted: OpGranted) {
     let core = granted.payload().core.clone();
     let priority = granted.payload().priority;
     if priority == 0 {
@@ -141,6 +156,9 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
         } else if granted.payload().priority != 0 {
             push(granted);
         } else {
+            if granted.payload().noted {
+                hooks::ready(granted.id());
+            }
             let core = granted.payload().core.clone();
             core.pool.push_unnoticed(ReadyOp(granted));
             if !unwoken.as_ref().is_some_and(|last| last.same(&core))
@@ -213,6 +231,18 @@ fn start_settled(granted: OpGranted) -> Option<OpGranted> {
 /// Runs the body, unless the operation was cancelled.
 #[inline(always)]
 fn begin(granted: OpGranted) -> Option<OpGranted> {
+    if granted.payload().noted {
+        return begin_noted(granted);
+    }
+    if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
+}
+
+/// As [`begin`], of which the journal is told.
+#[cold]
+fn begin_noted(granted: OpGranted) -> Option<OpGranted> {
+    hooks::begins(&granted);
+    let span = events::body(&granted);
+    let _entered = span.enter();
     if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
 }
 
@@ -304,6 +334,9 @@ fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>)
 
 /// The same for an operation that ran well and left no work behind, as nearly all do.
 fn end_well(granted: OpGranted) -> Option<OpGranted> {
+    if granted.payload().noted {
+        hooks::ends_well(&granted);
+    }
     let core = granted.payload().core.id;
     let mut replaced = None;
     let mut ended = Ended::new();
@@ -332,6 +365,9 @@ pub(crate) fn complete(
     let state = granted.payload();
     if let Some(failure) = failure {
         state.fail(failure);
+    }
+    if state.noted {
+        hooks::ends(&granted, ending);
     }
     // Failures that newer versions replace are rare, and dropped where no bit is held.
     let mut replaced = None;

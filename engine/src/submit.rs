@@ -12,6 +12,7 @@ use crate::builder::OpBuilder;
 use crate::completion::Completion;
 use crate::error::{BodyResult, Error};
 use crate::guards::WriteGuard;
+use crate::journal::hooks;
 use crate::lease::check_writable;
 use crate::operands::Operands;
 use crate::operation::{Op, OpDraft, OpVar, Role};
@@ -93,7 +94,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
         if no_tensors && produced.is_none() {
             draft.payload_mut().set_body(body(reads, writes, updates));
+            if draft.payload().noted {
+                hooks::submitted(&draft);
+            }
             return submit(draft);
+        }
+        if draft.payload().noted {
+            [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().for_each(hooks::uses);
         }
         // The tensors go into the body, which may be gone before this call ends.
         let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
@@ -119,6 +126,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         draft.payload_mut().set_body(body);
         let mut draft: OpDraft<'_> = draft;
         accesses.iter().for_each(|(var, mode)| draft.access(var, *mode));
+        if draft.payload().noted {
+            hooks::submitted(&draft);
+        }
         submit(draft)
     }
 
@@ -181,7 +191,7 @@ fn submit_detached(draft: OpDraft<'_>) {
 }
 
 /// A fence for work whose end cannot be known: its memory is never given back.
-fn lost(error: DeviceError) -> Fence {
+pub(crate) fn lost(error: DeviceError) -> Fence {
     let (completer, fence) = host::promise("device work that could not be marked");
     let message = format!("the end of device work cannot be known: {error}");
     completer.fail(DeviceError::new(DeviceErrorKind::Fault, message));

@@ -18,6 +18,7 @@ use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::exchange::reaper;
+use crate::journal::hooks;
 use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
@@ -97,7 +98,12 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         Looked::Failed(error) => Err(*error),
         Looked::Probing(probe) => {
             let core = &tensor.inner.core;
-            block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout)?
+            let waited =
+                block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout);
+            if probe.handle.payload().noted {
+                hooks::resumed(probe.handle.id().get(), true);
+            }
+            waited?
         }
     }
 }

@@ -15,15 +15,19 @@
 //! Nobody below says so with a lock or a channel. The operations declare what they read and write, and the results are
 //! those of the plain loop ([`plain_loop`]), to the bit.
 //!
-//! Run it with `cargo run --release --example relay`.
+//! Run it with `cargo run --release --example relay`. At the end it says where the time went, and leaves the timeline in
+//! `relay.html`.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::time::{Duration, Instant};
 
 use arrow::array::{AsArray, Float32Array};
 use arrow::compute::kernels::numeric;
 use arrow::datatypes::Float32Type;
+use estafette::journal::{Journal, JournalOptions};
 use estafette::{Engine, Produced, Tensor};
+use estafette_report::{Recording, terminal};
 use examples::{Ledger, Result, Trail, with_arrow, with_ndarray};
 use indicatif::{ProgressBar, ProgressStyle};
 use ndarray::{Array1, Array2, ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2, Axis, Ix1, Ix2};
@@ -35,6 +39,9 @@ const COLUMNS: usize = 256;
 
 /// Frames between two stages: enough to keep every stage busy, few enough that memory stays small.
 const DEPTH: usize = 8;
+
+/// Where the timeline goes.
+const PAGE: &str = "relay.html";
 
 /// How long memory may take to come back at the end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -220,6 +227,9 @@ async fn main() -> Result {
     let expected = plain_loop()?;
     let plain = since.elapsed();
 
+    // `--no-report` leaves out the recording: to compare.
+    let quiet = std::env::args().any(|argument| argument == "--no-report");
+    let journal = if quiet { None } else { Some(Journal::open(JournalOptions::default())?) };
     let engine = Engine::builder().build()?;
     let ledger = Ledger::default();
     let stage = Stage { engine: engine.clone(), ledger: ledger.clone() };
@@ -241,7 +251,20 @@ async fn main() -> Result {
     while !all_is_back(&ledger) && since.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    report(&ledger, &archive, plain, relay)
+    report(&ledger, &archive, plain, relay)?;
+    journal.map_or(Ok(()), |journal| where_the_time_went(&journal.finish()))
+}
+
+/// Prints the short report, and leaves the page for a browser in the working directory.
+fn where_the_time_went(recording: &Recording) -> Result {
+    let report = estafette_report::report(recording);
+    println!();
+    print!("{}", terminal::text(&report, terminal::Style { short: true, ..terminal::Style::default() }));
+    let mut page = BufWriter::new(File::create(PAGE)?);
+    estafette_report::html::write(recording, &mut page)?;
+    page.flush()?;
+    println!("\nthe timeline: {PAGE}");
+    Ok(())
 }
 
 fn all_is_back(ledger: &Ledger) -> bool {

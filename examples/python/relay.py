@@ -8,12 +8,14 @@ Many batches are on their way at once; asyncio only waits for results. Every cro
 but measured: the pointer that a library sees is compared with the pointer that the tensor had before. At the end the
 predictions are compared with those of a plain loop, and every imported tensor must have been given back.
 
-Run it with `python examples/python/relay.py`. It needs NumPy. JAX and PyTorch take their legs if they are installed, and
+Run it with `python examples/python/relay.py`. At the end it says where the time went, and leaves the recording in
+`relay.pftrace` (for https://ui.perfetto.dev) and its timeline in `relay.html`. It needs NumPy. JAX and PyTorch take their legs if they are installed, and
 NumPy runs in their place if not; without scikit-learn, which has the digits, made-up patterns run instead.
 """
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import os
@@ -32,6 +34,7 @@ PARTS = 16
 CLASSES = 10
 # JAX copies host memory that is aligned to less, so the track is laid out for it.
 ALIGNMENT = 64
+TRACE, PAGE = "relay.pftrace", "relay.html"
 
 
 class Ledger:
@@ -224,6 +227,7 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--rounds", type=int, default=25, help="how often the digits go around")
     arguments.add_argument("--in-flight", type=int, default=8, help="batches on their way at once")
+    arguments.add_argument("--no-report", action="store_true", help="do not record where the time goes: to compare")
     options = arguments.parse_args()
 
     images, labels = digits()
@@ -233,7 +237,8 @@ def main():
     print("relay:", " -> ".join([*(leg.name for leg in legs), "NumPy"]))
 
     began = time.perf_counter()
-    with est.Engine(workers=2) as eng:
+    recording = None if options.no_report else est.record(TRACE)
+    with recording or contextlib.nullcontext(), est.Engine(workers=2) as eng:
         before = eng.stats()
         predictions, tensors, operations = asyncio.run(
             relay(eng, options.rounds, options.in_flight, images, labels, model, ledger, legs)
@@ -263,6 +268,9 @@ def main():
     ]
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+    if recording is not None:
+        print("", recording.report(short=True, html=PAGE), f"the timeline: {PAGE}", sep="\n")
 
     # Libraries add in different orders, so a digit half-way between two classes may go either way.
     problems = [

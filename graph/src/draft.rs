@@ -11,6 +11,7 @@ use crate::access::{Mode, Target};
 use crate::block::{Block, BlockPtr};
 use crate::granted::Granted;
 use crate::graph::Graph;
+use crate::id::{OpId, VarId};
 use crate::op_ref::OpRef;
 use crate::owner::Owner;
 use crate::submit;
@@ -56,6 +57,24 @@ impl<'a, V, T> Draft<'a, V, T> {
     pub fn payload_mut(&mut self) -> &mut T {
         // SAFETY: as for `payload`, and we are borrowed exclusively.
         unsafe { (*self.block.as_ptr()).payload_mut() }
+    }
+
+    /// The name that the operation has from its submission on.
+    pub fn id(&self) -> OpId {
+        // SAFETY: `begin` has given it; the block is ours.
+        unsafe { self.block.as_ref().id() }
+    }
+
+    /// What was added so far, one by one.
+    pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
+        // SAFETY: the block is ours, and the handles of its variables outlive the draft.
+        let accesses = unsafe { Block::accesses(self.block) };
+        accesses.map(|access| {
+            // SAFETY: as above.
+            let target = unsafe { access.as_ref().target() };
+            // SAFETY: as above.
+            (unsafe { target.node().as_ref() }.id(), target.mode())
+        })
     }
 
     /// Adds a variable; may be repeated. A read and a write of one variable are an update.

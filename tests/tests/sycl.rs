@@ -48,7 +48,8 @@ fn long_work_on_several_queues_gives_the_sequential_result() {
     let engine = Engine::builder().workers(1).build().unwrap();
     for in_order in [true, false] {
         let queues = [0, 1, 2].map(|_| device.queue(in_order).unwrap() as Arc<dyn Queue>);
-        let (x, y, z) = (bytes_on(&engine, &*device), bytes_on(&engine, &*device), bytes_on(&engine, &*device));
+        let (x, y, z) =
+            (bytes_on(&engine, &*device), bytes_on(&engine, &*device), bytes_on(&engine, &*device));
         for round in 0..4 {
             fill(&engine, &queues[0], &x, round);
             copy(&engine, &device, &queues[1], &x, &y);
@@ -65,7 +66,8 @@ fn long_work_on_several_queues_gives_the_sequential_result() {
 #[test]
 #[ignore = "needs a SYCL runtime: cargo xtask test --suite sycl"]
 fn between_the_host_sycl_and_another_runtime_the_reactor_carries_over() {
-    let (device, other) = (sycl(), SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() }));
+    let (device, other) =
+        (sycl(), SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() }));
     let other = other.unwrap();
     let engine = Engine::builder().workers(1).device(other.clone()).build().unwrap();
     let (queue, foreign) = (device.create_queue().unwrap(), other.create_queue().unwrap());

@@ -153,6 +153,38 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "c",
+        about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
+        fast: false,
+        needs: &[Need::Python, CPP, CMAKE, PKG_CONFIG],
+        counted: true,
+        limit: minutes(20),
+        commands: c_programs,
+    },
+    Suite {
+        name: "c-memcheck",
+        about: "the C programs under valgrind",
+        fast: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: c_memcheck,
+    },
+    Suite {
+        name: "fuzz",
+        about: "random programs of calls of the C interface against a model: kept ones, and a minute of new ones",
+        fast: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let build = ["build", "--release", "--package", "tests", "--bin", "c_fuzz"];
+            let mut fuzz = shell::command(context.target.join("release/c_fuzz"));
+            fuzz.arg("60");
+            vec![cargo(&context.target, &build, &[]), fuzz]
+        },
+    },
+    Suite {
         name: "python",
         about: "tests of the Python package",
         fast: true,
@@ -192,6 +224,28 @@ pub const SUITES: &[Suite] = &[
             let environment = context.legacy.as_ref().expect("set up before the suite");
             vec![environment.command(&["-m", "pytest", "-rs", "bindings/python/tests/test_mxnet.py"])]
         },
+    },
+    Suite {
+        name: "perfetto",
+        about: "the file of a recording, decoded with Perfetto's own schema",
+        fast: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
+    },
+    Suite {
+        name: "html",
+        about: "the page of a recording, in a browser without a screen",
+        fast: false,
+        needs: &[
+            Need::Python,
+            Need::Program("chromium", "on Debian: `apt-get install chromium`"),
+            Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
+        ],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
     },
     Suite {
         name: "borrowed",
@@ -248,10 +302,41 @@ pub const SUITES: &[Suite] = &[
             examples.iter().map(|name| python(context, &[&format!("examples/python/{name}.py")])).collect()
         },
     },
+    Suite {
+        name: "delegate",
+        about: "two C++ frameworks that delegate their crossings, and Python, in one process",
+        fast: false,
+        needs: &[Need::Python, CPP, CMAKE],
+        counted: false,
+        limit: minutes(20),
+        commands: delegate,
+    },
 ];
+
+const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
+const CMAKE: Need = Need::Program("cmake", "on Debian: `apt-get install cmake make`");
+const PKG_CONFIG: Need = Need::Program("pkg-config", "on Debian: `apt-get install pkg-config`");
 
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
+}
+
+/// Builds the C interface and the two frameworks with it, and runs the relay.
+fn delegate(context: &Context) -> Vec<Command> {
+    let library = context.target.join("release/libestafette_c.a");
+    let build = context.target.join("delegate");
+    let mut configure = shell::command("cmake");
+    configure.args(["-S", "examples/delegate", "-DCMAKE_BUILD_TYPE=Release", "-B"]).arg(&build);
+    configure.arg(format!("-DESTAFETTE_LIBRARY={}", library.display()));
+    let mut compile = shell::command("cmake");
+    compile.arg("--build").arg(&build);
+    let program = build.join("libdelegate.so");
+    vec![
+        cargo(&context.target, &["build", "--release", "--package", "estafette-c"], &[]),
+        configure,
+        compile,
+        python(context, &["examples/delegate/delegate.py", &program.to_string_lossy()]),
+    ]
 }
 
 /// nextest where it is installed, as it runs tests in parallel across binaries; else plain `cargo test`.
@@ -284,9 +369,59 @@ fn memcheck(program: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// Where the C suites install the library.
+fn c_prefix(context: &Context) -> PathBuf {
+    context.target.join("c-prefix")
+}
+
+/// Installs the library, by this very program.
+fn install_c(context: &Context) -> Command {
+    let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask-that-cannot-be-found".into());
+    let mut command = shell::command(this);
+    command.arg("install").arg(c_prefix(context));
+    command
+}
+
+fn c_programs(context: &Context) -> Vec<Command> {
+    let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
+    // A folder that cannot be found is told by the compiler, as a header that is not there.
+    let packages = environment.packages().unwrap_or_default();
+    let mut programs = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "programs"]);
+    programs.env("ESTAFETTE_PREFIX", c_prefix(context));
+    programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
+    vec![install_c(context), programs]
+}
+
+/// The C programs that need nothing but the library, compiled and run under valgrind.
+fn c_memcheck(context: &Context) -> Vec<Command> {
+    let prefix = c_prefix(context);
+    let mut commands = vec![install_c(context)];
+    for name in ["hard_cases", "fences", "calls"] {
+        let program = prefix.join(name);
+        let mut compile = shell::command("gcc");
+        compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));
+        compile.arg(format!("bindings/c/tests/c/{name}.c")).arg("-L").arg(prefix.join("lib"));
+        compile.arg("-lestafette").arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
+        compile.arg("-o").arg(&program);
+        commands.extend([compile, memcheck(&program, &[])]);
+    }
+    commands
+}
+
 fn python(context: &Context, arguments: &[&str]) -> Command {
     let (environment, _) = context.python.as_ref().expect("set up before the first suite that needs it");
     environment.command(arguments)
+}
+
+/// Python tests of the files that a recording becomes; first the files.
+fn looks_at_reports(context: &Context, tests: &str) -> Vec<Command> {
+    let samples = context.target.join("report-samples");
+    let build = ["build", "--release", "--package", "estafette-report", "--example", "made_up"];
+    let mut write = shell::command(context.target.join("release/examples/made_up"));
+    write.arg(&samples);
+    let mut look = python(context, &["-m", "pytest", "-rs", tests]);
+    look.env("ESTAFETTE_REPORT_SAMPLES", samples);
+    vec![cargo(&context.target, &build, &[]), write, look]
 }
 
 /// Other people's tests of DLPack, on our tensors. What deviates is listed beside the plugin.

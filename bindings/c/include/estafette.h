@@ -133,6 +133,31 @@ typedef struct DLManagedTensorVersioned {
 #define ESTAFETTE_FENCE_VERSION 1
 
 /**
+ * [`OperatorOptions::kind`] of [`OperatorKind::Destination`].
+ */
+#define ESTAFETTE_OPERATOR_DESTINATION 0
+
+/**
+ * [`OperatorOptions::kind`] of [`OperatorKind::Inferred`].
+ */
+#define ESTAFETTE_OPERATOR_INFERRED 1
+
+/**
+ * [`OperatorOptions::kind`] of [`OperatorKind::Allocating`].
+ */
+#define ESTAFETTE_OPERATOR_ALLOCATING 2
+
+/**
+ * In [`OperatorOptions::flags`]: outputs may be inputs as well, or overlap them.
+ */
+#define ESTAFETTE_OPERATOR_IN_PLACE 1
+
+/**
+ * [`OperatorOptions::n_inputs`] for any number.
+ */
+#define ESTAFETTE_OPERATOR_ANY_NUMBER -1
+
+/**
  * What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
  */
 enum estafette_status
@@ -454,6 +479,116 @@ typedef struct estafette_fence {
 } estafette_fence;
 
 /**
+ * An option of a call: a name and a text.
+ */
+typedef struct estafette_attribute {
+  /**
+   * The name.
+   */
+  const char *key;
+  /**
+   * The value.
+   */
+  const char *value;
+} estafette_attribute;
+
+/**
+ * The function of an operator.
+ *
+ * `outputs` has an entry per output, by kind of operator:
+ * - destination, inferred: a tensor to write. It is lent for the call and has no deleter;
+ * - allocating: NULL, to be replaced by a tensor that the caller owns from then on. On failure too whatever is there is
+ *   released by the caller.
+ *
+ * As the function that infers, it gets lent tensors without data, and with room for 64 dimensions at `dl_tensor.shape`: it
+ * writes the shape there, and sets `dl_tensor.ndim` and `dl_tensor.dtype`.
+ *
+ * `stream` is the native stream to enqueue on, or NULL on the host. The result is NULL, or why the call has failed, as a
+ * text that stays valid until this thread calls an operator again. Any thread may call it, several at once.
+ */
+typedef const char *(*estafette_operator_function)(const DLTensor *const *inputs,
+                                                   size_t n_inputs,
+                                                   DLManagedTensorVersioned **outputs,
+                                                   size_t n_outputs,
+                                                   const struct estafette_attribute *attributes,
+                                                   size_t n_attributes,
+                                                   void *stream,
+                                                   void *context);
+
+/**
+ * How an operator is called. Room for more is at the end: `size` says how much the caller knows of it.
+ */
+typedef struct estafette_operator_options {
+  /**
+   * `sizeof` this struct.
+   */
+  uint32_t size;
+  /**
+   * [`OPERATOR_DESTINATION`], [`OPERATOR_INFERRED`] or [`OPERATOR_ALLOCATING`].
+   */
+  uint32_t kind;
+  /**
+   * [`OPERATOR_IN_PLACE`] or 0.
+   */
+  uint32_t flags;
+  /**
+   * How many inputs, or [`OPERATOR_ANY_NUMBER`].
+   */
+  int32_t n_inputs;
+  /**
+   * How many outputs, at least 1.
+   */
+  int32_t n_outputs;
+  /**
+   * Says what the outputs will look like; needed by [`OPERATOR_INFERRED`] and NULL else.
+   */
+  estafette_operator_function infer;
+} estafette_operator_options;
+
+/**
+ * What is known of an operator. The texts are there during the call that gives them.
+ */
+typedef struct estafette_operator_info {
+  /**
+   * `sizeof(estafette_operator_info)`; newer versions have more at the end.
+   */
+  uint32_t size;
+  /**
+   * `ESTAFETTE_OPERATOR_DESTINATION`, `ESTAFETTE_OPERATOR_INFERRED` or `ESTAFETTE_OPERATOR_ALLOCATING`.
+   */
+  uint32_t kind;
+  /**
+   * `ESTAFETTE_OPERATOR_IN_PLACE` or 0.
+   */
+  uint32_t flags;
+  /**
+   * How many inputs, or `ESTAFETTE_OPERATOR_ANY_NUMBER`.
+   */
+  int32_t n_inputs;
+  /**
+   * How many outputs.
+   */
+  int32_t n_outputs;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * What it is called.
+   */
+  const char *name;
+  /**
+   * Where it comes from, in words: a language, or the path of a library.
+   */
+  const char *origin;
+} estafette_operator_info;
+
+/**
+ * Gets one operator after the other. It may call every function of this library.
+ */
+typedef void (*estafette_operator_callback)(void *context, const struct estafette_operator_info *info);
+
+/**
  * The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
  * told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
  * must not throw.
@@ -491,6 +626,40 @@ typedef struct estafette_submit_options {
  * the call.
  */
 typedef void (*estafette_ready_callback)(void *context, estafette_status status, const char *message);
+
+/**
+ * What an entry point registers operators with. It is the library's until the entry point returns.
+ */
+typedef struct estafette_operator_registrar {
+  /**
+   * `sizeof` this struct.
+   */
+  uint32_t size;
+  /**
+   * 0.
+   */
+  uint32_t reserved;
+  /**
+   * Ours.
+   */
+  void *context;
+  /**
+   * Adds an operator. The result is NULL, or what is wrong with it, as a text that stays valid until the next call; the
+   * context is still the library's then.
+   */
+  const char *(*add)(struct estafette_operator_registrar *registrar,
+                     const char *name,
+                     estafette_operator_function function,
+                     const struct estafette_operator_options *options,
+                     void *context,
+                     estafette_drop drop_context);
+} estafette_operator_registrar;
+
+/**
+ * The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text that stays valid until
+ * the library is unloaded or called again.
+ */
+typedef const char *(*estafette_operator_entry)(struct estafette_operator_registrar *registrar);
 
 #ifdef __cplusplus
 extern "C" {
@@ -921,6 +1090,89 @@ estafette_status estafette_op_wait(struct estafette_op *op,
  * in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any value.
  */
 estafette_status estafette_op_cancel(struct estafette_op *op);
+
+/**
+ * Registers a function as the operator `name`, for all engines of this process. `options` say how it is called.
+ * `drop_context`, which may be NULL, is called once with `context` when the operator was unregistered and no call of it is under
+ * way.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `name`, `function` or `options`, or options that cannot be, which the text
+ * names; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. On an error the caller keeps `context`. May be
+ * called by any thread, inside of operators too.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says. The functions keep the contract of `estafette_operator_function`, and may be
+ * called until `drop_context` is.
+ */
+estafette_status estafette_register_operator(const char *name,
+                                             estafette_operator_function function,
+                                             const struct estafette_operator_options *options,
+                                             void *context,
+                                             estafette_drop drop_context);
+
+/**
+ * Takes an operator out of the registry. Calls under way still end.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, and when there is no such operator; `ESTAFETTE_FORKED`. May be called by
+ * any thread.
+ *
+ * What the caller promises:
+ * `name` is NULL or a text.
+ */
+estafette_status estafette_unregister_operator(const char *name);
+
+/**
+ * Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports a function
+ * `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way, or a result
+ * of one is alive.
+ * `count`, which may be NULL, gets how many there are.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers
+ * nothing, or says that it failed, which the text tells; `ESTAFETTE_CONFLICT` for a name that is taken; `ESTAFETTE_FORKED`. May be
+ * called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; the library is what is written here, and may be trusted like one that the
+ * program is linked to.
+ */
+estafette_status estafette_load_operators(const char *path,
+                                          size_t *count);
+
+/**
+ * Calls `callback` with each operator of this process, by name.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `callback`; `ESTAFETTE_FORKED`. May be called by any thread.
+ *
+ * What the caller promises:
+ * `callback` is NULL or does not throw.
+ */
+estafette_status estafette_list_operators(estafette_operator_callback callback, void *context);
+
+/**
+ * Submits a call of the operator `name`, as an operation of that name: it reads `inputs`, and begins when they are there.
+ *
+ * Either all entries of `outputs` are tensors, which it overwrites, or all are NULL: then the call produces its results, and each
+ * entry becomes a promise of one, which the caller owns and gives up by `estafette_tensor_release`. An array may be NULL when
+ * its count is 0.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, for an operator that there is not (the text has names
+ * that are near), a number of inputs or outputs that is not the operator's, outputs that are not all of one kind, outputs given to
+ * an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
+ * outputs that overlap another operand of an operator that does not work in place, or may not be written;
+ * `ESTAFETTE_WOULD_DEADLOCK`, `ESTAFETTE_LEASE_HELD`, `ESTAFETTE_SHUTDOWN`, `ESTAFETTE_FORKED` as `estafette_submit`. A failure of
+ * the operator itself is told at its outputs. May be called by any thread, inside of operations too.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; `outputs` may be written.
+ */
+estafette_status estafette_call_operator(struct estafette_engine *engine,
+                                         const char *name,
+                                         struct estafette_tensor *const *inputs,
+                                         size_t n_inputs,
+                                         struct estafette_tensor **outputs,
+                                         size_t n_outputs,
+                                         const struct estafette_attribute *attributes,
+                                         size_t n_attributes);
 
 /**
  * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".

@@ -94,7 +94,7 @@ impl estafette_status {
     /// What the caller can do about `error`.
     pub(crate) fn of(error: &Error) -> Self {
         match error {
-            Error::Invalid(_) | Error::InvalidTensor(_) => ESTAFETTE_INVALID,
+            Error::Invalid(_) | Error::InvalidTensor(_) | Error::NoOperator { .. } => ESTAFETTE_INVALID,
             Error::Failed(_) => ESTAFETTE_FAILED,
             Error::Cancelled(_) => ESTAFETTE_CANCELLED,
             Error::Device(error) => Self::of_fence(error),

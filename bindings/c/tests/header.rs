@@ -18,7 +18,9 @@ fn generate() -> String {
     let builder = cbindgen::Builder::new()
         .with_config(config)
         .with_src(folder().join("src/lib.rs"))
-        .with_src(folder().join("../../engine/src/exchange/promise.rs"));
+        .with_src(folder().join("../../engine/src/exchange/promise.rs"))
+        .with_src(folder().join("../../engine/src/operators/abi.rs"))
+        .with_src(folder().join("../../engine/src/operators/library.rs"));
     let mut text = Vec::new();
     builder.generate().expect("the sources can be read").write(&mut text);
     tidy(&String::from_utf8(text).expect("text"))

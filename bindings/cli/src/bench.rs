@@ -4,6 +4,7 @@ use std::error::Error;
 use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
+use estafette::journal::{Journal, JournalOptions};
 use lexopt::prelude::*;
 
 /// Measured runs unless told otherwise: an odd number, so that the median is one of them.
@@ -14,6 +15,9 @@ const N_MAX: usize = 100_000_000;
 const WORKERS_MAX: usize = 1_024;
 const BODY_NS_MAX: u64 = 1_000_000_000;
 const ROUNDS_MAX: usize = 100_000;
+
+/// Memory of the journal with `--journal`: enough for a few million operations.
+const JOURNAL_BYTES: usize = 2 << 30;
 
 /// Measured by a program of its own.
 const SCRIPTS: &[(&str, &str)] = &[("python", "benches/python/bench.py")];
@@ -28,6 +32,7 @@ struct Request {
     workers: Option<usize>,
     body_ns: Option<u64>,
     rounds: Option<usize>,
+    journal: bool,
 }
 
 pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> {
@@ -41,7 +46,18 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
         println!("{}", Record::heading());
     }
     for workload in workloads {
+        let journal = request.journal.then(|| {
+            let memory_max = Some(JOURNAL_BYTES);
+            Journal::open(JournalOptions { memory_max, ..JournalOptions::default() })
+        });
+        let journal = journal.transpose()?;
         let record = workload.measure(&request.settings(workload))?;
+        if let Some(lost) = journal.map(|journal| journal.lost()).filter(|lost| *lost > 0) {
+            return Err(format!(
+                "the journal has lost {lost} entries, which cost less than those it kept; use fewer rounds or a smaller --n"
+            )
+            .into());
+        }
         println!("{}", if request.json { record.json() } else { record.text() });
     }
     Ok(())
@@ -54,6 +70,7 @@ impl Request {
             match argument {
                 Long("list") => request.list = true,
                 Long("json") => request.json = true,
+                Long("journal") => request.journal = true,
                 Long("n") => request.n = Some(number(arguments, "--n", 1, N_MAX)?),
                 Long("workers") => request.workers = Some(number(arguments, "--workers", 0, WORKERS_MAX)?),
                 Long("body") => request.body_ns = Some(number(arguments, "--body", 0, BODY_NS_MAX)?),

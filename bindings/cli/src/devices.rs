@@ -1,8 +1,8 @@
 //! `estafette devices`
 
+use estafette::Engine;
 use estafette::devices::sycl::SyclRuntime;
 use estafette::devices::{DLDevice, Device, table};
-use estafette::Engine;
 
 /// Prints one line per device: those of an engine, then the device table. Says why where there is no SYCL.
 pub(crate) fn print() -> Result<(), Box<dyn std::error::Error>> {

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod devices;
+mod report;
 
 use std::process::ExitCode;
 
@@ -16,9 +17,14 @@ usage: estafette <command>
 commands:
   devices            list the devices that the engine finds here
   demo [--tensors N] stream N tensors (default 1000) through a small graph and show what was waited for
-  bench NAME [--n N] [--workers W] [--body NS] [--rounds R] [--json]
+  report FILE [--short] [--json] [--width N] [--html OUT] [--chrome OUT]
+                     say who waited for whom in a recording, and why; --html and --chrome also write it to OUT
+  report --diff A B [--json] [--width N]
+                     compare two recordings
+  bench NAME [--n N] [--workers W] [--body NS] [--rounds R] [--json] [--journal]
                      measure a workload, or each of a group: N operations with bodies of NS nanoseconds on W workers
-                     (0: the submitting thread runs everything), R times after one run to warm up
+                     (0: the submitting thread runs everything), R times after one run to warm up; with --journal
+                     while stalls are recorded
   bench --list       list the workloads
   help               print this text";
 
@@ -53,6 +59,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Box<dyn std::error::Error>> 
             demo::run(tensors)
         }
         Value(command) if command == "bench" => bench::run(&mut arguments),
+        Value(command) if command == "report" => report::run(&mut arguments),
         Value(command) if command == "help" => {
             println!("{USAGE}");
             Ok(())

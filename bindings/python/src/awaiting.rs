@@ -121,6 +121,7 @@ impl Awaiter {
         let running = running_loop::get(py)?
             .ok_or_else(|| PyRuntimeError::new_err("`await` needs a running asyncio event loop"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
+        estafette::journal::on_event_loop();
         let suspension = Suspension::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
         let number = wakeups.get().leave(&running, suspension.clone_ref(py), self.engine.clone())?;

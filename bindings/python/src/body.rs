@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use estafette::devices::Queue;
 use estafette::devices::sycl::SyclQueue;
-use estafette::{BodyResult, Completion, Produced, Scope, Tensor};
+use estafette::{BodyResult, Completion, Produced, Scope, Tensor, journal};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
@@ -22,6 +22,7 @@ use crate::error::{Raised, finalizing, raise};
 use crate::fastcall;
 use crate::gate;
 use crate::import::{self, IMPORTED, Wanted};
+use crate::peers;
 use crate::running_loop;
 use crate::tensor::PyTensor;
 
@@ -69,7 +70,6 @@ impl Body {
         tensors: &Bound<'_, PyTuple>,
         result: Use,
     ) -> PyResult<Self> {
-        static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = function.py();
         if !function.is_callable() {
             return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
@@ -88,7 +88,7 @@ impl Body {
             function: function.clone().unbind(),
             using: using.map(|using| using.clone().unbind()),
             tensors: tensors.clone().unbind(),
-            context: COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind(),
+            context: copy_context(py)?,
             event_loop,
             result,
             queue: None,
@@ -130,8 +130,11 @@ impl Body {
         // body are gone, unless somebody kept them.
         let scope = completion.scope().clone();
         let completion = Pending::new(completion, parts.result, parts.queue.clone());
-        let outcome =
-            gate::attach(|py| self.parts.take().map(|parts| parts.call(py, scope, completion.clone())));
+        journal::body_wants_lock(scope.id());
+        let outcome = gate::attach(|py| {
+            journal::body_has_lock(scope.id());
+            self.parts.take().map(|parts| parts.call(py, scope, completion.clone()))
+        });
         match outcome.flatten() {
             Some(Some(outcome)) => completion.end(outcome),
             Some(None) => {}
@@ -156,6 +159,9 @@ impl Parts {
     fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Produced>>> {
         let asynchronous = self.event_loop.is_some();
         let result = self.result;
+        if journal::is_open() {
+            self.note_library(py, &scope);
+        }
         let outcome = if asynchronous {
             self.send_off(py, scope, completion)
         } else {
@@ -165,6 +171,16 @@ impl Parts {
             Ok(_) if asynchronous => None,
             Ok(produced) => Some(Ok(produced)),
             Err(error) => Some(Err(Raised::body_error(py, error))),
+        }
+    }
+
+    /// Tells the journal which library's arrays the function gets.
+    fn note_library(&self, py: Python<'_>, scope: &Scope) {
+        let module =
+            self.using.as_ref().and_then(|using| using.bind(py).getattr(intern!(py, "__module__")).ok());
+        let module = module.and_then(|module| module.extract::<String>().ok());
+        if let Some(peer) = module.as_deref().and_then(peers::of_module) {
+            journal::body_uses(scope.id(), peer.root);
         }
     }
 
@@ -236,8 +252,33 @@ pub fn interrupt_all(py: Python<'_>) {
     }
 }
 
+/// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.
+pub fn run_plain<'py>(
+    scope: &Scope,
+    function: &Bound<'py, PyAny>,
+    using: Option<&Bound<'py, PyAny>>,
+    tensors: Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = function.py();
+    let parts = Parts {
+        function: function.clone().unbind(),
+        using: using.map(|using| using.clone().unbind()),
+        tensors: tensors.unbind(),
+        context: copy_context(py)?,
+        event_loop: None,
+        result: Use::Ignored,
+        queue: None,
+    };
+    parts.run(py, scope.clone())
+}
+
+fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
+}
+
 /// Whether calling the function gives a coroutine.
-fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+pub fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     /// `CO_COROUTINE` of CPython's `Include/cpython/code.h`.
     const COROUTINE: u32 = 0x80;
     static IS_COROUTINE_FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

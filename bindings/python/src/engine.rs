@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use estafette::devices::DLDevice;
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{Access, Completion, Engine, Tensor};
+use estafette::{Access, Completion, Engine, Tensor, journal};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -22,12 +22,15 @@ use crate::export::{EXPORTED, poll_once, until_defined};
 use crate::handle::{EngineHandle, Shared};
 use crate::import::{self, IMPORTED, Wanted, parse_device};
 use crate::operation::PyOperation;
+use crate::operators::PyOperators;
 use crate::order::{self, Operands, Order, ResultOptions, parse_like, tensors_of};
 use crate::process::{self, Own};
 use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
-use crate::{call_sites, future, gate, interrupt, running_loop, sycl, thread_state};
+use crate::{
+    call_sites, future, gate, interrupt, mxnet, peers, promise, running_loop, sycl, thread_state, watch,
+};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -58,6 +61,8 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// workers: threads for operations; default one per core.
 /// window: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that a wait is held up by leases alone before it raises `LeaseHeldError`; default 30.
+/// watchdog: seconds after which whatever is stalled is logged once, with its line of `diagnose()`, by the logger
+///     ``estafette`` of `logging`; default None, never.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     handle: EngineHandle,
@@ -153,12 +158,13 @@ impl PyEngine {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None))]
+    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None))]
     fn new(
         py: Python<'_>,
         workers: Option<usize>,
         window: Option<usize>,
         lease_timeout: Option<f64>,
+        watchdog: Option<f64>,
     ) -> PyResult<Self> {
         let mut builder = Engine::builder();
         let workers = match workers {
@@ -173,6 +179,9 @@ impl PyEngine {
         builder = builder.workers(workers);
         if let Some(window) = window {
             builder = builder.window(window);
+        }
+        if let Some(limit) = seconds(watchdog)? {
+            builder = builder.on_stall(limit, watch::tell_stall);
         }
         let lease_timeout = seconds(lease_timeout)?.unwrap_or(LEASE_TIMEOUT_DEFAULT);
         let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
@@ -190,9 +199,16 @@ impl PyEngine {
         self.workers
     }
 
+    /// The operators of this process, by name; what is called through here runs in this engine.
+    #[getter]
+    fn operators(&self) -> PyOperators {
+        PyOperators::new(self.handle.clone())
+    }
+
     /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, or a raw capsule.
     ///
-    /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is.
+    /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is. An
+    /// object with ``__estafette_promise__`` is not waited for: the tensor is ready when its promise is done.
     ///
     /// device: where the data shall be; default where it is.
     /// copy: True always copies, False never does, None only if it must.
@@ -215,6 +231,13 @@ impl PyEngine {
         if let Ok(tensor) = x.cast::<PyTensor>() {
             return self.own(tensor, &wanted);
         }
+        if let Some(promise) = promise::pending(x, engine)? {
+            let tensor = promise::import(x, engine, promise)?;
+            imported(py);
+            let copies = wanted.device.is_some() || copy == Some(true);
+            let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
+            return Bound::new(py, self.wrap(tensor));
+        }
         let (managed, immutable) = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
         let ready = import::ready(x, managed.device())?;
@@ -222,6 +245,9 @@ impl PyEngine {
         // when `__dlpack__` has returned.
         let tensor = unsafe { engine.import_ordered(managed, ready, immutable) }.or_raise(py)?;
         imported(py);
+        if journal::is_open() {
+            journal::imported_from(&tensor, peers::of(x).peer().root);
+        }
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);
         }
@@ -297,6 +323,48 @@ impl PyEngine {
         let tensor = self.receive_now(py, &order, &slot)?;
         // If listening fails, the delivery ends the operation as it goes.
         listen.call1((future::Delivery::new(slot),))?;
+        Bound::new(py, self.wrap(tensor))
+    }
+
+    /// A promise of the memory of an array of MXNet 1.9, without a copy, and without waiting for MXNet's engine: the tensor is
+    /// ready when the writes are done that MXNet was asked for before this call. Operations chain on it meanwhile.
+    ///
+    /// The other way round, MXNet's engine waits for us: what it is asked for afterwards begins to write the array when the
+    /// tensor, and every view of it, is gone. With ``write=True`` operations may write the tensor, and MXNet's readers wait as
+    /// well.
+    ///
+    /// The wait for MXNet is an operation in flight, called `name`, as with `from_future`. If an operation of MXNet failed
+    /// before, so does it.
+    ///
+    ///     >>> import mxnet as mx                                       # doctest: +SKIP
+    ///     >>> x = mx.nd.ones((1000, 1000))                             # doctest: +SKIP
+    ///     >>> t = eng.from_mxnet(mx.nd.dot(x, x))                      # doctest: +SKIP
+    ///     >>> y = eng.call(np.sqrt, t, using=np.from_dlpack)           # doctest: +SKIP
+    #[pyo3(signature = (array, /, *, write = false, name = None))]
+    #[allow(clippy::wrong_self_convention, reason = "beside `from_dlpack`")]
+    fn from_mxnet<'py>(
+        &self,
+        array: &Bound<'py, PyAny>,
+        write: bool,
+        name: Option<String>,
+    ) -> PyResult<Bound<'py, PyTensor>> {
+        let py = array.py();
+        self.engine(py)?;
+        let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
+        let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
+        let order = Order {
+            operands: Operands::default(),
+            name: name.unwrap_or_else(|| "mxnet".into()),
+            priority: 0,
+            alias_of: Vec::new(),
+            like: None,
+            copy: None,
+            own: OnceLock::new(),
+        };
+        let slot = future::Slot::default();
+        let tensor = self.receive_now(py, &order, &slot)?;
+        mxnet::push(py, handle, functions, slot, write)?;
+        imported(py);
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -524,10 +592,12 @@ impl PyEngine {
         report::diagnosis(py, &diagnosis)
     }
 
-    /// Counters.
+    /// Counters, and what is running, ready and stalled right now.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let stats = self.engine(py)?.stats();
-        report::stats(py, &stats, IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed))
+        let engine = self.engine(py)?;
+        let (stats, live) = gate::detach(py, || (engine.stats(), engine.live()));
+        let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
+        report::stats(py, &stats, &live, imported, exported)
     }
 
     /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only

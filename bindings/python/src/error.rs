@@ -85,6 +85,7 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::Conflict(_) => "ConflictError",
         Error::WouldDeadlock(_) => "WouldDeadlockError",
         Error::NotDefined(_) => "NotDefinedError",
+        Error::NoOperator { .. } => "NoOperatorError",
         Error::WindowFull { .. } => "WindowFullError",
         Error::Shutdown => "ShutdownError",
         Error::Forked => "ForkedError",

@@ -18,7 +18,11 @@
 //! | `body` | running Python functions as operations |
 //! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
 //! | `future` | futures of others as promises |
+//! | `promise` | `__estafette_promise__`, both ways |
+//! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
+//! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
+//! | `recording` | where the time went: the journal, its file and its report |
 //! | `error`, `report` | what is told, as Python objects |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
@@ -45,11 +49,16 @@ mod gate;
 mod handle;
 mod import;
 mod interrupt;
+mod mxnet;
 mod operation;
+mod operator_function;
+mod operators;
 mod order;
 mod peer_table;
 mod peers;
 mod process;
+mod promise;
+mod recording;
 mod report;
 mod running_loop;
 mod site;
@@ -82,7 +91,11 @@ mod _estafette {
     #[pymodule_export]
     use super::operation::PyOperation;
     #[pymodule_export]
+    use super::operators::{PyOperator, PyOperators};
+    #[pymodule_export]
     use super::peers::peers;
+    #[pymodule_export]
+    use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]
     use super::sycl::{devices, register_context, unregister_context};
     #[pymodule_export]

@@ -200,7 +200,8 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<SyclQueue>>> {
     )))
 }
 
-fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
+/// What a function calls itself.
+pub fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
     for attribute in ["__qualname__", "__name__"] {
         if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
             return Ok(name);

@@ -265,6 +265,8 @@ pub struct Known {
     peer: Option<&'static Peer>,
     /// Its C exchange table, if it has one that we understand.
     pub table: Option<PeerTable>,
+    /// Whether its objects say by a promise when they are ready.
+    pub promise: bool,
 }
 
 impl Known {
@@ -299,7 +301,8 @@ pub fn of(object: &Bound<'_, PyAny>) -> Known {
     };
     remembered.unwrap_or_else(|| {
         let class = object.get_type();
-        let known = Known { peer: row_of(&class), table: peer_table::of(&class) };
+        let promise = class.hasattr(intern!(py, "__estafette_promise__")).unwrap_or(false);
+        let known = Known { peer: row_of(&class), table: peer_table::of(&class), promise };
         let entry = Entry { class: class.unbind(), known };
         // SAFETY: exchanges two values; the old one is dropped afterwards.
         let old = unsafe { KNOWN.with(py, |known| known[slot].replace(entry)) };

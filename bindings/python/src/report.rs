@@ -1,6 +1,6 @@
 //! What an engine tells about itself, as the plain Python objects of `estafette/_reports.py`.
 
-use estafette::{Diagnosis, LeaseInfo, ShutdownReport, Stats, Status};
+use estafette::{Diagnosis, LeaseInfo, Live, ShutdownReport, Stats, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -57,10 +57,19 @@ pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyA
     make(py, "Lease", fields)
 }
 
-pub fn stats(py: Python<'_>, stats: &Stats, imported: u64, exported: u64) -> PyResult<Py<PyAny>> {
+pub fn stats(
+    py: Python<'_>,
+    stats: &Stats,
+    live: &Live,
+    imported: u64,
+    exported: u64,
+) -> PyResult<Py<PyAny>> {
     let Stats { in_flight, window, released, deleters, leaked, releasing, .. } = *stats;
     let unordered = unordered::count();
-    let fields = (in_flight, window, imported, exported, deleters, released, leaked, releasing, unordered);
+    let counters = (in_flight, window, imported, exported, deleters, released, leaked, releasing, unordered);
+    let oldest = live.oldest_lease.as_ref().map(|oldest| lease(py, oldest)).transpose()?;
+    let now = (live.running, live.ready, live.queued, live.leased, oldest);
+    let fields = counters.into_pyobject(py)?.add(now.into_pyobject(py)?)?.cast_into::<PyTuple>()?;
     Ok(make(py, "Stats", fields)?.unbind())
 }
 

@@ -22,7 +22,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::{buffer, gate, running_loop};
+use crate::{buffer, gate, promise, running_loop};
 
 /// A promise of an n-dimensional array.
 ///
@@ -61,6 +61,12 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
+    /// Names the tensor in the report of the recording that is being made; without one it does nothing.
+    fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.tensor(py)?.call_in_report(name);
+        Ok(())
+    }
+
     /// Whether the current version is finished, well or not. Never waits.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.tensor(py)?.is_ready())
@@ -126,6 +132,13 @@ impl PyTensor {
             let outcome = writable.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
         }))
+    }
+
+    /// The readiness of the version that is current now, for consumers that know us: a capsule named ``estafette_fence`` with
+    /// a pointer to that struct of `estafette.h`. Never waits.
+    #[getter]
+    fn __estafette_promise__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        promise::of_tensor(py, self.tensor(py)?)
     }
 
     /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::awaiting::Wakeups;
 use crate::handle::EngineHandle;
-use crate::report;
+use crate::{gate, report};
 
 /// Called by the event loop when an await has taken as long as a blocking wait would be held up by leases.
 #[pyclass(frozen, module = "estafette._estafette", name = "_LongWaits")]
@@ -30,6 +30,21 @@ impl LongWaits {
             Err(_) => Ok(()),
         }
     }
+}
+
+/// Says what has been stalled for too long; called on the engine's watchdog.
+pub fn tell_stall(op: &estafette::Waiting) {
+    let text = op.to_string();
+    gate::attach(|py| {
+        let told = py
+            .import("logging")
+            .and_then(|logging| logging.call_method1("getLogger", ("estafette",)))
+            .and_then(|logger| logger.call_method1("warning", ("stalled: %s", &text)));
+        if let Err(error) = told {
+            // A handler of the user's that fails is reported as `logging` itself would.
+            error.write_unraisable(py, None);
+        }
+    });
 }
 
 /// Says which leases are held in the engines that somebody has waited for so long.

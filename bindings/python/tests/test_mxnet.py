@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import threading
+import time
 import warnings
 import weakref
 
@@ -251,3 +252,141 @@ class TestPromises:
         for _ in range(10):
             eng.submit(lambda x: x.__iadd__(1).wait_to_read(), writes=[t], using=take)
         assert take(t).asnumpy().tolist() == [10] * 8
+
+
+SLOW = 1_500
+"""Products of matrices that make MXNet's engine busy for a while."""
+
+
+def slow_ones(size=200):
+    """An array of ones at the end of a long chain in MXNet's engine, and the chain's length in seconds when run alone."""
+    half = mx.nd.ones((size, size)) / size
+    x = mx.nd.ones((size, size))
+    for _ in range(SLOW):
+        # A matrix of equal entries, times one whose columns sum to 1, is itself.
+        x = mx.nd.dot(x, half)
+    return x
+
+
+class TestItsEngine:
+    """Its asynchronous engine as a foreign promise: `from_mxnet`."""
+
+    def test_the_host_thread_is_not_blocked_and_order_holds_behind_a_slow_producer(self, eng):
+        began = time.perf_counter()
+        x = slow_ones()
+        pushed = time.perf_counter() - began
+        t = eng.from_mxnet(x)
+        total = eng.call(lambda x: np.array([x.sum()]), t, using=np.asarray)
+        chained = time.perf_counter() - began
+        assert not t.is_ready() and not t.is_defined() and not total.is_ready()
+        t.wait(60)
+        waited = time.perf_counter() - began
+        assert np.from_dlpack(total)[0] == pytest.approx(200 * 200, rel=1e-3)
+        # What it took to import and to chain on is next to nothing of what MXNet took.
+        assert chained - pushed < (waited - pushed) / 4, (pushed, chained, waited)
+
+    def test_it_is_awaited_on_an_event_loop_that_goes_on_meanwhile(self):
+        async def main(eng):
+            turns = 0
+
+            async def count():
+                nonlocal turns
+                while True:
+                    await asyncio.sleep(0)
+                    turns += 1
+
+            t = eng.from_mxnet(slow_ones())
+            assert not t.is_ready()
+            counting = asyncio.ensure_future(count())
+            await t
+            counting.cancel()
+            assert turns > 10
+            return np.asarray(t).sum()
+
+        with est.Engine(workers=1) as eng:
+            assert asyncio.run(main(eng)) == pytest.approx(200 * 200, rel=1e-3)
+
+    def test_memory_is_shared_and_read_only(self, eng):
+        made = make()
+        t = eng.from_mxnet(made)
+        t.wait(30)
+        assert (t.shape, t.dtype, t.data_ptr, t.read_only) == ((8,), "float32", address(made), True)
+        with pytest.raises(est.ConflictError, match="read-only"):
+            eng.submit(lambda x: None, writes=[t])
+
+    def test_its_later_writes_wait_until_the_tensor_is_gone(self, eng, gate):
+        x = make()
+
+        def read(values):
+            gate()
+            return values.copy()
+
+        t = eng.from_mxnet(x)
+        seen = eng.call(read, t, using=np.asarray)
+        assert gate.entered.wait(30)
+        x += 100
+        y = x + 0
+        del t
+        time.sleep(0.02)
+        assert address(make()) and not seen.is_ready()
+        gate.open()
+        assert np.from_dlpack(seen).tolist() == list(range(8)), "it was read before MXNet wrote it again"
+        assert y.asnumpy().tolist() == [value + 100 for value in range(8)]
+
+    def test_what_was_asked_for_before_and_after_falls_in_order(self, eng):
+        x = mx.nd.zeros((64,))
+        seen = []
+        for turn in range(50):
+            x += 1
+            t = eng.from_mxnet(x)
+            seen.append((turn, eng.call(np.copy, t, using=np.asarray)))
+            del t
+        for turn, values in seen:
+            assert (np.from_dlpack(values) == turn + 1).all()
+
+    def test_written_here_and_read_there(self, eng, gate):
+        x = make()
+        t = eng.from_mxnet(x, write=True)
+
+        def add(values):
+            gate()
+            values += 10
+
+        eng.submit(add, writes=[t], using=np.asarray)
+        del t
+        y = x * 2
+        assert gate.entered.wait(30)
+        gate.open()
+        assert y.asnumpy().tolist() == [2 * (value + 10) for value in range(8)]
+
+    def test_the_array_may_be_dropped_at_once(self, eng):
+        t = eng.from_mxnet(slow_ones(50))
+        gc.collect()
+        others = [mx.nd.zeros((50, 50)) for _ in range(64)]
+        assert np.asarray(t).sum() == pytest.approx(2500, rel=1e-3)
+        assert len(others) == 64
+
+    def test_a_failure_in_its_engine_fails_the_promise(self, eng):
+        # A random distribution of negative scale fails when it runs, not when it is asked for.
+        bad = mx.nd.random.normal(0, -1, shape=(2,))
+        t = eng.from_mxnet(bad)
+        with pytest.raises(est.OperationError, match="MXNet skipped it"):
+            t.wait(30)
+        with pytest.raises(mx.base.MXNetError):
+            bad.wait_to_read()
+
+    def test_what_is_no_dense_array_of_its_own_is_refused(self, eng):
+        with pytest.raises(TypeError, match="numpy.ndarray is no array of MXNet"):
+            eng.from_mxnet(np.zeros(3))
+        with pytest.raises(ValueError, match="stored as csr"):
+            eng.from_mxnet(mx.nd.zeros((2, 2)).tostype("csr"))
+
+    def test_its_memory_comes_back(self, eng):
+        def resident_mb():
+            with open("/proc/self/statm") as statm:
+                return int(statm.read().split()[1]) * 4096 // 2**20
+
+        before = resident_mb()
+        for _ in range(100):
+            eng.from_mxnet(mx.nd.ones(4 * 2**20)).wait(30)
+        until(lambda: resident_mb() < before + 200)

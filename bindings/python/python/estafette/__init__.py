@@ -33,6 +33,7 @@ from ._errors import (
     InvalidError,
     InvalidTensorError,
     LeaseHeldError,
+    NoOperatorError,
     NotDefinedError,
     OperationError,
     ShutdownError,
@@ -45,6 +46,8 @@ from ._estafette import (
     Engine,
     Exporter,
     Operation,
+    Operator,
+    Operators,
     Tensor,
     Variable,
     View,
@@ -60,6 +63,8 @@ from ._estafette import (
     unordered_exchanges,
     unregister_context,
 )
+from ._recording import Report, record, report
+from ._recording import from_environment as _recording_from_environment
 from ._reports import (
     Blocked,
     Device,
@@ -94,10 +99,14 @@ __all__ = [
     "InvalidTensorError",
     "Lease",
     "LeaseHeldError",
+    "NoOperatorError",
     "NotDefinedError",
     "Operation",
     "OperationError",
+    "Operator",
+    "Operators",
     "Peer",
+    "Report",
     "ShutdownError",
     "ShutdownReport",
     "Stats",
@@ -114,8 +123,10 @@ __all__ = [
     "devices",
     "from_dlpack",
     "peers",
+    "record",
     "record_call_sites",
     "register_context",
+    "report",
     "unordered_exchanges",
     "unregister_context",
 ]
@@ -156,3 +167,8 @@ if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_child)
 
 _atexit.register(_at_exit)
+
+# Called before `_at_exit`, which lets no thread of the engine into the interpreter any more.
+_recording = _recording_from_environment()
+if _recording is not None:
+    _atexit.register(_recording.stop)

@@ -18,6 +18,11 @@ def run(scope, function, using, tensors):
     return function(*[using(tensor) for tensor in tensors])
 
 
+def give(value):
+    """The body of an operation whose result is there already."""
+    return value
+
+
 async def run_async(scope, function, using, tensors):
     """The body of an operation with an `async def` function, as a task on the submitter's loop."""
     operation.set(scope)

@@ -22,6 +22,12 @@ class InvalidError(EstafetteError, ValueError):
     """An argument is wrong; the message names it. Nothing was submitted."""
 
 
+class NoOperatorError(InvalidError, KeyError):
+    """There is no operator of that name; the message has the names that are near."""
+
+    __str__ = Exception.__str__
+
+
 class InvalidTensorError(InvalidError, BufferError):
     """A tensor from outside breaks the rules of DLPack; the message names the field. Its deleter has been called."""
 

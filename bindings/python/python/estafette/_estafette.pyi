@@ -1,9 +1,10 @@
 """The extension behind the package `estafette`."""
 
+import os
 import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, TypeVar, final, overload
 
 from typing_extensions import CapsuleType, Self
 
@@ -19,9 +20,11 @@ from ._typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_end_recording", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @final
 class Engine:
@@ -33,9 +36,12 @@ class Engine:
         *,
         window: int | None = None,
         lease_timeout: float | None = None,
+        watchdog: float | None = None,
     ) -> Self: ...
     @property
     def workers(self) -> int: ...
+    @property
+    def operators(self) -> Operators: ...
     def from_dlpack(
         self,
         x: SupportsDLPack | CapsuleType,
@@ -54,6 +60,7 @@ class Engine:
         copy: bool | None = None,
         name: str | None = None,
     ) -> Tensor: ...
+    def from_mxnet(self, array: Any, /, *, write: bool = False, name: str | None = None) -> Tensor: ...
     def from_arrow(self, x: SupportsArrow | tuple[CapsuleType, CapsuleType], /) -> Tensor: ...
     def empty(self, shape: ShapeLike, dtype: DtypeLike, *, device: DeviceLike | None = None) -> Tensor: ...
     def zeros(self, shape: ShapeLike, dtype: DtypeLike) -> Tensor: ...
@@ -128,11 +135,14 @@ class Tensor:
     """A promise of an n-dimensional array."""
 
     __dlpack_c_exchange_api__: ClassVar[CapsuleType]
+    def call_in_report(self, name: str) -> None: ...
     def is_ready(self) -> bool: ...
     def is_defined(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def __await__(self) -> Generator[Any, None, Self]: ...
     def writable(self) -> Awaitable[Self]: ...
+    @property
+    def __estafette_promise__(self) -> CapsuleType: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -251,6 +261,57 @@ class Operation:
     def __await__(self) -> Generator[Any, None, None]: ...
 
 @final
+class Operators:
+    """The operators of this process, by name."""
+
+    def __getitem__(self, name: str, /) -> Operator: ...
+    def __contains__(self, name: str, /) -> bool: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[str]: ...
+    @overload
+    def register(
+        self,
+        name: str,
+        fn: None = None,
+        *,
+        using: Using | None = None,
+        inputs: int | None = None,
+        outputs: int = 1,
+        destination: bool = False,
+        infer: Callable[..., Any] | None = None,
+    ) -> Callable[[_Function], _Function]: ...
+    @overload
+    def register(
+        self,
+        name: str,
+        fn: _Function,
+        *,
+        using: Using | None = None,
+        inputs: int | None = None,
+        outputs: int = 1,
+        destination: bool = False,
+        infer: Callable[..., Any] | None = None,
+    ) -> _Function: ...
+    def load(self, path: str | os.PathLike[str]) -> list[str]: ...
+    def unregister(self, name: str) -> None: ...
+
+@final
+class Operator:
+    """A function with a name: ``op(*inputs, out=None, **attributes)``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def inputs(self) -> int | None: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def origin(self) -> str: ...
+    def __call__(self, *inputs: Tensor, out: Tensor | Sequence[Tensor] | None = None, **attributes: Any) -> Any: ...
+
+@final
 class Variable:
     """Something whose order is kept and that has no memory."""
 
@@ -269,3 +330,6 @@ def _after_fork_in_parent() -> None: ...
 def _at_exit() -> None: ...
 def _before_fork() -> None: ...
 def record_call_sites(on: bool = True, /) -> bool: ...
+def _begin_recording(program: str, memory_max: int | None, /) -> None: ...
+def _end_recording(path: str | None, /) -> None: ...
+def _read_report(path: str, width: int, short: bool, html: str | None, /) -> tuple[str, str]: ...

@@ -161,6 +161,16 @@ class Stats:
     """Tensors that are on their way back."""
     unordered: int
     """Exchanges of this process that could not be ordered; ``unordered_exchanges`` tells of the last ones."""
+    running: int
+    """Operations of this engine whose function runs, or whose work has not reported back."""
+    ready: int
+    """Those that may run, and no worker has taken; or the devices of their inputs are not done."""
+    queued: int
+    """Those stalled behind other operations; exports and waits of the program included."""
+    leased: int
+    """Those stalled by leases alone."""
+    oldest_lease: Lease | None
+    """The lease of this engine's tensors that has been held longest."""
 
 
 @dataclass(frozen=True)

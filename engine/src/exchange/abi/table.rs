@@ -19,7 +19,10 @@ use super::super::dtype::DType;
 use super::super::invalid::InvalidTensor;
 use super::super::layout::{Layout, NDIM_MAX};
 use super::super::storage::Storage;
-use super::{ExportFlags, ManagedTensor, VERSION, device_of, export, read_dims};
+use super::{
+    DLDataType, DLDataTypeCode, DlpackFlags, ExportFlags, ManagedTensor, RawDevice, VERSION, device_of,
+    export, read_dims,
+};
 use crate::error::Error;
 
 /// The name of the capsule that holds a table.
@@ -89,21 +92,11 @@ pub unsafe fn lend(layout: &Layout, data: *mut u8, out: NonNull<DLTensor>) {
 /// `prototype` is readable, and its shape has `ndim` readable entries or is NULL.
 pub unsafe fn allocate(prototype: NonNull<DLTensor>) -> Result<ManagedTensor, Error> {
     // SAFETY: by contract of this function.
-    let prototype = unsafe { prototype.read() };
-    let device = device_of(&prototype);
+    let layout = unsafe { layout_of(prototype) }?;
+    let device = layout.device();
     if device != estafette_devices::DLDevice::CPU {
         return Err(Error::invalid(format!("device {device} is not available: tensors are made on cpu:0")));
     }
-    let ndim = usize::try_from(prototype.ndim)
-        .ok()
-        .filter(|ndim| *ndim <= NDIM_MAX)
-        .ok_or_else(|| InvalidTensor::new("ndim", format!("is {}", prototype.ndim)))?;
-    // SAFETY: by contract of this function.
-    let shape = unsafe { read_dims(prototype.shape, ndim) };
-    let shape = shape.ok_or_else(|| InvalidTensor::new("shape", format!("is NULL with ndim {ndim}")))?;
-    let dtype = prototype.dtype;
-    let dtype = DType { code: dtype.code.0, bits: dtype.bits, lanes: dtype.lanes };
-    let layout = Layout::contiguous(dtype, device, &shape)?;
     let allocation = HostDevice::new().allocate(layout.byte_len().max(1), ALIGN)?;
     // SAFETY: the allocation is ours alone and at least this long.
     unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
@@ -112,6 +105,66 @@ pub unsafe fn allocate(prototype: NonNull<DLTensor>) -> Result<ManagedTensor, Er
     let owner = move || drop(storage);
     // SAFETY: the memory is as long as the layout says, nobody else has it, and it lives until the deleter is called.
     Ok(unsafe { export(&layout, data, ExportFlags::default(), super::Abi::Versioned, owner) })
+}
+
+/// The row-major layout of element type, shape and device of a description; nothing else of it is looked at.
+///
+/// # Errors
+/// The field that is wrong.
+///
+/// # Safety
+/// `description` is readable, and its shape has `ndim` readable entries or is NULL.
+pub unsafe fn layout_of(description: NonNull<DLTensor>) -> Result<Layout, InvalidTensor> {
+    // SAFETY: by contract of this function.
+    let description = unsafe { description.read() };
+    let ndim = usize::try_from(description.ndim)
+        .ok()
+        .filter(|ndim| *ndim <= NDIM_MAX)
+        .ok_or_else(|| InvalidTensor::new("ndim", format!("is {}", description.ndim)))?;
+    // SAFETY: by contract of this function.
+    let shape = unsafe { read_dims(description.shape, ndim) };
+    let shape = shape.ok_or_else(|| InvalidTensor::new("shape", format!("is NULL with ndim {ndim}")))?;
+    let dtype = description.dtype;
+    let dtype = DType { code: dtype.code.0, bits: dtype.bits, lanes: dtype.lanes };
+    Layout::contiguous(dtype, device_of(&description), &shape)
+}
+
+/// A struct around [`lend`]: memory that the reader does not own, so that there is nothing to call at its end.
+///
+/// # Safety
+/// As for [`lend`].
+pub unsafe fn lent(layout: &Layout, data: *mut u8) -> DLManagedTensorVersioned {
+    let mut dl_tensor = export::describe_raw(layout, data);
+    // SAFETY: the place is ours; about `layout` the caller promises.
+    unsafe { lend(layout, data, NonNull::from(&mut dl_tensor)) };
+    unowned(dl_tensor)
+}
+
+/// A struct to be filled in with an element type and a shape: on `device`, without dimensions, and with room for
+/// [`NDIM_MAX`] of them in `dims`.
+pub fn blank(device: estafette_devices::DLDevice, dims: &mut [i64; NDIM_MAX]) -> DLManagedTensorVersioned {
+    unowned(DLTensor {
+        data: std::ptr::null_mut(),
+        device: RawDevice {
+            device_type: DLDeviceType(device.device_type.0 as u32),
+            device_id: device.device_id,
+        },
+        ndim: 0,
+        dtype: DLDataType { code: DLDataTypeCode(0), bits: 0, lanes: 1 },
+        shape: dims.as_mut_ptr(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    })
+}
+
+fn unowned(dl_tensor: DLTensor) -> DLManagedTensorVersioned {
+    DLManagedTensorVersioned {
+        version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
+        manager_ctx: std::ptr::null_mut(),
+        deleter: None,
+        flags: DlpackFlags::empty(),
+        dl_tensor,
+    }
 }
 
 #[cfg(test)]

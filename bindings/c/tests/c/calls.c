@@ -1,0 +1,301 @@
+/* What users expect around the contract: versions, options that grow, texts, descriptions, exports, logs, results. */
+#include "check.h"
+
+static void the_library_says_which_it_is(void) {
+  uint32_t major = 77, minor = 77;
+  estafette_version(&major, &minor);
+  CHECK(major == ESTAFETTE_VERSION_MAJOR && minor == ESTAFETTE_VERSION_MINOR);
+  estafette_version(0, 0);
+  CHECK(strchr(estafette_version_text(), '.') != 0);
+  CHECK(strcmp(estafette_status_text(ESTAFETTE_TIMEOUT), "the time was up first") == 0);
+  CHECK(strcmp(estafette_status_text(12345), "unknown status") == 0);
+  CHECK(strcmp(estafette_last_error(), "") == 0);
+  estafette_string_free(0);
+}
+
+static void options_grow_without_breaking_older_programs(void) {
+  struct {
+    estafette_engine_options known;
+    uint64_t newer;
+  } options;
+  memset(&options, 0, sizeof options);
+  estafette_engine *engine;
+  REFUSED(ESTAFETTE_INVALID, "size is 0", estafette_engine_create(&options.known, &engine));
+  options.known.size = sizeof options;
+  options.known.workers = 1;
+  OK(estafette_engine_create(&options.known, &engine));
+  estafette_engine_destroy(engine);
+  options.newer = 1;
+  REFUSED(ESTAFETTE_INVALID, "does not know", estafette_engine_create(&options.known, &engine));
+  options.newer = 0;
+  options.known.workers = -2;
+  REFUSED(ESTAFETTE_INVALID, "workers is -2", estafette_engine_create(&options.known, &engine));
+  REFUSED(ESTAFETTE_INVALID, "out is NULL", estafette_engine_create(0, 0));
+  estafette_engine_destroy(0);
+}
+
+static void a_tensor_describes_itself(void) {
+  estafette_engine *engine = engine_new(1);
+  int64_t shape[2] = {2, 3}, found[4] = {0};
+  DLDataType type = {kDLInt, 64, 1}, its_type;
+  estafette_tensor *tensor;
+  OK(estafette_zeros(engine, shape, 2, type, &tensor));
+  int32_t ndim, read_only;
+  OK(estafette_tensor_shape(tensor, found, 4, &ndim));
+  CHECK(ndim == 2 && found[0] == 2 && found[1] == 3);
+  found[1] = 9;
+  OK(estafette_tensor_shape(tensor, found, 1, &ndim));
+  CHECK(ndim == 2 && found[1] == 9);
+  OK(estafette_tensor_dtype(tensor, &its_type));
+  CHECK(its_type.code == kDLInt && its_type.bits == 64 && its_type.lanes == 1);
+  DLDevice device;
+  OK(estafette_tensor_device(tensor, &device));
+  CHECK(device.device_type == kDLCPU && device.device_id == 0);
+  DLTensor lent;
+  OK(estafette_tensor_lend(tensor, &lent));
+  CHECK(lent.ndim == 2 && lent.shape[0] == 2 && lent.strides[0] == 3 && lent.strides[1] == 1);
+  void *data;
+  OK(estafette_tensor_data(tensor, &data));
+  CHECK(data == (char *)lent.data + lent.byte_offset && ((int64_t *)data)[5] == 0);
+  OK(estafette_tensor_read_only(tensor, &read_only));
+  CHECK(read_only == 0);
+  shape[0] = -1;
+  estafette_tensor *none;
+  EXPECT(ESTAFETTE_INVALID, estafette_zeros(engine, shape, 2, type, &none));
+  REFUSED(ESTAFETTE_INVALID, "shape is NULL", estafette_zeros(engine, 0, 2, type, &none));
+  OK(estafette_tensor_retain(tensor));
+  estafette_tensor_release(tensor);
+  OK(estafette_query(tensor));
+  estafette_tensor_release(tensor);
+  estafette_tensor_release(0);
+  OK(estafette_tensor_retain(0));
+  estafette_engine_destroy(engine);
+}
+
+static void exports_are_leases_and_say_so(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = floats(engine, 4);
+  estafette_export_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  DLManagedTensorVersioned *reader, *writer, *copy, *alias;
+  OK(estafette_export(tensor, 0, &reader));
+  CHECK(reader->version.major == 1 && (reader->flags & DLPACK_FLAG_BITMASK_READ_ONLY));
+  options.access = ESTAFETTE_WRITE;
+  options.nonblocking = 1;
+  EXPECT(ESTAFETTE_PENDING, estafette_export(tensor, &options, &writer));
+  options.nonblocking = 0;
+  /* This very thread holds it, so waiting could never end. */
+  REFUSED(ESTAFETTE_LEASE_HELD, "lease", estafette_export(tensor, &options, &writer));
+  reader->deleter(reader);
+  OK(estafette_export(tensor, &options, &writer));
+  CHECK(!(writer->flags & DLPACK_FLAG_BITMASK_READ_ONLY));
+  ((float *)writer->dl_tensor.data)[1] = 5.0f;
+  options.access = ESTAFETTE_ALIAS;
+  OK(estafette_export(tensor, &options, &alias));
+  CHECK(alias->dl_tensor.data == writer->dl_tensor.data);
+  alias->deleter(alias);
+  writer->deleter(writer);
+  options.access = ESTAFETTE_READ;
+  options.copy = 1;
+  OK(estafette_export(tensor, &options, &copy));
+  CHECK((copy->flags & DLPACK_FLAG_BITMASK_IS_COPIED) && ((float *)copy->dl_tensor.data)[1] == 5.0f);
+  copy->deleter(copy);
+  options.copy = 7;
+  REFUSED(ESTAFETTE_INVALID, "copy is 7", estafette_export(tensor, &options, &copy));
+  options.copy = 0;
+  options.device.device_type = kDLCUDA;
+  REFUSED(ESTAFETTE_INVALID, "device", estafette_export(tensor, &options, &copy));
+  options.device.device_type = kDLCPU;
+  options.stream = &options;
+  REFUSED(ESTAFETTE_INVALID, "stream", estafette_export(tensor, &options, &copy));
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+static void told(void *context, estafette_status status, const char *message) {
+  counting *self = context;
+  self->complete = status;
+  if (message && strstr(message, "no luck")) self->complete = -100;
+  atomic_fetch_add(&self->called, 1);
+}
+
+static void produce_four(void *context, estafette_op *op) {
+  counted *memory = context;
+  memory->values[3] = 4.0f;
+  OK(estafette_op_complete_with(op, &memory->managed));
+}
+
+static void fail(void *context, estafette_op *op) {
+  (void)context;
+  OK(estafette_op_complete(op, ESTAFETTE_FAILED, "no luck"));
+}
+
+static void results_are_promises_until_they_are_there(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *gate = floats(engine, 1), *result, *failed;
+  DLDevice host = {kDLCPU, 0};
+  estafette_lease *lease;
+  OK(estafette_order_on(gate, ESTAFETTE_WRITE, host, 0, &lease));
+  counted *memory = counted_new();
+  OK(estafette_produce(engine, 0, produce_four, memory, 0, &gate, 1, &result));
+  OK(estafette_produce(engine, 0, fail, 0, 0, &gate, 1, &failed));
+  int32_t ndim;
+  REFUSED(ESTAFETTE_NOT_DEFINED, "not defined", estafette_tensor_shape(result, 0, 0, &ndim));
+  estafette_export_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.nonblocking = 1;
+  DLManagedTensorVersioned *view;
+  EXPECT(ESTAFETTE_PENDING, estafette_export(result, &options, &view));
+  counting ready = {0}, poisoned = {0};
+  OK(estafette_on_ready(result, told, &ready, counting_drop));
+  OK(estafette_on_ready(failed, told, &poisoned, counting_drop));
+  REFUSED(ESTAFETTE_INVALID, "callback", estafette_on_ready(failed, 0, &poisoned, counting_drop));
+  CHECK(ready.called == 0);
+  OK(estafette_lease_release(lease, 0));
+  OK(estafette_wait(result, 10 * SECOND));
+  REFUSED(ESTAFETTE_FAILED, "no luck", estafette_wait(failed, 10 * SECOND));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  for (int i = 0; i < 10000 && (!ready.dropped || !poisoned.dropped); i++) nap(1);
+  CHECK(ready.called == 1 && ready.complete == ESTAFETTE_OK && ready.dropped == 1);
+  CHECK(poisoned.called == 1 && poisoned.complete == -100 && poisoned.dropped == 1);
+  OK(estafette_export(result, &options, &view));
+  CHECK(((float *)view->dl_tensor.data)[3] == 4.0f);
+  estafette_tensor_release(result);
+  CHECK(deleted_after_flush(memory) == 0);
+  view->deleter(view);
+  CHECK(deleted_after_flush(memory) == 1);
+  free(memory);
+  estafette_tensor_release(failed);
+  estafette_tensor_release(gate);
+  estafette_engine_destroy(engine);
+}
+
+typedef struct {
+  estafette_tensor *tensor;
+  DLManagedTensorVersioned *view;
+} lending;
+
+static void lend_and_keep(void *context, estafette_op *op) {
+  lending *self = context;
+  OK(estafette_op_export(op, self->tensor, &self->view));
+  CHECK(!(self->view->flags & DLPACK_FLAG_BITMASK_READ_ONLY));
+  ((float *)self->view->dl_tensor.data)[0] = 3.0f;
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "op", estafette_op_export(op, self->tensor, &self->view));
+}
+
+static void a_view_that_outlives_its_operation_is_a_lease(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = floats(engine, 4);
+  lending context = {tensor, 0};
+  counting writer = {0};
+  writer.complete = 1;
+  OK(estafette_submit(engine, "lend", lend_and_keep, &context, 0, 0, 0, &tensor, 1));
+  OK(estafette_submit(engine, "writer", counting_function, &writer, 0, 0, 0, &tensor, 1));
+  nap(20);
+  CHECK(writer.called == 0);
+  char *text;
+  OK(estafette_diagnose(engine, &text));
+  CHECK(strstr(text, "writer") && strstr(text, "lend"));
+  estafette_string_free(text);
+  context.view->deleter(context.view);
+  OK(estafette_wait(tensor, 10 * SECOND));
+  CHECK(writer.called == 1);
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+static void waiting_inside_of_an_operation_for_itself_is_refused(void *context, estafette_op *op) {
+  EXPECT(ESTAFETTE_WOULD_DEADLOCK, estafette_wait(*(estafette_tensor **)context, ESTAFETTE_FOREVER));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static void shutdown_and_windows_end_in_statuses(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = floats(engine, 4);
+  OK(estafette_submit(engine, "itself", waiting_inside_of_an_operation_for_itself_is_refused, &tensor, 0, 0, 0, &tensor, 1));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_stats stats;
+  memset(&stats, 0, sizeof stats);
+  EXPECT(ESTAFETTE_INVALID, estafette_engine_stats(engine, &stats));
+  stats.size = sizeof stats;
+  OK(estafette_engine_stats(engine, &stats));
+  CHECK(stats.window == 4096 && stats.in_flight == 0);
+  OK(estafette_engine_shutdown(engine, 10 * SECOND));
+  counting context = {0};
+  EXPECT(ESTAFETTE_SHUTDOWN, estafette_submit(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0));
+  CHECK(context.called == 0 && context.dropped == 0);
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+
+  estafette_engine_options options;
+  memset(&options, 0, sizeof options);
+  options.size = sizeof options;
+  options.workers = 1;
+  options.window = 1;
+  OK(estafette_engine_create(&options, &engine));
+  counting first = {0}, second = {0};
+  estafette_submit_options submit;
+  memset(&submit, 0, sizeof submit);
+  submit.size = sizeof submit;
+  submit.nonblocking = 1;
+  submit.priority = 3;
+  submit.name = "windowed";
+  estafette_op *op;
+  OK(estafette_submit_with(engine, &submit, counting_function, &first, counting_drop, 0, 0, 0, 0, &op));
+  REFUSED(ESTAFETTE_WINDOW_FULL, "window",
+          estafette_submit_with(engine, &submit, counting_function, &second, counting_drop, 0, 0, 0, 0, 0));
+  CHECK(second.dropped == 0);
+  OK(estafette_op_complete(begun(&first), ESTAFETTE_CANCELLED, "not today"));
+  REFUSED(ESTAFETTE_CANCELLED, "not today", estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_release(op));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  estafette_engine_destroy(engine);
+}
+
+static atomic_int logged;
+
+static void note_log(void *context, int32_t level, const char *message) {
+  (void)context;
+  CHECK(level >= 1 && level <= 5 && message != 0);
+  atomic_fetch_add(&logged, 1);
+}
+
+static void log_events_go_where_the_program_says(void) {
+  counting first = {0}, second = {0};
+  REFUSED(ESTAFETTE_INVALID, "level", estafette_set_log(0, note_log, &first, counting_drop));
+  OK(estafette_set_log(5, note_log, &first, counting_drop));
+  OK(estafette_set_log(2, note_log, &second, counting_drop));
+  CHECK(first.dropped == 1 && second.dropped == 0);
+  /* Memory whose last use can never be known to be over is leaked, and that is logged. */
+  estafette_engine *engine = engine_new(1);
+  estafette_promise *promise;
+  estafette_fence fence;
+  OK(estafette_promise_create(0, &promise, &fence));
+  counted *memory = counted_new();
+  estafette_tensor *tensor;
+  OK(estafette_import(engine, &memory->managed, 0, &tensor));
+  OK(estafette_tensor_release_after(tensor, &fence));
+  fence.release(fence.context);
+  OK(estafette_promise_settle(promise, ESTAFETTE_DEVICE, "the device fell off the bus"));
+  for (int i = 0; i < 10000 && !atomic_load(&logged); i++) nap(1);
+  CHECK(atomic_load(&logged) > 0 && atomic_load(&memory->deleted) == 0);
+  OK(estafette_set_log(0, 0, 0, 0));
+  CHECK(second.dropped == 1);
+  estafette_engine_destroy(engine);
+  free(memory);
+}
+
+int main(void) {
+  RUN(the_library_says_which_it_is);
+  RUN(options_grow_without_breaking_older_programs);
+  RUN(a_tensor_describes_itself);
+  RUN(exports_are_leases_and_say_so);
+  RUN(results_are_promises_until_they_are_there);
+  RUN(a_view_that_outlives_its_operation_is_a_lease);
+  RUN(shutdown_and_windows_end_in_statuses);
+  RUN(log_events_go_where_the_program_says);
+  return 0;
+}

@@ -1,0 +1,222 @@
+/* The hard cases of the design that concern C, each named after its sentence. */
+#include "check.h"
+
+static void on_any_error_the_caller_keeps_what_it_passed(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = 0;
+  counted *mine = counted_new();
+
+  mine->managed.dl_tensor.ndim = -3;
+  REFUSED(ESTAFETTE_INVALID, "ndim", estafette_import(engine, &mine->managed, 0, &tensor));
+  mine->managed.dl_tensor.ndim = 1;
+  mine->managed.version.major = 9;
+  REFUSED(ESTAFETTE_INVALID, "version", estafette_import(engine, &mine->managed, 0, &tensor));
+  mine->managed.version.major = 1;
+  mine->managed.dl_tensor.device.device_type = kDLCUDA;
+  REFUSED(ESTAFETTE_INVALID, "cuda", estafette_import(engine, &mine->managed, 0, &tensor));
+  mine->managed.dl_tensor.device.device_type = kDLCPU;
+  REFUSED(ESTAFETTE_INVALID, "out", estafette_import(engine, &mine->managed, 0, 0));
+  REFUSED(ESTAFETTE_INVALID, "engine", estafette_import(0, &mine->managed, 0, &tensor));
+  estafette_fence broken;
+  memset(&broken, 0, sizeof broken);
+  REFUSED(ESTAFETTE_INVALID, "fence: version", estafette_import(engine, &mine->managed, &broken, &tensor));
+  CHECK(deleted_after_flush(mine) == 0 && tensor == 0);
+
+  OK(estafette_import(engine, &mine->managed, 0, &tensor));
+  CHECK(deleted_after_flush(mine) == 0);
+
+  /* Nothing of a refused submission is used. */
+  counting context = {0};
+  estafette_tensor *with_null[2] = {tensor, 0};
+  REFUSED(ESTAFETTE_INVALID, "reads[1]",
+          estafette_submit(engine, "refused", counting_function, &context, counting_drop, with_null, 2, 0, 0));
+  REFUSED(ESTAFETTE_INVALID, "function", estafette_submit(engine, "refused", 0, &context, counting_drop, 0, 0, 0, 0));
+  REFUSED(ESTAFETTE_INVALID, "writes is NULL",
+          estafette_submit(engine, "refused", counting_function, &context, counting_drop, 0, 0, 0, 3));
+  CHECK(context.called == 0 && context.dropped == 0);
+
+  /* A fence that breaks the rules leaves tensor and lease with the caller. */
+  estafette_lease *lease;
+  OK(estafette_order_on(tensor, ESTAFETTE_READ, mine->managed.dl_tensor.device, 0, &lease));
+  REFUSED(ESTAFETTE_INVALID, "fence", estafette_lease_release(lease, &broken));
+  OK(estafette_lease_release(lease, 0));
+  REFUSED(ESTAFETTE_INVALID, "fence", estafette_tensor_release_after(tensor, &broken));
+  OK(estafette_query(tensor));
+  estafette_tensor_release(tensor);
+  CHECK(deleted_after_flush(mine) == 1);
+  estafette_engine_destroy(engine);
+  free(mine);
+}
+
+static void order_on_returns_a_lease_that_ends_with_lease_release(void) {
+  estafette_engine *engine = engine_new(2);
+  estafette_tensor *tensor = floats(engine, 4);
+  DLDevice host = {kDLCPU, 0};
+  estafette_lease *lease;
+  OK(estafette_order_on(tensor, ESTAFETTE_READ, host, 0, &lease));
+
+  counting write = {0};
+  write.complete = 1;
+  OK(estafette_submit(engine, "write", counting_function, &write, counting_drop, 0, 0, &tensor, 1));
+  nap(20);
+  CHECK(write.called == 0);
+  REFUSED(ESTAFETTE_LEASE_HELD, "lease", estafette_wait(tensor, ESTAFETTE_FOREVER));
+
+  /* Released, but its last work is not done yet. */
+  estafette_promise *promise;
+  estafette_fence work, end;
+  OK(estafette_promise_create("the consumer's kernel", &promise, &work));
+  OK(estafette_lease_fence(lease, &end));
+  OK(estafette_lease_release(lease, &work));
+  nap(20);
+  CHECK(write.called == 0);
+  CHECK(end.query(end.context) == ESTAFETTE_PENDING);
+  OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
+  OK(estafette_wait(tensor, 10 * SECOND));
+  CHECK(write.called == 1 && write.dropped == 1);
+  CHECK(end.wait(end.context, 10 * SECOND) == ESTAFETTE_OK);
+  end.release(end.context);
+  work.release(work.context);
+
+  REFUSED(ESTAFETTE_INVALID, "access", estafette_order_on(tensor, 9, host, 0, &lease));
+  REFUSED(ESTAFETTE_INVALID, "stream", estafette_order_on(tensor, ESTAFETTE_READ, host, &host, &lease));
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+static void complete_after_finishes_when_the_fence_does(void) {
+  estafette_engine *engine = engine_new(2);
+  estafette_tensor *tensor = floats(engine, 4);
+  estafette_promise *promise;
+  estafette_fence fence;
+  OK(estafette_promise_create(0, &promise, &fence));
+  counting context = {0}, reader = {0};
+  reader.complete = 1;
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, 0, 0, &tensor, 1, &op));
+  OK(estafette_submit(engine, "reader", counting_function, &reader, counting_drop, &tensor, 1, 0, 0));
+  CHECK(begun(&context) == op);
+  OK(estafette_op_complete_after(op, &fence));
+  CHECK(context.dropped == 1);
+  fence.release(fence.context);
+  EXPECT(ESTAFETTE_TIMEOUT, estafette_op_wait(op, SECOND / 50));
+  EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
+  EXPECT(ESTAFETTE_PENDING, estafette_query(tensor));
+  CHECK(reader.called == 0);
+  OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
+  OK(estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_query(op));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  CHECK(reader.called == 1);
+  OK(estafette_op_release(op));
+
+  /* A failure of the fence is one of the operation, and travels with its text. */
+  counting again = {0};
+  OK(estafette_promise_create(0, &promise, &fence));
+  OK(estafette_submit_with(engine, 0, counting_function, &again, counting_drop, 0, 0, &tensor, 1, &op));
+  OK(estafette_op_complete_after(begun(&again), &fence));
+  OK(estafette_promise_settle(promise, ESTAFETTE_FAILED, "the kernel has crashed"));
+  REFUSED(ESTAFETTE_FAILED, "the kernel has crashed", estafette_op_wait(op, 10 * SECOND));
+  REFUSED(ESTAFETTE_FAILED, "the kernel has crashed", estafette_wait(tensor, 10 * SECOND));
+  fence.release(fence.context);
+  OK(estafette_op_release(op));
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+static void a_second_completion_is_an_error(void) {
+  estafette_engine *engine = engine_new(2);
+  counting context = {0};
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0, &op));
+  OK(estafette_op_complete(begun(&context), ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "told already", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "told already", estafette_op_complete_after(op, 0));
+  OK(estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_op_release(op));
+  /* The place is used again under another generation: the old handle does not reach what is there now. */
+  counting next = {0};
+  estafette_op *other;
+  OK(estafette_submit_with(engine, 0, counting_function, &next, counting_drop, 0, 0, 0, 0, &other));
+  CHECK(begun(&next) == other && other != op);
+  REFUSED(ESTAFETTE_INVALID, "not in use", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  REFUSED(ESTAFETTE_INVALID, "not in use", estafette_op_release(op));
+  REFUSED(ESTAFETTE_INVALID, "neither", estafette_op_complete(other, ESTAFETTE_PENDING, 0));
+  OK(estafette_op_complete(other, ESTAFETTE_OK, 0));
+  OK(estafette_op_release(other));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  CHECK(context.called == 1 && context.dropped == 1 && next.called == 1 && next.dropped == 1);
+  estafette_engine_destroy(engine);
+}
+
+static void callbacks_come_with_a_drop_context(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = floats(engine, 4);
+  DLDevice host = {kDLCPU, 0};
+
+  /* Called off before it began: the function is never called, its context is dropped. */
+  estafette_lease *lease;
+  OK(estafette_order_on(tensor, ESTAFETTE_READ, host, 0, &lease));
+  counting cancelled = {0};
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, counting_function, &cancelled, counting_drop, 0, 0, &tensor, 1, &op));
+  REFUSED(ESTAFETTE_INVALID, "not called yet", estafette_op_complete(op, ESTAFETTE_OK, 0));
+  OK(estafette_op_cancel(op));
+  REFUSED(ESTAFETTE_CONFLICT, "ended already", estafette_op_cancel(op));
+  EXPECT(ESTAFETTE_CANCELLED, estafette_op_wait(op, 10 * SECOND));
+  OK(estafette_lease_release(lease, 0));
+  EXPECT(ESTAFETTE_CANCELLED, estafette_wait(tensor, 10 * SECOND));
+  OK(estafette_op_release(op));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  CHECK(cancelled.called == 0 && cancelled.dropped == 1);
+
+  /* Skipped, since what it reads is poisoned. */
+  counting skipped = {0};
+  OK(estafette_submit(engine, "skipped", counting_function, &skipped, counting_drop, &tensor, 1, 0, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  CHECK(skipped.called == 0 && skipped.dropped == 1);
+  OK(estafette_clear_error(tensor));
+  OK(estafette_query(tensor));
+
+  /* And there may be none. */
+  counting plain = {0};
+  plain.complete = 1;
+  OK(estafette_submit(engine, 0, counting_function, &plain, 0, &tensor, 1, 0, 0));
+  OK(estafette_wait_all(engine, 10 * SECOND));
+  CHECK(plain.called == 1 && plain.dropped == 0);
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+static counting elsewhere;
+
+static void *complete_elsewhere(void *unused) {
+  (void)unused;
+  nap(5);
+  OK(estafette_op_complete(atomic_load(&elsewhere.op), ESTAFETTE_OK, 0));
+  return 0;
+}
+
+static void an_operation_is_completed_by_any_thread(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = floats(engine, 4);
+  OK(estafette_submit(engine, "elsewhere", counting_function, &elsewhere, counting_drop, 0, 0, &tensor, 1));
+  begun(&elsewhere);
+  pthread_t thread;
+  CHECK(pthread_create(&thread, 0, complete_elsewhere, 0) == 0);
+  OK(estafette_wait(tensor, 10 * SECOND));
+  pthread_join(thread, 0);
+  CHECK(elsewhere.dropped == 1);
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+int main(void) {
+  RUN(on_any_error_the_caller_keeps_what_it_passed);
+  RUN(order_on_returns_a_lease_that_ends_with_lease_release);
+  RUN(complete_after_finishes_when_the_fence_does);
+  RUN(a_second_completion_is_an_error);
+  RUN(callbacks_come_with_a_drop_context);
+  RUN(an_operation_is_completed_by_any_thread);
+  return 0;
+}

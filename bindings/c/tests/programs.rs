@@ -1,0 +1,212 @@
+//! Compiles and runs the C and C++ programs in `tests/c` against an installed library.
+//!
+//! `cargo xtask test --suite c` installs one and runs this, with `ESTAFETTE_PREFIX`, the place, and `ESTAFETTE_DLPACK`, a folder with
+//! DLPack's own header. It is no part of a plain `cargo test`, which may have no C++ compiler.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
+
+fn variable(name: &str) -> PathBuf {
+    let value = std::env::var_os(name);
+    value.unwrap_or_else(|| panic!("{name} is not set; run `cargo xtask test --suite c`")).into()
+}
+
+fn prefix() -> PathBuf {
+    variable("ESTAFETTE_PREFIX")
+}
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name)
+}
+
+/// A folder for what this test makes.
+fn scratch(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("c-{name}"));
+    std::fs::create_dir_all(&folder).expect("a folder can be made");
+    folder
+}
+
+/// Runs a command that must succeed, and gives what it printed.
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {}\n{out}\n{err}", output.status);
+    out.into_owned()
+}
+
+/// A compiler for `source`, with this standard.
+fn compiler(source: &Path, standard: &str) -> Command {
+    let cpp = source.extension().is_some_and(|extension| extension == "cpp");
+    let mut command = Command::new(if cpp { "g++" } else { "gcc" });
+    command.args(WARNINGS).arg(format!("-std={standard}")).args(["-g", "-D_GNU_SOURCE", "-pthread"]);
+    command.arg("-I").arg(prefix().join("include")).arg(source);
+    command
+}
+
+/// Links the shared library.
+fn shared(command: &mut Command) -> &mut Command {
+    let lib = prefix().join("lib");
+    command.arg("-L").arg(&lib).arg("-lestafette").arg(format!("-Wl,-rpath,{}", lib.display()))
+}
+
+fn compile_and_run(name: &str, standard: &str, extra: &[&str]) -> String {
+    let program = scratch(name).join(format!("{standard}{}", extra.len()));
+    run(shared(compiler(&source(name), standard).args(extra)).arg("-o").arg(&program));
+    run(&mut Command::new(program))
+}
+
+/// The tests that a program has run, one per line.
+fn assert_ran(output: &str, tests: usize) {
+    assert_eq!(output.lines().count(), tests, "{output}");
+}
+
+#[test]
+fn hard_cases() {
+    assert_ran(&compile_and_run("hard_cases.c", "c11", &[]), 6);
+}
+
+#[test]
+fn foreign_fences() {
+    assert_ran(&compile_and_run("fences.c", "c11", &[]), 5);
+}
+
+#[test]
+fn every_other_call() {
+    assert_ran(&compile_and_run("calls.c", "c11", &[]), 8);
+}
+
+#[test]
+fn operators() {
+    assert_ran(&compile_and_run("operators.c", "c11", &[]), 4);
+}
+
+/// The C side is instrumented, and both sides allocate through the sanitizer.
+#[test]
+fn address_sanitizer_finds_nothing() {
+    for (name, tests) in [("hard_cases.c", 6), ("fences.c", 5), ("calls.c", 8), ("operators.c", 4)] {
+        assert_ran(
+            &compile_and_run(name, "c11", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),
+            tests,
+        );
+    }
+    compile_and_run("wrapper.cpp", "c++20", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+}
+
+#[test]
+fn the_wrapper_under_c_plus_plus_17() {
+    assert_eq!(compile_and_run("wrapper.cpp", "c++17", &[]), "done\n");
+}
+
+#[test]
+fn the_wrapper_under_c_plus_plus_20_has_coroutines() {
+    assert_eq!(compile_and_run("wrapper.cpp", "c++20", &[]), "with coroutines\ndone\n");
+}
+
+#[test]
+fn our_structs_are_those_of_dlpacks_own_header() {
+    let folder = scratch("abi");
+    let (ours, theirs) = (folder.join("ours"), folder.join("theirs"));
+    run(compiler(&source("abi.c"), "c11").arg("-o").arg(&ours));
+    run(compiler(&source("abi.c"), "c11")
+        .args(["-DWITH_DLPACK", "-I"])
+        .arg(variable("ESTAFETTE_DLPACK"))
+        .arg("-o")
+        .arg(&theirs));
+    let (ours, theirs) = (run(&mut Command::new(ours)), run(&mut Command::new(theirs)));
+    assert_eq!(ours, theirs);
+    assert!(ours.lines().count() > 50, "{ours}");
+}
+
+#[test]
+fn the_headers_compile_alone_in_every_standard() {
+    let folder = scratch("alone");
+    for (file, standards) in
+        [("alone.c", &["c99", "c11", "c17"][..]), ("alone.cpp", &["c++11", "c++17", "c++20"][..])]
+    {
+        let file = folder.join(file);
+        std::fs::write(&file, "#include <estafette.h>\nint main(void) { return 0; }\n").expect("writable");
+        for standard in standards {
+            run(compiler(&file, standard).arg("-fsyntax-only"));
+        }
+    }
+}
+
+#[test]
+fn only_our_names_are_exported() {
+    let listed =
+        run(Command::new("nm").args(["-D", "--defined-only"]).arg(prefix().join("lib/libestafette.so")));
+    let names: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    let strangers: Vec<_> = names.iter().filter(|name| !name.starts_with("estafette_")).collect();
+    assert!(strangers.is_empty(), "{strangers:?}");
+    // And they are those of the header.
+    let header = std::fs::read_to_string(prefix().join("include/estafette.h")).expect("installed");
+    for name in &names {
+        assert!(header.contains(&format!("{name}(")), "{name} is exported but not declared");
+    }
+    assert!(names.len() > 40, "{names:?}");
+}
+
+#[test]
+fn a_program_that_loads_copies_and_forks() {
+    let program = scratch("embedding").join("embedding");
+    run(compiler(&source("embedding.c"), "c11").arg("-ldl").arg("-o").arg(&program));
+    let library = prefix().join("lib/libestafette.so");
+    let copy = scratch("embedding").join("another.so");
+    std::fs::copy(&library, &copy).expect("the library can be copied");
+    assert_eq!(run(Command::new(program).arg(library).arg(copy)), "done\n");
+}
+
+#[test]
+fn a_program_that_is_linked_statically() {
+    let program = scratch("static").join("hard_cases");
+    let mut command = compiler(&source("hard_cases.c"), "c11");
+    command.arg(prefix().join("lib/libestafette.a")).args(["-ldl", "-lm", "-o"]).arg(&program);
+    run(&mut command);
+    assert_ran(&run(&mut Command::new(program)), 6);
+}
+
+/// The first C block of the page.
+fn first_program() -> PathBuf {
+    let page = include_str!("../../../docs/c.md");
+    let program = page
+        .split("```c\n")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .expect("the page has a program");
+    let file = scratch("page").join("first.c");
+    std::fs::write(&file, program).expect("writable");
+    file
+}
+
+#[test]
+fn the_first_program_of_the_page_by_pkg_config() {
+    let mut config = Command::new("pkg-config");
+    config.env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"));
+    let flags = run(config.args(["--cflags", "--libs", "estafette"]));
+    let program = scratch("page").join("first");
+    let mut command = Command::new("gcc");
+    command.args(WARNINGS).arg(first_program()).args(flags.split_whitespace()).arg("-o").arg(&program);
+    run(&mut command);
+    let output = run(Command::new(program).env("LD_LIBRARY_PATH", prefix().join("lib")));
+    assert_eq!(output, "30\n");
+}
+
+#[test]
+fn the_first_program_of_the_page_by_cmake() {
+    let (folder, program) = (scratch("cmake"), first_program());
+    let project = "cmake_minimum_required(VERSION 3.18)\nproject(consumer C)\nfind_package(estafette 0.1 REQUIRED)\n\
+                   foreach(kind estafette static)\n  add_executable(with_${kind} first.c)\n  \
+                   target_link_libraries(with_${kind} PRIVATE estafette::${kind})\nendforeach()\n";
+    std::fs::write(folder.join("CMakeLists.txt"), project).expect("writable");
+    std::fs::copy(program, folder.join("first.c")).expect("writable");
+    let build = folder.join("build");
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(&folder).arg("-B").arg(&build);
+    run(configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix().display())));
+    run(Command::new("cmake").arg("--build").arg(&build));
+    for program in ["with_estafette", "with_static"] {
+        assert_eq!(run(&mut Command::new(build.join(program))), "30\n");
+    }
+}

@@ -1,0 +1,102 @@
+//! `estafette report`, from outside: what it prints, and what it says of files that are not whole.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use estafette::Engine;
+use estafette::journal::{Journal, JournalOptions};
+
+/// Records two operations of which one waits for the other, and gives the file.
+fn recorded(folder: &Path, name: &str, slow: Duration) -> PathBuf {
+    // One journal at a time is kept per process, and each test that records is the only one of its file.
+    let journal = Journal::open(JournalOptions::default()).unwrap();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let x = engine.var();
+    x.call_in_report("batch");
+    let produce = engine.op("produce").writes_vars(&[&x]);
+    produce
+        .run(move |[], []| {
+            std::thread::sleep(slow);
+            Ok(())
+        })
+        .unwrap();
+    engine.op("consume").reads_vars(&[&x]).run(|[], []| Ok(())).unwrap();
+    engine.wait_all(None).unwrap();
+    let path = folder.join(name);
+    estafette_report::perfetto::write(&journal.finish(), fs::File::create(&path).unwrap()).unwrap();
+    path
+}
+
+fn estafette(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_estafette"))
+        .arg("report")
+        .args(arguments)
+        .env_remove("COLUMNS")
+        .output()
+        .unwrap()
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn refusal(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn a_recording_is_reported_for_people_and_for_programs() {
+    let folder = std::env::temp_dir().join(format!("estafette-report-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let fast = recorded(&folder, "fast.pftrace", Duration::from_millis(5));
+    let slow = recorded(&folder, "slow.pftrace", Duration::from_millis(40));
+    let (fast, slow) = (fast.to_str().unwrap(), slow.to_str().unwrap());
+
+    let report = text(&estafette(&[slow]));
+    assert!(report.lines().next().unwrap().contains("computing (`produce`)"), "{report}");
+    assert!(report.contains("Library by library") && !report.contains('\x1b'), "{report}");
+    let short = text(&estafette(&[slow, "--short", "--width", "90"]));
+    assert!(!short.contains("Library by library"), "{short}");
+    assert!(short.lines().all(|line| line.chars().count() <= 90), "{short}");
+
+    let json: serde_json::Value = serde_json::from_str(&text(&estafette(&[slow, "--json"]))).unwrap();
+    assert_eq!((json["schema"].as_u64(), json["totals"]["operations"].as_u64()), (Some(1), Some(2)));
+    assert_eq!(json["causes"].as_array().unwrap().len(), 6);
+    assert!(json["run_time"].as_array().unwrap().iter().all(|row| row["time_ns"].is_u64()));
+
+    let difference = text(&estafette(&["--diff", fast, slow]));
+    assert!(difference.contains("`produce`") && difference.contains("+"), "{difference}");
+    let json: serde_json::Value =
+        serde_json::from_str(&text(&estafette(&["--diff", fast, slow, "--json"]))).unwrap();
+    assert!(json["duration_ns"]["after"].as_u64() > json["duration_ns"]["before"].as_u64());
+
+    let (page, chrome) = (folder.join("page.html"), folder.join("trace.json"));
+    text(&estafette(&[slow, "--html", page.to_str().unwrap(), "--chrome", chrome.to_str().unwrap()]));
+    assert!(fs::read_to_string(&page).unwrap().contains("produce"));
+    serde_json::from_str::<serde_json::Value>(&fs::read_to_string(&chrome).unwrap()).unwrap();
+
+    let whole = fs::read(slow).unwrap();
+    let cut = folder.join("cut.pftrace");
+    fs::write(&cut, &whole[..whole.len() - 7]).unwrap();
+    let report = text(&estafette(&[cut.to_str().unwrap()]));
+    assert!(report.contains("incomplete: "), "{report}");
+    fs::write(&cut, [0xff; 64]).unwrap();
+    let refused = refusal(&estafette(&[cut.to_str().unwrap()]));
+    assert!(refused.contains("cut.pftrace is no recording"), "{refused}");
+    let refused = refusal(&estafette(&[folder.join("absent").to_str().unwrap()]));
+    assert!(refused.contains("absent"), "{refused}");
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn what_is_not_asked_for_rightly_is_refused_with_how_to_ask() {
+    assert!(refusal(&estafette(&[])).contains("estafette report FILE"));
+    assert!(refusal(&estafette(&["--diff", "/dev/null"])).contains("/dev/null"));
+    assert!(refusal(&estafette(&["--width", "many", "x"])).contains("many"));
+    assert!(refusal(&estafette(&["--colour"])).contains("--colour"));
+}

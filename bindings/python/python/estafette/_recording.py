@@ -1,0 +1,135 @@
+"""Recordings of where the time went."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._estafette import _begin_recording, _end_recording, _read_report, record_call_sites
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a recording says. ``print`` shows it as text."""
+
+    headline: str
+    """One sentence: what most of the waiting was for."""
+    data: dict[str, Any]
+    """Everything, by the schema in ``docs/report.md``."""
+    text: str
+    """For people."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def report(
+    path: str | os.PathLike[str],
+    /,
+    *,
+    short: bool = False,
+    width: int | None = None,
+    html: str | os.PathLike[str] | None = None,
+) -> Report:
+    """The report of the recording in the file `path`: who waited, for how long, why, and for whom.
+
+    short: leaves the tables out of the text.
+    width: columns of the text; default those of the terminal.
+    html: a file to write the report to as a page for a browser.
+
+    A damaged file gives the report of what is left of it, which says what is missing. Raises ``ValueError`` when nothing is
+    left, ``OSError`` when a file cannot be read or written.
+    """
+    columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    page = None if html is None else os.fspath(html)
+    text, data = _read_report(os.fspath(path), columns, short, page)
+    fields = json.loads(data)
+    return Report(headline=fields["headline"], data=fields, text=text)
+
+
+class record:  # noqa: N801 - used like a function
+    """Records where the time goes, in all engines of the process, and writes it to the file `path` at the end::
+
+        >>> with est.record("run.pftrace"):
+        ...     t = eng.call(np.arange, eng.from_dlpack(np.array(3)), using=int)
+        ...     np.from_dlpack(t).tolist()
+        [0, 1, 2]
+        >>> print(est.report("run.pftrace"))  # doctest: +SKIP
+
+    The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. One recording at a time is made per
+    process; another raises ``ConflictError``. Leases note the lines of code that take them meanwhile.
+
+    memory_max: bytes for what is noted until the end, 256 MiB unless given. What does not fit is counted, and the report says so.
+
+    For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
+    recorded to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, memory_max: int | None = None) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+        self._memory_max = memory_max
+        self._process: int | None = None
+        self._call_sites = False
+
+    def start(self) -> None:
+        """Begins to record. The file is made at once, so that a path that cannot be written to is an error here."""
+        if self._process is not None:
+            raise RuntimeError("this recording was started already")
+        with open(self._path, "ab"):
+            pass
+        program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+        _begin_recording(program, self._memory_max)
+        self._process = os.getpid()
+        self._call_sites = record_call_sites(True)
+
+    def stop(self) -> None:
+        """Ends the recording and writes the file. In a forked child it does nothing: the recording is its parent's."""
+        process, self._process = self._process, None
+        if process is None:
+            raise RuntimeError("this recording is not being made")
+        if process == os.getpid():
+            record_call_sites(self._call_sites)
+            _end_recording(self._path)
+
+    def report(self, **options: Any) -> Report:
+        """The report of what was recorded; options as those of `est.report`."""
+        return report(self._path, **options)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def from_environment() -> record | None:
+    """The recording that ``ESTAFETTE_TRACE`` asks for, begun."""
+    path = os.environ.get("ESTAFETTE_TRACE")
+    if not path:
+        return None
+    recording = record(path)
+    try:
+        recording.start()
+    except OSError as error:
+        # The program was not written with this in mind, and shall run all the same.
+        print(f"estafette: ESTAFETTE_TRACE: nothing is recorded: {error}", file=sys.stderr)
+        return None
+    return recording
+
+
+for _class in (Report, record):
+    _class.__module__ = "estafette"
+del _class

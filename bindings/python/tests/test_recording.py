@@ -1,0 +1,225 @@
+"""Recordings: what they note of a program, and that the report's first line names what was planted."""
+
+import asyncio
+import ctypes
+import threading
+import time
+
+import pytest
+from conftest import run_program
+
+import estafette as est
+
+LONG = 0.08
+"""Seconds that a planted stall takes; everything else takes a fraction of it."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.pftrace"
+
+
+def spin(seconds):
+    """Runs without letting go of the Python lock, as native code does that forgets to."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def first_line(path):
+    report = est.report(path, width=10_000)
+    assert report.data["missing"] == []
+    line = report.text.splitlines()[0]
+    assert line == report.headline
+    return line
+
+
+class TestPlantedStalls:
+    def test_a_slow_producer(self, eng, np, path):
+        batch = eng.zeros((4,), "float32")
+        with est.record(path):
+            batch.call_in_report("batch")
+            eng.submit(lambda x: time.sleep(LONG), writes=[batch], using=np.from_dlpack, name="decode")
+            eng.submit(lambda x: None, reads=[batch], using=np.from_dlpack, name="train")
+            eng.wait_all()
+        line = first_line(path)
+        assert "computing (`decode`)" in line and "`decode` was still computing" in line
+        data = est.report(path).data
+        assert data["advice"][0]["change"] == "make `decode` faster"
+        # Both functions get NumPy's arrays.
+        assert "numpy" in data["matrix"]["libraries"]
+
+    def test_a_lease_kept_too_long(self, eng, np, path):
+        batch = eng.zeros((4,), "float32")
+        with est.record(path):
+            batch.call_in_report("batch")
+            kept = np.from_dlpack(batch)
+            here = "test_recording.py"
+            op = eng.submit(lambda x: None, writes=[batch], using=np.from_dlpack, name="decode")
+            time.sleep(LONG)
+            del kept
+            op.wait()
+        line = first_line(path)
+        assert "leased (a lease taken by" in line and here in line and "`batch`" in line
+        assert "write after read" in line
+
+    def test_a_starved_pool(self, np, path):
+        with est.Engine(workers=1) as eng, est.record(path):
+            for _ in range(8):
+                eng.submit(lambda: time.sleep(LONG / 8), name="resize")
+            eng.wait_all()
+        line = first_line(path)
+        assert "no worker (the worker pool)" in line and "`resize` waited" in line
+
+    def test_a_blocked_python_lock(self, eng, np, path):
+        with est.record(path):
+            op = eng.submit(lambda: None, name="score")
+            spin(LONG)
+            op.wait()
+        line = first_line(path)
+        assert "not resumed (the Python lock)" in line and "`score`" in line
+
+    def test_a_late_consumer(self, eng, np, path):
+        t = eng.zeros((4,), "float32")
+
+        async def main():
+            eng.submit(lambda x: time.sleep(LONG / 8), writes=[t], using=np.from_dlpack, name="decode")
+
+            async def consume():
+                await t
+
+            task = asyncio.ensure_future(consume())
+            await asyncio.sleep(0)
+            # The loop does something else while the task could go on.
+            time.sleep(LONG)
+            await task
+
+        with est.record(path):
+            asyncio.run(main())
+        line = first_line(path)
+        assert "not resumed (the event loop)" in line and "the event loop was busy" in line
+
+
+class TestTheFile:
+    def test_leases_have_the_line_that_took_them_and_flags_are_put_back(self, eng, np, path):
+        before = est.record_call_sites(False)
+        t = eng.zeros((4,), "float32")
+        with est.record(path) as recording:
+            assert np.from_dlpack(t).sum() == 0
+            t.wait()
+        assert est.record_call_sites(before) is False
+        report = recording.report(width=80)
+        assert report.data["totals"]["leases"] == 1
+        assert all(len(line) <= 80 for line in report.text.splitlines())
+        assert str(report) == report.text
+
+    def test_imports_have_a_library_and_tensors_a_description(self, eng, np, path):
+        with est.record(path):
+            t = eng.from_dlpack(np.zeros((2, 3), "float32"))
+            eng.submit(lambda x: None, reads=[t], using=np.from_dlpack)
+            eng.wait_all()
+        names = [row["name"] for row in est.report(path).data["tensors"]]
+        assert any(name.startswith("float32[2,3] #") for name in names)
+
+    def test_one_recording_at_a_time(self, path, tmp_path):
+        with est.record(path), pytest.raises(est.ConflictError, match="recorded already"), est.record(tmp_path / "other"):
+            pass
+        with est.record(path):
+            pass
+        with pytest.raises(RuntimeError, match="not being made"):
+            est.record(path).stop()
+
+    def test_a_path_that_cannot_be_written_is_an_error_at_once(self, tmp_path):
+        with pytest.raises(OSError, match="nowhere"):
+            est.record(tmp_path / "nowhere" / "run.pftrace").start()
+        # Nothing was begun.
+        with est.record(tmp_path / "run.pftrace"):
+            pass
+
+    def test_what_is_no_recording_and_what_is_left_of_one(self, eng, np, path, tmp_path):
+        with est.record(path):
+            for _ in range(100):
+                eng.submit(lambda: None, name="step")
+            eng.wait_all()
+        whole = path.read_bytes()
+        half = tmp_path / "half"
+        half.write_bytes(whole[: len(whole) * 2 // 3])
+        report = est.report(half)
+        assert report.data["missing"], "it says what is missing"
+        assert "incomplete: " in report.text
+        assert report.data["totals"]["operations"] > 0
+        wrong = tmp_path / "wrong"
+        wrong.write_bytes(b"\xff" * 100)
+        with pytest.raises(ValueError, match="is no recording"):
+            est.report(wrong)
+        with pytest.raises(OSError, match="absent"):
+            est.report(tmp_path / "absent")
+
+    def test_memory_is_bounded_and_the_loss_is_told(self, eng, np, path):
+        with est.record(path, memory_max=512 << 10):
+            for _ in range(20):
+                for _ in range(1_000):
+                    eng.submit(lambda: None, name="step")
+            eng.wait_all()
+        report = est.report(path)
+        assert any("did not fit" in missing for missing in report.data["missing"])
+
+    def test_a_page_is_written(self, eng, np, path, tmp_path):
+        with est.record(path):
+            eng.submit(lambda: None, name="step").wait()
+        page = tmp_path / "report.html"
+        est.report(path, html=page)
+        assert page.read_text().lstrip().lower().startswith("<!doctype html>")
+
+    def test_threads_that_submit_while_it_begins_and_ends(self, eng, np, path):
+        stop = threading.Event()
+
+        def submit():
+            while not stop.is_set():
+                eng.submit(lambda: None, name="step").wait()
+
+        threads = [threading.Thread(target=submit) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            with est.record(path):
+                time.sleep(0.01)
+            assert est.report(path).data["totals"]["operations"] > 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+class TestPrograms:
+    PROGRAM = """
+        import estafette as est
+        eng = est.Engine(workers=1)
+        for _ in range(10):
+            eng.submit(lambda: None, name="step")
+        eng.wait_all()
+        """
+
+    def test_the_environment_records_a_program_that_knows_nothing_of_it(self, path):
+        run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(path)})
+        assert est.report(path).data["totals"]["operations"] == 10
+
+    def test_a_program_that_cannot_be_recorded_runs_all_the_same(self, tmp_path):
+        run_program(self.PROGRAM, env={"ESTAFETTE_TRACE": str(tmp_path / "nowhere" / "x")})
+
+    def test_a_forked_child_leaves_the_recording_to_its_parent(self, path):
+        run_program(
+            """
+            import os
+            import estafette as est
+            recording = est.record(os.environ["RECORDING"])
+            recording.start()
+            eng = est.Engine(workers=1)
+            eng.submit(lambda: None, name="step").wait()
+            child = os.fork()
+            if child == 0:
+                recording.stop()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            recording.stop()
+            """,
+            env={"RECORDING": str(path)},
+        )
+        assert est.report(path).data["totals"]["operations"] == 1

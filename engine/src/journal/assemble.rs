@@ -1,0 +1,394 @@
+//! From entries to a recording.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, PoisonError};
+
+use estafette_report::Recording;
+use estafette_report::model::{
+    Access, Lane, LaneId, LaneKind, Lease, LibraryId, LostRecords, Mode, Nanos, Operation, OperationKind,
+    Outcome, Site, Variable,
+};
+use estafette_sync::sync::atomic::Ordering;
+
+use super::entry::{Entry, How, NONE, Tells, Use, access_of, halves};
+use super::ticks::Scale;
+use super::writer::{Session, ThreadLog};
+
+/// What is known of one operation so far.
+struct Draft {
+    operation: Operation,
+    /// `None` until its submission is read: threads are read one after the other.
+    submitted: Option<Use>,
+    taker: Option<Taker>,
+    locked: Option<Nanos>,
+    ended: bool,
+    /// A wait for whatever ends last.
+    waits_for_any: bool,
+}
+
+struct Taker {
+    text: String,
+    library: Option<LibraryId>,
+    site: Option<Site>,
+}
+
+/// Everything read so far.
+struct Assembly<'a> {
+    scale: &'a Scale,
+    drafts: HashMap<u64, Draft>,
+    variables: BTreeMap<u64, Variable>,
+    named: HashMap<u64, String>,
+    libraries: Vec<String>,
+    lanes: Vec<Lane>,
+    queues: HashMap<u64, LaneId>,
+    lost: Vec<LostRecords>,
+}
+
+pub(super) fn assemble(session: &Session, scale: &Scale) -> Recording {
+    let mut assembly = Assembly {
+        scale,
+        drafts: HashMap::new(),
+        variables: BTreeMap::new(),
+        named: HashMap::new(),
+        libraries: Vec::new(),
+        lanes: Vec::new(),
+        queues: HashMap::new(),
+        lost: Vec::new(),
+    };
+    let threads = session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    threads.iter().for_each(|thread| assembly.read(thread));
+    assembly.finish()
+}
+
+impl Assembly<'_> {
+    fn read(&mut self, thread: &ThreadLog) {
+        let lane = self.lanes.len();
+        self.lanes.push(Lane { name: thread.name.clone(), kind: thread.kind() });
+        let count = thread.lost.load(Ordering::Relaxed);
+        if count > 0 {
+            self.lost.push(LostRecords { lane, count });
+        }
+        let texts = thread.texts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let pages = thread.pages.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let reading = Reading { lane, texts };
+        pages.iter().for_each(|page| page.read(|entry| self.entry(&reading, entry)));
+    }
+
+    fn draft(&mut self, id: u64) -> &mut Draft {
+        self.drafts.entry(id).or_insert_with(|| Draft {
+            operation: empty(id),
+            submitted: None,
+            taker: None,
+            locked: None,
+            ended: false,
+            waits_for_any: false,
+        })
+    }
+
+    fn library(&mut self, name: Option<&str>) -> Option<LibraryId> {
+        let name = name?;
+        let known = self.libraries.iter().position(|known| known == name);
+        Some(known.unwrap_or_else(|| {
+            self.libraries.push(name.to_owned());
+            self.libraries.len() - 1
+        }))
+    }
+
+    fn queue(&mut self, number: u64) -> LaneId {
+        let lanes = &mut self.lanes;
+        *self.queues.entry(number).or_insert_with(|| {
+            lanes.push(Lane { name: format!("queue {number}"), kind: LaneKind::Queue });
+            lanes.len() - 1
+        })
+    }
+
+    fn entry(&mut self, reading: &Reading, entry: Entry<'_>) {
+        let Entry { tells: Some(tells), ticks, id, words: all } = entry else { return };
+        let words = [entry.word(0), entry.word(1)];
+        let at = self.scale.nanos(ticks);
+        let lane = reading.lane;
+        match tells {
+            Tells::Submitted => {
+                let (name, about) = halves(words[0]);
+                let draft = self.draft(id);
+                draft.submitted = Some(Use::from_bits(about as u8));
+                draft.operation.submitted = at;
+                draft.operation.submitter = Some(lane);
+                draft.operation.name = reading.text(name);
+                draft.operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
+            }
+            Tells::Accesses => {
+                self.draft(id).operation.accesses.extend(all.iter().filter_map(|word| access_in(*word)));
+            }
+            Tells::Ready => {
+                let operation = &mut self.draft(id).operation;
+                operation.granted = Some(operation.granted.map_or(at, |known| known.min(at)));
+                operation.ready = Some(operation.ready.map_or(at, |known| known.max(at)));
+            }
+            Tells::Began => {
+                let lane = if words[0] == 0 { lane } else { self.queue(words[0]) };
+                let operation = &mut self.draft(id).operation;
+                operation.began = Some(at);
+                operation.lane = Some(lane);
+            }
+            Tells::Ended => {
+                let (about, text) = halves(words[0]);
+                let outcome = reading.outcome(How::from_bits(about as u8), text);
+                let device_work = about & 1 << 8 != 0;
+                let draft = self.draft(id);
+                draft.ended = true;
+                draft.operation.issued = Some(at);
+                if !device_work {
+                    draft.operation.done = Some(at);
+                }
+                // What the device said is later news.
+                if draft.operation.outcome == Outcome::Unfinished || outcome != Outcome::Ok {
+                    draft.operation.outcome = outcome;
+                }
+            }
+            Tells::Done => {
+                let (about, text) = halves(words[0]);
+                let how = How::from_bits(about as u8);
+                let outcome = reading.outcome(how, text);
+                let operation = &mut self.draft(id).operation;
+                operation.done = Some(at);
+                operation.observed = Some(at);
+                if how != How::Well {
+                    operation.outcome = outcome;
+                }
+            }
+            Tells::Observed => self.draft(id).operation.observed = Some(at),
+            Tells::Awake => self.draft(id).operation.awake = Some(at),
+            Tells::Locked => self.draft(id).locked = Some(at),
+            Tells::Resumed => {
+                let operation = &mut self.draft(id).operation;
+                operation.resumed = Some(at);
+                operation.lane = Some(lane);
+                if words[0] != 0 {
+                    operation.kind = OperationKind::Wait;
+                }
+            }
+            Tells::WaitsFor => {
+                let name = reading.text(halves(words[1]).0);
+                let draft = self.draft(id);
+                draft.submitted = Some(Use::Wait);
+                draft.operation.kind = OperationKind::Wait;
+                draft.operation.submitted = at;
+                draft.operation.submitter = Some(lane);
+                draft.operation.name = name;
+                draft.waits_for_any = words[0] == 0;
+                draft.operation.waits_for = (words[0] != 0).then_some(words[0]);
+            }
+            Tells::Variable => {
+                let (name, library) = halves(words[1]);
+                let library = reading.known(library);
+                let library = self.library(library.as_deref());
+                let name = reading.text(name);
+                let variable = self.variables.entry(id).or_insert_with(|| unknown(id));
+                variable.name = name;
+                variable.bytes = Some(words[0]);
+                variable.library = library.or(variable.library);
+            }
+            Tells::Name => {
+                self.named.insert(id, reading.text(words[0] as u32));
+            }
+            Tells::Taker => {
+                let (text, library) = halves(words[0]);
+                let library = reading.known(library);
+                let library = self.library(library.as_deref());
+                let taker = Taker { text: reading.text(text), library, site: reading.site(words[1] as u32) };
+                self.draft(id).taker = Some(taker);
+            }
+            Tells::Library => {
+                let library = reading.known(words[0] as u32);
+                let library = self.library(library.as_deref());
+                let operation = &mut self.draft(id).operation;
+                operation.library = operation.library.or(library);
+            }
+        }
+    }
+
+    fn finish(mut self) -> Recording {
+        let duration = self.scale.duration();
+        let mut recording = Recording { duration, ..Recording::default() };
+        let mut waits_for_any = Vec::new();
+        for (id, mut draft) in self.drafts {
+            // Submitted before the journal was opened, or its submission was lost.
+            let Some(what) = draft.submitted else { continue };
+            draft.settle(what);
+            for access in &draft.operation.accesses {
+                self.variables.entry(access.variable).or_insert_with(|| unknown(access.variable));
+            }
+            if what == Use::Lease {
+                recording.leases.extend(draft.lease());
+            }
+            if draft.waits_for_any {
+                waits_for_any.push(id);
+            }
+            recording.operations.push(draft.operation);
+        }
+        for (id, name) in self.named {
+            self.variables.entry(id).or_insert_with(|| unknown(id)).name = name;
+        }
+        recording.operations.sort_unstable_by_key(|operation| operation.id);
+        recording.leases.sort_unstable_by_key(|lease| lease.id);
+        recording.variables = self.variables.into_values().collect();
+        recording.lanes = self.lanes;
+        recording.libraries = self.libraries;
+        recording.losses.records = self.lost;
+        wait_for_the_last(&mut recording, &waits_for_any);
+        recording
+    }
+}
+
+impl Draft {
+    /// Makes what was read fit together.
+    fn settle(&mut self, what: Use) {
+        let operation = &mut self.operation;
+        if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) {
+            operation.began = None;
+        }
+        match what {
+            Use::Lease => operation.kind = OperationKind::Export,
+            Use::Copy => operation.kind = OperationKind::Copy,
+            // A thread that waited has said so.
+            Use::Wait if operation.kind != OperationKind::Wait => operation.kind = OperationKind::Await,
+            Use::Wait | Use::Body => {}
+        }
+        match (what, self.locked) {
+            // The body began when it had the lock; before, the thread was merely awake.
+            (Use::Body, Some(locked)) if operation.began.is_some() => {
+                operation.awake = operation.awake.or(operation.began);
+                operation.began = Some(locked);
+            }
+            (Use::Wait | Use::Lease, Some(locked)) => {
+                operation.awake = operation.resumed;
+                operation.resumed = Some(locked);
+            }
+            _ => {}
+        }
+        if let (Some(_), Some(taker)) = (self.submitted, &self.taker) {
+            operation.library = operation.library.or(taker.library);
+            operation.site.clone_from(&taker.site);
+        }
+        if what == Use::Wait {
+            // A probe leaves the graph as soon as it is granted.
+            operation.granted = operation.issued.take();
+            operation.done = operation.observed;
+            if operation.resumed.is_some() {
+                operation.outcome = Outcome::Ok;
+            }
+        }
+        if what == Use::Body && operation.ready.is_none() {
+            // Run by whoever granted it, there and then.
+            operation.ready = operation.awake.or(operation.began);
+            operation.granted = operation.ready;
+        }
+    }
+
+    /// The lease that an export has become, if it was held.
+    fn lease(&mut self) -> Option<Lease> {
+        let operation = &mut self.operation;
+        let opened = operation.began?;
+        let access = operation.accesses.first()?;
+        let closed = if self.ended { operation.issued } else { None };
+        // As an export it is over when the library has the tensor.
+        operation.issued = Some(opened);
+        operation.done = Some(opened);
+        operation.outcome = Outcome::Ok;
+        Some(Lease {
+            id: operation.id,
+            variable: access.variable,
+            access: access.mode,
+            library: self.taker.as_ref().and_then(|taker| taker.library),
+            taker: self.taker.as_ref().map_or_else(String::new, |taker| taker.text.clone()),
+            site: self.taker.as_ref().and_then(|taker| taker.site.clone()),
+            opened,
+            closed,
+        })
+    }
+}
+
+/// A wait for everything has waited for what ended last.
+fn wait_for_the_last(recording: &mut Recording, waits: &[u64]) {
+    let mut ends: Vec<(Nanos, u64)> = recording
+        .operations
+        .iter()
+        .filter(|operation| operation.kind == OperationKind::Operation)
+        .map(|operation| (operation.issued.unwrap_or(Nanos::MAX), operation.id))
+        .collect();
+    ends.sort_unstable();
+    for wait in waits {
+        let Ok(at) = recording.operations.binary_search_by_key(wait, |operation| operation.id) else {
+            continue;
+        };
+        let until = recording.operations[at].resumed.unwrap_or(Nanos::MAX);
+        let last = ends.partition_point(|(end, _)| *end <= until).checked_sub(1);
+        recording.operations[at].waits_for = last.map(|last| ends[last].1);
+    }
+}
+
+/// One thread's pages being read.
+struct Reading {
+    lane: LaneId,
+    texts: Vec<Arc<str>>,
+}
+
+impl Reading {
+    fn known(&self, number: u32) -> Option<String> {
+        self.texts.get(number as usize).map(|text| text.to_string())
+    }
+
+    fn text(&self, number: u32) -> String {
+        self.known(number).unwrap_or_else(|| "(no name kept)".into())
+    }
+
+    fn outcome(&self, how: How, text: u32) -> Outcome {
+        let text = || if text == NONE { String::new() } else { self.text(text) };
+        match how {
+            How::Well => Outcome::Ok,
+            How::Failed => Outcome::Failed(text()),
+            How::Cancelled => Outcome::Cancelled,
+            How::Skipped => Outcome::Skipped(text()),
+        }
+    }
+
+    fn site(&self, number: u32) -> Option<Site> {
+        let text = self.known(number)?;
+        let mut parts = text.splitn(3, '\n');
+        let (file, line, function) = (parts.next()?, parts.next()?, parts.next()?);
+        Some(Site { file: file.into(), line: line.parse().ok()?, function: function.into() })
+    }
+}
+
+fn access_in(word: u64) -> Option<Access> {
+    access_of(word).map(|(variable, mode): (u64, Mode)| Access { variable, mode })
+}
+
+fn unknown(id: u64) -> Variable {
+    Variable { id, name: format!("variable {id}"), bytes: None, library: None }
+}
+
+fn empty(id: u64) -> Operation {
+    Operation {
+        id,
+        name: String::new(),
+        kind: OperationKind::Operation,
+        library: None,
+        site: None,
+        submitter: None,
+        lane: None,
+        submitted: 0,
+        granted: None,
+        ready: None,
+        awake: None,
+        began: None,
+        issued: None,
+        done: None,
+        observed: None,
+        resumed: None,
+        outcome: Outcome::Unfinished,
+        accesses: Vec::new(),
+        waits_for: None,
+    }
+}

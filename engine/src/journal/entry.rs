@@ -1,0 +1,183 @@
+//! One entry of the journal: two words and more.
+//!
+//! ```text
+//! word 0   ticks since the start (52 bits: two weeks of a processor's counter), number of words (8 bits), kind (4 bits)
+//! word 1   identity: of the operation, or of the variable
+//! word 2 … depend on the kind; texts by their number in the thread's list
+//! ```
+
+use estafette_graph::Mode;
+
+/// The most words of one entry.
+pub(super) const WORDS_MAX: usize = 255;
+
+/// What an entry tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+pub(super) enum Tells {
+    /// Submitted: name and kind of use; its accesses.
+    Submitted = 1,
+    /// Further accesses of what was submitted before.
+    Accesses,
+    /// Handed to whoever runs it.
+    Ready,
+    /// Its body has begun; of a lease, it is held. The queue, where there is one.
+    Began,
+    /// Completed: how, whether device work goes on, why it failed.
+    Ended,
+    /// The device work was seen to be done: how, why it failed.
+    Done,
+    /// Whoever waits was told.
+    Observed,
+    /// The thread that waits runs again, or the one that is to run a body.
+    Awake,
+    /// It has the lock that it needed.
+    Locked,
+    /// Whoever waits goes on; whether a thread waited.
+    Resumed,
+    /// A wait for an operation by name begins: which one.
+    WaitsFor,
+    /// Bytes, name and library of a variable.
+    Variable,
+    /// The name that its owner gives a variable.
+    Name,
+    /// Who takes a lease: text, library, line.
+    Taker,
+    /// The library that a body lends its operands to.
+    Library,
+}
+
+impl Tells {
+    const ALL: [Self; 15] = [
+        Self::Submitted,
+        Self::Accesses,
+        Self::Ready,
+        Self::Began,
+        Self::Ended,
+        Self::Done,
+        Self::Observed,
+        Self::Awake,
+        Self::Locked,
+        Self::Resumed,
+        Self::WaitsFor,
+        Self::Variable,
+        Self::Name,
+        Self::Taker,
+        Self::Library,
+    ];
+
+    fn from_bits(bits: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|tells| *tells as u64 == bits)
+    }
+}
+
+/// An entry, read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry<'a> {
+    /// `None` for what this version does not write.
+    pub(super) tells: Option<Tells>,
+    pub(super) ticks: u64,
+    pub(super) id: u64,
+    pub(super) words: &'a [u64],
+}
+
+impl<'a> Entry<'a> {
+    /// The first entry of `words`, and what comes after it.
+    pub(super) fn first_of(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
+        let (&head, &id) = (words.first()?, words.get(1)?);
+        let len = (head >> 4 & 0xff) as usize;
+        let own = words.get(2..len)?;
+        let entry = Self { tells: Tells::from_bits(head & 0xf), ticks: head >> 12, id, words: own };
+        Some((entry, &words[len..]))
+    }
+
+    /// Word `at` of those that depend on the kind; 0 where there is none.
+    pub(super) fn word(&self, at: usize) -> u64 {
+        self.words.get(at).copied().unwrap_or(0)
+    }
+}
+
+/// Word 0 of an entry of `len` words.
+#[inline(always)]
+pub(super) fn head(tells: Tells, len: usize, ticks: u64) -> u64 {
+    ticks << 12 | (len as u64) << 4 | tells as u64
+}
+
+/// No text, no library.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Two texts in one word.
+#[inline(always)]
+pub(super) fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+/// The two halves of a word.
+pub(super) fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+/// An access in one word; never 0.
+#[inline(always)]
+pub(super) fn access(var: u64, mode: Mode) -> u64 {
+    let mode = match mode {
+        Mode::Read => 1,
+        Mode::Write => 2,
+        Mode::Update => 3,
+    };
+    var << 2 | mode
+}
+
+/// Variable and mode of an access.
+pub(super) fn access_of(word: u64) -> Option<(u64, estafette_report::model::Mode)> {
+    use estafette_report::model::Mode;
+    let mode = match word & 3 {
+        1 => Mode::Read,
+        2 => Mode::Write,
+        3 => Mode::Update,
+        _ => return None,
+    };
+    Some((word >> 2, mode))
+}
+
+/// What kind of use was submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Use {
+    Body = 0,
+    Wait = 1,
+    Lease = 2,
+    Copy = 3,
+}
+
+impl Use {
+    pub(super) fn from_bits(bits: u8) -> Self {
+        match bits {
+            1 => Self::Wait,
+            2 => Self::Lease,
+            3 => Self::Copy,
+            _ => Self::Body,
+        }
+    }
+}
+
+/// How an operation or its device work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum How {
+    Well = 0,
+    Failed = 1,
+    Cancelled = 2,
+    Skipped = 3,
+}
+
+impl How {
+    pub(super) fn from_bits(bits: u8) -> Self {
+        match bits {
+            1 => Self::Failed,
+            2 => Self::Cancelled,
+            3 => Self::Skipped,
+            _ => Self::Well,
+        }
+    }
+}

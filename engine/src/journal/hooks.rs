@@ -1,0 +1,378 @@
+//! What the engine, and the bindings, call when something happens that the journal tells of.
+//!
+//! All of it is out of line: callers look at the operation's flag first, and that is all they do while no journal is open.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use estafette_devices::{Fence, Reactor};
+use estafette_graph::{Mode, OpId};
+
+use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, pair};
+use super::events;
+use super::writer::{self, Writer};
+use crate::error::FailureKind;
+use crate::operation::{Kind, Name, OpDraft, OpGranted, OpState};
+use crate::state::Ending;
+use crate::taker::Taker;
+use crate::tensor::{Tensor, TensorInner};
+
+/// Waits that are no operations of the graph have numbers of their own, far above those of operations.
+const WAITS: u64 = 1 << 62;
+
+/// A wait for whatever ends next, or last.
+const ANY: u64 = 0;
+
+fn use_of(kind: Kind) -> Use {
+    match kind {
+        Kind::Work | Kind::Unhelped => Use::Body,
+        Kind::Probe => Use::Wait,
+        Kind::Lease => Use::Lease,
+        Kind::Merge => Use::Copy,
+    }
+}
+
+/// Accesses that one entry has room for.
+const ACCESSES_MAX: usize = WORDS_MAX - 3;
+
+impl Writer {
+    fn name(&mut self, name: &Name) -> u32 {
+        match name {
+            Name::Static(text) => self.fixed_text(text),
+            Name::Shared(text) => self.text(text),
+        }
+    }
+
+    fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
+        let now = self.now();
+        let name = self.name(&state.name);
+        let about = pair(name, use_of(state.kind) as u32);
+        let len = accesses.len();
+        let mut words = accesses.map(|(var, mode)| access(var, mode));
+        let first = len.min(ACCESSES_MAX);
+        let mut left = len - first;
+        let all = std::iter::once(about).chain(words.by_ref());
+        self.write_all(Tells::Submitted, now, id, 1 + first, all);
+        while left > 0 {
+            let some = left.min(ACCESSES_MAX);
+            self.write_all(Tells::Accesses, now, id, some, words.by_ref());
+            left -= some;
+        }
+    }
+}
+
+/// A drafted operation is about to be submitted.
+#[cold]
+#[inline(never)]
+pub(crate) fn submitted(draft: &OpDraft<'_>) {
+    events::submitted(draft.id().get(), draft.payload(), draft.accesses().len());
+    writer::with(|writer| {
+        let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
+        writer.submitted(draft.id().get(), draft.payload(), accesses);
+    });
+}
+
+/// As [`submitted`], for one that came into being as granted.
+#[cold]
+#[inline(never)]
+pub(crate) fn split_off(granted: &OpGranted) {
+    events::submitted(granted.id().get(), granted.payload(), granted.accesses().len());
+    writer::with(|writer| {
+        let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
+        writer.submitted(granted.id().get(), granted.payload(), accesses);
+    });
+}
+
+/// What the variables of these tensors are.
+#[cold]
+#[inline(never)]
+pub(crate) fn uses(tensors: &[Tensor]) {
+    writer::with(|writer| tensors.iter().for_each(|tensor| describe(writer, &tensor.inner, None)));
+}
+
+/// A tensor has got its memory.
+#[cold]
+#[inline(never)]
+pub(crate) fn came_in(tensor: &TensorInner) {
+    writer::with(|writer| describe(writer, tensor, None));
+}
+
+/// A tensor was imported from `library`, a package name. For bindings; does nothing while no journal is open.
+pub fn imported_from(tensor: &Tensor, library: &'static str) {
+    if super::is_open() && !library.is_empty() {
+        if let Some(var) = tensor.inner.vars.first() {
+            events::imported(var.id().get(), library);
+        }
+        writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
+    }
+}
+
+fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static str>) {
+    let Some(var) = tensor.vars.first() else { return };
+    let var = var.id().get();
+    if library.is_none() && !writer.is_new(var) {
+        return;
+    }
+    let Ok(definition) = tensor.definition() else { return };
+    let layout = &definition.layout;
+    let shape: Vec<String> = layout.shape().iter().map(i64::to_string).collect();
+    let name = writer.text(&format!("{}[{}] #{var}", layout.dtype(), shape.join(",")));
+    let library = library.map_or(NONE, |library| writer.fixed_text(library));
+    let now = writer.now();
+    let bytes = layout.byte_len() as u64;
+    writer.write(Tells::Variable, now, var, [bytes, pair(name, library)]);
+}
+
+impl Tensor {
+    /// Names the tensor in the report of the open journal; does nothing while there is none. A name lasts as long as the
+    /// journal.
+    pub fn call_in_report(&self, name: &str) {
+        if let (true, Some(var)) = (super::is_open(), self.inner.vars.first()) {
+            note_name(var.id().get(), name);
+        }
+    }
+}
+
+impl crate::Variable {
+    /// As [`Tensor::call_in_report`].
+    pub fn call_in_report(&self, name: &str) {
+        if super::is_open() {
+            note_name(self.id(), name);
+        }
+    }
+}
+
+fn note_name(var: u64, name: &str) {
+    writer::with(|writer| {
+        let (now, name) = (writer.now(), writer.text(name));
+        writer.write(Tells::Name, now, var, [name.into()]);
+    });
+}
+
+/// Pushed to where it runs.
+#[cold]
+#[inline(never)]
+pub(crate) fn ready(id: OpId) {
+    events::ready(id.get());
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Ready, now, id.get(), []);
+    });
+}
+
+/// As [`ready`], for one that this thread has just submitted.
+#[cold]
+#[inline(never)]
+pub(crate) fn ready_at_once(id: OpId) {
+    events::ready(id.get());
+    writer::with(|writer| writer.write(Tells::Ready, writer.last, id.get(), []));
+}
+
+/// Its body begins.
+#[cold]
+#[inline(never)]
+pub(crate) fn begins(granted: &OpGranted) {
+    let queue = granted.payload().queue().map_or(0, |queue| queue.id().get());
+    if granted.payload().kind == Kind::Lease {
+        events::held(granted.id().get());
+    }
+    writer::with(|writer| {
+        let now = writer.now();
+        match queue {
+            0 => writer.write(Tells::Began, now, granted.id().get(), []),
+            queue => writer.write(Tells::Began, now, granted.id().get(), [queue]),
+        }
+    });
+}
+
+/// It ran well and left nothing behind; about to be completed.
+#[cold]
+#[inline(never)]
+pub(crate) fn ends_well(granted: &OpGranted) {
+    events::ended(granted.id().get(), "ok", None);
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Ended, now, granted.id().get(), []);
+    });
+}
+
+/// About to be completed.
+#[cold]
+#[inline(never)]
+pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
+    let id = granted.id();
+    let (how, text, fence) = match ending {
+        Ending::Ran { fence, failure } => {
+            let how = if failure.is_some() { How::Failed } else { How::Well };
+            (how, failure.map(ToString::to_string), fence.map(|(fence, _)| fence))
+        }
+        Ending::Skipped { failure } => {
+            let cancelled = failure.kind() == FailureKind::Cancelled && failure.id() == id.get();
+            let how = if cancelled { How::Cancelled } else { How::Skipped };
+            (how, Some(failure.to_string()), None)
+        }
+        Ending::Looked => (How::Well, None, None),
+    };
+    let outcome = match how {
+        How::Well => "ok",
+        How::Failed => "failed",
+        How::Cancelled => "cancelled",
+        How::Skipped => "skipped",
+    };
+    events::ended(id.get(), outcome, text.as_deref());
+    writer::with(|writer| {
+        let now = writer.now();
+        let text = text.map_or(NONE, |text| writer.text(&text));
+        let about = u32::from(how as u8) | u32::from(fence.is_some()) << 8;
+        writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
+    });
+    if let Some(fence) = fence {
+        watch(id, fence);
+    }
+}
+
+/// Notes the end of device work when it is observed.
+fn watch(id: OpId, fence: &Fence) {
+    Reactor::global().when_settled([fence], move |settled| {
+        let text = settled.err().map(|error| error.to_string());
+        events::device_done(id.get(), text.as_deref());
+        writer::with(|writer| {
+            let now = writer.now();
+            let how = if text.is_some() { How::Failed } else { How::Well };
+            let text = text.map_or(NONE, |text| writer.text(&text));
+            writer.write(Tells::Done, now, id.get(), [pair(u32::from(how as u8), text)]);
+        });
+    });
+}
+
+/// Whoever waits for it is about to be told.
+#[cold]
+#[inline(never)]
+pub(crate) fn observed(id: OpId) {
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Observed, now, id.get(), []);
+    });
+}
+
+/// Whoever waited goes on; `blocking` if a thread did.
+#[cold]
+#[inline(never)]
+pub(crate) fn resumed(id: u64, blocking: bool) {
+    events::resumed(id, blocking);
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Resumed, now, id, [u64::from(blocking)]);
+        writer.woken_from = if blocking { id } else { 0 };
+    });
+}
+
+/// Who takes a lease.
+#[cold]
+#[inline(never)]
+pub(crate) fn taken(id: OpId, taker: &Taker) {
+    events::taken(id.get(), taker);
+    writer::with(|writer| {
+        let now = writer.now();
+        let text = writer.text(taker);
+        let library = taker.library().map_or(NONE, |library| writer.fixed_text(library));
+        let site = taker.site().map_or(NONE, |site| {
+            // A path has no line break where anybody wants to read reports of it.
+            writer.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
+        });
+        writer.write(Tells::Taker, now, id.get(), [pair(text, library), site.into()]);
+    });
+}
+
+/// The body of `id` lends an operand to a library.
+#[cold]
+#[inline(never)]
+pub(crate) fn lends(id: u64, library: &'static str) {
+    writer::with(|writer| {
+        let now = writer.now();
+        let library = writer.fixed_text(library);
+        writer.write(Tells::Library, now, id, [library.into()]);
+    });
+}
+
+/// A wait for something that is no access of a variable, until dropped.
+pub(crate) struct WaitNoted {
+    id: u64,
+}
+
+impl WaitNoted {
+    /// Waits for the end of an operation by name.
+    pub(crate) fn for_op(op: OpId) -> Option<Self> {
+        super::is_open().then(|| Self::begin("wait", op.get()))
+    }
+
+    /// Waits for whatever is in flight; `what` names the wait.
+    pub(crate) fn for_any(what: &'static str) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY))
+    }
+
+    #[cold]
+    fn begin(what: &'static str, target: u64) -> Self {
+        // An id allocator outside of every protocol.
+        static NEXT: AtomicU64 = AtomicU64::new(WAITS);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        events::waits_for(id, what, target);
+        writer::with(|writer| {
+            let (now, name) = (writer.now(), writer.fixed_text(what));
+            writer.write(Tells::WaitsFor, now, id, [target, pair(name, 0)]);
+        });
+        Self { id }
+    }
+}
+
+impl Drop for WaitNoted {
+    fn drop(&mut self) {
+        resumed(self.id, true);
+    }
+}
+
+/// The body of the operation `id` works with arrays of `library`, a package name. For bindings; does nothing while no journal
+/// is open.
+pub fn body_uses(id: u64, library: &'static str) {
+    if super::is_open() {
+        lends(id, library);
+    }
+}
+
+/// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as the Python lock.
+/// For bindings; does nothing while no journal is open.
+pub fn body_wants_lock(id: u64) {
+    note(Tells::Awake, id);
+}
+
+/// It has the lock: the body begins.
+pub fn body_has_lock(id: u64) {
+    note(Tells::Locked, id);
+}
+
+/// The calling thread has come back from a blocking wait, and has got the lock that it had given up for it.
+pub fn wait_has_lock() {
+    if super::is_open() {
+        writer::with(|writer| {
+            if writer.woken_from != 0 {
+                let (now, id) = (writer.now(), std::mem::take(&mut writer.woken_from));
+                writer.write(Tells::Locked, now, id, [1]);
+            }
+        });
+    }
+}
+
+/// The calling thread runs an event loop, so whoever awaits on it goes on when the loop does.
+pub fn on_event_loop() {
+    if super::is_open() {
+        writer::with(|writer| writer.on_event_loop());
+    }
+}
+
+fn note(tells: Tells, id: u64) {
+    if super::is_open() {
+        writer::with(|writer| {
+            let now = writer.now();
+            writer.write(tells, now, id, []);
+        });
+    }
+}

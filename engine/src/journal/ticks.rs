@@ -1,0 +1,141 @@
+//! The journal's clock: a counter of the processor where it is steady, else the monotonic clock.
+//!
+//! Reading the counter costs a third of reading the clock. It counts in its own unit, so both are read at the beginning and at
+//! the end, and their ratio over the whole recording says what a tick is worth.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// Where the time comes from, and when it began.
+pub(super) struct Ticks {
+    source: Source,
+    first: u64,
+    began: Instant,
+}
+
+enum Source {
+    Counter,
+    Monotonic,
+    Given(Clock),
+}
+
+impl Ticks {
+    pub(super) fn start(given: Option<Clock>) -> Self {
+        let began = Instant::now();
+        let source = match given {
+            Some(clock) => Source::Given(clock),
+            None if counter_is_steady() => Source::Counter,
+            None => Source::Monotonic,
+        };
+        let mut ticks = Self { source, first: 0, began };
+        ticks.first = ticks.raw();
+        ticks
+    }
+
+    /// Ticks since the start.
+    #[inline]
+    pub(super) fn now(&self) -> u64 {
+        self.raw().saturating_sub(self.first)
+    }
+
+    #[inline]
+    fn raw(&self) -> u64 {
+        match &self.source {
+            Source::Counter => counter(),
+            Source::Monotonic => self.began.elapsed().as_nanos() as u64,
+            Source::Given(clock) => clock(),
+        }
+    }
+
+    /// What the ticks mean, seen from now on.
+    pub(super) fn scale(&self) -> Scale {
+        let ticks = self.now();
+        let per_tick = match self.source {
+            Source::Counter if ticks > 0 => self.began.elapsed().as_nanos() as f64 / ticks as f64,
+            Source::Counter | Source::Monotonic | Source::Given(_) => 1.0,
+        };
+        Scale { per_tick, last: ticks }
+    }
+}
+
+impl std::fmt::Debug for Ticks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ticks").field("first", &self.first).finish_non_exhaustive()
+    }
+}
+
+/// Turns ticks into nanoseconds.
+pub(super) struct Scale {
+    per_tick: f64,
+    last: u64,
+}
+
+impl Scale {
+    /// Nanoseconds since the start. What was read after the end counts as the end.
+    pub(super) fn nanos(&self, ticks: u64) -> u64 {
+        let ticks = ticks.min(self.last);
+        if self.per_tick == 1.0 { ticks } else { (ticks as f64 * self.per_tick) as u64 }
+    }
+
+    /// How long it all took.
+    pub(super) fn duration(&self) -> u64 {
+        self.nanos(self.last)
+    }
+}
+
+/// Whether the counter runs at one rate, in all states of the processor and on all of them alike: what Linux calls
+/// `constant_tsc` and `nonstop_tsc` and Intel's manual (volume 3, section 19.17.1) an invariant time stamp counter.
+#[cfg(target_arch = "x86_64")]
+fn counter_is_steady() -> bool {
+    const EXTENDED_MAX: u32 = 0x8000_0000;
+    const POWER: u32 = 0x8000_0007;
+    let known = std::arch::x86_64::__cpuid(EXTENDED_MAX).eax >= POWER;
+    known && std::arch::x86_64::__cpuid(POWER).edx & (1 << 8) != 0
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn counter() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and Linux leaves it to programs.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn counter_is_steady() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn counter() -> u64 {
+    unreachable!("the counter is used only where it is steady")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_become_the_time_that_the_monotonic_clock_shows() {
+        let ticks = Ticks::start(None);
+        let began = Instant::now();
+        let first = ticks.now();
+        std::thread::sleep(std::time::Duration::from_millis(30));
+        let second = ticks.now();
+        let took = began.elapsed().as_nanos() as f64;
+        let scale = ticks.scale();
+        let measured = (scale.nanos(second) - scale.nanos(first)) as f64;
+        assert!((measured / took - 1.0).abs() < 0.05, "{measured} against {took}");
+    }
+
+    #[test]
+    fn a_given_clock_is_taken_as_it_is() {
+        let time = Arc::new(std::sync::atomic::AtomicU64::new(500));
+        let given = Arc::clone(&time);
+        let ticks = Ticks::start(Some(Arc::new(move || given.load(std::sync::atomic::Ordering::Relaxed))));
+        time.store(750, std::sync::atomic::Ordering::Relaxed);
+        let scale = ticks.scale();
+        assert_eq!((ticks.now(), scale.nanos(ticks.now()), scale.duration()), (250, 250, 250));
+    }
+}

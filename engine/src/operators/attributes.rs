@@ -1,0 +1,52 @@
+//! The options of a call: pairs of a name and a text, as in MXNet's operators, so that every language can say them.
+
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// Names and values, in the order in which they were given; a name that is given again has its last value.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Attributes {
+    pairs: Vec<(String, String)>,
+}
+
+impl Attributes {
+    /// Sets the value of `key`.
+    pub fn set(&mut self, key: impl Into<String>, value: impl Into<String>) {
+        let (key, value) = (key.into(), value.into());
+        match self.pairs.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, old)) => *old = value,
+            None => self.pairs.push((key, value)),
+        }
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| *known == key).map(|(_, value)| value)
+    }
+
+    /// The value of `key`, read as a `T`; `default` when it is not given.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a value that is no `T`.
+    pub fn parse<T: FromStr>(&self, key: &str, default: T) -> Result<T, Error> {
+        let Some(value) = self.get(key) else { return Ok(default) };
+        let kind = std::any::type_name::<T>();
+        value
+            .parse()
+            .map_err(|_| Error::invalid(format!("attribute `{key}` is `{value}`, which is no {kind}")))
+    }
+
+    /// All pairs.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.pairs.iter().map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
+    /// In C, a text ends at its first NUL.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match self.iter().find(|(key, value)| key.contains('\0') || value.contains('\0')) {
+            Some((key, _)) => Err(Error::invalid(format!("attribute {key:?} contains a NUL byte"))),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A call as an operation of the graph.
+
+use std::sync::Arc;
+
+use estafette_devices::Queue;
+use estafette_sync::sync::Mutex;
+
+use crate::builder::OpBuilder;
+use crate::completion::Completion;
+use crate::engine::Engine;
+use crate::error::{BodyError, Error};
+use crate::operation::Op;
+use crate::tensor::Tensor;
+
+use super::attributes::Attributes;
+use super::invocation::{Invocation, Parts, Results, Slots};
+use super::operator::Operator;
+
+/// A call being described. Made by [`Engine::operator`] by name.
+#[derive(Clone)]
+#[must_use = "a call does nothing until it is submitted with `run_into` or `produce`"]
+pub struct OperatorCall {
+    engine: Engine,
+    operator: Arc<Operator>,
+    inputs: Vec<Tensor>,
+    attributes: Attributes,
+    priority: i32,
+    queue: Option<Arc<dyn Queue>>,
+}
+
+impl OperatorCall {
+    /// A call of an operator that was looked up before, in `engine`.
+    pub fn new(engine: Engine, operator: Arc<Operator>) -> Self {
+        let (inputs, attributes) = (Vec::new(), Attributes::default());
+        Self { engine, operator, inputs, attributes, priority: 0, queue: None }
+    }
+
+    /// The operator that is called.
+    pub fn operator(&self) -> &Operator {
+        &self.operator
+    }
+
+    /// Tensors that it reads.
+    pub fn inputs(mut self, tensors: &[&Tensor]) -> Self {
+        self.inputs = tensors.iter().map(|tensor| (*tensor).clone()).collect();
+        self
+    }
+
+    /// An option of the call.
+    pub fn attribute(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.attributes.set(key, value);
+        self
+    }
+
+    /// Among ready operations, higher ones are started first. Default 0.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// The queue that the operator enqueues on, instead of running on the host. Only for calls that are given their outputs.
+    pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
+        self.queue = Some(Arc::clone(queue));
+        self
+    }
+
+    /// Submits the call, which writes to `outputs`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for the wrong number of inputs or outputs, and for an operator that takes no outputs;
+    /// [`Error::Conflict`] when an output overlaps another operand and the operator does not work in place, or may not be
+    /// written; those of [`OpBuilder::run`](OpBuilder::run). Failures of the operator itself appear at whoever waits for
+    /// the operation or its outputs.
+    pub fn run_into(self, outputs: &[&Tensor]) -> Result<Op, Error> {
+        let (parts, priority) = self.parts_into(outputs)?;
+        let builder = describe(&parts, priority).writes_slice(&parts.outputs);
+        check_overlap(&parts.operator, &builder)?;
+        builder.run_external(starting(&parts, Results::Written))
+    }
+
+    /// As [`run_into`](Self::run_into), waiting for room in the window without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`run_into`](Self::run_into).
+    pub async fn run_into_async(self, outputs: &[&Tensor]) -> Result<Op, Error> {
+        let (parts, priority) = self.parts_into(outputs)?;
+        let builder = describe(&parts, priority).writes_slice(&parts.outputs);
+        check_overlap(&parts.operator, &builder)?;
+        builder.run_external_async(starting(&parts, Results::Written)).await
+    }
+
+    /// Submits the call, and gives promises of its results.
+    ///
+    /// # Errors
+    /// As [`run_into`](Self::run_into), and [`Error::Invalid`] for an operator that has to be given its outputs.
+    pub fn produce(self) -> Result<Vec<Tensor>, Error> {
+        let (parts, priority) = self.parts_producing()?;
+        if parts.operator.signature.outputs == 1 {
+            let builder = describe(&parts, priority);
+            return Ok(vec![builder.produce_external(starting(&parts, Results::One))?]);
+        }
+        // One operation runs the operator; one per result makes a tensor of it. They are ordered by a variable of their own.
+        let (slots, ran) = (Slots::default(), parts.engine.var());
+        let results = Results::Several(Arc::clone(&slots));
+        describe(&parts, priority).writes_vars(&[&ran]).run_external(starting(&parts, results))?;
+        let outputs = 0..parts.operator.signature.outputs;
+        let fetch = |at| {
+            let builder =
+                parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]).priority(priority);
+            builder.produce_external(fetching(&slots, at))
+        };
+        outputs.map(fetch).collect()
+    }
+
+    /// As [`produce`](Self::produce), waiting for room in the window without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`produce`](Self::produce).
+    pub async fn produce_async(self) -> Result<Vec<Tensor>, Error> {
+        let (parts, priority) = self.parts_producing()?;
+        if parts.operator.signature.outputs == 1 {
+            let builder = describe(&parts, priority);
+            return Ok(vec![builder.produce_external_async(starting(&parts, Results::One)).await?]);
+        }
+        let (slots, ran) = (Slots::default(), parts.engine.var());
+        let results = Results::Several(Arc::clone(&slots));
+        let builder = describe(&parts, priority).writes_vars(&[&ran]);
+        builder.run_external_async(starting(&parts, results)).await?;
+        let mut tensors = Vec::new();
+        for at in 0..parts.operator.signature.outputs {
+            let builder =
+                parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]).priority(priority);
+            tensors.push(builder.produce_external_async(fetching(&slots, at)).await?);
+        }
+        Ok(tensors)
+    }
+
+    fn parts_into(self, outputs: &[&Tensor]) -> Result<(Arc<Parts>, i32), Error> {
+        self.operator.check_arity(self.inputs.len(), Some(outputs.len()))?;
+        self.parts(outputs)
+    }
+
+    fn parts_producing(self) -> Result<(Arc<Parts>, i32), Error> {
+        self.operator.check_arity(self.inputs.len(), None)?;
+        if self.queue.is_some() {
+            return Err(Error::invalid(format!(
+                "operator `{}` is called on a queue, where it has to be given outputs to write",
+                self.operator.name
+            )));
+        }
+        self.parts(&[])
+    }
+
+    fn parts(self, outputs: &[&Tensor]) -> Result<(Arc<Parts>, i32), Error> {
+        let Self { engine, operator, inputs, attributes, priority, queue } = self;
+        attributes.check()?;
+        let outputs = outputs.iter().map(|tensor| (*tensor).clone()).collect();
+        Ok((Arc::new(Parts { operator, engine, inputs, outputs, attributes, queue }), priority))
+    }
+}
+
+fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Vec<Tensor>> {
+    let mut builder =
+        parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs).priority(priority);
+    if parts.operator.implementation.takes_a_lock() {
+        builder = builder.unhelped();
+    }
+    match &parts.queue {
+        Some(queue) => builder.on(queue),
+        None => builder,
+    }
+}
+
+fn check_overlap(
+    operator: &Operator,
+    builder: &OpBuilder<'_, Vec<Tensor>, Vec<Tensor>>,
+) -> Result<(), Error> {
+    // What may work in place gets pointers; the others may have slices, which must not see memory twice.
+    if operator.signature.in_place { Ok(()) } else { builder.check() }
+}
+
+/// The body of the operation that runs the operator.
+fn starting(parts: &Arc<Parts>, results: Results) -> impl FnOnce(Completion) + Send + 'static {
+    let parts = Arc::clone(parts);
+    move |completion| {
+        let operator = Arc::clone(&parts.operator);
+        operator.implementation.start(Invocation { completion, results, parts });
+    }
+}
+
+/// The body of the operation that makes a tensor of one of several results.
+fn fetching(
+    slots: &Arc<Mutex<Vec<Option<crate::Produced>>>>,
+    at: usize,
+) -> impl FnOnce(Completion) + Send + 'static {
+    let slots = Arc::clone(slots);
+    move |completion| {
+        let taken =
+            slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_mut(at).and_then(Option::take);
+        completion.produce(taken.ok_or_else(|| BodyError::from("the operator gave no such result")));
+    }
+}
+
+impl std::fmt::Debug for OperatorCall {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OperatorCall")
+            .field("operator", &self.operator.name)
+            .field("inputs", &self.inputs.len())
+            .field("attributes", &self.attributes)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! Shared libraries full of operators.
+//!
+//! A library exports one function, [`ENTRY`], of type [`OperatorEntry`]. It is called with a [`OperatorRegistrar`], whose `add` takes what
+//! `estafette_register_operator` of the C interface takes. The library links to nothing of ours; it stays loaded until its
+//! last operator is out of the registry, no call of it is under way, and no result of one is left, since its code deletes them.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::error::Error;
+
+use super::abi::{OperatorDrop, OperatorFunction, OperatorOptions, foreign};
+use super::operator::Operator;
+use super::registry::Operators;
+
+/// What the entry point of a library is called.
+pub const ENTRY: &CStr = c"estafette_operators";
+
+/// The entry point: registers the library's operators. The result is NULL, or why it has failed, as a text that stays valid until
+/// the library is unloaded or called again.
+pub type OperatorEntry = Option<unsafe extern "C" fn(registrar: *mut OperatorRegistrar) -> *const c_char>;
+
+/// What an entry point registers operators with. It is the library's until the entry point returns.
+#[repr(C)]
+#[derive(Debug)]
+pub struct OperatorRegistrar {
+    /// `sizeof` this struct.
+    pub size: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Ours.
+    pub context: *mut c_void,
+    /// Adds an operator. The result is NULL, or what is wrong with it, as a text that stays valid until the next call; the
+    /// context is still the library's then.
+    pub add: Option<
+        unsafe extern "C" fn(
+            registrar: *mut OperatorRegistrar,
+            name: *const c_char,
+            function: OperatorFunction,
+            options: *const OperatorOptions,
+            context: *mut c_void,
+            drop_context: OperatorDrop,
+        ) -> *const c_char,
+    >,
+}
+
+/// A library that is loaded as long as somebody has it.
+pub(super) type Library = Arc<libloading::Library>;
+
+/// What a library has added so far.
+struct Collected {
+    library: Library,
+    origin: String,
+    operators: Vec<Operator>,
+    /// The text that was given back last.
+    refusal: CString,
+}
+
+impl Operators {
+    /// Loads a shared library and registers its operators: all of them, or none. Gives their names.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the library cannot be loaded, has no entry point, registers nothing, or says that it failed;
+    /// [`Error::Conflict`] for a name that is taken; [`Error::Forked`].
+    ///
+    /// # Safety
+    /// Loading a library runs its code. Its entry point keeps the contract of [`OperatorEntry`], and its operators that of
+    /// [`OperatorFunction`].
+    pub unsafe fn load(&self, path: impl AsRef<Path>) -> Result<Vec<String>, Error> {
+        crate::core::Core::check_process()?;
+        let path = path.as_ref();
+        let wrong = |what: String| Error::invalid(format!("{}: {what}", path.display()));
+        // SAFETY: by contract of this function.
+        let library = unsafe { libloading::Library::new(path) };
+        let library = Arc::new(library.map_err(|error| wrong(format!("cannot be loaded: {error}")))?);
+        // SAFETY: by contract of this function, what has this name is of this type.
+        let entry = unsafe { library.get::<OperatorEntry>(ENTRY.to_bytes_with_nul()) };
+        let entry = entry.ok().and_then(|entry| *entry);
+        let entry = entry.ok_or_else(|| wrong("exports no function `estafette_operators`".into()))?;
+        let mut collected = Collected {
+            library: Arc::clone(&library),
+            origin: path.display().to_string(),
+            operators: Vec::new(),
+            refusal: CString::default(),
+        };
+        let context = (&raw mut collected).cast();
+        let mut registrar = OperatorRegistrar {
+            size: size_of::<OperatorRegistrar>() as u32,
+            reserved: 0,
+            context,
+            add: Some(add),
+        };
+        // SAFETY: the entry point keeps its contract; what the registrar refers to outlives the call.
+        let failure = unsafe { entry(&mut registrar) };
+        if !failure.is_null() {
+            // SAFETY: a text, by the contract of the entry point.
+            let why = unsafe { CStr::from_ptr(failure) }.to_string_lossy().into_owned();
+            return Err(wrong(why));
+        }
+        if collected.operators.is_empty() {
+            return Err(wrong("registers no operator".into()));
+        }
+        self.add_all(collected.operators)
+    }
+
+    /// Adds all operators, or none. A library has no business with its contexts any more once its entry point has returned, so
+    /// those that are refused are dropped.
+    fn add_all(&self, operators: Vec<Operator>) -> Result<Vec<String>, Error> {
+        let mut names: Vec<String> = Vec::new();
+        for operator in operators {
+            let name = operator.name().to_string();
+            if let Err(refused) = self.add(operator) {
+                for name in &names {
+                    // Somebody else may have taken it out in the meantime.
+                    let _ = self.unregister(name);
+                }
+                return Err(refused.error);
+            }
+            names.push(name);
+        }
+        Ok(names)
+    }
+}
+
+/// [`OperatorRegistrar::add`].
+unsafe extern "C" fn add(
+    registrar: *mut OperatorRegistrar,
+    name: *const c_char,
+    function: OperatorFunction,
+    options: *const OperatorOptions,
+    context: *mut c_void,
+    drop_context: OperatorDrop,
+) -> *const c_char {
+    if registrar.is_null() {
+        return c"the registrar is NULL".as_ptr();
+    }
+    // SAFETY: the library passes on what its entry point got, while that has not returned, on one thread.
+    let collected = unsafe { &mut *(*registrar).context.cast::<Collected>() };
+    // SAFETY: NULL, or readable texts and options, as the contract of registration says.
+    let added = unsafe { read(name, options) }.and_then(|(name, options)| {
+        if collected.operators.iter().any(|known| known.name() == name) {
+            return Err(Error::Conflict(format!("operator `{name}` is registered twice")));
+        }
+        let library = Some(Arc::clone(&collected.library));
+        foreign(name, &collected.origin, function, options, (context, drop_context), library)
+    });
+    match added {
+        Ok(operator) => {
+            collected.operators.push(operator);
+            std::ptr::null()
+        }
+        Err(error) => {
+            // A message of ours has a NUL only if a name has one, which no text in C has.
+            collected.refusal = CString::new(error.to_string()).unwrap_or_default();
+            collected.refusal.as_ptr()
+        }
+    }
+}
+
+/// What a registration passes, checked for NULL.
+///
+/// # Errors
+/// [`Error::Invalid`] names the argument.
+///
+/// # Safety
+/// The pointers are NULL, or to a text and to options that stay as they are during `'a`.
+pub unsafe fn read<'a>(
+    name: *const c_char,
+    options: *const OperatorOptions,
+) -> Result<(&'a str, &'a OperatorOptions), Error> {
+    if name.is_null() {
+        return Err(Error::invalid("the name of an operator is NULL"));
+    }
+    // SAFETY: not NULL, so a text.
+    let name = unsafe { CStr::from_ptr(name) };
+    let name = name.to_str().map_err(|_| Error::invalid("the name of an operator is not UTF-8"))?;
+    // SAFETY: NULL or readable.
+    let options = unsafe { options.as_ref() };
+    let options =
+        options.ok_or_else(|| Error::invalid(format!("operator `{name}`: its options are NULL")))?;
+    Ok((name, options))
+}

@@ -1,0 +1,61 @@
+//! Operators: functions with a name, that one library brings and any other has scheduled.
+//!
+//! An operator is called by its name, from Rust, C or Python, and a call is an operation like any other: it reads its
+//! inputs, and writes its outputs or produces them. Inputs that are still promises are waited for in the graph.
+//!
+//! ```
+//! use estafette::operators::operators;
+//! use estafette::{DType, Engine};
+//!
+//! operators().register_destination("double", 1, 1, |inputs, outputs, _attributes| {
+//!     for (y, x) in outputs[0].as_mut_slice::<f32>()?.iter_mut().zip(inputs[0].as_slice::<f32>()?) {
+//!         *y = 2.0 * x;
+//!     }
+//!     Ok(())
+//! })?;
+//! let engine = Engine::builder().workers(1).build()?;
+//! let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
+//! let y = engine.zeros(&[2], DType::F32)?;
+//! engine.operator("double")?.inputs(&[&x]).run_into(&[&y])?;
+//! assert_eq!(y.to_vec::<f32>()?, [2.0, 4.0]);
+//! # operators().unregister("double")?;
+//! # Ok::<(), estafette::Error>(())
+//! ```
+//!
+//! # The three kinds
+//! Who decides where results go differs among libraries, and one interface has all three kinds (they are those of
+//! apache/mxnet#4735): see [`OperatorKind`].
+//!
+//! # One registry per process
+//! A library brings its operators once, whatever the number of engines; the engine that calls one runs it. (A process that
+//! has two copies of this library has two registries.) An operator that was taken out of the registry stays alive while
+//! calls of it are under way, and so does the shared library that it came from.
+//!
+//! | file | its one idea |
+//! |---|---|
+//! | [`registry`] | names and what they stand for |
+//! | [`operator`] | what is known of an operator |
+//! | [`attributes`] | the options of a call, as text |
+//! | [`call`] | a call as an operation of the graph |
+//! | [`invocation`] | what an implementation gets, and how it ends |
+//! | `kernel` | functions that run where they are called, and return when they are done |
+//! | `closure` | functions in Rust |
+//! | [`abi`] | functions in C |
+//! | [`library`] | shared libraries full of them |
+
+pub mod abi;
+pub mod attributes;
+pub mod call;
+pub mod invocation;
+pub mod library;
+pub mod operator;
+pub mod registry;
+
+mod closure;
+mod kernel;
+
+pub use attributes::Attributes;
+pub use call::OperatorCall;
+pub use invocation::Invocation;
+pub use operator::{Implementation, Operator, OperatorKind, Signature};
+pub use registry::{Operators, operators};

@@ -1,0 +1,128 @@
+//! What is known of an operator.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::error::Error;
+
+use super::invocation::Invocation;
+
+/// Who decides where the results of an operator go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OperatorKind {
+    /// The caller: it passes tensors for the operator to write.
+    Destination,
+    /// The operator says what its results look like, the engine allocates them. A caller may pass tensors all the same, and
+    /// they must look like that.
+    Inferred,
+    /// The operator allocates its results itself.
+    Allocating,
+}
+
+impl fmt::Display for OperatorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Destination => "destination",
+            Self::Inferred => "inferred",
+            Self::Allocating => "allocating",
+        })
+    }
+}
+
+/// How an operator is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Signature {
+    /// Who decides where the results go.
+    pub kind: OperatorKind,
+    /// How many inputs it takes; `None` for any number.
+    pub inputs: Option<usize>,
+    /// How many outputs it has; at least 1.
+    pub outputs: usize,
+    /// Whether outputs may be inputs as well, or overlap them.
+    pub in_place: bool,
+}
+
+impl Signature {
+    pub(crate) fn check(&self, name: &str) -> Result<(), Error> {
+        if name.is_empty() {
+            return Err(Error::invalid("the name of an operator is empty"));
+        }
+        if self.outputs == 0 {
+            return Err(Error::invalid(format!("operator `{name}` has no outputs")));
+        }
+        Ok(())
+    }
+}
+
+/// The function behind an operator.
+pub trait Implementation: Send + Sync + 'static {
+    /// Runs the function, or sends it where it runs, and sees to it that the invocation is [finished](Invocation::finish).
+    /// Called on a worker once the inputs are there; a panic fails the call.
+    fn start(&self, invocation: Invocation);
+
+    /// Whether it needs a lock of its own world, such as the Python lock: then a thread that waits does not run it.
+    fn takes_a_lock(&self) -> bool {
+        false
+    }
+
+    /// Called when registration fails: what the implementation was given stays with whoever gave it, and is not dropped.
+    fn disown(&mut self) {}
+}
+
+/// A named function in the registry.
+pub struct Operator {
+    pub(super) name: Arc<str>,
+    pub(super) signature: Signature,
+    pub(super) origin: String,
+    pub(super) implementation: Box<dyn Implementation>,
+}
+
+impl Operator {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it is called.
+    pub fn signature(&self) -> Signature {
+        self.signature
+    }
+
+    /// Where it comes from, in words: a language, the path of a library, the full name of a function.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// Whether a call with so many inputs is in order, and with so many outputs, if it passes any.
+    pub(super) fn check_arity(&self, inputs: usize, outputs: Option<usize>) -> Result<(), Error> {
+        let (name, signature) = (&self.name, &self.signature);
+        if let Some(takes) = signature.inputs
+            && takes != inputs
+        {
+            return Err(Error::invalid(format!("operator `{name}` takes {takes} inputs, not {inputs}")));
+        }
+        match (outputs, signature.kind) {
+            (Some(_), OperatorKind::Allocating) => Err(Error::invalid(format!(
+                "operator `{name}` allocates its results itself, so it cannot be given outputs to write"
+            ))),
+            (None, OperatorKind::Destination) => Err(Error::invalid(format!(
+                "operator `{name}` writes to outputs that it is given, and was given none"
+            ))),
+            (Some(given), _) if given != signature.outputs => Err(Error::invalid(format!(
+                "operator `{name}` has {} outputs, not {given}",
+                signature.outputs
+            ))),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operator")
+            .field("name", &self.name)
+            .field("signature", &self.signature)
+            .field("origin", &self.origin)
+            .finish_non_exhaustive()
+    }
+}

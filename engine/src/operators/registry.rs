@@ -1,0 +1,132 @@
+//! Names and what they stand for.
+
+use std::sync::Arc;
+
+use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use estafette_sync::sync::OnceLock;
+
+use crate::core::Core;
+use crate::engine::Engine;
+use crate::error::Error;
+
+use super::call::OperatorCall;
+use super::operator::{Implementation, Operator, Signature};
+
+/// So many names are offered to whoever has mistaken one.
+const NEAR_MAX: usize = 3;
+
+/// Names that look this much alike (Jaro-Winkler similarity, from 0 to 1) are near.
+const NEAR: f64 = 0.75;
+
+/// The operators of this process.
+pub fn operators() -> &'static Operators {
+    static OPERATORS: OnceLock<Operators> = OnceLock::new();
+    OPERATORS.get_or_init(|| Operators { known: DashMap::new() })
+}
+
+/// See [`operators`].
+#[derive(Debug)]
+pub struct Operators {
+    known: DashMap<Arc<str>, Arc<Operator>>,
+}
+
+/// An operator that was not added, and why.
+pub(super) struct Refused {
+    pub(super) error: Error,
+    pub(super) operator: Operator,
+}
+
+impl Operators {
+    /// Registers a function under a name. `origin` says in words where it comes from.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] for a name that is taken; [`Error::Invalid`] for a signature that cannot be; [`Error::Forked`].
+    pub fn register(
+        &self,
+        name: &str,
+        signature: Signature,
+        origin: impl Into<String>,
+        implementation: impl Implementation,
+    ) -> Result<(), Error> {
+        signature.check(name)?;
+        let (name, origin) = (Arc::from(name), origin.into());
+        self.add(Operator { name, signature, origin, implementation: Box::new(implementation) })
+            .map_err(|refused| refused.error)
+    }
+
+    /// Adds an operator, or gives it back with the reason.
+    pub(super) fn add(&self, operator: Operator) -> Result<(), Box<Refused>> {
+        if let Err(error) = Core::check_process() {
+            return Err(Box::new(Refused { error, operator }));
+        }
+        // What the implementation drops is foreign, so a refused one is dropped by the caller, outside of the map's lock.
+        match self.known.entry(Arc::clone(&operator.name)) {
+            Entry::Vacant(free) => {
+                free.insert(Arc::new(operator));
+                Ok(())
+            }
+            Entry::Occupied(taken) => {
+                let by = &taken.get().origin;
+                let text = format!("operator `{}` is registered already, by {by}", operator.name);
+                Err(Box::new(Refused { error: Error::Conflict(text), operator }))
+            }
+        }
+    }
+
+    /// Takes an operator out. Calls under way still end, and keep what they need alive.
+    ///
+    /// # Errors
+    /// [`Error::NoOperator`]; [`Error::Forked`].
+    pub fn unregister(&self, name: &str) -> Result<(), Error> {
+        Core::check_process()?;
+        let removed = self.known.remove(name);
+        match removed {
+            Some(_dropped_here) => Ok(()),
+            None => Err(self.unknown(name)),
+        }
+    }
+
+    /// The operator of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
+    pub fn get(&self, name: &str) -> Result<Arc<Operator>, Error> {
+        Core::check_process()?;
+        let found = self.known.get(name).map(|entry| Arc::clone(entry.value()));
+        found.ok_or_else(|| self.unknown(name))
+    }
+
+    /// All operators, by name.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn list(&self) -> Result<Vec<Arc<Operator>>, Error> {
+        Core::check_process()?;
+        let mut all: Vec<Arc<Operator>> = self.known.iter().map(|entry| Arc::clone(entry.value())).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    fn unknown(&self, name: &str) -> Error {
+        let mut near: Vec<(f64, Arc<str>)> = self
+            .known
+            .iter()
+            .map(|entry| (strsim::jaro_winkler(name, entry.key()), Arc::clone(entry.key())))
+            .filter(|(likeness, _)| *likeness >= NEAR)
+            .collect();
+        near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(&b.1)));
+        let near = near.into_iter().take(NEAR_MAX).map(|(_, name)| name.to_string()).collect();
+        Error::NoOperator { name: name.to_string(), near }
+    }
+}
+
+impl Engine {
+    /// Begins a call of the operator of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoOperator`], with names that are near; [`Error::Forked`].
+    pub fn operator(&self, name: &str) -> Result<OperatorCall, Error> {
+        Ok(OperatorCall::new(self.clone(), operators().get(name)?))
+    }
+}

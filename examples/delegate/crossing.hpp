@@ -1,0 +1,135 @@
+// What the two frameworks need to hand tensors over: their notions of "ready" as fences, and their memory as DLPack structs.
+// Ordering, waiting and lifetimes are Estafette's business.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "estafette.h"
+#include "mill.hpp"
+#include "tide.hpp"
+
+namespace crossing {
+
+// Throws with Estafette's words.
+inline void check(estafette_status status) {
+  if (status < 0) throw std::runtime_error(estafette_last_error());
+}
+
+// A fence whose holders are counted. `State` is what it asks.
+template <typename State>
+struct Counted {
+  explicit Counted(State state) : state(std::move(state)) {}
+  State state;
+  std::atomic<int> holders{1};
+  std::string text;
+
+  static Counted &of(void *context) { return *static_cast<Counted *>(context); }
+  static void retain(void *context) { of(context).holders.fetch_add(1); }
+  static void release(void *context) {
+    if (of(context).holders.fetch_sub(1) == 1) delete &of(context);
+  }
+
+  // A struct with everything but the functions of the framework. The caller owns one count.
+  static estafette_fence fence(State state) {
+    estafette_fence fence;
+    std::memset(&fence, 0, sizeof fence);
+    fence.version = ESTAFETTE_FENCE_VERSION;
+    fence.size = sizeof fence;
+    fence.context = new Counted(std::move(state));
+    fence.device = DLDevice{kDLCPU, 0};
+    fence.retain = retain;
+    fence.release = release;
+    return fence;
+  }
+};
+
+// Mill calls back, so its fences push.
+inline estafette_fence fence_of(const mill::Tensor &tensor) {
+  using Fence = Counted<std::shared_ptr<mill::Event>>;
+  estafette_fence fence = Fence::fence(tensor.ready);
+  fence.query = [](void *context) -> int32_t {
+    switch (Fence::of(context).state->state()) {
+      case mill::Event::State::pending: return ESTAFETTE_PENDING;
+      case mill::Event::State::done: return ESTAFETTE_OK;
+      default: return ESTAFETTE_FAILED;
+    }
+  };
+  fence.subscribe = [](void *context, estafette_fence_callback callback, void *argument, uint64_t *token) -> int32_t {
+    *token = 0;
+    Fence::of(context).state->then([callback, argument](const std::string *failure) {
+      if (failure == nullptr) return callback(argument, ESTAFETTE_OK, nullptr);
+      callback(argument, ESTAFETTE_FAILED, failure->c_str());
+    });
+    return ESTAFETTE_OK;
+  };
+  // Mill has no way to forget a callback; one that comes too late is ignored by whoever gets it.
+  fence.unsubscribe = [](void *, uint64_t) -> int32_t { return ESTAFETTE_PENDING; };
+  fence.error = [](void *context) -> const char * {
+    Fence &fence = Fence::of(context);
+    fence.text = fence.state->failure();
+    return fence.text.empty() ? nullptr : fence.text.c_str();
+  };
+  return fence;
+}
+
+struct Ticket {
+  const tide::Loop *loop;
+  uint64_t number;
+};
+
+// Tide can only be asked, and so can its fences.
+inline estafette_fence fence_of(const tide::Loop &loop, uint64_t ticket) {
+  using Fence = Counted<Ticket>;
+  estafette_fence fence = Fence::fence(Ticket{&loop, ticket});
+  fence.query = [](void *context) -> int32_t {
+    const Ticket &ticket = Fence::of(context).state;
+    return ticket.loop->passed(ticket.number) ? ESTAFETTE_OK : ESTAFETTE_PENDING;
+  };
+  return fence;
+}
+
+// How many structs were made, and how many were given back.
+struct Counts {
+  std::atomic<int> made{0}, given_back{0};
+};
+
+// A vector of a framework as a DLPack struct, which keeps the framework's tensor.
+template <typename Tensor>
+DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dtype, uint64_t flags, Counts &counts) {
+  struct Export {
+    DLManagedTensorVersioned managed;
+    int64_t shape, stride;
+    std::shared_ptr<Tensor> owner;
+    Counts *counts;
+  };
+  auto made = new Export{};
+  made->shape = static_cast<int64_t>(tensor->values.size());
+  made->stride = 1;
+  made->managed.version = DLPackVersion{DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  made->managed.manager_ctx = made;
+  made->managed.flags = flags;
+  made->managed.deleter = [](DLManagedTensorVersioned *self) {
+    auto made = static_cast<Export *>(self->manager_ctx);
+    made->counts->given_back++;
+    delete made;
+  };
+  DLTensor &described = made->managed.dl_tensor;
+  described.data = tensor->values.data();
+  described.device = DLDevice{kDLCPU, 0};
+  described.ndim = 1;
+  described.dtype = dtype;
+  described.shape = &made->shape;
+  described.strides = &made->stride;
+  made->owner = std::move(tensor);
+  made->counts = &counts;
+  counts.made++;
+  return &made->managed;
+}
+
+}  // namespace crossing

@@ -1,0 +1,215 @@
+// The two frameworks as one library that Python loads: each leg of the relay is a function, and none of them blocks.
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "crossing.hpp"
+
+namespace {
+
+thread_local std::string failure;
+
+// What a function could not do is told as text; the exception ends here.
+template <typename F>
+auto guarded(F inside) -> decltype(inside()) {
+  try {
+    return inside();
+  } catch (const std::exception &error) {
+    failure = error.what();
+    return {};
+  }
+}
+
+struct World {
+  // In the order in which they go away: the engine first, then the pool, whose tasks it may still have started.
+  crossing::Counts counts;
+  tide::Loop loop;
+  mill::Pool pool{2};
+  estafette_engine *engine = nullptr;
+
+  World() {
+    estafette_engine_options options{};
+    options.size = sizeof options;
+    options.workers = 1;
+    crossing::check(estafette_engine_create(&options, &engine));
+  }
+  ~World() {
+    estafette_wait_all(engine, ESTAFETTE_FOREVER);
+    estafette_engine_destroy(engine);
+  }
+};
+
+using MillTensor = std::shared_ptr<mill::Tensor>;
+using TideTensor = std::shared_ptr<tide::Tensor>;
+
+// A tensor of Mill as one of Estafette's, ready when Mill says so.
+estafette_tensor *to_estafette(World &world, const MillTensor &tensor) {
+  const DLDataType f32{kDLFloat, 32, 1};
+  DLManagedTensorVersioned *managed = crossing::managed(tensor, f32, DLPACK_FLAG_BITMASK_READ_ONLY, world.counts);
+  estafette_fence ready = crossing::fence_of(*tensor);
+  estafette_tensor *handle = nullptr;
+  estafette_status status = estafette_import(world.engine, managed, &ready, &handle);
+  ready.release(ready.context);
+  if (status < 0) managed->deleter(managed);  // On an error it is still ours.
+  crossing::check(status);
+  return handle;
+}
+
+// A task of Mill in Estafette's schedule: it reads one tensor, sums it up, and says when it is done.
+struct Sum {
+  World *world;
+  estafette_tensor *input;
+  MillTensor out;
+};
+
+void begin_sum(void *context, estafette_op *op) {
+  auto sum = static_cast<Sum *>(context);
+  sum->world->pool.push([sum, op] {
+    DLTensor seen;
+    if (estafette_tensor_lend(sum->input, &seen) != ESTAFETTE_OK) {
+      std::string why = estafette_last_error();
+      sum->out->ready->settle(&why);
+      estafette_op_complete(op, ESTAFETTE_FAILED, why.c_str());
+      return;
+    }
+    auto values = reinterpret_cast<const double *>(static_cast<char *>(seen.data) + seen.byte_offset);
+    double total = 0;
+    for (int64_t at = 0; at < seen.shape[0]; at++) total += values[at];
+    sum->out->values[0] = static_cast<float>(total);
+    sum->out->ready->settle(nullptr);
+    // The context is dropped as soon as the end is told.
+    estafette_op_complete(op, ESTAFETTE_OK, nullptr);
+  });
+}
+
+void drop_sum(void *context) {
+  auto sum = static_cast<Sum *>(context);
+  // Never called, because its input has failed: Mill's tensor fails too. One that was settled stays as it is.
+  std::string why = "its input has failed";
+  sum->out->ready->settle(&why);
+  estafette_tensor_release(sum->input);
+  delete sum;
+}
+
+}  // namespace
+
+extern "C" {
+
+const char *delegate_error() { return failure.c_str(); }
+
+World *delegate_create() {
+  return guarded([] { return new World; });
+}
+
+void delegate_destroy(World *world) { delete world; }
+
+int delegate_made(World *world) { return world->counts.made; }
+int delegate_given_back(World *world) { return world->counts.given_back; }
+
+// Mill computes a ramp from `start`, slowly.
+MillTensor *mill_ramp(World *world, float start, int64_t length, int milliseconds) {
+  return guarded([=] {
+    auto fill = [=](const std::vector<MillTensor> &, mill::Tensor &out) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+      for (size_t at = 0; at < out.values.size(); at++) out.values[at] = start + static_cast<float>(at);
+    };
+    return new MillTensor(world->pool.run(static_cast<size_t>(length), {}, fill));
+  });
+}
+
+// Mill doubles a ramp: a dependence inside of Mill, which is none of Estafette's business.
+MillTensor *mill_double(World *world, MillTensor *input) {
+  return guarded([=] {
+    auto fill = [](const std::vector<MillTensor> &inputs, mill::Tensor &out) {
+      for (size_t at = 0; at < out.values.size(); at++) out.values[at] = 2 * inputs[0]->values[at];
+    };
+    return new MillTensor(world->pool.run((*input)->values.size(), {*input}, fill));
+  });
+}
+
+// Tide takes a tensor of Mill as doubles: a step that asks, in each turn, whether it may.
+TideTensor *tide_take(World *world, MillTensor *input) {
+  return guarded([=] {
+    auto out = std::make_shared<tide::Tensor>((*input)->values.size());
+    std::shared_ptr<estafette_tensor> handle(to_estafette(*world, *input), estafette_tensor_release);
+    out->ticket = world->loop.push([out, handle] {
+      estafette_export_options options{};
+      options.size = sizeof options;
+      options.nonblocking = 1;
+      DLManagedTensorVersioned *view = nullptr;
+      estafette_status status = estafette_export(handle.get(), &options, &view);
+      if (status == ESTAFETTE_PENDING) return false;
+      crossing::check(status);
+      auto values = reinterpret_cast<const float *>(static_cast<char *>(view->dl_tensor.data) + view->dl_tensor.byte_offset);
+      for (size_t at = 0; at < out->values.size(); at++) out->values[at] = values[at];
+      view->deleter(view);
+      return true;
+    });
+    return new TideTensor(out);
+  });
+}
+
+// How many steps are left; -1 when one has failed.
+int64_t tide_turn(World *world) {
+  try {
+    return static_cast<int64_t>(world->loop.turn());
+  } catch (const std::exception &error) {
+    failure = error.what();
+    return -1;
+  }
+}
+
+// For `__dlpack__`: the memory of a tensor of Tide, ready or not.
+DLManagedTensorVersioned *tide_managed(World *world, TideTensor *tensor) {
+  return guarded([=] {
+    const DLDataType f64{kDLFloat, 64, 1};
+    return crossing::managed(*tensor, f64, DLPACK_FLAG_BITMASK_READ_ONLY, world->counts);
+  });
+}
+
+// For `__estafette_promise__`: when it is ready. The caller gives it up by `fence_drop`.
+estafette_fence *tide_fence(World *world, TideTensor *tensor) {
+  return guarded([=] { return new estafette_fence(crossing::fence_of(world->loop, (*tensor)->ticket)); });
+}
+
+void fence_drop(estafette_fence *fence) {
+  fence->release(fence->context);
+  delete fence;
+}
+
+void managed_delete(DLManagedTensorVersioned *managed) { managed->deleter(managed); }
+
+// Mill sums a tensor of somebody else up, when `ready` is done. It owns `managed`, whatever happens.
+MillTensor *mill_sum(World *world, DLManagedTensorVersioned *managed, const estafette_fence *ready) {
+  return guarded([=]() -> MillTensor * {
+    estafette_tensor *input = nullptr;
+    estafette_status imported = estafette_import(world->engine, managed, ready, &input);
+    if (imported < 0) managed->deleter(managed);
+    crossing::check(imported);
+    auto out = std::make_shared<mill::Tensor>(1);
+    auto sum = new Sum{world, input, out};
+    estafette_status status =
+        estafette_submit(world->engine, "mill sum", begin_sum, sum, drop_sum, &input, 1, nullptr, 0);
+    // On an error the context is still ours.
+    if (status < 0) drop_sum(sum);
+    crossing::check(status);
+    return new MillTensor(out);
+  });
+}
+
+// 1 when it is ready, 0 when not, -1 when it has failed.
+int mill_query(MillTensor *tensor) {
+  switch ((*tensor)->ready->state()) {
+    case mill::Event::State::pending: return 0;
+    case mill::Event::State::done: return 1;
+    default: failure = (*tensor)->ready->failure(); return -1;
+  }
+}
+
+float mill_value(MillTensor *tensor) { return (*tensor)->values[0]; }
+
+void mill_drop(MillTensor *tensor) { delete tensor; }
+void tide_drop(TideTensor *tensor) { delete tensor; }
+}

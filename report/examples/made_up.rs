@@ -1,0 +1,52 @@
+//! Writes made-up recordings: `cargo run --package estafette-report --example made_up -- FOLDER`.
+//!
+//! The tests of the files look at these; so may people who have no recording of their own yet. `FOLDER/small` holds 5,000
+//! operations in every format, `large.html` 100,000, and `hostile.html` names that try to break out of the page.
+
+use std::error::Error;
+use std::fs::File;
+use std::path::Path;
+
+use estafette_report::{Recording, chrome, html, perfetto};
+
+#[path = "../tests/made_up/mod.rs"]
+mod made_up;
+
+const SMALL: usize = 5_000;
+const LARGE: usize = 100_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = std::env::args().nth(1).ok_or("give a folder to write to")?;
+    let folder = Path::new(&folder);
+    std::fs::create_dir_all(folder)?;
+    let small = made_up::recording(SMALL);
+    perfetto::write(&small, File::create(folder.join("small.pftrace"))?)?;
+    chrome::write(&small, File::create(folder.join("small.json"))?)?;
+    html::write(&small, File::create(folder.join("small.html"))?)?;
+    html::write(&made_up::recording(LARGE), File::create(folder.join("large.html"))?)?;
+    html::write(&hostile(), File::create(folder.join("hostile.html"))?)?;
+    println!("{}", folder.display());
+    Ok(())
+}
+
+/// Markup wherever a recording has a text, and something missing.
+fn hostile() -> Recording {
+    let markup =
+        "</script><img src=x onerror=\"window.injected = true\"><!--<script>${window.injected = true}";
+    let mut recording = made_up::recording(70);
+    recording.program.push_str(markup);
+    for counter in &mut recording.counters {
+        counter.name.push_str(markup);
+        counter.unit.push_str(markup);
+    }
+    for operation in &mut recording.operations {
+        operation.name.push_str(markup);
+        operation.site.iter_mut().for_each(|site| site.file.push_str(markup));
+    }
+    recording.lanes.iter_mut().for_each(|lane| lane.name.push_str(markup));
+    recording.libraries.iter_mut().for_each(|name| name.push_str(markup));
+    recording.variables.iter_mut().for_each(|it| it.name.push_str(markup));
+    recording.leases.iter_mut().for_each(|it| it.taker.push_str(markup));
+    recording.losses.damage.push(format!("truncated {markup}"));
+    recording
+}

@@ -1,0 +1,311 @@
+//! Attribution: every waited nanosecond of every access gets exactly one cause and one culprit.
+//!
+//! # Who stood in the way
+//! The accesses of one variable are put in the order of their queue: conflicting ones are granted in the order in which they were
+//! submitted, so the times at which they were granted sort them, even where several threads submitted at once. An access waits
+//! for the writer before it, a writer for the readers in between. Of these the *latest to end* is the culprit: without the
+//! others it would have waited as long. (Legion Prof picks the latest precondition of an event in the same way:
+//! StanfordLegion/legion, `tools/legion_prof_rs/src/state.rs`.)
+//!
+//! # What the waiting was for
+//! The time until the culprit has ended is divided by what the culprit did: it stood in a queue itself, it ran, it was a lease
+//! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and no
+//! worker took it; its thread was awake and had not the interpreter's lock. Device work waits once more on its queue.
+//!
+//! Each division goes on where the one before ended and never turns back ([`Tiling`]), so the stretches of an access tile the
+//! time that it waited whatever the recording says: without gap, without overlap.
+
+mod counters;
+mod order;
+mod tiling;
+
+use crate::Recording;
+use crate::model::{
+    Cause, Culprit, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationKind, Stall,
+};
+
+use self::counters::counters;
+use self::order::{Before, predecessors};
+use self::tiling::Tiling;
+
+/// Time between the end of a culprit and the waiter's being ready that the engine takes at most. More than this, with nothing known
+/// to have been in the way, means that something unknown was.
+const HANDING_ON_MAX: Nanos = 1_000_000;
+
+/// Fills [`Recording::stalls`], [`Recording::edges`] and [`Recording::counters`] from everything else.
+pub fn attribute(recording: &mut Recording) {
+    let before = predecessors(recording);
+    let mut stalls = Vec::new();
+    let view = View { recording, ahead: ahead_on_queues(recording) };
+    for (at, operation) in recording.operations.iter().enumerate() {
+        view.operation(at, operation, &before[at], &mut stalls);
+    }
+    stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access));
+    let edges = edges(recording, &before);
+    recording.stalls = stalls;
+    recording.edges = edges;
+    recording.counters = counters(recording);
+}
+
+fn edges(recording: &Recording, before: &[Vec<Vec<Before>>]) -> Vec<Edge> {
+    let mut edges = Vec::new();
+    for (operation, before) in recording.operations.iter().zip(before) {
+        for (access, before) in operation.accesses.iter().zip(before) {
+            edges.extend(before.iter().map(|earlier| Edge {
+                from: recording.operations[earlier.at].id,
+                to: operation.id,
+                variable: access.variable,
+                hazard: earlier.hazard,
+            }));
+        }
+        if let Some(from) = operation.waits_for {
+            edges.push(Edge { from, to: operation.id, variable: 0, hazard: Hazard::Raw });
+        }
+    }
+    edges
+}
+
+/// For each operation, when the one before it on its in-order queue was done.
+fn ahead_on_queues(recording: &Recording) -> Vec<Option<Nanos>> {
+    let mut on_queues: Vec<(LaneId, Nanos, usize)> = Vec::new();
+    for (at, operation) in recording.operations.iter().enumerate() {
+        if let (Some(lane), Some(issued)) = (queue_of(recording, operation), operation.issued) {
+            on_queues.push((lane, issued, at));
+        }
+    }
+    on_queues.sort_unstable();
+    let mut ahead = vec![None; recording.operations.len()];
+    for pair in on_queues.windows(2) {
+        if pair[0].0 == pair[1].0 {
+            ahead[pair[1].2] = recording.operations[pair[0].2].done;
+        }
+    }
+    ahead
+}
+
+/// The device queue that an operation ran on.
+pub(crate) fn queue_of(recording: &Recording, operation: &Operation) -> Option<LaneId> {
+    let lane = operation.lane?;
+    (recording.lanes.get(lane)?.kind == LaneKind::Queue).then_some(lane)
+}
+
+/// How a culprit's time divides, as others see it.
+struct Phases {
+    culprit: Culprit,
+    waiting_for: Culprit,
+    /// It stopped waiting itself.
+    began: Option<Nanos>,
+    /// It stopped being in the way.
+    ended: Option<Nanos>,
+    cause: Cause,
+}
+
+struct View<'a> {
+    recording: &'a Recording,
+    ahead: Vec<Option<Nanos>>,
+}
+
+impl View<'_> {
+    /// `on_device`: the waiter is ordered after the culprit's device work by its queue, so only the issue counts.
+    fn phases(&self, at: usize, on_device: bool) -> Phases {
+        let operation = &self.recording.operations[at];
+        let waiting_for = Culprit::Operation(operation.id);
+        if operation.kind == OperationKind::Export {
+            let lease = self.recording.lease(operation.id);
+            return Phases {
+                culprit: Culprit::Lease(operation.id),
+                waiting_for,
+                began: lease.map(|lease| lease.opened),
+                // One that was given up before it was held is over when that was noted.
+                ended: lease.map_or(operation.issued, |lease| lease.closed),
+                cause: Cause::Leased,
+            };
+        }
+        Phases {
+            culprit: waiting_for,
+            waiting_for,
+            began: operation.began,
+            ended: if on_device { operation.issued } else { operation.done },
+            cause: Cause::Computing,
+        }
+    }
+
+    fn operation(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
+        let mut waits = Waits::of(operation, self.recording.duration);
+        let on_device = queue_of(self.recording, operation).is_some();
+        let by_name = operation.waits_for.and_then(|id| position(self.recording, id));
+        // What each access waited for, and until when.
+        let mut blocked: Vec<Option<(Phases, Hazard, Nanos)>> = before
+            .iter()
+            .map(|before| {
+                before
+                    .iter()
+                    .map(|earlier| {
+                        let phases = self.phases(earlier.at, self.orders(on_device, earlier.at, operation));
+                        // What went on had let it pass by then, whatever became of the record.
+                        let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
+                        (phases, earlier.hazard, ended)
+                    })
+                    .max_by_key(|(_, _, ended)| *ended)
+            })
+            .collect();
+        if let (true, Some(target)) = (blocked.is_empty(), by_name) {
+            let phases = self.phases(target, true);
+            let ended = phases.ended.unwrap_or(Nanos::MAX).clamp(waits.from, waits.ready);
+            // Whoever waits by name is told at once.
+            waits.ready = ended;
+            blocked.push(Some((phases, Hazard::Raw, ended)));
+        }
+        if blocked.is_empty() {
+            blocked.push(None);
+        }
+        let end_of = |blocked: &Option<(Phases, Hazard, Nanos)>| {
+            blocked.as_ref().map_or(waits.from, |(_, _, ended)| *ended)
+        };
+        let decisive = (0..blocked.len()).rev().max_by_key(|access| end_of(&blocked[*access])).unwrap_or(0);
+        for (access, blocked) in blocked.iter().enumerate() {
+            let mut tiling = Tiling::new(stalls, operation.id, access, waits.from);
+            tiling.decisive = access == decisive;
+            let mut hazard = None;
+            if let Some((phases, kind, ended)) = blocked {
+                hazard = Some(*kind);
+                let queued_until = phases.began.unwrap_or(Nanos::MAX).min(*ended);
+                tiling.until(queued_until, Cause::Queued, hazard, phases.waiting_for);
+                tiling.until(*ended, phases.cause, hazard, phases.culprit);
+            }
+            if access == decisive {
+                self.rest(&mut tiling, operation, &waits, hazard);
+            }
+        }
+        if on_device && operation.began.is_some() {
+            self.on_queue(at, operation, before, stalls);
+        }
+    }
+
+    /// Whether the device, not the host, orders `waiter` after the device work of the earlier operation.
+    fn orders(&self, on_device: bool, earlier: usize, waiter: &Operation) -> bool {
+        let earlier = &self.recording.operations[earlier];
+        // What began only when the earlier work was done was parked until then: no device could wait for it.
+        let parked = || match (earlier.done, waiter.began) {
+            (Some(done), Some(began)) => done <= began,
+            _ => false,
+        };
+        on_device && queue_of(self.recording, earlier).is_some() && !parked()
+    }
+
+    /// What comes after all culprits have ended.
+    fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
+        let late = waits.ready.saturating_sub(tiling.at()) > HANDING_ON_MAX;
+        if late && (hazard.is_none() || !self.recording.losses.is_empty()) {
+            tiling.until(waits.ready, Cause::Queued, None, Culprit::None);
+        }
+        tiling.until(waits.ready, Cause::NotObserved, hazard, Culprit::Observer);
+        let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
+        let (cause, culprit) = if resumes {
+            (Cause::NotResumed, self.sleeper(operation))
+        } else {
+            (Cause::NoWorker, Culprit::Pool)
+        };
+        tiling.until(waits.awake, cause, None, culprit);
+        tiling.until(waits.end, Cause::NotResumed, None, Culprit::Interpreter);
+    }
+
+    /// Who was late to go on.
+    fn sleeper(&self, operation: &Operation) -> Culprit {
+        let Some(lane) = operation.lane.or(operation.submitter) else { return Culprit::None };
+        match self.recording.lanes.get(lane).map(|lane| lane.kind) {
+            Some(LaneKind::EventLoop) => Culprit::EventLoop,
+            Some(_) => Culprit::Thread(lane),
+            None => Culprit::None,
+        }
+    }
+
+    /// What device work waited for on its queue: earlier work of others, then whatever was in front of it there.
+    fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
+        let (Some(lane), Some(issued)) = (operation.lane, operation.issued) else { return };
+        let issued = issued.max(Waits::of(operation, self.recording.duration).end);
+        let done = operation.done.unwrap_or(self.recording.duration).max(issued);
+        let inputs: Vec<Option<(&Before, Nanos)>> = before
+            .iter()
+            .map(|before| {
+                let ends = before.iter().map(|earlier| {
+                    let operation = &self.recording.operations[earlier.at];
+                    let lease = operation.kind == OperationKind::Export;
+                    let end = if lease { issued } else { operation.done.unwrap_or(Nanos::MAX) };
+                    (earlier, end.clamp(issued, done))
+                });
+                ends.max_by_key(|(_, end)| *end)
+            })
+            .collect();
+        let inputs_done = inputs.iter().flatten().map(|(_, end)| *end).max().unwrap_or(issued);
+        // On a queue that keeps no order the one before may well be done later.
+        let ahead = self.ahead[at].filter(|ahead| *ahead <= done).unwrap_or(issued);
+        let end_of = |access: usize| inputs[access].map_or(issued, |(_, end)| end);
+        let decisive = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
+        for access in 0..inputs.len().max(1) {
+            let mut tiling = Tiling::new(stalls, operation.id, access, issued);
+            tiling.decisive = access == decisive;
+            let mut hazard = None;
+            if let Some(Some((earlier, end))) = inputs.get(access) {
+                hazard = Some(earlier.hazard);
+                let culprit = Culprit::Operation(self.recording.operations[earlier.at].id);
+                tiling.until(*end, Cause::Computing, hazard, culprit);
+            }
+            if access == decisive {
+                tiling.until(inputs_done.max(ahead), Cause::NoWorker, hazard, Culprit::Queue(lane));
+            }
+        }
+    }
+}
+
+fn position(recording: &Recording, id: u64) -> Option<usize> {
+    recording.operations.binary_search_by_key(&id, |operation| operation.id).ok()
+}
+
+/// When an operation waited. In order: `from`, `ready`, `awake`, `end`.
+struct Waits {
+    from: Nanos,
+    /// Nothing of what it waits for is in the way any more, and the engine knows.
+    ready: Nanos,
+    /// Its thread runs.
+    awake: Nanos,
+    /// It goes on.
+    end: Nanos,
+}
+
+impl Waits {
+    fn of(operation: &Operation, duration: Nanos) -> Self {
+        let from = operation.submitted;
+        let (ready, end) = match operation.kind {
+            OperationKind::Operation | OperationKind::Copy | OperationKind::Import => {
+                // One that was skipped has waited until then.
+                (operation.ready, operation.began.or(operation.issued))
+            }
+            OperationKind::Wait | OperationKind::Await => {
+                let named = operation.waits_for.is_some();
+                (
+                    if named { operation.resumed } else { operation.observed.or(operation.resumed) },
+                    operation.resumed,
+                )
+            }
+            OperationKind::Export => (
+                operation.began.or(operation.issued),
+                operation.resumed.or(operation.began).or(operation.issued),
+            ),
+        };
+        let end = end.unwrap_or(duration).max(from);
+        let awake = operation.awake.unwrap_or(end).clamp(from, end);
+        let ready = ready.unwrap_or(end).clamp(from, awake);
+        Self { from, ready, awake, end }
+    }
+}
+
+/// The conflict between an earlier and a later access of one variable; `None` if they are both reads.
+pub(crate) fn hazard(earlier: Mode, later: Mode) -> Option<Hazard> {
+    match (earlier, later) {
+        (Mode::Read, Mode::Read) => None,
+        (Mode::Read, Mode::Write | Mode::Update) => Some(Hazard::War),
+        (Mode::Write | Mode::Update, Mode::Write) => Some(Hazard::Waw),
+        (Mode::Write | Mode::Update, Mode::Read | Mode::Update) => Some(Hazard::Raw),
+    }
+}

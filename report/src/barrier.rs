@@ -1,0 +1,54 @@
+//! What a global barrier at each hand-over would have cost: the usual alternative (`cudaDeviceSynchronize` before every exchange),
+//! at which everything that was submitted before must end, needed or not.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Recording;
+use crate::model::{Nanos, OperationKind};
+
+/// The cost of barriers.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Barriers {
+    /// Hand-overs at which there would have been one: exports, and waits of the host.
+    pub hand_overs: usize,
+    /// Those at which it would have waited longer than was waited.
+    pub longer: usize,
+    /// How much longer, summed over all of them.
+    pub extra_ns: Nanos,
+    /// How much longer the worst one would have been.
+    pub worst_ns: Nanos,
+}
+
+/// Computes the cost from what was recorded; what the barriers would have delayed in turn is not counted.
+pub fn barriers(recording: &Recording) -> Barriers {
+    // What had been submitted at each moment would all be done at the greatest end so far.
+    let mut ends: Vec<(Nanos, Nanos)> = recording
+        .operations
+        .iter()
+        .filter(|operation| matches!(operation.kind, OperationKind::Operation | OperationKind::Copy))
+        .map(|operation| (operation.submitted, operation.done.unwrap_or(recording.duration)))
+        .collect();
+    ends.sort_unstable();
+    let mut greatest = 0;
+    for (_, end) in &mut ends {
+        greatest = greatest.max(*end);
+        *end = greatest;
+    }
+    let mut cost = Barriers::default();
+    for operation in &recording.operations {
+        if !matches!(operation.kind, OperationKind::Export | OperationKind::Wait | OperationKind::Await) {
+            continue;
+        }
+        let Some(went_on) = operation.resumed.or(operation.began) else { continue };
+        cost.hand_overs += 1;
+        let before = ends.partition_point(|(submitted, _)| *submitted < operation.submitted);
+        let barrier = before.checked_sub(1).map_or(0, |last| ends[last].1);
+        let extra = barrier.saturating_sub(went_on);
+        if extra > 0 {
+            cost.longer += 1;
+            cost.extra_ns += extra;
+            cost.worst_ns = cost.worst_ns.max(extra);
+        }
+    }
+    cost
+}

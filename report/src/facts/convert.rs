@@ -1,0 +1,295 @@
+//! Each part of a recording to facts, and back.
+
+use super::words::{
+    cause, culprit, culprit_words, hazard, hazard_word, lane_kind, lane_kind_word, mode, mode_word,
+    operation_kind, operation_kind_word,
+};
+use super::{Fact, Facts};
+use crate::model::{
+    Access, Edge, Lane, Lease, LostRecords, Operation, Outcome, Recording, Site, Stall, Variable,
+};
+
+/// What is said once about a whole recording.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Head {
+    pub started_unix_ns: u64,
+    pub duration: u64,
+    pub program: String,
+    pub lanes: Vec<Lane>,
+    pub libraries: Vec<String>,
+    pub lost: Vec<LostRecords>,
+    pub damage: Vec<String>,
+    /// How many of each kind of thing were written, to say how many are missing.
+    pub totals: Totals,
+}
+
+/// How many things there are of each kind.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub(crate) struct Totals {
+    pub operations: u64,
+    pub leases: u64,
+    pub stalls: u64,
+    pub edges: u64,
+    pub variables: u64,
+    pub samples: u64,
+}
+
+impl Totals {
+    pub(crate) fn of(recording: &Recording) -> Self {
+        Self {
+            operations: recording.operations.len() as u64,
+            leases: recording.leases.len() as u64,
+            stalls: recording.stalls.len() as u64,
+            edges: recording.edges.len() as u64,
+            variables: recording.variables.len() as u64,
+            samples: recording.counters.iter().map(|counter| counter.samples.len() as u64).sum(),
+        }
+    }
+
+    /// With their names.
+    pub(crate) fn named(self) -> [(&'static str, u64); 6] {
+        [
+            ("operations", self.operations),
+            ("leases", self.leases),
+            ("stalls", self.stalls),
+            ("edges", self.edges),
+            ("tensors", self.variables),
+            ("samples", self.samples),
+        ]
+    }
+}
+
+pub(crate) fn head(recording: &Recording) -> Facts {
+    let lane = |lane: &Lane| {
+        Fact::Facts(Facts::default().text("name", &lane.name).text("kind", lane_kind_word(lane.kind)))
+    };
+    let lost = |lost: &LostRecords| {
+        Fact::Facts(Facts::default().uint("lane", lost.lane as u64).uint("count", lost.count))
+    };
+    let texts = |texts: &[String]| texts.iter().cloned().map(Fact::Text).collect::<Vec<_>>().into_iter();
+    let facts = Facts::default()
+        .text("program", &recording.program)
+        .uint("started", recording.started_unix_ns)
+        .uint("duration", recording.duration)
+        .list("lanes", recording.lanes.iter().map(lane))
+        .list("libraries", texts(&recording.libraries))
+        .list("lost", recording.losses.records.iter().map(lost))
+        .list("damage", texts(&recording.losses.damage));
+    Totals::of(recording).named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
+}
+
+pub(crate) fn head_from(facts: &Facts) -> Result<Head, String> {
+    let lane = |fact: &Fact| {
+        let facts = fact.facts()?;
+        Ok(Lane { name: facts.need_text("name")?.to_owned(), kind: lane_kind(facts.need_text("kind")?)? })
+    };
+    let lost = |fact: &Fact| {
+        let facts = fact.facts()?;
+        let lane = facts.find_index("lane").ok_or("lacks the lane of a loss")?;
+        Ok(LostRecords { lane, count: facts.need_uint("count")? })
+    };
+    let total = |name| facts.find_uint(name).unwrap_or(0);
+    Ok(Head {
+        started_unix_ns: facts.need_uint("started")?,
+        duration: facts.need_uint("duration")?,
+        program: facts.need_text("program")?.to_owned(),
+        lanes: facts.find_list("lanes").iter().map(lane).collect::<Result<_, String>>()?,
+        libraries: facts.find_list("libraries").iter().map(text).collect::<Result<_, String>>()?,
+        lost: facts.find_list("lost").iter().map(lost).collect::<Result<_, String>>()?,
+        damage: facts.find_list("damage").iter().map(text).collect::<Result<_, String>>()?,
+        totals: Totals {
+            operations: total("operations"),
+            leases: total("leases"),
+            stalls: total("stalls"),
+            edges: total("edges"),
+            variables: total("tensors"),
+            samples: total("samples"),
+        },
+    })
+}
+
+fn text(fact: &Fact) -> Result<String, String> {
+    match fact {
+        Fact::Text(text) => Ok(text.clone()),
+        _ => Err("has a value where a text should be".to_owned()),
+    }
+}
+
+fn site(facts: Facts, site: Option<&Site>) -> Facts {
+    let Some(site) = site else { return facts };
+    let facts = facts.text("file", &site.file).uint("line", site.line.into());
+    if site.function.is_empty() { facts } else { facts.text("function", &site.function) }
+}
+
+fn site_from(facts: &Facts) -> Result<Option<Site>, String> {
+    let Some(file) = facts.find_text("file") else { return Ok(None) };
+    let line = facts.need_uint("line")?;
+    let line = u32::try_from(line).map_err(|_| format!("is of line {line}, which no file has"))?;
+    let function = facts.find_text("function").unwrap_or_default().to_owned();
+    Ok(Some(Site { file: file.to_owned(), line, function }))
+}
+
+pub(crate) fn operation(operation: &Operation) -> Facts {
+    let access = |access: &Access| {
+        Fact::Facts(Facts::default().uint("tensor", access.variable).text("access", mode_word(access.mode)))
+    };
+    let (outcome, why) = match &operation.outcome {
+        Outcome::Ok => ("ok", None),
+        Outcome::Failed(why) => ("failed", Some(why)),
+        Outcome::Cancelled => ("cancelled", None),
+        Outcome::Skipped(why) => ("skipped", Some(why)),
+        Outcome::Unfinished => ("unfinished", None),
+    };
+    let mut facts = Facts::default()
+        .uint("id", operation.id)
+        .text("kind", operation_kind_word(operation.kind))
+        .index("library", operation.library)
+        .index("submitter", operation.submitter)
+        .index("lane", operation.lane)
+        .uint("submitted", operation.submitted)
+        .maybe("granted", operation.granted)
+        .maybe("ready", operation.ready)
+        .maybe("awake", operation.awake)
+        .maybe("began", operation.began)
+        .maybe("issued", operation.issued)
+        .maybe("done", operation.done)
+        .maybe("observed", operation.observed)
+        .maybe("resumed", operation.resumed)
+        .maybe("waits for", operation.waits_for)
+        .text("outcome", outcome);
+    if let Some(why) = why {
+        facts = facts.text("why", why);
+    }
+    site(facts, operation.site.as_ref()).list("accesses", operation.accesses.iter().map(access))
+}
+
+pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, String> {
+    let access = |fact: &Fact| {
+        let facts = fact.facts()?;
+        Ok(Access { variable: facts.need_uint("tensor")?, mode: mode(facts.need_text("access")?)? })
+    };
+    let why = || facts.find_text("why").unwrap_or_default().to_owned();
+    Ok(Operation {
+        id: facts.need_uint("id")?,
+        name: name.to_owned(),
+        kind: operation_kind(facts.need_text("kind")?)?,
+        library: facts.find_index("library"),
+        site: site_from(facts)?,
+        submitter: facts.find_index("submitter"),
+        lane: facts.find_index("lane"),
+        submitted: facts.need_uint("submitted")?,
+        granted: facts.find_uint("granted"),
+        ready: facts.find_uint("ready"),
+        awake: facts.find_uint("awake"),
+        began: facts.find_uint("began"),
+        issued: facts.find_uint("issued"),
+        done: facts.find_uint("done"),
+        observed: facts.find_uint("observed"),
+        resumed: facts.find_uint("resumed"),
+        outcome: match facts.need_text("outcome")? {
+            "ok" => Outcome::Ok,
+            "failed" => Outcome::Failed(why()),
+            "cancelled" => Outcome::Cancelled,
+            "skipped" => Outcome::Skipped(why()),
+            "unfinished" => Outcome::Unfinished,
+            other => return Err(format!("has an unknown outcome, `{other}`")),
+        },
+        accesses: facts.find_list("accesses").iter().map(access).collect::<Result<_, String>>()?,
+        waits_for: facts.find_uint("waits for"),
+    })
+}
+
+pub(crate) fn lease(lease: &Lease) -> Facts {
+    let facts = Facts::default()
+        .uint("id", lease.id)
+        .uint("tensor", lease.variable)
+        .text("access", mode_word(lease.access))
+        .index("library", lease.library)
+        .text("taker", &lease.taker)
+        .uint("opened", lease.opened)
+        .maybe("closed", lease.closed);
+    site(facts, lease.site.as_ref())
+}
+
+pub(crate) fn lease_from(facts: &Facts) -> Result<Lease, String> {
+    Ok(Lease {
+        id: facts.need_uint("id")?,
+        variable: facts.need_uint("tensor")?,
+        access: mode(facts.need_text("access")?)?,
+        library: facts.find_index("library"),
+        taker: facts.need_text("taker")?.to_owned(),
+        site: site_from(facts)?,
+        opened: facts.need_uint("opened")?,
+        closed: facts.find_uint("closed"),
+    })
+}
+
+pub(crate) fn stall(index: usize, stall: &Stall) -> Facts {
+    let (word, which) = culprit_words(stall.culprit);
+    let facts = Facts::default()
+        .uint("index", index as u64)
+        .uint("waiter", stall.waiter)
+        .uint("access", stall.access as u64)
+        .uint("from", stall.from)
+        .uint("to", stall.to)
+        .text("cause", stall.cause.name())
+        .text("culprit", word)
+        .maybe("which", which)
+        .uint("decisive", stall.decisive.into());
+    match stall.hazard {
+        Some(hazard) => facts.text("hazard", hazard_word(hazard)),
+        None => facts,
+    }
+}
+
+/// The stall and its place in the list.
+pub(crate) fn stall_from(facts: &Facts) -> Result<(u64, Stall), String> {
+    let stall = Stall {
+        waiter: facts.need_uint("waiter")?,
+        access: facts.find_index("access").ok_or("lacks its access")?,
+        from: facts.need_uint("from")?,
+        to: facts.need_uint("to")?,
+        cause: cause(facts.need_text("cause")?)?,
+        hazard: facts.find_text("hazard").map(hazard).transpose()?,
+        culprit: culprit(facts.need_text("culprit")?, facts.find_uint("which"))?,
+        decisive: facts.need_uint("decisive")? != 0,
+    };
+    Ok((facts.need_uint("index")?, stall))
+}
+
+pub(crate) fn edge(index: usize, edge: &Edge) -> Facts {
+    Facts::default()
+        .uint("index", index as u64)
+        .uint("from", edge.from)
+        .uint("to", edge.to)
+        .uint("tensor", edge.variable)
+        .text("hazard", hazard_word(edge.hazard))
+}
+
+/// The edge and its place in the list.
+pub(crate) fn edge_from(facts: &Facts) -> Result<(u64, Edge), String> {
+    let edge = Edge {
+        from: facts.need_uint("from")?,
+        to: facts.need_uint("to")?,
+        variable: facts.need_uint("tensor")?,
+        hazard: hazard(facts.need_text("hazard")?)?,
+    };
+    Ok((facts.need_uint("index")?, edge))
+}
+
+pub(crate) fn variable(variable: &Variable) -> Facts {
+    Facts::default()
+        .uint("id", variable.id)
+        .text("name", &variable.name)
+        .maybe("bytes", variable.bytes)
+        .index("library", variable.library)
+}
+
+pub(crate) fn variable_from(facts: &Facts) -> Result<Variable, String> {
+    Ok(Variable {
+        id: facts.need_uint("id")?,
+        name: facts.need_text("name")?.to_owned(),
+        bytes: facts.find_uint("bytes"),
+        library: facts.find_index("library"),
+    })
+}

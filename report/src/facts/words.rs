@@ -1,0 +1,130 @@
+//! The words that files use for the enumerations of the model, both ways.
+
+use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Recording};
+
+/// A value and its word.
+pub(crate) type Row<T> = (T, &'static str);
+
+const LANE_KINDS: [Row<LaneKind>; 6] = [
+    (LaneKind::Worker, "worker"),
+    (LaneKind::Thread, "thread"),
+    (LaneKind::EventLoop, "event loop"),
+    (LaneKind::Queue, "queue"),
+    (LaneKind::Reactor, "reactor"),
+    (LaneKind::Reaper, "reaper"),
+];
+
+/// Kinds of operations, in the order of their numbers on the page.
+pub(crate) const OPERATION_KINDS: [Row<OperationKind>; 6] = [
+    (OperationKind::Operation, "operation"),
+    (OperationKind::Wait, "wait"),
+    (OperationKind::Await, "await"),
+    (OperationKind::Copy, "copy"),
+    (OperationKind::Export, "export"),
+    (OperationKind::Import, "import"),
+];
+
+const MODES: [Row<Mode>; 3] = [(Mode::Read, "read"), (Mode::Write, "write"), (Mode::Update, "update")];
+
+const HAZARDS: [Row<Hazard>; 3] = [(Hazard::Raw, "RAW"), (Hazard::War, "WAR"), (Hazard::Waw, "WAW")];
+
+fn word<T: PartialEq>(table: &[Row<T>], value: T) -> &'static str {
+    table.iter().find(|(its_value, _)| *its_value == value).map_or("?", |(_, word)| word)
+}
+
+fn value<T: Copy>(table: &[Row<T>], what: &str, word: &str) -> Result<T, String> {
+    let row = table.iter().find(|(_, its_word)| *its_word == word);
+    row.map(|&(value, _)| value).ok_or_else(|| format!("has an unknown {what}, `{word}`"))
+}
+
+/// The word for a kind of lane.
+pub(crate) fn lane_kind_word(kind: LaneKind) -> &'static str {
+    word(&LANE_KINDS, kind)
+}
+
+pub(super) fn lane_kind(text: &str) -> Result<LaneKind, String> {
+    value(&LANE_KINDS, "kind of lane", text)
+}
+
+pub(super) fn operation_kind_word(kind: OperationKind) -> &'static str {
+    word(&OPERATION_KINDS, kind)
+}
+
+pub(super) fn operation_kind(text: &str) -> Result<OperationKind, String> {
+    value(&OPERATION_KINDS, "kind of operation", text)
+}
+
+pub(super) fn mode_word(mode: Mode) -> &'static str {
+    word(&MODES, mode)
+}
+
+pub(super) fn mode(text: &str) -> Result<Mode, String> {
+    value(&MODES, "access", text)
+}
+
+/// The short word for a hazard.
+pub(super) fn hazard_word(hazard: Hazard) -> &'static str {
+    word(&HAZARDS, hazard)
+}
+
+pub(super) fn hazard(text: &str) -> Result<Hazard, String> {
+    value(&HAZARDS, "hazard", text)
+}
+
+pub(super) fn cause(text: &str) -> Result<Cause, String> {
+    let found = Cause::ALL.into_iter().find(|cause| cause.name() == text);
+    found.ok_or_else(|| format!("has an unknown cause, `{text}`"))
+}
+
+/// The word for a culprit, and which one where there are several.
+pub(super) fn culprit_words(culprit: Culprit) -> (&'static str, Option<u64>) {
+    match culprit {
+        Culprit::None => ("none", None),
+        Culprit::Operation(id) => ("operation", Some(id)),
+        Culprit::Lease(id) => ("lease", Some(id)),
+        Culprit::Pool => ("pool", None),
+        Culprit::Queue(lane) => ("queue", Some(lane as u64)),
+        Culprit::Observer => ("observer", None),
+        Culprit::Interpreter => ("interpreter", None),
+        Culprit::EventLoop => ("event loop", None),
+        Culprit::Thread(lane) => ("thread", Some(lane as u64)),
+    }
+}
+
+pub(super) fn culprit(text: &str, which: Option<u64>) -> Result<Culprit, String> {
+    let id = || which.ok_or_else(|| format!("does not say which {text} is its culprit"));
+    let lane = || id().and_then(|lane| usize::try_from(lane).map_err(|_| format!("names lane {lane}")));
+    Ok(match text {
+        "none" => Culprit::None,
+        "operation" => Culprit::Operation(id()?),
+        "lease" => Culprit::Lease(id()?),
+        "pool" => Culprit::Pool,
+        "queue" => Culprit::Queue(lane()?),
+        "observer" => Culprit::Observer,
+        "interpreter" => Culprit::Interpreter,
+        "event loop" => Culprit::EventLoop,
+        "thread" => Culprit::Thread(lane()?),
+        other => return Err(format!("has an unknown culprit, `{other}`")),
+    })
+}
+
+/// A culprit's name, for people.
+pub(crate) fn culprit_name(recording: &Recording, culprit: Culprit) -> String {
+    let lane = |lane: usize| {
+        recording.lanes.get(lane).map_or_else(|| format!("lane {lane}"), |lane| lane.name.clone())
+    };
+    match culprit {
+        Culprit::None => "unknown".to_owned(),
+        Culprit::Operation(id) => recording
+            .operation(id)
+            .map_or_else(|| format!("operation {id}"), |operation| operation.name.clone()),
+        Culprit::Lease(id) => recording
+            .lease(id)
+            .map_or_else(|| format!("lease {id}"), |lease| format!("lease of {}", lease.taker)),
+        Culprit::Pool => "workers".to_owned(),
+        Culprit::Queue(id) | Culprit::Thread(id) => lane(id),
+        Culprit::Observer => "reactor".to_owned(),
+        Culprit::Interpreter => "Python lock".to_owned(),
+        Culprit::EventLoop => "event loop".to_owned(),
+    }
+}

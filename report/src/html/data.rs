@@ -1,0 +1,279 @@
+//! What the page gets: the report, and the recording in columns. Numbers of operations and leases ("nodes") run through both:
+//! operations first.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::column::{indices, plain, steps, times};
+use super::pieces::pieces;
+use crate::critical_path::critical_path;
+use crate::facts;
+use crate::model::{
+    Cause, Counter, Culprit, Edge, Hazard, Lease, Mode, Operation, OperationId, Outcome, Recording, Site,
+};
+use crate::place::{self, Row};
+use crate::report;
+use crate::roots::{Root, roots};
+use crate::sentences;
+use crate::summary::WorstRow;
+
+/// Waits that the keys go through.
+const WALKED: usize = 500;
+
+/// Everything, for `script/data.js`.
+pub fn of(recording: &Recording) -> Value {
+    let view = View::of(recording);
+    let report = report(recording);
+    let mut texts = Texts::default();
+    let mut sites = Texts::default();
+    let mut outcomes = Texts::default();
+    let (roots, part) = pieces(roots(recording));
+    let worst: Vec<usize> = report.worst.iter().filter_map(|row| main_root(&roots, row)).collect();
+    let mut longest: Vec<usize> = (0..roots.len()).collect();
+    longest.sort_by_key(|&root| std::cmp::Reverse(roots[root].duration()));
+    longest.truncate(WALKED);
+    let path = critical_path(recording);
+    let path = path.operations.iter().filter_map(|id| view.node(*id)).map(|node| node as u64);
+    let operations = view.operations(&mut texts, &mut sites, &mut outcomes);
+    let leases = view.leases(&mut texts, &mut sites);
+    json!({
+        "program": recording.program,
+        // Milliseconds, the unit of JavaScript's dates.
+        "started": recording.started_unix_ns / 1_000_000,
+        "duration": recording.duration,
+        "lanes": recording.lanes.iter().map(|lane| json!([lane.name, facts::lane_kind_word(lane.kind)])).collect::<Value>(),
+        "libraries": recording.libraries,
+        "kinds": facts::OPERATION_KINDS.map(|(_, word)| word),
+        "tensors": view.tensors(),
+        "operations": operations,
+        "leases": leases,
+        "stalls": view.stalls(&roots),
+        // Of how small a part of a wait nothing is drawn, if so.
+        "part": part,
+        "edges": view.edges(),
+        "counters": counters(recording),
+        "critical": steps(path),
+        "names": texts.list,
+        "sites": sites.list,
+        "outcomes": outcomes.list,
+        "worst": worst,
+        "longest": longest,
+        "report": report,
+    })
+}
+
+/// The longest stretch of a wait that the report tells of.
+fn main_root(roots: &[Root], row: &WorstRow) -> Option<usize> {
+    let of_wait = roots.iter().enumerate().filter(|(_, root)| root.waiter == row.waiter);
+    let of_cause = of_wait.filter(|(_, root)| root.cause.name() == row.cause);
+    of_cause.max_by_key(|(_, root)| root.duration()).map(|(index, _)| index)
+}
+
+/// Texts that occur often, each once.
+#[derive(Default)]
+struct Texts {
+    list: Vec<String>,
+    index: HashMap<String, usize>,
+}
+
+impl Texts {
+    fn add(&mut self, text: &str) -> usize {
+        if let Some(&index) = self.index.get(text) {
+            return index;
+        }
+        self.index.insert(text.to_owned(), self.list.len());
+        self.list.push(text.to_owned());
+        self.list.len() - 1
+    }
+
+    fn site(&mut self, site: Option<&Site>) -> Option<usize> {
+        let site = site?;
+        let function =
+            if site.function.is_empty() { String::new() } else { format!(" in {}", site.function) };
+        Some(self.add(&format!("{}{function}", sentences::place(site))))
+    }
+}
+
+/// A recording, with numbers by which the columns refer to its parts.
+struct View<'a> {
+    recording: &'a Recording,
+    operations: HashMap<OperationId, usize>,
+    leases: HashMap<OperationId, usize>,
+    tensors: HashMap<u64, usize>,
+}
+
+impl<'a> View<'a> {
+    fn of(recording: &'a Recording) -> Self {
+        let first_lease = recording.operations.len();
+        let numbered = |(index, lease): (usize, &Lease)| (lease.id, first_lease + index);
+        Self {
+            recording,
+            operations: recording.operations.iter().enumerate().map(|(index, it)| (it.id, index)).collect(),
+            leases: recording.leases.iter().enumerate().map(numbered).collect(),
+            tensors: recording.variables.iter().enumerate().map(|(index, it)| (it.id, index)).collect(),
+        }
+    }
+
+    /// An operation, or else a lease. (An export and its lease have the same identity.)
+    fn node(&self, id: OperationId) -> Option<usize> {
+        self.operations.get(&id).or_else(|| self.leases.get(&id)).copied()
+    }
+
+    fn tensor(&self, id: u64) -> Option<usize> {
+        self.tensors.get(&id).copied()
+    }
+
+    fn operations(&self, texts: &mut Texts, sites: &mut Texts, outcomes: &mut Texts) -> Value {
+        let all = &self.recording.operations;
+        let placed = place::operations(self.recording);
+        let since_submission =
+            |time: fn(&Operation) -> Option<u64>| times(all.iter().map(|it| (it.submitted, time(it))));
+        let row = |row: Row| match row {
+            Row::Lane(lane) => Some(lane),
+            Row::Library(_) => None,
+        };
+        let known_lane = |lane: Option<usize>| lane.filter(|&lane| lane < self.recording.lanes.len());
+        let accesses = || all.iter().flat_map(|it| &it.accesses);
+        json!({
+            "id": steps(all.iter().map(|it| it.id)),
+            "name": indices(all.iter().map(|it| Some(texts.add(&it.name)))),
+            "kind": indices(all.iter().map(|it| facts::OPERATION_KINDS.iter().position(|(kind, _)| *kind == it.kind))),
+            "library": indices(all.iter().map(|it| place::known(self.recording, it.library))),
+            "lane": indices(all.iter().map(|it| known_lane(it.lane.or(it.submitter)))),
+            "site": indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
+            "outcome": indices(all.iter().map(|it| outcome(&it.outcome).map(|words| outcomes.add(&words)))),
+            "row": indices(placed.iter().map(|placed| row(placed.row))),
+            "from": times(all.iter().zip(&placed).map(|(it, placed)| (it.submitted, Some(placed.from)))),
+            "to": times(placed.iter().map(|placed| (placed.from, placed.to))),
+            "submitted": steps(all.iter().map(|it| it.submitted)),
+            "granted": since_submission(|it| it.granted),
+            "began": since_submission(|it| it.began),
+            "issued": since_submission(|it| it.issued),
+            "done": since_submission(|it| it.done),
+            "observed": since_submission(|it| it.observed),
+            "resumed": since_submission(|it| it.resumed),
+            "accesses": plain(all.iter().map(|it| it.accesses.len() as i64)),
+            "tensor": indices(accesses().map(|access| self.tensor(access.variable))),
+            "mode": indices(accesses().map(|access| Some(mode(access.mode)))),
+        })
+    }
+
+    fn leases(&self, texts: &mut Texts, sites: &mut Texts) -> Value {
+        let all = &self.recording.leases;
+        let end = |lease: &Lease| place::lease(self.recording, lease).to;
+        json!({
+            "id": steps(all.iter().map(|it| it.id)),
+            "tensor": indices(all.iter().map(|it| self.tensor(it.variable))),
+            "mode": indices(all.iter().map(|it| Some(mode(it.access)))),
+            "library": indices(all.iter().map(|it| place::known(self.recording, it.library))),
+            "taker": indices(all.iter().map(|it| Some(texts.add(&it.taker)))),
+            "site": indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
+            "opened": steps(all.iter().map(|it| it.opened)),
+            "to": times(all.iter().map(|it| (it.opened, end(it)))),
+            "open": indices(all.iter().map(|it| it.closed.is_none().then_some(0))),
+        })
+    }
+
+    fn stalls(&self, roots: &[Root]) -> Value {
+        let tensor = |root: &Root| {
+            let access = self.recording.operation(root.waiter)?.accesses.get(root.access)?;
+            self.tensor(access.variable)
+        };
+        let (blame, which): (Vec<usize>, Vec<Option<usize>>) =
+            roots.iter().map(|root| self.blame(root.culprit)).unzip();
+        let waiters = || roots.iter().map(|root| self.operations.get(&root.waiter).copied());
+        let cause = |root: &Root| Cause::ALL.iter().position(|&cause| cause == root.cause);
+        json!({
+            "waiter": steps(waiters().map(|waiter| waiter.map_or(0, |waiter| waiter as u64 + 1))),
+            "tensor": indices(roots.iter().map(tensor)),
+            "from": steps(roots.iter().map(|root| root.from)),
+            "to": times(roots.iter().map(|root| (root.from, Some(root.to)))),
+            "cause": indices(roots.iter().map(cause)),
+            "hazard": indices(roots.iter().map(|root| root.direct.map(hazard))),
+            // Before the waiter by so many, which are few.
+            "via": plain(roots.iter().zip(waiters()).map(|(root, waiter)| self.before(root, waiter).unwrap_or(0))),
+            "blame": indices(blame.into_iter().map(Some)),
+            "which": indices(which.into_iter()),
+        })
+    }
+
+    /// How far before its waiter the operation is that a stretch of waiting came by.
+    fn before(&self, root: &Root, waiter: Option<usize>) -> Option<i64> {
+        Some(waiter? as i64 - self.node(root.via?)? as i64)
+    }
+
+    /// The number of a kind of culprit in `script/words.js`, and which one it is.
+    fn blame(&self, culprit: Culprit) -> (usize, Option<usize>) {
+        let node = |node: Option<&usize>| node.map_or((0, None), |&node| (1, Some(node)));
+        let lane = |kind, lane: usize| {
+            if lane < self.recording.lanes.len() { (kind, Some(lane)) } else { (0, None) }
+        };
+        match culprit {
+            Culprit::None => (0, None),
+            Culprit::Operation(id) => node(self.operations.get(&id)),
+            Culprit::Lease(id) => node(self.leases.get(&id)),
+            Culprit::Pool => (2, None),
+            Culprit::Queue(id) => lane(3, id),
+            Culprit::Observer => (4, None),
+            Culprit::Interpreter => (5, None),
+            Culprit::EventLoop => (6, None),
+            Culprit::Thread(id) => lane(7, id),
+        }
+    }
+
+    /// Those with both ends.
+    fn edges(&self) -> Value {
+        let known = |edge: &Edge| Some((self.node(edge.from)?, self.node(edge.to)?, *edge));
+        let all: Vec<_> = self.recording.edges.iter().filter_map(known).collect();
+        json!({
+            "from": indices(all.iter().map(|&(from, ..)| Some(from))),
+            "to": indices(all.iter().map(|&(_, to, _)| Some(to))),
+            "tensor": indices(all.iter().map(|(.., edge)| self.tensor(edge.variable))),
+            "hazard": indices(all.iter().map(|(.., edge)| Some(hazard(edge.hazard)))),
+        })
+    }
+
+    fn tensors(&self) -> Value {
+        json!({ "name": self.recording.variables.iter().map(|it| it.name.as_str()).collect::<Vec<_>>() })
+    }
+}
+
+fn counters(recording: &Recording) -> Value {
+    let counter = |counter: &Counter| {
+        json!({
+            "name": counter.name,
+            "unit": counter.unit,
+            "time": steps(counter.samples.iter().map(|&(time, _)| time)),
+            "value": steps(counter.samples.iter().map(|&(_, value)| value as u64)),
+        })
+    };
+    recording.counters.iter().map(counter).collect()
+}
+
+/// How it ended, unless well.
+fn outcome(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Ok => None,
+        Outcome::Failed(why) => Some(format!("failed: {why}")),
+        Outcome::Cancelled => Some("cancelled".to_owned()),
+        Outcome::Skipped(why) => Some(format!("skipped: {why}")),
+        Outcome::Unfinished => Some("not ended".to_owned()),
+    }
+}
+
+fn mode(mode: Mode) -> usize {
+    match mode {
+        Mode::Read => 0,
+        Mode::Write => 1,
+        Mode::Update => 2,
+    }
+}
+
+fn hazard(hazard: Hazard) -> usize {
+    match hazard {
+        Hazard::Raw => 0,
+        Hazard::War => 1,
+        Hazard::Waw => 2,
+    }
+}

@@ -1,0 +1,58 @@
+//! The report as one page that needs nothing else: no server, no network, no other file.
+//!
+//! The page is written by hand: [`page.html`](https://html.spec.whatwg.org) is its frame, `style.css` its looks, `script/` what
+//! it does. The recording travels inside as JSON whose columns are packed ([`column`]). Nothing of a recording is ever written
+//! as markup: names go into the JSON, where `<` is escaped, and from there into text nodes. A content security policy in the
+//! page forbids every request.
+
+mod column;
+mod data;
+mod pieces;
+
+use std::io::{self, Write};
+
+use crate::Recording;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("style.css");
+
+/// In this order: what a file uses when it is loaded comes before it.
+const SCRIPTS: &[&str] = &[
+    include_str!("script/data.js"),
+    include_str!("script/words.js"),
+    include_str!("script/colors.js"),
+    include_str!("script/rows.js"),
+    include_str!("script/paint.js"),
+    include_str!("script/timeline.js"),
+    include_str!("script/panels.js"),
+    include_str!("script/details.js"),
+    include_str!("script/main.js"),
+];
+
+/// Writes the page about `recording`.
+///
+/// # Errors
+///
+/// Those of `out`.
+pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
+    let mut out = io::BufWriter::new(out);
+    let mut rest = PAGE;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (place, after) = after.split_once("}}").unwrap_or((after, ""));
+        out.write_all(before.as_bytes())?;
+        match place {
+            "style" => out.write_all(STYLE.as_bytes())?,
+            "script" => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
+            _ => out.write_all(json(recording)?.as_bytes())?,
+        }
+        rest = after;
+    }
+    out.write_all(rest.as_bytes())?;
+    out.flush()
+}
+
+/// What the page shows. Inside a script element only `<` can end it or begin a comment, and in JSON it is only in strings.
+fn json(recording: &Recording) -> io::Result<String> {
+    let json = serde_json::to_string(&data::of(recording)).map_err(io::Error::from)?;
+    Ok(json.replace('<', "\\u003c"))
+}

@@ -1,0 +1,258 @@
+// Everything around the timeline. Text from the recording only ever becomes text of an element, never markup.
+
+function element(tag, properties = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name in made) made[name] = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children);
+  return made;
+}
+
+// The report's sentences put names between backquotes; here they get a style of their own.
+function prose(sentence) {
+  const parts = sentence.split("`");
+  return parts.map((part, at) => (at % 2 && at < parts.length - 1 ? element("code", {}, part) : part));
+}
+
+// A coloured square for a legend.
+function swatch(color) {
+  const made = element("span", { className: "swatch" });
+  made.style.background = `var(--${color})`;
+  return made;
+}
+
+function bar(shares, label) {
+  const made = element("span", { className: "bar", role: "img" });
+  made.setAttribute("aria-label", label);
+  for (const [color, share] of shares) {
+    if (!(share > 0)) continue;
+    const part = element("span");
+    part.style.background = `var(--${color})`;
+    part.style.width = `${100 * share}%`;
+    made.append(part);
+  }
+  return made;
+}
+
+function fillHead(data) {
+  document.title = `${data.program}: where the time went`;
+  document.getElementById("program").textContent = data.program;
+  const started = data.started > 0 ? `recorded ${new Date(data.started).toISOString().replace("T", " ").slice(0, 19)} UTC` : "";
+  document.getElementById("started").textContent = started;
+  const { headline, totals, critical_path: path, missing } = data.report;
+  const [first, ...rest] = headline.split(/(?<=\.) (?=The longest)/);
+  document.getElementById("headline").append(...prose(first));
+  document.getElementById("longest").append(...prose(rest.join(" ")));
+  const tiles = document.getElementById("tiles");
+  const tile = (value, label) => {
+    tiles.append(element("div", { className: "tile" }, element("b", {}, value), element("span", {}, label)));
+  };
+  tile(duration(data.duration), "run time");
+  tile(totals.operations.toLocaleString("en"), "operations");
+  tile(duration(totals.waited_ns), "waited, summed");
+  tile(duration(totals.running_ns), "computed, summed");
+  tile(`${duration(path.length_ns)} (${percent(path.length_ns, data.duration)})`, "critical path");
+  if (totals.leases) tile(totals.leases.toLocaleString("en"), "leases");
+  if (totals.failed) tile(totals.failed.toLocaleString("en"), "failed or skipped");
+  if (totals.unfinished) tile(totals.unfinished.toLocaleString("en"), "not ended");
+  if (missing.length) {
+    const banner = document.getElementById("losses");
+    banner.hidden = false;
+    banner.append(element("strong", {}, "This recording is not complete. "), "What is shown is right, and something is missing:");
+    banner.append(element("ul", {}, ...missing.map((words) => element("li", {}, words))));
+  }
+}
+
+// The totals by cause, as one bar and as switches.
+function fillCauses(data, state, changed) {
+  const byCause = data.report.causes.map((row) => row.waited_ns);
+  const whole = byCause.reduce((sum, part) => sum + part, 0);
+  const shares = byCause.map((part, cause) => [`cause-${cause}`, whole > 0 ? part / whole : 0]);
+  const place = document.getElementById("causes");
+  place.append(bar(shares, "waited time by cause"));
+  const legend = element("div", { className: "legend", role: "group" });
+  legend.setAttribute("aria-label", "Causes to show");
+  CAUSES.forEach((cause, at) => {
+    const words = `${cause.name} ${duration(byCause[at])} (${percent(byCause[at], whole)})`;
+    const button = element("button", { type: "button", title: `Waited because ${cause.told}. Click to hide or show.` });
+    button.setAttribute("aria-pressed", "true");
+    button.append(swatch(`cause-${at}`), words);
+    button.onclick = () => {
+      state.causes[at] = !state.causes[at];
+      button.setAttribute("aria-pressed", String(state.causes[at]));
+      changed();
+    };
+    legend.append(button);
+  });
+  place.append(legend);
+}
+
+function fillLibraries(data) {
+  if (data.part) {
+    document.getElementById("joined").textContent = `Stretches of less than 1/${data.part} of their wait are drawn with their neighbour.`;
+  }
+  const place = document.getElementById("libraries");
+  data.libraries.forEach((name, at) => place.append(element("span", {}, swatch(`library-${at % LIBRARY_COLORS}`), name)));
+}
+
+// The ten longest waits in the report's words.
+function fillWorst(data, choose) {
+  const place = document.getElementById("worst");
+  const rows = data.report.worst;
+  rows.forEach((row, at) => {
+    const button = element("button", { type: "button", className: "stall" });
+    button.dataset.stall = data.worst[at];
+    const color = `cause-${CAUSES.findIndex((cause) => cause.name === row.cause)}`;
+    const share = row.waited_ns / rows[0].waited_ns;
+    button.append(element("b", {}, duration(row.waited_ns)), element("span", {}, ...prose(row.sentence), bar([[color, share]], row.cause)));
+    button.onclick = () => choose(data.worst[at]);
+    place.append(element("li", {}, button));
+  });
+  if (!rows.length) place.append(element("li", { className: "none" }, "Nothing waited."));
+}
+
+// What would help, and what the run time went into.
+function fillAdvice(data) {
+  const { advice, run_time: parts, barriers } = data.report;
+  const place = document.getElementById("advice");
+  for (const { change, saves_ns: saves } of advice) {
+    const saved = element("span", { className: "faint" }, `saves up to ${duration(saves)} (${percent(saves, data.duration)})`);
+    place.append(element("li", {}, ...prose(change), element("br"), saved));
+  }
+  if (!advice.length) place.append(element("li", { className: "none" }, "Nothing that this recording shows."));
+  const list = document.getElementById("run-time");
+  for (const { what, time_ns: time } of parts.slice(0, PARTS_MAX)) {
+    const share = [["accent", time / Math.max(1, parts[0].time_ns)]];
+    list.append(element("li", {}, element("span", {}, ...prose(what)), element("b", {}, duration(time)), bar(share, percent(time, data.duration))));
+  }
+  if (barriers.hand_overs) {
+    document.getElementById("barriers").textContent = `A global barrier at each of ${count(barriers.hand_overs, "hand-over")} ` +
+      `would have waited ${duration(barriers.extra_ns)} longer, ${duration(barriers.worst_ns)} at worst.`;
+  }
+}
+const PARTS_MAX = 8;
+
+// Who waited for whom, as a heat map: rows wait, columns are waited for.
+function fillMatrix(data, choose) {
+  const { libraries, waited_ns: cells } = data.report.matrix;
+  const table = document.getElementById("matrix");
+  if (!libraries.length) {
+    table.replaceWith(element("p", { className: "none" }, "Nothing waited."));
+    return;
+  }
+  const longest = longestOfCells(data, libraries);
+  const head = element("tr", {}, element("th", {}, "waits ↓ for →"));
+  libraries.forEach((name) => head.append(element("th", { scope: "col" }, name)));
+  table.tHead.append(head);
+  const highest = Math.max(1, ...cells.flat());
+  libraries.forEach((name, row) => {
+    if (!cells[row].some((waited) => waited)) return; // waits for nobody
+    const line = element("tr", {}, element("th", { scope: "row" }, name));
+    libraries.forEach((column, at) => {
+      const waited = cells[row][at];
+      const cell = element("td");
+      // By the square root, so that what is small can be told from nothing.
+      const share = Math.sqrt(waited / highest);
+      cell.style.setProperty("--share", `${Math.round(share * 100)}%`);
+      if (share > 0.62) cell.className = "strong";
+      if (waited > 0) {
+        const button = element("button", { type: "button" }, duration(waited, 2));
+        button.setAttribute("aria-label", `${name} waited ${duration(waited)} for ${column}; show the longest of these waits`);
+        button.onclick = () => longest[row][at] >= 0 && choose(longest[row][at]);
+        cell.append(button);
+      }
+      line.append(cell);
+    });
+    table.tBodies[0].append(line);
+  });
+}
+
+// For each cell of the matrix, the longest of its waits.
+function longestOfCells(data, libraries) {
+  const { stalls, operations } = data;
+  const number = new Map(libraries.map((name, at) => [name, at]));
+  const named = (library) => number.get(library < 0 ? "host" : data.libraries[library]);
+  const longest = libraries.map(() => libraries.map(() => -1));
+  const length = (stall) => stalls.to[stall] - stalls.from[stall];
+  for (let stall = 0; stall < stalls.count; stall++) {
+    const row = named(stalls.waiter[stall] < 0 ? -1 : operations.library[stalls.waiter[stall]]);
+    const node = culpritNode(data, stall);
+    const column = node >= 0 ? named(libraryOfNode(data, node)) : number.get("engine");
+    if (row === undefined || column === undefined) continue;
+    const before = longest[row][column];
+    if (before < 0 || length(stall) > length(before)) longest[row][column] = stall;
+  }
+  return longest;
+}
+
+// Operations of one name together.
+function fillNames(data, search) {
+  const { operations, stalls } = data;
+  const sums = data.names.map(() => ({ count: 0, ran: 0, waited: 0, causes: CAUSES.map(() => 0) }));
+  for (let at = 0; at < operations.count; at++) {
+    const sum = sums[operations.name[at]];
+    const end = Number.isNaN(operations.done[at]) ? operations.issued[at] : operations.done[at];
+    sum.count++;
+    if (end > operations.began[at]) sum.ran += end - operations.began[at];
+  }
+  for (let at = 0; at < stalls.count; at++) {
+    if (stalls.waiter[at] < 0) continue;
+    const sum = sums[operations.name[stalls.waiter[at]]];
+    sum.waited += stalls.to[at] - stalls.from[at];
+    sum.causes[stalls.cause[at]] += stalls.to[at] - stalls.from[at];
+  }
+  const order = [...sums.keys()].filter((name) => sums[name].count).sort((a, b) => sums[b].waited - sums[a].waited);
+  const longest = Math.max(1, ...order.map((name) => sums[name].waited));
+  const body = document.getElementById("names").tBodies[0];
+  for (const name of order.slice(0, NAMES_MAX)) {
+    const { count: times, ran, waited, causes } = sums[name];
+    const button = element("button", { type: "button", title: "Search for this name" }, data.names[name]);
+    button.onclick = () => search(data.names[name]);
+    const shares = causes.map((part, cause) => [`cause-${cause}`, part / longest]);
+    const told = CAUSES.map((cause, at) => `${cause.name} ${duration(causes[at])}`).join(", ");
+    body.append(element("tr", {},
+      element("th", { scope: "row" }, button),
+      element("td", {}, times.toLocaleString("en")),
+      element("td", {}, duration(ran)),
+      element("td", {}, duration(waited)),
+      element("td", { className: "wide" }, bar(shares, told)),
+    ));
+  }
+  if (order.length > NAMES_MAX) {
+    document.getElementById("names-left").textContent = `${count(order.length - NAMES_MAX, "more name")} that waited less.`;
+  }
+}
+const NAMES_MAX = 14;
+
+// What the tooltip says about an item of the timeline.
+function tooltipOf(data, { kind, item }) {
+  const line = (words, name = "") => element("div", { className: name }, words);
+  if (kind === "waits") {
+    const { stalls } = data;
+    const node = culpritNode(data, item);
+    const lines = [
+      line(`${waiterName(data, item)} waited ${duration(stalls.to[item] - stalls.from[item])}`, "title"),
+      element("div", {}, swatch(`cause-${stalls.cause[item]}`), `${CAUSES[stalls.cause[item]].name}: ${CAUSES[stalls.cause[item]].told}`),
+      line(`culprit: ${culpritName(data, item)}${node >= 0 && siteOf(data, node) ? ` (${siteOf(data, node)})` : ""}`),
+    ];
+    const tensor = stalls.tensor[item];
+    const hazard = stalls.hazard[item];
+    const via = stalls.via[item];
+    if (via >= 0) lines.push(line(`by way of ${nodeName(data, via)}`));
+    if (tensor >= 0) lines.push(line(`on ${data.tensors.name[tensor]}${hazard >= 0 ? `, ${HAZARDS[hazard]}` : ""}`));
+    lines.push(line("click: go to the culprit", "faint"));
+    return lines;
+  }
+  const node = kind === "lane" ? item : data.operations.count + item;
+  const columns = kind === "lane" ? data.operations : data.leases;
+  const lines = [
+    line(nodeName(data, node), "title"),
+    line(`${duration(columns.to[item] - columns.from[item])}, ${libraryName(data, libraryOfNode(data, node))}`),
+  ];
+  if (kind === "leases") lines.push(line(`on ${data.tensors.name[columns.tensor[item]] ?? "a tensor"} (${MODES[columns.mode[item]]})`));
+  if (siteOf(data, node)) lines.push(line(siteOf(data, node), "faint"));
+  if (data.onPath[node]) lines.push(line("on the critical path", "path"));
+  return lines;
+}

@@ -1,0 +1,37 @@
+//! Where the time went: reads a recording of an engine and says who waited, for how long, why, and for whom.
+//!
+//! Everything here works on plain data ([`Recording`]) after the fact. The crate knows no engine, starts no thread and looks
+//! at no clock; an engine makes a recording and hands it over, or a reader finds it in a file.
+//!
+//! | module | its one idea |
+//! |---|---|
+//! | [`model`] | what was recorded, as plain data |
+//! | [`attribution`] | every waited nanosecond gets one cause and one culprit |
+//! | [`roots`] | what the culprit was waiting for itself |
+//! | [`critical_path`], [`walk`] | the longest chain of work; what the end waited for |
+//! | [`barrier`] | what global barriers would have cost |
+//! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
+//! | [`terminal`], [`sentences`] | the report for people |
+//! | [`html`] | the report as a page to look at |
+//! | [`perfetto`], [`chrome`] | files: one that is read back, one for other viewers |
+
+mod advice;
+pub mod attribution;
+pub mod barrier;
+pub mod chrome;
+pub mod critical_path;
+pub mod diff;
+mod facts;
+pub mod html;
+pub mod matrix;
+pub mod model;
+pub mod perfetto;
+mod place;
+pub mod roots;
+pub mod sentences;
+pub mod summary;
+pub mod terminal;
+pub mod walk;
+
+pub use model::Recording;
+pub use summary::{Report, report};

@@ -1,0 +1,29 @@
+//! A recording as a Perfetto trace, and back.
+//!
+//! The file is an ordinary trace that any tool for Perfetto traces reads: a track per lane, per library and per counter,
+//! a slice per body, wait and lease, and a flow along each dependence. What Perfetto has no field for travels as debug
+//! annotations of the events, so that the same file holds the whole [`Recording`](crate::Recording).
+//!
+//! The file is a chain of blocks. Each begins with a synchronization marker and interns its strings anew, so that a reader
+//! who has lost his way in a damaged file goes on at the next block.
+
+mod messages;
+mod packets;
+mod read;
+mod strings;
+mod tracks;
+mod write;
+
+pub use read::read;
+pub use write::write;
+
+/// What an event is, as its category says.
+mod category {
+    pub const HEAD: &str = "recording";
+    pub const TENSORS: &str = "tensors";
+    pub const OPERATION: &str = "operation";
+    pub const FREED: &str = "freed";
+    pub const LEASE: &str = "lease";
+    pub const STALL: &str = "stall";
+    pub const EDGES: &str = "edges";
+}

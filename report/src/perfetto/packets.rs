@@ -1,0 +1,71 @@
+//! Takes a trace apart into packets, and finds the way back after damage.
+
+use super::messages::SYNCHRONIZATION_MARKER;
+use super::write::PACKET_TAG;
+
+/// A piece of a file.
+pub enum Piece<'a> {
+    /// A packet, and the byte at which it begins.
+    Packet(usize, &'a [u8]),
+    /// What is wrong, in words.
+    Damage(String),
+}
+
+/// The pieces of a file, in order.
+pub struct Pieces<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    count: usize,
+}
+
+impl<'a> Pieces<'a> {
+    pub fn of(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, count: 0 }
+    }
+
+    /// The packet at the current place, and where it ends.
+    fn packet(&self) -> Option<(&'a [u8], usize)> {
+        let rest = &self.bytes[self.at..];
+        let (&PACKET_TAG, mut after) = rest.split_first()? else { return None };
+        let length = usize::try_from(prost::encoding::decode_varint(&mut after).ok()?).ok()?;
+        let body = after.get(..length)?;
+        Some((body, self.bytes.len() - after.len() + length))
+    }
+
+    /// Where the next block begins.
+    fn next_block(&self) -> Option<usize> {
+        // A packet with nothing but the marker: its own tag and length, then field 36 with 16 bytes.
+        let mut block = vec![PACKET_TAG, 0x13, 0xa2, 0x02, 0x10];
+        block.extend(SYNCHRONIZATION_MARKER);
+        let from = self.at + 1;
+        let found = self.bytes.get(from..)?.windows(block.len()).position(|window| window == block);
+        found.map(|found| from + found)
+    }
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = Piece<'a>;
+
+    fn next(&mut self) -> Option<Piece<'a>> {
+        if self.at >= self.bytes.len() {
+            return None;
+        }
+        if let Some((body, end)) = self.packet() {
+            let piece = Piece::Packet(self.at, body);
+            self.at = end;
+            self.count += 1;
+            return Some(piece);
+        }
+        let (at, count) = (self.at, self.count + 1);
+        Some(Piece::Damage(match self.next_block() {
+            Some(block) => {
+                self.at = block;
+                format!("unreadable from byte {at} (packet {count}) to byte {block}")
+            }
+            None => {
+                self.at = self.bytes.len();
+                format!("truncated at byte {at} of packet {count}: the file ends at byte {}", self.at)
+            }
+        }))
+    }
+}

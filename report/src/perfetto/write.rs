@@ -1,0 +1,224 @@
+//! Writes a recording as a trace.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use prost::Message;
+
+use super::category;
+use super::messages::{
+    SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE, SYNCHRONIZATION_MARKER, TYPE_COUNTER,
+    TYPE_INSTANT, TYPE_SLICE_BEGIN, TYPE_SLICE_END, TracePacket, TrackEvent,
+};
+use super::strings::Interner;
+use super::tracks::{self, Event, Shape, Tracks, What};
+use crate::facts::{self, Fact, Facts};
+use crate::model::Recording;
+
+/// All packets come from one writer, so they are one sequence.
+const SEQUENCE: u32 = 1;
+
+/// Packets between two markers: a few hundred kilobytes, which is the most that one damaged byte can cost.
+const PACKETS_PER_BLOCK: usize = 4096;
+
+/// The tag of [`TracePacket`] in a trace: field 1, with a length.
+pub(super) const PACKET_TAG: u8 = 0x0a;
+
+/// Writes `recording` as a Perfetto trace.
+///
+/// # Errors
+///
+/// Those of `out`.
+pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
+    let mut out = Packets {
+        out: io::BufWriter::new(out),
+        interner: Interner::default(),
+        in_block: 0,
+        buffer: Vec::new(),
+    };
+    let tracks = Tracks::of(recording);
+    out.begin_block()?;
+    for descriptor in tracks.descriptors {
+        out.packet(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() })?;
+    }
+    let mut links = Links::of(recording, &tracks.events);
+    for (position, event) in tracks.events.iter().enumerate() {
+        if out.in_block >= PACKETS_PER_BLOCK {
+            out.begin_block()?;
+        }
+        out.event(recording, event, &mut links, position)?;
+    }
+    out.out.flush()
+}
+
+struct Packets<W> {
+    out: W,
+    interner: Interner,
+    in_block: usize,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> Packets<W> {
+    fn begin_block(&mut self) -> io::Result<()> {
+        let marker = Some(SYNCHRONIZATION_MARKER.to_vec());
+        self.frame(&TracePacket { synchronization_marker: marker, ..TracePacket::default() })?;
+        self.interner = Interner::default();
+        self.in_block = 0;
+        self.packet(TracePacket {
+            sequence_flags: Some(SEQ_INCREMENTAL_STATE_CLEARED),
+            ..TracePacket::default()
+        })
+    }
+
+    fn packet(&mut self, mut packet: TracePacket) -> io::Result<()> {
+        packet.trusted_packet_sequence_id = Some(SEQUENCE);
+        self.in_block += 1;
+        self.frame(&packet)
+    }
+
+    fn frame(&mut self, packet: &TracePacket) -> io::Result<()> {
+        self.buffer.clear();
+        self.buffer.push(PACKET_TAG);
+        packet.encode_length_delimited(&mut self.buffer).expect("a vector grows as needed");
+        self.out.write_all(&self.buffer)
+    }
+
+    fn event(
+        &mut self,
+        recording: &Recording,
+        event: &Event,
+        links: &mut Links,
+        position: usize,
+    ) -> io::Result<()> {
+        let mut body = TrackEvent { track_uuid: Some(event.track), ..TrackEvent::default() };
+        match event.shape {
+            Shape::End => body.r#type = Some(TYPE_SLICE_END),
+            Shape::Sample(value) => {
+                body.r#type = Some(TYPE_COUNTER);
+                body.counter_value = Some(value);
+            }
+            Shape::Begin(what) | Shape::Moment(what) => {
+                let slice = matches!(event.shape, Shape::Begin(_));
+                body.r#type = Some(if slice { TYPE_SLICE_BEGIN } else { TYPE_INSTANT });
+                let Told { category, name, facts } = tell(recording, what, links);
+                body.category_iids = vec![self.interner.category(category)];
+                body.name_iid = Some(self.interner.event(&name));
+                body.debug_annotations = self.interner.annotations(&facts);
+                body.flow_ids = links.leaving.remove(&position).unwrap_or_default();
+                body.terminating_flow_ids = links.arriving.remove(&position).unwrap_or_default();
+            }
+        }
+        let interned_data = self.interner.take();
+        self.packet(TracePacket {
+            timestamp: Some(event.time),
+            interned_data,
+            sequence_flags: Some(SEQ_NEEDS_INCREMENTAL_STATE),
+            track_event: Some(body),
+            ..TracePacket::default()
+        })
+    }
+}
+
+/// The edges, by the events that tell of them.
+struct Links {
+    /// Edges by their later operation or lease.
+    by_end: HashMap<u64, Vec<usize>>,
+    /// Flows by the position of the event where they start, and end.
+    leaving: HashMap<usize, Vec<u64>>,
+    arriving: HashMap<usize, Vec<u64>>,
+}
+
+impl Links {
+    fn of(recording: &Recording, events: &[Event]) -> Self {
+        let mut positions = HashMap::new();
+        let mut arrivals = HashMap::new();
+        let mut leases = HashMap::new();
+        for (position, event) in events.iter().enumerate() {
+            match event.shape {
+                Shape::Begin(What::Operation(index)) | Shape::Moment(What::Operation(index)) => {
+                    positions.insert(recording.operations[index].id, position);
+                }
+                Shape::Moment(What::Freed(index)) => {
+                    arrivals.insert(recording.operations[index].id, position);
+                }
+                Shape::Begin(What::Lease(index)) => {
+                    leases.insert(recording.leases[index].id, position);
+                }
+                _ => {}
+            }
+        }
+        // An export and the lease that begins with it have one number; the export is the earlier of the two.
+        leases.into_iter().for_each(|(id, position)| _ = positions.entry(id).or_insert(position));
+        let mut links = Self { by_end: HashMap::new(), leaving: HashMap::new(), arriving: HashMap::new() };
+        for (index, edge) in recording.edges.iter().enumerate() {
+            links.by_end.entry(edge.to).or_default().push(index);
+            // An arrow needs both ends, and time runs forwards: an end that was lost, or never ran, has none.
+            let to = arrivals.get(&edge.to).or_else(|| positions.get(&edge.to));
+            if let (Some(&from), Some(&to)) = (positions.get(&edge.from), to)
+                && from < to
+            {
+                let flow = index as u64 + 1;
+                links.leaving.entry(from).or_default().push(flow);
+                links.arriving.entry(to).or_default().push(flow);
+            }
+        }
+        links
+    }
+
+    /// What the event of this operation or lease says about its dependences.
+    fn told(&mut self, recording: &Recording, id: u64) -> impl Iterator<Item = Fact> {
+        let indices = self.by_end.remove(&id).unwrap_or_default();
+        indices.into_iter().map(|index| Fact::Facts(facts::edge(index, &recording.edges[index])))
+    }
+}
+
+/// What an event says.
+struct Told {
+    category: &'static str,
+    name: String,
+    facts: Facts,
+}
+
+fn tell(recording: &Recording, what: What, links: &mut Links) -> Told {
+    match what {
+        What::Head => {
+            Told { category: category::HEAD, name: "recording".to_owned(), facts: facts::head(recording) }
+        }
+        What::Tensors { first, last } => {
+            let tensors = recording.variables[first..last].iter().map(|it| Fact::Facts(facts::variable(it)));
+            let facts = Facts::default().list("tensors", tensors);
+            Told { category: category::TENSORS, name: "tensors".to_owned(), facts }
+        }
+        What::Operation(index) => {
+            let operation = &recording.operations[index];
+            let edges = links.told(recording, operation.id);
+            let facts = facts::operation(operation).list("after", edges);
+            Told { category: category::OPERATION, name: operation.name.clone(), facts }
+        }
+        What::Freed(index) => {
+            let facts = Facts::default();
+            let name = format!("{} may go on", recording.operations[index].name);
+            Told { category: category::FREED, name, facts }
+        }
+        What::Lease(index) => {
+            let lease = &recording.leases[index];
+            let edges = links.told(recording, lease.id);
+            let facts = facts::lease(lease).list("after", edges);
+            let tensor = recording.variable(lease.variable).map_or("a tensor", |it| it.name.as_str());
+            Told { category: category::LEASE, name: format!("{} holds {tensor}", lease.taker), facts }
+        }
+        What::Stall(index) => {
+            let stall = &recording.stalls[index];
+            let culprit = facts::culprit_name(recording, stall.culprit);
+            let facts = facts::stall(index, stall);
+            Told { category: category::STALL, name: format!("{}: {culprit}", stall.cause.name()), facts }
+        }
+        What::LooseEdges => {
+            let loose = recording.edges.iter().enumerate();
+            let loose = loose.filter(|(_, edge)| !tracks::has_event(recording, edge.to));
+            let edges = loose.map(|(index, edge)| Fact::Facts(facts::edge(index, edge)));
+            let facts = Facts::default().list("after", edges);
+            Told { category: category::EDGES, name: "dependences of what was lost".to_owned(), facts }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The page as text: nothing of a recording becomes markup, and the numbers in it are the recording's. What it looks like and
+//! does is tested in a browser, `tests/python/test_html.py`.
+
+mod made_up;
+mod strategies;
+
+use estafette_report::{Recording, html};
+use proptest::prelude::*;
+use serde_json::Value;
+
+fn page(recording: &Recording) -> String {
+    let mut bytes = Vec::new();
+    html::write(recording, &mut bytes).expect("a vector takes everything");
+    String::from_utf8(bytes).expect("it is text")
+}
+
+fn embedded(page: &str) -> Value {
+    let (_, rest) = page.split_once("type=\"application/json\">").expect("a place for the recording");
+    let (json, _) = rest.split_once("</script>").expect("its end");
+    serde_json::from_str(json).expect("it is JSON")
+}
+
+/// How often a page opens and closes elements; no recording may change it.
+fn markup(page: &str) -> (usize, usize) {
+    (page.matches('<').count(), page.matches("</script").count())
+}
+
+#[test]
+fn the_page_refers_to_nothing_outside() {
+    let page = page(&made_up::recording(70));
+    assert!(page.contains("default-src 'none'"), "the policy forbids requests");
+    let (before, rest) = page.split_once("type=\"application/json\">").expect("a place for the recording");
+    let (_, after) = rest.split_once("</script>").expect("its end");
+    for part in [before, after] {
+        for outside in ["http:", "https:", "src=\"", "url(", "@import", "fetch(", "XMLHttpRequest", "import("]
+        {
+            assert!(!part.contains(outside), "the page has `{outside}`");
+        }
+    }
+    assert!(!page.contains("{{"), "every place is filled");
+}
+
+#[test]
+fn names_and_report_are_embedded_as_they_are() {
+    let recording = made_up::recording(700);
+    let data = embedded(&page(&recording));
+    assert_eq!(data["program"], "pipeline.py");
+    assert!(data["names"].as_array().is_some_and(|names| names.iter().any(|name| name == "loader.decode")));
+    let report = serde_json::to_value(estafette_report::report(&recording)).expect("a report is JSON");
+    assert_eq!(data["report"], report);
+    assert_eq!(data["worst"].as_array().map(Vec::len), report["worst"].as_array().map(Vec::len));
+}
+
+#[test]
+fn an_empty_recording_has_a_page() {
+    let data = embedded(&page(&Recording::default()));
+    assert_eq!(data["operations"]["id"], "");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn nothing_of_a_recording_becomes_markup(mut recording in strategies::recording()) {
+        recording.stalls.retain(|stall| stall.to > stall.from);
+        let page = page(&recording);
+        prop_assert_eq!(markup(&page), markup(&crate::page(&Recording::default())));
+        prop_assert_eq!(&embedded(&page)["program"], &Value::from(recording.program));
+    }
+}

@@ -1,0 +1,122 @@
+//! A recording that goes through a Perfetto trace comes back as it was; what is left of a damaged one is true.
+
+mod made_up;
+mod strategies;
+
+use std::sync::LazyLock;
+
+use estafette_report::{Recording, perfetto};
+use proptest::prelude::*;
+
+fn bytes(recording: &Recording) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    perfetto::write(recording, &mut bytes).expect("a vector takes everything");
+    bytes
+}
+
+#[test]
+fn a_pipeline_comes_back_as_it_was() {
+    let recording = made_up::recording(3_000);
+    assert_eq!(perfetto::read(&bytes(&recording)), recording);
+}
+
+#[test]
+fn an_operation_with_its_waits_and_dependences_costs_less_than_a_kilobyte() {
+    let recording = made_up::recording(10_000);
+    let each = bytes(&recording).len() / 10_000;
+    assert!((100..1_000).contains(&each), "{each} bytes per operation");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn any_recording_comes_back_as_it_was(recording in strategies::recording()) {
+        prop_assert_eq!(perfetto::read(&bytes(&recording)), recording);
+    }
+
+    #[test]
+    fn a_truncated_file_gives_what_was_before_the_cut(recording in strategies::recording(), at in 0.0..1.0_f64) {
+        let whole = bytes(&recording);
+        let cut = (whole.len() as f64 * at) as usize;
+        let part = perfetto::read(&whole[..cut]);
+        prop_assert!(part.operations.iter().all(|operation| known(operation, &recording)));
+        prop_assert!(part.stalls.iter().all(|stall| recording.stalls.contains(stall)));
+        // The last thing in a file is a copy of its head, so nothing else may be missing.
+        if part.operations.len() < recording.operations.len() {
+            prop_assert!(!part.losses.damage.is_empty());
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        let part = perfetto::read(&bytes);
+        prop_assert!(bytes.is_empty() || !part.losses.is_empty());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn a_changed_byte_costs_a_block_at_most(at in 0.0..1.0_f64, value in any::<u8>()) {
+        static WHOLE: LazyLock<Vec<u8>> = LazyLock::new(|| bytes(&made_up::recording(2_500)));
+        let mut damaged = WHOLE.clone();
+        let at = (damaged.len() as f64 * at) as usize;
+        damaged[at] = value;
+        let left = perfetto::read(&damaged);
+        prop_assert!(left.operations.len() > 1_000, "{} operations are left", left.operations.len());
+        prop_assert!(left.operations.len() == 2_500 || !left.losses.damage.is_empty());
+    }
+}
+
+/// Whether this operation is in the recording, apart from lanes and libraries whose names may have been lost.
+fn known(operation: &estafette_report::model::Operation, recording: &Recording) -> bool {
+    recording.operation(operation.id).is_some_and(|whole| {
+        (&whole.name, whole.submitted, whole.done, &whole.accesses)
+            == (&operation.name, operation.submitted, operation.done, &operation.accesses)
+    })
+}
+
+#[test]
+fn a_truncated_file_says_where_it_ends_and_what_is_missing() {
+    let whole = bytes(&made_up::recording(500));
+    let part = perfetto::read(&whole[..whole.len() / 2]);
+    assert!((50..450).contains(&part.operations.len()), "{} operations", part.operations.len());
+    assert_eq!(part.program, "pipeline.py");
+    let told = part.losses.damage.join("\n");
+    assert!(told.contains("truncated at byte "), "{told}");
+    assert!(told.contains(&format!("only {} of 500 operations", part.operations.len())), "{told}");
+}
+
+#[test]
+fn after_damage_reading_goes_on_at_the_next_block() {
+    let recording = made_up::recording(4_000);
+    let mut damaged = bytes(&recording);
+    let middle = damaged.len() / 2;
+    damaged[middle..middle + 4_000].fill(0xff);
+    let part = perfetto::read(&damaged);
+    assert!((2_000..4_000).contains(&part.operations.len()), "{} operations", part.operations.len());
+    assert!(part.losses.damage.iter().any(|words| words.contains("unreadable from byte ")));
+    let last = recording.operations.last().expect("there are operations");
+    assert_eq!(part.operation(last.id), Some(last), "what follows the damage is read again");
+}
+
+#[test]
+fn a_lost_head_is_told_from_its_copy_at_the_end() {
+    let recording = made_up::recording(20_000);
+    let mut damaged = bytes(&recording);
+    damaged[..4_000].fill(0);
+    let part = perfetto::read(&damaged);
+    assert_eq!((&part.program, &part.lanes), (&recording.program, &recording.lanes));
+    assert!(!part.losses.damage.is_empty());
+}
+
+#[test]
+fn a_file_of_something_else_is_called_that() {
+    for bytes in [&b""[..], b"{\"traceEvents\": []}", b"\x0a\x02\x40\x00"] {
+        let part = perfetto::read(bytes);
+        let told = part.losses.damage.join("\n");
+        assert!(told.contains("no recording of estafette"), "{told}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Recordings of every shape that the model allows, likely or not.
+
+use estafette_report::model::*;
+use proptest::prelude::*;
+
+const LANES: usize = 4;
+const LIBRARIES: usize = 3;
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z.]{0,12}", ".{0,8}", Just("</script><b>\"&'\u{2028}".to_owned())]
+}
+
+fn time() -> impl Strategy<Value = Nanos> {
+    prop_oneof![0..2_000_u64, 0..(1_u64 << 62)]
+}
+
+fn maybe_time() -> impl Strategy<Value = Option<Nanos>> {
+    prop::option::of(time())
+}
+
+fn site() -> impl Strategy<Value = Option<Site>> {
+    prop::option::of((text(), any::<u32>(), text()).prop_map(|(file, line, function)| Site {
+        file,
+        line,
+        function,
+    }))
+}
+
+fn lane_kind() -> impl Strategy<Value = LaneKind> {
+    use LaneKind::*;
+    prop::sample::select(vec![Worker, Thread, EventLoop, Queue, Reactor, Reaper])
+}
+
+fn operation_kind() -> impl Strategy<Value = OperationKind> {
+    use OperationKind::*;
+    prop::sample::select(vec![Operation, Wait, Await, Copy, Export, Import])
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop::sample::select(vec![Mode::Read, Mode::Write, Mode::Update])
+}
+
+fn hazard() -> impl Strategy<Value = Hazard> {
+    prop::sample::select(vec![Hazard::Raw, Hazard::War, Hazard::Waw])
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    prop_oneof![
+        Just(Outcome::Ok),
+        text().prop_map(Outcome::Failed),
+        Just(Outcome::Cancelled),
+        text().prop_map(Outcome::Skipped),
+        Just(Outcome::Unfinished),
+    ]
+}
+
+fn culprit() -> impl Strategy<Value = Culprit> {
+    prop_oneof![
+        (0..24_u64).prop_map(Culprit::Operation),
+        (0..24_u64).prop_map(Culprit::Lease),
+        (0..LANES).prop_map(Culprit::Queue),
+        (0..LANES).prop_map(Culprit::Thread),
+        prop::sample::select(vec![
+            Culprit::None,
+            Culprit::Pool,
+            Culprit::Observer,
+            Culprit::Interpreter,
+            Culprit::EventLoop
+        ]),
+    ]
+}
+
+fn access() -> impl Strategy<Value = Access> {
+    (0..8_u64, mode()).prop_map(|(variable, mode)| Access { variable, mode })
+}
+
+fn library() -> impl Strategy<Value = Option<LibraryId>> {
+    prop::option::of(0..LIBRARIES)
+}
+
+fn lane() -> impl Strategy<Value = Option<LaneId>> {
+    prop::option::of(0..LANES)
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let first = (text(), operation_kind(), library(), site(), lane(), lane(), outcome());
+    let times = (time(), prop::array::uniform8(maybe_time()));
+    let uses = (prop::collection::vec(access(), 0..4), prop::option::of(0..24_u64));
+    (first, times, uses).prop_map(|(first, times, (accesses, waits_for))| {
+        let (name, kind, library, site, submitter, lane, outcome) = first;
+        let (submitted, [granted, ready, awake, began, issued, done, observed, resumed]) = times;
+        Operation {
+            id: 0,
+            name,
+            kind,
+            library,
+            site,
+            submitter,
+            lane,
+            submitted,
+            granted,
+            ready,
+            awake,
+            began,
+            issued,
+            done,
+            observed,
+            resumed,
+            outcome,
+            accesses,
+            waits_for,
+        }
+    })
+}
+
+fn lease() -> impl Strategy<Value = Lease> {
+    (0..8_u64, mode(), library(), text(), site(), time(), maybe_time()).prop_map(
+        |(variable, access, library, taker, site, opened, closed)| Lease {
+            id: 0,
+            variable,
+            access,
+            library,
+            taker,
+            site,
+            opened,
+            closed,
+        },
+    )
+}
+
+fn stall() -> impl Strategy<Value = Stall> {
+    let cause = prop::sample::select(Cause::ALL.to_vec());
+    let blame = (cause, prop::option::of(hazard()), culprit(), any::<bool>());
+    (0..24_u64, 0..4_usize, time(), 1..1_000_u64, blame).prop_map(|(waiter, access, from, length, blame)| {
+        let (cause, hazard, culprit, decisive) = blame;
+        Stall { waiter, access, from, to: from + length, cause, hazard, culprit, decisive }
+    })
+}
+
+fn edge() -> impl Strategy<Value = Edge> {
+    (0..24_u64, 0..24_u64, 0..8_u64, hazard()).prop_map(|(from, to, variable, hazard)| Edge {
+        from,
+        to,
+        variable,
+        hazard,
+    })
+}
+
+fn counter() -> impl Strategy<Value = Counter> {
+    let samples = prop::collection::vec((time(), any::<i64>()), 0..6);
+    (text(), prop_oneof![Just("bytes".to_owned()), text()], samples).prop_map(|(name, unit, mut samples)| {
+        samples.sort_by_key(|&(time, _)| time);
+        Counter { name, unit, samples }
+    })
+}
+
+fn variable() -> impl Strategy<Value = Variable> {
+    (text(), prop::option::of(any::<u64>()), library()).prop_map(|(name, bytes, library)| Variable {
+        id: 0,
+        name,
+        bytes,
+        library,
+    })
+}
+
+fn losses() -> impl Strategy<Value = Losses> {
+    let lost = (0..LANES, any::<u64>()).prop_map(|(lane, count)| LostRecords { lane, count });
+    (prop::collection::vec(lost, 0..3), prop::collection::vec(text(), 0..2))
+        .prop_map(|(records, damage)| Losses { records, damage })
+}
+
+/// Operations and leases share their numbers: a lease may have that of the export that it began with.
+pub fn recording() -> impl Strategy<Value = Recording> {
+    let lanes = prop::collection::vec(
+        (text(), lane_kind()).prop_map(|(name, kind)| Lane { name, kind }),
+        LANES..=LANES,
+    );
+    let head =
+        (any::<u64>(), time(), text(), lanes, prop::collection::vec(text(), LIBRARIES..=LIBRARIES), losses());
+    let things = (
+        prop::collection::vec(variable(), 0..8),
+        prop::collection::vec(operation(), 1..16),
+        prop::collection::vec(lease(), 0..6),
+        prop::collection::vec(stall(), 0..12),
+        prop::collection::vec(edge(), 0..12),
+        prop::collection::vec(counter(), 0..3),
+    );
+    (head, things).prop_map(|(head, things)| {
+        let (started_unix_ns, duration, program, lanes, libraries, losses) = head;
+        let (mut variables, mut operations, mut leases, stalls, edges, counters) = things;
+        variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
+        operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
+        leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 12 + id as u64);
+        Recording {
+            started_unix_ns,
+            duration,
+            program,
+            lanes,
+            libraries,
+            variables,
+            operations,
+            leases,
+            stalls,
+            edges,
+            counters,
+            losses,
+        }
+    })
+}

@@ -1,0 +1,186 @@
+//! Whatever a recording says, true or not: the stretches of each access tile a time that begins with its submission, and what is
+//! built on them neither fails nor loses a nanosecond.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::collections::HashMap;
+
+use estafette_report::Recording;
+use estafette_report::attribution::attribute;
+use estafette_report::model::{
+    Access, Lane, LaneKind, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall,
+};
+use estafette_report::roots::roots;
+use estafette_report::walk::walk;
+use proptest::prelude::*;
+
+const DURATION: u64 = 1_000;
+
+fn moment() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![1 => Just(None), 4 => (0..DURATION).prop_map(Some)]
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(Mode::Read), Just(Mode::Write), Just(Mode::Update)]
+}
+
+fn kind() -> impl Strategy<Value = OperationKind> {
+    prop_oneof![
+        4 => Just(OperationKind::Operation),
+        1 => Just(OperationKind::Wait),
+        1 => Just(OperationKind::Await),
+        1 => Just(OperationKind::Export),
+    ]
+}
+
+/// An operation whose moments come in any order, some of them lost.
+fn operation() -> impl Strategy<Value = Operation> {
+    let moments = (moment(), moment(), moment(), moment(), moment(), moment(), moment(), moment());
+    let accesses = prop::collection::vec((1..5_u64, mode()), 0..4);
+    let about =
+        (kind(), prop::option::of(0..4_usize), prop::option::of(0..4_usize), prop::option::of(1..40_u64));
+    (0..DURATION, moments, accesses, about).prop_map(|(submitted, moments, mut accesses, about)| {
+        accesses.sort_by_key(|(variable, _)| *variable);
+        accesses.dedup_by_key(|(variable, _)| *variable);
+        let accesses: Vec<Access> =
+            accesses.into_iter().map(|(variable, mode)| Access { variable, mode }).collect();
+        let (granted, ready, awake, began, issued, done, observed, resumed) = moments;
+        Operation {
+            id: 0,
+            name: "op".into(),
+            kind: about.0,
+            library: None,
+            site: None,
+            submitter: about.1,
+            lane: about.2,
+            submitted,
+            granted,
+            ready,
+            awake,
+            began,
+            issued,
+            done,
+            observed,
+            resumed,
+            outcome: Outcome::Ok,
+            waits_for: if accesses.is_empty() { about.3 } else { None },
+            accesses,
+        }
+    })
+}
+
+fn recording() -> impl Strategy<Value = Recording> {
+    (prop::collection::vec(operation(), 1..40), any::<bool>()).prop_map(|(mut operations, lost)| {
+        let kinds = [LaneKind::Worker, LaneKind::Thread, LaneKind::Queue, LaneKind::EventLoop];
+        let mut recording = Recording {
+            duration: DURATION,
+            lanes: kinds.map(|kind| Lane { name: format!("{kind:?}"), kind }).into(),
+            ..Recording::default()
+        };
+        for (at, operation) in operations.iter_mut().enumerate() {
+            operation.id = at as u64 + 1;
+            if let (OperationKind::Export, Some(opened), Some(access)) =
+                (operation.kind, operation.began, operation.accesses.first())
+            {
+                recording.leases.push(Lease {
+                    id: operation.id,
+                    variable: access.variable,
+                    access: access.mode,
+                    library: None,
+                    taker: "somebody".into(),
+                    site: None,
+                    opened,
+                    closed: operation.issued.filter(|closed| *closed >= opened),
+                });
+            }
+        }
+        recording.operations = operations;
+        if lost {
+            recording.losses.records.push(LostRecords { lane: 0, count: 7 });
+        }
+        recording
+    })
+}
+
+/// Joins stretches that follow each other; `None` if two overlap.
+fn joined(stalls: &[&Stall]) -> Option<Vec<(u64, u64)>> {
+    let mut joined: Vec<(u64, u64)> = Vec::new();
+    for stall in stalls {
+        if stall.from >= stall.to {
+            return None;
+        }
+        match joined.last_mut() {
+            Some(last) if stall.from < last.1 => return None,
+            Some(last) if stall.from == last.1 => last.1 = stall.to,
+            _ => joined.push((stall.from, stall.to)),
+        }
+    }
+    Some(joined)
+}
+
+proptest! {
+    #[test]
+    fn stretches_tile_the_time_that_was_waited(mut recording in recording()) {
+        attribute(&mut recording);
+        let mut accesses: HashMap<(u64, usize), Vec<&Stall>> = HashMap::new();
+        let mut decisive: HashMap<u64, Vec<&Stall>> = HashMap::new();
+        for stall in &recording.stalls {
+            accesses.entry((stall.waiter, stall.access)).or_default().push(stall);
+            if stall.decisive {
+                decisive.entry(stall.waiter).or_default().push(stall);
+            }
+        }
+        for ((waiter, _), stalls) in &accesses {
+            let operation = recording.operation(*waiter).unwrap();
+            let joined = joined(stalls);
+            prop_assert!(joined.is_some(), "{stalls:?}");
+            // Once before it began and once on a queue, each time without a gap.
+            let joined = joined.unwrap();
+            let device = operation.lane == Some(2) && operation.began.is_some();
+            prop_assert!(joined.len() <= 1 + usize::from(device), "{joined:?} of {operation:?}");
+            let first = joined[0].0;
+            prop_assert!(device || first == operation.submitted, "since {first}: {operation:?}");
+            prop_assert!(joined.iter().all(|(_, to)| *to <= DURATION));
+        }
+        for (waiter, stalls) in &decisive {
+            let operation = recording.operation(*waiter).unwrap();
+            let device = operation.lane == Some(2) && operation.began.is_some();
+            if !device {
+                prop_assert!(joined(stalls).is_some_and(|joined| joined.len() == 1), "{stalls:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn roots_are_as_long_as_the_stalls_that_they_are_of(mut recording in recording()) {
+        attribute(&mut recording);
+        let waited: u64 = recording.stalls.iter().filter(|stall| stall.decisive).map(Stall::duration).sum();
+        let roots: u64 = roots(&recording).iter().map(|root| root.duration()).sum();
+        prop_assert_eq!(waited, roots);
+    }
+
+    #[test]
+    fn the_walk_has_no_gap(mut recording in recording()) {
+        attribute(&mut recording);
+        for pair in walk(&recording).windows(2) {
+            prop_assert_eq!(pair[0].to, pair[1].from);
+        }
+    }
+
+    #[test]
+    fn a_report_is_made_of_anything(mut recording in recording()) {
+        attribute(&mut recording);
+        let report = estafette_report::report(&recording);
+        let json = serde_json::to_string(&report).unwrap();
+        prop_assert_eq!(&serde_json::from_str::<estafette_report::Report>(&json).unwrap(), &report);
+        for width in [10, 40, 80, 200] {
+            let style = estafette_report::terminal::Style { width, ..Default::default() };
+            let text = estafette_report::terminal::text(&report, style);
+            prop_assert!(text.ends_with('\n') && !text.contains('\x1b'));
+            let table = text.lines().filter(|line| line.chars().count() > width.max(40)).count();
+            // Only a word, or a row of numbers, that is longer than the terminal is wide.
+            prop_assert!(width < 80 || table == 0, "{text}");
+        }
+        let same = estafette_report::diff::difference(&report, &report);
+        prop_assert!(same.operations.is_empty() && same.causes.is_empty());
+    }
+}
