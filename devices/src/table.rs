@@ -126,6 +126,10 @@ unsafe fn is_same(entry: &Entry, context: NonNull<c_void>) -> bool {
 /// # Errors
 /// `Invalid` for a number that is not registered.
 pub fn unregister(id: DLDevice) -> Result<(), DeviceError> {
+    if id.device_id < FIRST_REGISTERED {
+        // A default context: its registrations are not counted.
+        return resolve(id).map(drop);
+    }
     let gone = {
         let mut table = table();
         let Some(entry) = table.entries.get_mut(&id.device_id).filter(|entry| entry.id == id) else {

@@ -1,16 +1,31 @@
 //! `estafette devices`
 
 use estafette::Engine;
+use estafette::devices::sycl::SyclRuntime;
+use estafette::devices::{DLDevice, Device, table};
 
-/// Prints one line per device.
+/// Prints one line per device: those of an engine, then the device table. Says why where there is no SYCL.
 pub(crate) fn print() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::builder().workers(0).build()?;
-    println!("{:<14} {:<10} {:<24} host access", "device", "dlpack", "name");
+    println!("{:<14} {:<12} {:<32} {:<12} context", "device", "dlpack", "name", "host access");
     for device in engine.devices() {
-        let id = device.id();
-        let dlpack = format!("({}, {})", id.device_type.0, id.device_id);
-        let host = if device.host_accessible() { "yes" } else { "no" };
-        println!("{:<14} {dlpack:<10} {:<24} {host}", id.to_string(), device.name());
+        row(device.id(), device.name(), device.host_accessible(), "");
+    }
+    for entry in table::entries() {
+        let device = entry.device.as_deref();
+        let host = device.is_some_and(|device: &dyn Device| device.host_accessible());
+        let count = entry.registrations;
+        let context = if count == 0 { "default".to_owned() } else { format!("registered {count} times") };
+        row(entry.id, device.map_or("a context", |device| device.name()), host, &context);
+    }
+    if let Err(why) = SyclRuntime::get() {
+        println!("{why}");
     }
     Ok(())
+}
+
+fn row(id: DLDevice, name: &str, host: bool, context: &str) {
+    let dlpack = format!("({}, {})", id.device_type.0, id.device_id);
+    let host = if host { "yes" } else { "no" };
+    println!("{:<14} {dlpack:<12} {name:<32} {host:<12} {context}", id.to_string());
 }

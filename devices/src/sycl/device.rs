@@ -353,7 +353,7 @@ impl Device for SyclDevice {
         // SAFETY: by contract a live event; the copy is ours.
         let copy = unsafe { Handle::own((api.event_copy)(event.as_ptr()), api.event_delete) };
         let copy = copy.ok_or_else(|| refused("a copy of the event"))?;
-        Ok(Fence::event(Arc::new(Single(Event::new(&self.shared, copy)))))
+        Ok(Fence::event(Arc::new(Single(Event::new(&self.shared, copy, true)))))
     }
 
     fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {
@@ -361,7 +361,7 @@ impl Device for SyclDevice {
             Some(event) if event.shared().context.same(&self.shared.context) => event,
             // Done already, and its event is gone: an event of everything on an idle queue is as good.
             _ if fence.device() == self.shared.id && fence.is_done() => {
-                let native = Native::new(&self.shared, self.shared.queue()?);
+                let native = Native::new(&self.shared, self.shared.queue()?, false);
                 Lane::new(&self.shared, SmallVec::from_iter([native]), QueueId::next(), true).barrier()?
             }
             _ => {

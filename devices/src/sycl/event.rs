@@ -14,6 +14,7 @@ use super::errors;
 use super::handle::Handle;
 use super::progress::Progress;
 use super::push;
+use super::waiter;
 
 /// One native event: what stands behind every fence here.
 pub(super) struct Event {
@@ -22,13 +23,16 @@ pub(super) struct Event {
     signal: Signal,
     /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
-    /// Whether the driver will settle it, once somebody wanted to know.
+    /// Whether it is of a queue that others enqueue on: then nothing of it is asked that its owner does not ask as well.
+    foreign: bool,
+    /// Whether the driver or the waiter will settle it, once somebody wanted to know.
     pushed: OnceLock<bool>,
 }
 
 impl Event {
-    pub(super) fn new(shared: &Arc<Shared>, handle: Handle) -> Arc<Self> {
+    pub(super) fn new(shared: &Arc<Shared>, handle: Handle, foreign: bool) -> Arc<Self> {
         Arc::new(Self {
+            foreign,
             shared: Arc::clone(shared),
             handle,
             signal: Signal::new(),
@@ -56,8 +60,15 @@ impl Event {
         debug_assert!(fresh, "an event gets one number");
     }
 
+    /// Blocks until it has settled.
+    pub(super) fn wait(&self) {
+        // SAFETY: a live event.
+        let outcome = errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) });
+        self.settle(outcome);
+    }
+
     /// Where it stands; asks the runtime while it is pending.
-    pub(super) fn look(&self) -> FenceState {
+    pub(super) fn look(self: &Arc<Self>) -> FenceState {
         let state = self.signal.state();
         if !state.is_pending() {
             return state;
@@ -70,7 +81,13 @@ impl Event {
             // SAFETY: as above.
             STATUS_COMPLETE => errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) }),
             STATUS_UNKNOWN => Err(errors::failed(0)),
-            _ => return FenceState::Pending,
+            _ => {
+                if self.foreign {
+                    // Asking alone would never make it progress.
+                    self.pushed.get_or_init(|| waiter::hand(self));
+                }
+                return FenceState::Pending;
+            }
         };
         self.settle(outcome);
         self.signal.state()
@@ -92,7 +109,8 @@ impl Event {
         if let Some(outcome) = self.signal.state().outcome() {
             return Watch::Settled(outcome);
         }
-        if !*self.pushed.get_or_init(|| self.shared.pushes && push::arm(self)) {
+        let arm = || if self.foreign { waiter::hand(self) } else { self.shared.pushes && push::arm(self) };
+        if !*self.pushed.get_or_init(arm) {
             return Watch::MustPoll;
         }
         self.signal.watch(subscriber)

@@ -48,11 +48,14 @@ pub(super) struct Native {
     handle: Handle,
     /// For devices whose commands stay until they are flushed.
     flusher: Option<Flusher>,
+    /// Others enqueue on it too.
+    foreign: bool,
 }
 
 impl Native {
-    pub(super) fn new(shared: &Shared, handle: Handle) -> Self {
-        Self { flusher: shared.pushes.then(|| Flusher::of(&handle)).flatten(), handle }
+    pub(super) fn new(shared: &Shared, handle: Handle, foreign: bool) -> Self {
+        let flushes = shared.pushes && !foreign;
+        Self { flusher: flushes.then(|| Flusher::of(&handle)).flatten(), foreign, handle }
     }
 }
 
@@ -153,7 +156,7 @@ impl Lane {
             flusher.flush();
         }
         self.shared.counters.commands.fetch_add(1, Ordering::Relaxed);
-        Ok(Event::new(&self.shared, event))
+        Ok(Event::new(&self.shared, event, self.handles[at].foreign))
     }
 
     /// Notes a command that has no number yet.

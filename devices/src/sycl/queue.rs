@@ -47,7 +47,7 @@ impl SyclQueue {
         progress: Option<Arc<Progress>>,
     ) -> Arc<Self> {
         // Of a foreign queue the order is not known here: what others enqueue comes between.
-        let handles = handles.map(|handle| Native::new(shared, handle)).collect();
+        let handles = handles.map(|handle| Native::new(shared, handle, progress.is_none())).collect();
         let lane = Lane::new(shared, handles, id, in_order && progress.is_some());
         Arc::new(Self { shared: Arc::clone(shared), id, in_order, progress, lane: Mutex::new(lane) })
     }
