@@ -36,7 +36,7 @@ unsafe impl Sync for Link {}
 struct Linked {
     newer: Option<NonNull<LeaseInner>>,
     older: Option<NonNull<LeaseInner>>,
-    /// The lease's number, once somebody has asked for it.
+    /// The lease's number among the operations.
     number: Option<OpId>,
     /// To be told of the end.
     observer: Option<Arc<ReadySignal>>,
@@ -56,11 +56,13 @@ impl Holders {
     ///
     /// # Safety
     /// The place is one that `Arc::as_ptr` has given. The lease is in no list, and is taken out of this one by its destructor.
-    pub(crate) unsafe fn add(&mut self, lease: NonNull<LeaseInner>) {
+    pub(crate) unsafe fn add(&mut self, lease: NonNull<LeaseInner>, number: OpId) {
         let older = self.newest.replace(lease);
         // SAFETY: both are in this list.
         unsafe {
-            self.linked(lease).older = older;
+            let linked = self.linked(lease);
+            linked.older = older;
+            linked.number = Some(number);
             if let Some(older) = older {
                 self.linked(older).newer = Some(lease);
             }
@@ -84,6 +86,14 @@ impl Holders {
             }
             observer
         }
+    }
+
+    /// Shows each lease.
+    pub(crate) fn each(&mut self, mut f: impl FnMut(Holder<'_>)) {
+        self.find(|holder| {
+            f(holder);
+            None::<()>
+        });
     }
 
     /// Shows each lease, the newest first, until `f` gives something.
@@ -116,9 +126,9 @@ impl Holder<'_> {
         unsafe { self.place.as_ref() }
     }
 
-    /// The lease's number, which is `fresh` if it has none yet.
-    pub(crate) fn number(&mut self, fresh: impl FnOnce() -> OpId) -> OpId {
-        *self.linked.number.get_or_insert_with(fresh)
+    /// The lease's number among the operations.
+    pub(crate) fn number(&self) -> OpId {
+        self.linked.number.expect("it got one when it was added")
     }
 
     /// What is told of the lease's end, made with `new` if there is none yet.

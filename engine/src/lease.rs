@@ -242,13 +242,14 @@ impl LeaseInner {
         };
         // SAFETY: never null. The place is good for as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
+        let number = graph().number();
         let held = var.hold(|state, flags| {
             if flags != 0 {
                 // Fences or a failure: somebody has to look more closely, and perhaps to wait.
                 return false;
             }
             // SAFETY: the lease is new, and its destructor takes it out.
-            unsafe { state.holders().add(place) };
+            unsafe { state.holders().add(place, number) };
             lease.holds.store(true, Ordering::Relaxed);
             true
         });

@@ -184,10 +184,7 @@ impl Writable {
         let mut holds = Vec::new();
         for var in &tensor.inner.vars {
             var.with_state(|state, _| {
-                state.holders().find(|mut holder| {
-                    holds.push(holder.observer(|| Arc::new(Signal::new())));
-                    None::<()>
-                });
+                state.holders().each(|mut holder| holds.push(holder.observer(|| Arc::new(Signal::new()))));
             });
             for handle in var.queued() {
                 if handle.payload().kind != Kind::Probe && uses.iter().all(|known| known.id() != handle.id())

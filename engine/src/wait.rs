@@ -70,11 +70,7 @@ pub(crate) fn see(state: &OpState) -> Seen {
 /// A picture of the graph, in which leases without an operation look like those with one.
 pub(crate) fn picture(roots: Roots<'_, VarState, OpState>) -> Snapshot<Seen> {
     graph().snapshot_with(roots, see, |state, found| {
-        state.holders().find(|mut holder| {
-            let number = holder.number(|| graph().number());
-            found.push((number, see_holder(holder.lease())));
-            None::<()>
-        });
+        state.holders().each(|holder| found.push((holder.number(), see_holder(holder.lease()))));
     })
 }
 

@@ -95,6 +95,17 @@ impl<V, T> Slab<V, T> {
         Some((loaded.pop(), id))
     }
 
+    /// Takes a number from the thread's magazine; `None` when the thread is ending.
+    #[inline]
+    pub(crate) fn number_from_magazine(&self) -> Option<u64> {
+        let magazine = magazine();
+        let loaded = self.load(magazine)?;
+        if magazine.next_id.get() == magazine.end_id.get() {
+            loaded.refill();
+        }
+        Some(magazine.next_id.replace(magazine.next_id.get() + 1))
+    }
+
     /// Gives a block to the thread's magazine; false when the thread is ending.
     #[inline(always)]
     pub(crate) fn give_to_magazine(&self, block: BlockPtr<V, T>) -> bool {

@@ -81,8 +81,10 @@ impl<V, T> Slab<V, T> {
     }
 
     /// A number that no operation has.
+    #[inline]
     pub(crate) fn number(&self) -> u64 {
-        self.ids.fetch_add(1, Ordering::Relaxed)
+        let number = if self.immortal { self.number_from_magazine() } else { None };
+        number.unwrap_or_else(|| self.ids.fetch_add(1, Ordering::Relaxed))
     }
 
     #[cold]
