@@ -384,7 +384,7 @@ fn tensors(recording: &Recording) -> Vec<TensorRow> {
             waited_ns: 0,
             leased_ns: 0,
         });
-        row.bytes += variable.bytes.unwrap_or(0);
+        row.bytes = row.bytes.saturating_add(variable.bytes.unwrap_or(0));
     }
     let name_of = |variable: u64| recording.variable(variable).map(|variable| variable.name.as_str());
     for access in recording.operations.iter().flat_map(|operation| &operation.accesses) {
