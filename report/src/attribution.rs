@@ -12,7 +12,7 @@
 //! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and no
 //! worker took it; its thread was awake and had not the interpreter's lock. Device work waits once more on its queue.
 //!
-//! Each division goes on where the one before ended and never turns back ([`Tiling`]), so the stretches of an access tile the
+//! Each division goes on where the one before ended and never turns back (`tiling`), so the stretches of an access tile the
 //! time that it waited whatever the recording says: without gap, without overlap.
 
 mod counters;

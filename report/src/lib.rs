@@ -28,6 +28,7 @@ pub mod model;
 pub mod perfetto;
 mod place;
 pub mod roots;
+mod sane;
 pub mod sentences;
 pub mod summary;
 pub mod terminal;

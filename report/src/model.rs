@@ -239,7 +239,7 @@ pub struct Stall {
 impl Stall {
     /// How long it lasted.
     pub fn duration(&self) -> Nanos {
-        self.to - self.from
+        self.to.saturating_sub(self.from)
     }
 }
 

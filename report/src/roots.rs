@@ -34,7 +34,7 @@ pub struct Root {
 impl Root {
     /// How long it lasted.
     pub fn duration(&self) -> Nanos {
-        self.to - self.from
+        self.to.saturating_sub(self.from)
     }
 
     fn of(stall: &Stall) -> Self {

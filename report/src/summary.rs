@@ -13,6 +13,7 @@ use crate::critical_path::{critical_path, own_time};
 use crate::matrix::{Matrix, matrix};
 use crate::model::{Cause, Culprit, Nanos, OperationId, OperationKind, Outcome};
 use crate::roots::{Root, roots};
+use crate::sane::sane;
 use crate::sentences;
 use crate::walk::{What, walk};
 
@@ -168,6 +169,7 @@ const PATH_NAMES: usize = 64;
 
 /// Makes the report.
 pub fn report(recording: &Recording) -> Report {
+    let recording = &*sane(recording);
     let roots = roots(recording);
     let waits = waits(&roots);
     let path = critical_path(recording);
@@ -384,7 +386,7 @@ fn tensors(recording: &Recording) -> Vec<TensorRow> {
             waited_ns: 0,
             leased_ns: 0,
         });
-        row.bytes += variable.bytes.unwrap_or(0);
+        row.bytes = row.bytes.saturating_add(variable.bytes.unwrap_or(0));
     }
     let name_of = |variable: u64| recording.variable(variable).map(|variable| variable.name.as_str());
     for access in recording.operations.iter().flat_map(|operation| &operation.accesses) {
