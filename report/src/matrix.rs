@@ -1,6 +1,6 @@
 //! Library by library: whose operations waited for whose.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,21 +22,25 @@ const ENGINE: &str = "engine";
 
 /// Sums the roots of all stalls.
 pub fn matrix(recording: &Recording, roots: &[Root]) -> Matrix {
-    let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
+    let mut by_place: HashMap<(Place, Place), Nanos> = HashMap::new();
     for root in roots {
         let waiter = of_operation(recording, root.waiter);
         let culprit = match root.culprit {
             Culprit::Operation(id) => of_operation(recording, id),
-            Culprit::Lease(id) => named(recording, recording.lease(id).and_then(|lease| lease.library)),
+            Culprit::Lease(id) => of_library(recording.lease(id).and_then(|lease| lease.library)),
             Culprit::None
             | Culprit::Pool
             | Culprit::Queue(_)
             | Culprit::Observer
             | Culprit::Interpreter
             | Culprit::EventLoop
-            | Culprit::Thread(_) => ENGINE.to_owned(),
+            | Culprit::Thread(_) => Place::Engine,
         };
-        *cells.entry((waiter, culprit)).or_default() += root.duration();
+        *by_place.entry((waiter, culprit)).or_default() += root.duration();
+    }
+    let mut cells: BTreeMap<(String, String), Nanos> = BTreeMap::new();
+    for ((waiter, culprit), time) in by_place {
+        *cells.entry((waiter.name(recording), culprit.name(recording))).or_default() += time;
     }
     let mut libraries: Vec<String> =
         cells.keys().flat_map(|(row, column)| [row.clone(), column.clone()]).collect();
@@ -50,10 +54,28 @@ pub fn matrix(recording: &Recording, roots: &[Root]) -> Matrix {
     Matrix { libraries, waited_ns }
 }
 
-fn of_operation(recording: &Recording, id: OperationId) -> String {
-    named(recording, recording.operation(id).and_then(|operation| operation.library))
+/// A row or a column.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Place {
+    Library(LibraryId),
+    Host,
+    Engine,
 }
 
-fn named(recording: &Recording, library: Option<LibraryId>) -> String {
-    recording.library(library).unwrap_or(HOST).to_owned()
+impl Place {
+    fn name(self, recording: &Recording) -> String {
+        match self {
+            Self::Library(library) => recording.library(Some(library)).unwrap_or(HOST).to_owned(),
+            Self::Host => HOST.to_owned(),
+            Self::Engine => ENGINE.to_owned(),
+        }
+    }
+}
+
+fn of_operation(recording: &Recording, id: OperationId) -> Place {
+    of_library(recording.operation(id).and_then(|operation| operation.library))
+}
+
+fn of_library(library: Option<LibraryId>) -> Place {
+    library.map_or(Place::Host, Place::Library)
 }

@@ -6,7 +6,7 @@ use crate::Recording;
 use crate::model::{Cause, Culprit, Hazard, Nanos, OperationId, Stall};
 
 /// Pieces that are followed for one operation; what a longer chain adds stays with its direct culprit.
-const PIECES_MAX: usize = 32;
+const PIECES_MAX: usize = 16;
 
 /// A stretch of an operation's waiting, and what was at the root of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 //!
 //! Names of fields are those of the JSON; `docs/report.md` explains them to readers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -282,13 +282,15 @@ fn headline(recording: &Recording, roots: &[Root], waits: &[Wait]) -> String {
 }
 
 fn causes(roots: &[Root]) -> Vec<CauseRow> {
+    let mut times: HashMap<Cause, (Nanos, HashSet<OperationId>)> = HashMap::new();
+    for root in roots {
+        let (time, waiters) = times.entry(root.cause).or_default();
+        *time += root.duration();
+        waiters.insert(root.waiter);
+    }
     let row = |cause: Cause| {
-        let mut waiters: Vec<OperationId> =
-            roots.iter().filter(|root| root.cause == cause).map(|root| root.waiter).collect();
-        waiters.sort_unstable();
-        waiters.dedup();
-        let waited_ns = roots.iter().filter(|root| root.cause == cause).map(Root::duration).sum();
-        CauseRow { cause: cause.name().into(), waited_ns, waits: waiters.len() }
+        let (waited_ns, waits) = times.get(&cause).map_or((0, 0), |(time, waiters)| (*time, waiters.len()));
+        CauseRow { cause: cause.name().into(), waited_ns, waits }
     };
     Cause::ALL.map(row).into()
 }
@@ -349,14 +351,17 @@ fn operations(
             row.slack_ns = row.slack_ns.min(*slack);
         }
     }
+    let mut times: HashMap<OperationId, (Nanos, Nanos)> = HashMap::new();
     for root in roots {
-        if let Some(row) = rows.get_mut(&sentences::name(recording, root.waiter)) {
-            row.waited_ns += root.duration();
+        times.entry(root.waiter).or_default().0 += root.duration();
+        if let Culprit::Operation(id) | Culprit::Lease(id) = root.culprit {
+            times.entry(id).or_default().1 += root.duration();
         }
-        if let Culprit::Operation(id) | Culprit::Lease(id) = root.culprit
-            && let Some(row) = rows.get_mut(&sentences::name(recording, id))
-        {
-            row.blamed_ns += root.duration();
+    }
+    for (id, (waited, blamed)) in times {
+        if let Some(row) = rows.get_mut(&sentences::name(recording, id)) {
+            row.waited_ns += waited;
+            row.blamed_ns += blamed;
         }
     }
     let mut rows: Vec<OperationRow> = rows.into_values().collect();

@@ -120,3 +120,13 @@ fn a_file_of_something_else_is_called_that() {
         assert!(told.contains("no recording of estafette"), "{told}");
     }
 }
+
+#[test]
+fn a_time_that_cannot_be_is_refused_and_told() {
+    let mut recording = made_up::recording(70);
+    recording.operations[3].done = Some(1 << 60);
+    let part = perfetto::read(&bytes(&recording));
+    assert_eq!(part.operations.len(), 69);
+    let told = part.losses.damage.join("\n");
+    assert!(told.contains("1 operation could not be read") && told.contains("1152921504606846976"), "{told}");
+}

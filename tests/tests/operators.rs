@@ -225,7 +225,10 @@ fn on_a_queue_the_work_is_enqueued_in_order_and_a_chain_needs_no_host() {
             engine
                 .op("zero")
                 .writes([&tensor])
-                .run(|[], [mut x]| Ok(x.as_mut_slice::<f32>()?.fill(0.0)))
+                .run(|[], [mut x]| {
+                    x.as_mut_slice::<f32>()?.fill(0.0);
+                    Ok(())
+                })
                 .unwrap();
             tensor.wait().unwrap();
             tensor

@@ -811,8 +811,8 @@ estafette_status estafette_engine_stats(struct estafette_engine *engine,
                                         struct estafette_stats *stats);
 
 /**
- * Waits, for at most `timeout_ns`, until the deleters of everything that could be released when this was called have been
- * called: for tests, and before something that deleters need goes away.
+ * Waits, for at most `timeout_ns`, until the deleters of everything that was given up before this call have been called: for
+ * tests, and before something that deleters need goes away. What still waits for its last work is waited for too.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
  */

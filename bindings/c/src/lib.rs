@@ -9,11 +9,11 @@
 //! | `estafette_engine*` | a box with an engine's handle | NULL |
 //! | `estafette_tensor*` | one count of a tensor | NULL |
 //! | `estafette_lease*` | a box with a lease | NULL |
-//! | `estafette_op*` | place and generation in a table ([`slots`]), not an address | any value may be given |
+//! | `estafette_op*` | place and generation in a table (`slots.rs`), not an address | any value may be given |
 //!
 //! # Rules that hold for every function
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.
-//! - No panic crosses: [`entry`] turns one into `ESTAFETTE_INTERNAL`.
+//! - No panic crosses: `entry` turns one into `ESTAFETTE_INTERNAL`.
 //! - Callbacks run under no lock of ours.
 
 // The names are those of the header.
@@ -32,6 +32,7 @@ mod fence;
 mod last_error;
 mod lease;
 mod log;
+mod names;
 mod op;
 mod operators;
 mod options;

@@ -39,17 +39,15 @@ pub unsafe extern "C" fn estafette_op_complete(
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
-        let message = unsafe { text(message, "no reason was given", "message") }?.to_string();
+        let message = unsafe { text(message, "no reason was given", "message") }?;
         let outcome = outcome_of(status)?;
-        let Begun { completion, context } = slots::take(op)?;
-        slots::ended(op, None)?;
+        let Begun { completion, context } = slots::finish(op)?;
         match outcome {
             None => completion.complete(Ok(())),
             Some(DeviceErrorKind::Cancelled) => completion.cancel(message.into()),
             Some(_) => completion.complete(Err(message.into())),
         }
         drop(context);
-        slots::release(op)?;
         DONE
     })
 }
@@ -114,8 +112,7 @@ pub unsafe extern "C" fn estafette_op_complete_with(
         if major != estafette::exchange::abi::VERSION.0 {
             return Err(Refusal::invalid(format!("invalid tensor: version {major}.{minor} is not known")));
         }
-        let Begun { completion, context } = slots::take(op)?;
-        slots::ended(op, None)?;
+        let Begun { completion, context } = slots::finish(op)?;
         // SAFETY: by contract of this function; the version is one that it accepts.
         let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
         match owned {
@@ -123,7 +120,6 @@ pub unsafe extern "C" fn estafette_op_complete_with(
             Err(error) => completion.produce(Err(Box::new(error))),
         }
         drop(context);
-        slots::release(op)?;
         DONE
     })
 }

@@ -6,7 +6,10 @@
 //!
 //! The holders of a place are whoever has the handle from a submission, and the operation itself until its end was told.
 
+use std::cell::RefCell;
+
 use estafette::devices::{Fence, Frontier, Reactor, host};
+use estafette::exchange::fork;
 use estafette::{Completion, Op, Scope};
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
@@ -55,6 +58,26 @@ pub(crate) struct Begun {
     pub(crate) context: Context,
 }
 
+/// So many free places are kept by a thread.
+const KEPT_MAX: usize = 128;
+
+/// Free places that a thread keeps, so that it need not ask for each; given to all when the thread ends.
+#[derive(Default)]
+struct Kept(Vec<u32>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held for ever.
+        if !self.0.is_empty() && !fork::in_child() {
+            lock(&TABLE.free).append(&mut self.0);
+        }
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Kept> = RefCell::default();
+}
+
 struct Table {
     chunks: [OnceLock<Box<[Place]>>; CHUNKS],
     made: AtomicU32,
@@ -77,8 +100,40 @@ impl Table {
         chunk.get(number as usize % CHUNK)
     }
 
+    /// A free place that any thread may have, and some more for this one.
+    fn shared(&self) -> Option<u32> {
+        let mut free = lock(&self.free);
+        let number = free.pop();
+        let more = free.len().saturating_sub(KEPT_MAX / 2);
+        let more: Vec<u32> = if number.is_some() { free.split_off(more) } else { Vec::new() };
+        drop(free);
+        let kept = KEPT.try_with(|kept| kept.borrow_mut().0.extend(&more));
+        if kept.is_err() {
+            lock(&self.free).extend(more);
+        }
+        number
+    }
+
+    /// Takes a place back.
+    fn give_back(&self, number: u32) {
+        let surplus = KEPT.try_with(|kept| {
+            let kept = &mut kept.borrow_mut().0;
+            kept.push(number);
+            if kept.len() > KEPT_MAX { kept.split_off(KEPT_MAX / 2) } else { Vec::new() }
+        });
+        match surplus {
+            Ok(surplus) if surplus.is_empty() => {}
+            Ok(surplus) => lock(&self.free).extend(surplus),
+            // The thread is ending.
+            Err(_) => lock(&self.free).push(number),
+        }
+    }
+
     fn fresh(&self) -> Option<u32> {
-        if let Some(number) = lock(&self.free).pop() {
+        if let Ok(Some(number)) = KEPT.try_with(|kept| kept.borrow_mut().0.pop()) {
+            return Some(number);
+        }
+        if let Some(number) = self.shared() {
             return Some(number);
         }
         let number = self.made.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |made| {
@@ -118,15 +173,37 @@ fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refu
     })
 }
 
+fn fresh_place() -> Result<(u32, &'static Place), Refusal> {
+    let found = TABLE.fresh().and_then(|number| Some((number, TABLE.place(number)?)));
+    found.ok_or_else(|| {
+        Refusal::new(estafette_status::ESTAFETTE_WINDOW_FULL, "four million operations are held already")
+    })
+}
+
 /// A place with so many holders.
 pub(crate) fn enter(holders: u32) -> Result<*mut estafette_op, Refusal> {
-    let number = TABLE.fresh().and_then(|number| Some((number, TABLE.place(number)?)));
-    let (number, place) = number.ok_or_else(|| {
-        Refusal::new(estafette_status::ESTAFETTE_WINDOW_FULL, "four million operations are held already")
-    })?;
+    let (number, place) = fresh_place()?;
     let mut state = lock(&place.state);
     state.holders = holders;
     Ok(handle(number, state.generation))
+}
+
+/// A place for an operation whose function is about to be called, and which nobody else holds.
+pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
+    let (number, place) = fresh_place()?;
+    let mut state = lock(&place.state);
+    state.holders = 1;
+    state.stage = Stage::Begun(begun);
+    Ok(handle(number, state.generation))
+}
+
+/// Takes the right to tell the end, which is told without a fence; the operation holds its place no more.
+pub(crate) fn finish(op: *mut estafette_op) -> Result<Begun, Refusal> {
+    let (number, mut state) = find(op)?;
+    let begun = take_stage(&mut state)?;
+    state.stage = Stage::Ended;
+    leave(number, state);
+    Ok(begun)
 }
 
 /// Counts one holder more.
@@ -138,19 +215,23 @@ pub(crate) fn retain(op: *mut estafette_op) -> Result<(), Refusal> {
 
 /// Counts one holder less; the last one gives the place back.
 pub(crate) fn release(op: *mut estafette_op) -> Result<(), Refusal> {
-    let (number, mut state) = find(op)?;
+    let (number, state) = find(op)?;
+    leave(number, state);
+    Ok(())
+}
+
+fn leave(number: u32, mut state: MutexGuard<'static, State>) {
     state.holders -= 1;
     if state.holders > 0 {
-        return Ok(());
+        return;
     }
     // Generation 0 is no handle's, so that place 0 of it is not NULL.
     let generation = state.generation.checked_add(1).unwrap_or(1);
     let old = std::mem::replace(&mut *state, State { generation, ..State::default() });
     drop(state);
-    lock(&TABLE.free).push(number);
+    TABLE.give_back(number);
     // Operations and fences are dropped under no lock.
     drop(old);
-    Ok(())
 }
 
 /// Notes the operation of a handle.
@@ -167,7 +248,10 @@ pub(crate) fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> 
 
 /// Takes the right to tell the end.
 pub(crate) fn take(op: *mut estafette_op) -> Result<Begun, Refusal> {
-    let (_, mut state) = find(op)?;
+    take_stage(&mut find(op)?.1)
+}
+
+fn take_stage(state: &mut State) -> Result<Begun, Refusal> {
     match std::mem::replace(&mut state.stage, Stage::Ending) {
         Stage::Begun(begun) => Ok(begun),
         other => {

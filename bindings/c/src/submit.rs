@@ -1,5 +1,6 @@
 //! Submitting operations.
 
+use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
 
 use estafette::{Completion, Op};
@@ -7,6 +8,7 @@ use estafette::{Completion, Op};
 use crate::context::{Context, estafette_drop};
 use crate::engine::estafette_engine;
 use crate::entry::{Answer, DONE, Refusal, entry, given, is_null, place, text};
+use crate::names;
 use crate::op::estafette_op;
 use crate::options::{self, Options};
 use crate::slots::{self, Begun, Handle};
@@ -52,18 +54,16 @@ impl Waiting {
     fn start(mut self, completion: Completion) {
         let Some(context) = self.context.take() else { return };
         let pointer = context.pointer();
-        let handle = match self.handle.take() {
-            Some(Handle(handle)) => Ok(handle),
-            None => slots::enter(1),
+        let begun = Begun { completion, context };
+        let begun = match self.handle.take() {
+            Some(Handle(handle)) => slots::begin(handle, begun).map(|()| handle),
+            None => slots::enter_begun(begun),
         };
-        let handle = match handle {
+        let handle = match begun {
             Ok(handle) => handle,
-            Err(refusal) => return completion.complete(Err(refusal.message.into())),
+            // The completion is dropped, which fails the operation.
+            Err(refusal) => return tracing::error!(reason = refusal.message, "an operation has no handle"),
         };
-        if let Err(refusal) = slots::begin(handle, Begun { completion, context }) {
-            tracing::error!(reason = refusal.message, "an operation lost its handle");
-            return;
-        }
         // SAFETY: whoever submitted it said that any thread may call it; this is the one call, and the context is given up
         // only when the end was told.
         unsafe { (self.function)(pointer, handle) };
@@ -231,9 +231,9 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
 
 /// # Safety
 /// The name is NULL or a text.
-unsafe fn name_of(options: &estafette_submit_options) -> Result<String, Refusal> {
+unsafe fn name_of(options: &estafette_submit_options) -> Result<Cow<'static, str>, Refusal> {
     // SAFETY: by contract of this function.
-    Ok(unsafe { text(options.name, "c", "name") }?.to_string())
+    Ok(names::kept(unsafe { text(options.name, "c", "name") }?))
 }
 
 fn nonblocking(options: &estafette_submit_options) -> Result<bool, Refusal> {

@@ -1,5 +1,5 @@
-//! The promise of another scheduler, as a struct of C functions, both ways: theirs becomes a [`Fence`], ours can be handed
-//! to them.
+//! The promise of another scheduler, as a struct of C functions, both ways: theirs becomes a
+//! [`Fence`](estafette_devices::Fence), ours can be handed to them.
 //!
 //! It is what dmlc/dlpack#57 (proposal S2) and dmlc/dlpack#176 asked for: an object that says when memory is ready and that
 //! can be ordered on a stream, instead of one moment at which everything must have been synchronized.

@@ -1,9 +1,8 @@
 //! The report as one page that needs nothing else: no server, no network, no other file.
 //!
-//! The page is written by hand: [`page.html`](https://html.spec.whatwg.org) is its frame, `style.css` its looks, `script/` what
-//! it does. The recording travels inside as JSON whose columns are packed ([`column`]). Nothing of a recording is ever written
-//! as markup: names go into the JSON, where `<` is escaped, and from there into text nodes. A content security policy in the
-//! page forbids every request.
+//! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The recording travels
+//! inside as JSON whose columns are packed (`column.rs`). Nothing of a recording is ever written as markup: names go into the
+//! JSON, where `<` is escaped, and from there into text nodes. A content security policy in the page forbids every request.
 
 mod column;
 mod data;

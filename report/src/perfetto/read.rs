@@ -105,20 +105,34 @@ impl Reader {
     fn told(&mut self, category: &str, event: &TrackEvent, facts: &Facts) -> Result<(), String> {
         match category {
             category::HEAD if self.head.is_some() => {}
-            category::HEAD => self.head = Some(facts::head_from(facts)?),
+            category::HEAD => {
+                let head = facts::head_from(facts)?;
+                plausible([Some(head.duration)])?;
+                self.head = Some(head);
+            }
             category::TENSORS => {
                 for fact in facts.find_list("tensors") {
-                    self.recording.variables.push(facts::variable_from(fact.facts()?)?);
+                    let variable = facts::variable_from(fact.facts()?)?;
+                    plausible([variable.bytes])?;
+                    self.recording.variables.push(variable);
                 }
             }
             category::OPERATION => {
                 let name = event.name_iid.and_then(|name| self.known.event(name));
                 let name = name.ok_or("has a name that is lost")?;
-                self.recording.operations.push(facts::operation_from(name, facts)?);
+                let it = facts::operation_from(name, facts)?;
+                plausible([Some(it.submitted), it.granted, it.ready, it.awake, it.began, it.issued])?;
+                plausible([it.done, it.observed, it.resumed])?;
+                self.recording.operations.push(it);
             }
-            category::LEASE => self.recording.leases.push(facts::lease_from(facts)?),
+            category::LEASE => {
+                let lease = facts::lease_from(facts)?;
+                plausible([Some(lease.opened), lease.closed])?;
+                self.recording.leases.push(lease);
+            }
             category::STALL => {
                 let (index, stall) = facts::stall_from(facts)?;
+                plausible([Some(stall.to)])?;
                 if stall.to <= stall.from {
                     return Err("ends before it begins".to_owned());
                 }
@@ -176,6 +190,17 @@ impl Reader {
         recording.losses.damage.append(&mut self.damage);
         forget_unknown(&mut recording);
         recording
+    }
+}
+
+/// The greatest time and size that is believed: a hundred days, eight petabytes. It leaves room for sums.
+const BELIEVED_MAX: u64 = 1 << 53;
+
+/// Refuses numbers that only damage can have made.
+fn plausible<const N: usize>(numbers: [Option<u64>; N]) -> Result<(), String> {
+    match numbers.into_iter().flatten().find(|&number| number > BELIEVED_MAX) {
+        Some(number) => Err(format!("has {number} for a time or a size, which cannot be")),
+        None => Ok(()),
     }
 }
 

@@ -145,7 +145,7 @@ impl Program {
         match bytes.below(24) {
             0 => self.import(bytes),
             1 => self.zeros(bytes),
-            2 | 3 | 4 => self.submit(bytes),
+            2..=4 => self.submit(bytes),
             5 => self.produce(bytes),
             6 => self.complete_open(bytes),
             7 => self.query_or_wait(bytes),

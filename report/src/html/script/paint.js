@@ -170,22 +170,26 @@ class Painter {
     context.moveTo(view.gutter, base);
     let at = after(time, view.from) - 1;
     let x = view.gutter;
-    // Of all samples in one pixel the highest is shown.
-    let peak = at >= 0 ? value[at] : 0;
-    context.lineTo(x, base - heightOf(peak));
+    // Of all samples in one pixel the highest is shown, and the last one lasts.
+    let last = at >= 0 ? value[at] : 0;
+    let peak = last;
+    const step = (next) => {
+      context.lineTo(x, base - heightOf(peak));
+      context.lineTo(x, base - heightOf(last));
+      context.lineTo(next, base - heightOf(last));
+    };
     for (at++; at < time.length && time[at] <= view.to; at++) {
       const next = Math.floor(this.x(time[at]));
       if (next > x) {
-        context.lineTo(next, base - heightOf(peak));
+        step(next);
         x = next;
         peak = value[at];
-        context.lineTo(x, base - heightOf(peak));
-      } else {
-        peak = Math.max(peak, value[at]);
       }
+      last = value[at];
+      peak = Math.max(peak, last);
     }
-    const end = at >= time.length && time.length ? Math.max(x, Math.min(view.width, this.x(this.data.duration))) : view.width;
-    context.lineTo(end, base - heightOf(peak));
+    const end = Math.max(x, Math.min(view.width, this.x(this.data.duration)));
+    step(end);
     context.lineTo(end, base);
     context.fill();
     context.stroke();
