@@ -108,8 +108,10 @@ def test_any_tensor_is_accepted_or_refused_by_its_first_wrong_field(one_engine, 
 def test_any_device_that_is_known_and_not_here_is_named(one_engine, kind, id):
     # 5 and 6 are numbers that DLPack does not use.
     hypothesis.assume(kind not in HOST_DEVICES and kind not in (5, 6))
+    # 14 is SYCL's, whose numbers are looked up in the device table; some of them may be there.
+    hypothesis.assume(kind != 14 or (kind, id) not in {row.device for row in est.devices()})
     made = Made(device=(kind, id))
-    with pytest.raises(est.ExchangeError, match="device .* is not available"):
+    with pytest.raises(est.ExchangeError, match="device .* is not available|no context is registered as|SYCL is not available"):
         one_engine.from_dlpack(made.capsule)
     assert made.deleted == 1
 
