@@ -434,9 +434,13 @@ fn our_fence_speaks_for_others() {
         assert!(raw.error.unwrap()(raw.context).is_null());
         assert!(raw.native.unwrap()(raw.context, DLDevice::CPU).is_null());
         unsafe extern "C" fn note(argument: *mut c_void, status: i32, message: *const c_char) {
-            // SAFETY: NULL or a text that is there during the call.
-            let text = if message.is_null() { c"" } else { unsafe { std::ffi::CStr::from_ptr(message) } };
-            // SAFETY: subscribed with this argument, which outlives the subscription.
+            let text = if message.is_null() {
+                c""
+            } else {
+                // SAFETY: a text that is there during the call.
+                unsafe { std::ffi::CStr::from_ptr(message) }
+            };
+            // SAFETY: the argument is the list of this test, which outlives every subscription.
             let notes = unsafe { &*argument.cast::<Mutex<Vec<(i32, String)>>>() };
             notes.lock().unwrap().push((status, text.to_string_lossy().into_owned()));
         }
