@@ -666,6 +666,46 @@ extern "C" {
 #endif // __cplusplus
 
 /**
+ * Gives a context a number, to `*device_id`, that stands for it in a `DLDevice` everywhere in this process; the same context gets
+ * the same number again, and is registered once more.
+ *
+ * `native_handle` is a `sycl::context *` (`kDLOneAPI`), a `cl_context` (`kDLOpenCL`), a `VkDevice` (`kDLVulkan`) or an
+ * `id<MTLDevice>` (`kDLMetal`). The context stays the caller's and must live until it is unregistered; of a SYCL context a
+ * reference is kept. A default context of a SYCL platform keeps the number of its first device and is not counted.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a kind whose devices have numbers of their own, and for a SYCL
+ * context when the SYCL runtime cannot be loaded; `ESTAFETTE_DEVICE` when the runtime refuses; `ESTAFETTE_FORKED`. May be called by
+ * any thread.
+ *
+ * What the caller promises:
+ * `native_handle` is NULL or a live context of that kind; `device_id` is NULL or may be written.
+ */
+estafette_status estafette_register_context(DLDeviceType device_type,
+                                            void *native_handle,
+                                            int32_t *device_id);
+
+/**
+ * Ends one registration. The last one takes the number away, for good: no other context ever gets it.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a number that is not registered, or not any more; `ESTAFETTE_FORKED`. May be called
+ * by any thread.
+ */
+estafette_status estafette_unregister_context(DLDeviceType device_type,
+                                              int32_t device_id);
+
+/**
+ * The context that a number stands for, to `*native_handle`. It is lent: it lives as long as its registrations.
+ *
+ * Returns as `estafette_unregister_context`, and `ESTAFETTE_INVALID` when `native_handle` is NULL. May be called by any thread.
+ *
+ * What the caller promises:
+ * `native_handle` is NULL or may be written.
+ */
+estafette_status estafette_resolve_context(DLDeviceType device_type,
+                                           int32_t device_id,
+                                           void **native_handle);
+
+/**
  * Describes a tensor in `*out`, without a lease: `shape` and `strides` are lent, and stay for as long as the caller holds the
  * tensor. What is at `data` may be used only inside of an operation that declares it, under a lease, or by people who order
  * things themselves.

@@ -23,6 +23,7 @@
 compile_error!("operation handles hold a place and a generation in the 64 bits of a pointer");
 
 mod context;
+mod contexts;
 mod describe;
 mod dlpack;
 mod engine;

@@ -288,6 +288,29 @@ static void log_events_go_where_the_program_says(void) {
   free(memory);
 }
 
+static void contexts_get_numbers_that_devices_carry(void) {
+  int one, other;
+  int32_t first = -1, again = -1, second = -1;
+  void *found = 0;
+  OK(estafette_register_context(kDLVulkan, &one, &first));
+  OK(estafette_register_context(kDLVulkan, &one, &again));
+  OK(estafette_register_context(kDLVulkan, &other, &second));
+  CHECK(first == again && first != second);
+  OK(estafette_resolve_context(kDLVulkan, first, &found));
+  CHECK(found == &one);
+  OK(estafette_unregister_context(kDLVulkan, first));
+  OK(estafette_resolve_context(kDLVulkan, first, &found));
+  OK(estafette_unregister_context(kDLVulkan, first));
+  REFUSED(ESTAFETTE_INVALID, "registered no more", estafette_resolve_context(kDLVulkan, first, &found));
+  REFUSED(ESTAFETTE_INVALID, "registered no more", estafette_unregister_context(kDLVulkan, first));
+  REFUSED(ESTAFETTE_INVALID, "no context is registered", estafette_resolve_context(kDLMetal, 3, &found));
+  REFUSED(ESTAFETTE_INVALID, "numbers of their own", estafette_register_context(kDLCPU, &one, &first));
+  REFUSED(ESTAFETTE_INVALID, "native_handle is NULL", estafette_register_context(kDLVulkan, 0, &first));
+  REFUSED(ESTAFETTE_INVALID, "device_id is NULL", estafette_register_context(kDLVulkan, &one, 0));
+  REFUSED(ESTAFETTE_INVALID, "native_handle is NULL", estafette_resolve_context(kDLVulkan, second, 0));
+  OK(estafette_unregister_context(kDLVulkan, second));
+}
+
 int main(void) {
   RUN(the_library_says_which_it_is);
   RUN(options_grow_without_breaking_older_programs);
@@ -297,5 +320,6 @@ int main(void) {
   RUN(a_view_that_outlives_its_operation_is_a_lease);
   RUN(shutdown_and_windows_end_in_statuses);
   RUN(log_events_go_where_the_program_says);
+  RUN(contexts_get_numbers_that_devices_carry);
   return 0;
 }
