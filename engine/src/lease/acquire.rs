@@ -1,0 +1,214 @@
+//! Taking a lease that may have to wait.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use estafette_devices::Reactor;
+use estafette_graph::Mode;
+use estafette_sync::sync::atomic::Ordering;
+
+use super::inner::{Label, LeaseInner, end};
+use super::label::{LeaseLabel, Slot};
+use super::{Access, Lease, check_writable};
+use crate::error::{Error, OperationError};
+use crate::journal::hooks;
+use crate::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, Role};
+use crate::ready::ReadySignal;
+use crate::run::{self, ReadyList};
+use crate::signal::Signal;
+use crate::state::Ending;
+use crate::taker::Taker;
+use crate::tensor::Tensor;
+use crate::wait;
+
+impl Lease {
+    /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
+    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: Taker) -> Result<Acquire, Error> {
+        tensor.inner.core.check_fork()?;
+        if access == Access::Write {
+            check_writable(tensor)?;
+        }
+        let signal = Arc::new(Signal::new());
+        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false));
+        let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
+        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
+        if draft.payload().noted {
+            note_taking(&draft, &label, tensor);
+        }
+        let (handle, granted) = draft.submit();
+        if let Some(granted) = granted {
+            run::dispatch_one(granted);
+        }
+        Ok(Acquire { tensor: tensor.clone(), access, label: Some(label), signal, handle })
+    }
+
+    /// As [`acquire`](Self::acquire), but gives up when it would have to wait.
+    pub(crate) fn acquire_now(tensor: &Tensor, access: Access, taker: &str) -> Result<Option<Self>, Error> {
+        let acquire = Self::acquire(tensor, access, taker.into())?;
+        match acquire.signal.get() {
+            Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`acquire`](Self::acquire), blocking for at most `timeout`.
+    pub(crate) fn acquire_wait(
+        tensor: &Tensor,
+        access: Access,
+        timeout: Option<Duration>,
+    ) -> Result<Self, Error> {
+        Self::acquire_wait_as(tensor, access, timeout, "a host reader".into())
+    }
+
+    pub(crate) fn acquire_wait_as(
+        tensor: &Tensor,
+        access: Access,
+        timeout: Option<Duration>,
+        taker: Taker,
+    ) -> Result<Self, Error> {
+        let acquire = Self::acquire(tensor, access, taker)?;
+        let what = format!("a {access} lease");
+        let waited = wait::block(
+            &tensor.inner.core,
+            &acquire.handle,
+            Some(&tensor.inner.vars),
+            &what,
+            &acquire.signal,
+            timeout,
+        );
+        acquire.note_resumed(true);
+        waited??;
+        Ok(acquire.into_lease())
+    }
+}
+
+/// A lease being taken. Dropping it gives up; the tensor is not affected.
+#[must_use = "futures do nothing unless awaited"]
+pub(crate) struct Acquire {
+    tensor: Tensor,
+    access: Access,
+    /// `None` once the lease was handed over.
+    label: Option<Arc<LeaseLabel>>,
+    signal: Arc<ReadySignal>,
+    handle: OpHandle,
+}
+
+/// Tells the journal who is about to take a lease of what.
+#[cold]
+pub(super) fn note_taking(draft: &OpDraft<'_>, label: &LeaseLabel, tensor: &Tensor) {
+    hooks::submitted(draft);
+    hooks::taken(draft.id(), &label.taker);
+    hooks::uses(std::slice::from_ref(tensor));
+}
+
+impl Acquire {
+    fn note_resumed(&self, blocking: bool) {
+        if self.handle.payload().noted {
+            hooks::resumed(self.handle.id().get(), blocking);
+        }
+    }
+
+    fn into_lease(mut self) -> Lease {
+        let label = self.label.take().expect("taken once, by value");
+        Lease {
+            inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, Label::Shared(label))),
+        }
+    }
+}
+
+impl Future for Acquire {
+    type Output = Result<Lease, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.tensor.inner.core.help_alone(cx);
+        match self.signal.poll(cx) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => {
+                self.note_resumed(false);
+                let label = self.label.take().expect("a future is not polled after it has finished");
+                let again = Acquire {
+                    tensor: self.tensor.clone(),
+                    access: self.access,
+                    label: Some(label),
+                    signal: Arc::clone(&self.signal),
+                    handle: self.handle.clone(),
+                };
+                Poll::Ready(Ok(again.into_lease()))
+            }
+        }
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        let Some(label) = self.label.take() else { return };
+        if self.tensor.inner.core.check_fork().is_err() {
+            // A forked child: the graph's locks may be held by threads that do not exist here.
+            return std::mem::forget(label);
+        }
+        self.handle.payload().cancel();
+        if let Some(granted) = label.abandon() {
+            end(granted, None);
+        }
+    }
+}
+
+/// Handles a granted lease: once its fences are done it is held.
+pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let state = granted.payload();
+    let label = state.lease().cloned().expect("every lease is submitted with its label");
+    if !operation::begin(&granted) {
+        let failure = state.failure().cloned();
+        run::complete(granted, &Ending::Looked, None, ready);
+        if let Some(failure) = failure {
+            label.tell(Err(failure.into_error()));
+        }
+        return;
+    }
+    settle(granted, label, ready);
+}
+
+/// Holds the lease once the fences of earlier uses are done, or refuses it when the version has failed. A failed *reader*
+/// concerns nobody.
+fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
+    let found = run::inspect(&granted);
+    if let Some(failure) = found.failure {
+        refuse(granted, &label, failure, ready);
+    } else if found.pending.is_empty() {
+        hold(granted, &label, ready);
+    } else {
+        Reactor::global().when_settled(&found.pending, move |_settled| {
+            let mut ready = ReadyList::new();
+            settle(granted, label, &mut ready);
+            run::dispatch(ready);
+        });
+    }
+}
+
+fn refuse(granted: OpGranted, label: &LeaseLabel, failure: OperationError, ready: &mut ReadyList) {
+    run::complete(granted, &Ending::Looked, None, ready);
+    label.tell(Err(failure.into_error()));
+}
+
+fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
+    if granted.payload().noted {
+        hooks::begins(&granted);
+    }
+    {
+        let mut slot = label.slot();
+        if matches!(*slot, Slot::Waiting) {
+            *slot = Slot::Held(granted);
+            label.held.store(true, Ordering::Release);
+            drop(slot);
+            label.tell(Ok(()));
+            return;
+        }
+    }
+    run::complete(granted, &Ending::Looked, None, ready);
+}

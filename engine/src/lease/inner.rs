@@ -1,0 +1,344 @@
+//! What a lease is: an operation in the graph, or a hold of one variable.
+
+use std::marker::PhantomPinned;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use estafette_devices::host::Completer;
+use estafette_devices::{Fence, Reactor};
+use estafette_graph::Mode;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
+use smallvec::SmallVec;
+
+use super::Access;
+use super::acquire::note_taking;
+use super::label::{LeaseLabel, Slot};
+use crate::core::graph;
+use crate::exchange::fork;
+use crate::holders::Link;
+use crate::journal::{self, hooks};
+use crate::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
+use crate::regions::Region;
+use crate::run::{self, ReadyList};
+use crate::state::{Ending, VarState};
+use crate::taker::Taker;
+use crate::tensor::Tensor;
+
+/// Either an operation in the graph or, what most are, a *hold* of the tensor's one variable.
+pub(crate) struct LeaseInner {
+    pub(crate) tensor: Tensor,
+    pub(crate) access: Access,
+    label: Label,
+    /// Whether it holds the variable, and is among its holders.
+    holds: AtomicBool,
+    link: Link,
+    /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label
+    /// has it.
+    granted: Mutex<Option<OpGranted>>,
+    /// See [`scope`](Self::scope). Few leases are imported from, so it is made at first use.
+    scope: OnceLock<OpVar>,
+    generation: u32,
+    /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
+    untracked: AtomicBool,
+    /// What few holders have left for its end.
+    last: Mutex<Option<Box<Last>>>,
+    /// Others look at it, among the holders of the variable, until its destructor has taken it out from there.
+    _shared_while_it_ends: PhantomPinned,
+}
+
+/// What is to be done at the end of a lease.
+#[derive(Default)]
+pub(super) struct Last {
+    /// Device work of the holder that the release must wait for.
+    pub(super) done: Option<Fence>,
+    /// Those who are told.
+    pub(super) told: Vec<Completer>,
+}
+
+/// The label, shared with the operation where there is one.
+pub(super) enum Label {
+    Own(LeaseLabel),
+    Shared(Arc<LeaseLabel>),
+}
+
+impl Deref for Label {
+    type Target = LeaseLabel;
+
+    #[inline]
+    fn deref(&self) -> &LeaseLabel {
+        match self {
+            Self::Own(label) => label,
+            Self::Shared(label) => label,
+        }
+    }
+}
+
+impl LeaseInner {
+    /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
+    /// [`hold_from`](Self::hold_from).
+    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+        Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
+    }
+
+    #[inline(always)]
+    pub(super) fn with_label(tensor: Tensor, access: Access, label: Label) -> Self {
+        Self {
+            tensor,
+            access,
+            label,
+            holds: AtomicBool::new(false),
+            link: Link::default(),
+            granted: Mutex::new(None),
+            scope: OnceLock::new(),
+            generation: fork::generation(),
+            untracked: AtomicBool::new(access == Access::Alias),
+            last: Mutex::new(None),
+            _shared_while_it_ends: PhantomPinned,
+        }
+    }
+
+    /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
+    #[inline]
+    pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
+        if journal::is_open() {
+            // The journal tells of operations.
+            return Self::begin(tensor, taker());
+        }
+        match &tensor.inner.vars[..] {
+            [var] => match Self::hold(tensor, var, taker()) {
+                Ok(lease) => Some(lease),
+                Err(unheld) => Self::begin(tensor, unheld.label.taker.clone()),
+            },
+            _ => Self::begin(tensor, taker()),
+        }
+    }
+
+    /// A read lease without an operation, of a tensor that `var` alone orders, if nothing is in its way; else a lease that holds
+    /// nothing.
+    #[inline]
+    fn hold(tensor: &Tensor, var: &OpVar, taker: Taker) -> Result<Arc<Self>, Arc<Self>> {
+        // Built in its place: moved there, it would cost as much again.
+        let place = Arc::<Self>::new_uninit();
+        // SAFETY: nobody else has it yet, which `Arc::get_mut` would find out with a locked instruction.
+        let lease = unsafe {
+            let label = LeaseLabel::new(Access::Read, taker, None, true);
+            let lease = Arc::as_ptr(&place).cast_mut();
+            (*lease).write(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
+            place.assume_init()
+        };
+        // SAFETY: never null. The place is good for as long as the lease lives.
+        let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
+        let number = graph().number();
+        let held = var.hold(|state, flags| {
+            if flags != 0 {
+                // Fences or a failure: somebody has to look more closely, and perhaps to wait.
+                return false;
+            }
+            // SAFETY: the lease is new, and its destructor takes it out.
+            unsafe { state.holders().add(place, number) };
+            lease.holds.store(true, Ordering::Relaxed);
+            true
+        });
+        if held { Ok(lease) } else { Err(lease) }
+    }
+
+    /// As [`hold`](Self::hold), with an operation.
+    #[cold]
+    fn begin(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
+        let access = Access::Read;
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+        let core = &tensor.inner.core;
+        let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
+        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, Mode::Read));
+        if draft.payload().noted {
+            note_taking(&draft, &label, tensor);
+        }
+        let Some(granted) = draft.submit_unreferenced() else {
+            // It stands in a queue by now: whoever grants it finds it abandoned.
+            if let Some(granted) = label.abandon() {
+                end(granted, None);
+            }
+            return None;
+        };
+        if granted.accesses().any(|access| access.flags() != 0) || !operation::begin(&granted) {
+            // Fences or a failure: somebody has to look more closely, and perhaps to wait.
+            end_unused(granted);
+            return None;
+        }
+        if granted.payload().noted {
+            hooks::begins(&granted);
+        }
+        label.held.store(true, Ordering::Release);
+        let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
+        lease.granted = Mutex::new(Some(granted));
+        Some(Arc::new(lease))
+    }
+
+    /// See [`Holders`](crate::holders::Holders).
+    pub(crate) fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// Whether it holds a variable, without an operation.
+    pub(crate) fn holds(&self) -> bool {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is a lease of the memory of `region`.
+    pub(crate) fn is_of(&self, region: &Region) -> bool {
+        let definition = self.tensor.inner.definition();
+        let placed = definition.ok().and_then(|definition| definition.placed.as_ref());
+        placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
+    }
+
+    pub(crate) fn label(&self) -> &LeaseLabel {
+        &self.label
+    }
+
+    /// Orders the uses of tensors that were imported from inside this lease among each other.
+    pub(crate) fn scope(&self) -> &OpVar {
+        self.scope.get_or_init(|| graph().var(VarState::default()))
+    }
+
+    /// Whether memory inside this lease is protected by it.
+    pub(crate) fn protects(&self) -> bool {
+        !self.untracked.load(Ordering::Acquire)
+    }
+
+    pub(super) fn at_end(&self, add: impl FnOnce(&mut Last)) {
+        add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
+    }
+
+    /// See [`Lease::note_object`].
+    pub(crate) fn note_object(&self, kind: &str) {
+        self.label.object.get_or_init(|| kind.into());
+    }
+
+    /// Makes it an alias.
+    pub(crate) fn untrack(&self) {
+        self.untracked.store(true, Ordering::Release);
+    }
+
+    /// Makes a view of `running` a lease of its own that stands beside the operation in every queue, so that nothing gets
+    /// in between when the operation ends.
+    pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
+        let Label::Shared(label) = &self.label else { return };
+        let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
+        state.set_role(Role::Lease(Arc::clone(label)));
+        state.begin_unsubmitted();
+        let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
+        // Exclusive or not, it is no new version: what the operation has left stays, its failure included.
+        let mode = if mode.is_exclusive() { Mode::Update } else { mode };
+        let granted = running.split(state, &vars, mode);
+        if granted.payload().noted {
+            hooks::split_off(&granted);
+            hooks::taken(granted.id(), &self.label.taker);
+            hooks::begins(&granted);
+        }
+        let mut slot = self.label.slot();
+        if matches!(*slot, Slot::Waiting) {
+            *slot = Slot::Held(granted);
+            self.label.held.store(true, Ordering::Release);
+        } else {
+            // The last holder let go in the meantime.
+            drop(slot);
+            end(granted, None);
+        }
+    }
+}
+
+impl Drop for LeaseInner {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            // A forked child: the graph's locks may be held by threads that do not exist here.
+            let granted = self.granted.get_mut().map(Option::take);
+            let last = self.last.get_mut().map(Option::take);
+            let label = match &self.label {
+                Label::Shared(label) => Some(Arc::clone(label)),
+                Label::Own(_) => None,
+            };
+            std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted, last));
+            return;
+        }
+        match self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+            None => self.end(None),
+            Some(last) => self.end_with(*last),
+        }
+    }
+}
+
+impl LeaseInner {
+    /// Ends the lease; whatever waited for it goes on, after `done`.
+    #[inline]
+    fn end(&mut self, done: Option<Fence>) {
+        if *self.holds.get_mut() {
+            return self.end_hold(done);
+        }
+        let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(granted) = granted.or_else(|| self.label.abandon()) {
+            end(granted, done);
+        } else if let Some(done) = done {
+            // An alias is in no queue, but its memory must not go before the work is done.
+            let _ = self.tensor.used_until(&done);
+        }
+    }
+
+    #[cold]
+    fn end_with(&mut self, last: Last) {
+        let Last { done, told } = last;
+        let fences: SmallVec<[Fence; 1]> =
+            if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
+        self.end(done);
+        if !told.is_empty() {
+            Reactor::global().when_settled(&fences, move |outcome| {
+                told.into_iter().for_each(|completer| completer.settle(outcome.clone()));
+            });
+        }
+    }
+
+    /// Ends a hold; whatever waited for it goes on.
+    fn end_hold(&self, done: Option<Fence>) {
+        let mut ready = ReadyList::new();
+        let mut observer = None;
+        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
+        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
+        let finish = |state: &mut VarState, flags: &mut u32| {
+            // SAFETY: it was added when the hold began.
+            observer = unsafe { state.holders().remove(NonNull::from(self)) };
+            // A reader replaces no failure.
+            state.finish(Mode::Read, &ending, flags, &mut None);
+        };
+        self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        if !ready.is_empty() {
+            run::dispatch(ready);
+        }
+        if let Some(observer) = observer {
+            observer.set(Ok(()));
+        }
+        self.tensor.inner.core.bell.ring();
+    }
+}
+
+/// Ends a lease that was granted and is not wanted; it has seen nothing and leaves nothing.
+fn end_unused(granted: OpGranted) {
+    let core = granted.payload().core.clone();
+    let mut ready = ReadyList::new();
+    run::complete(granted, &Ending::Looked, None, &mut ready);
+    run::dispatch(ready);
+    core.bell.ring();
+}
+
+/// Ends a held lease; whatever waited for it goes on.
+pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
+    let core = granted.payload().core.clone();
+    let tag = OpTag::of(&granted);
+    let mut ready = ReadyList::new();
+    let ending = Ending::Ran { fence: done.as_ref().map(|done| (done, &tag)), failure: None };
+    run::complete(granted, &ending, None, &mut ready);
+    run::dispatch(ready);
+    core.bell.ring();
+}

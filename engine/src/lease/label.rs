@@ -1,0 +1,85 @@
+//! Who has a lease, and where it stands.
+
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+
+use super::Access;
+use crate::clock::{self, Coarse};
+use crate::error::Error;
+use crate::operation::OpGranted;
+use crate::ready::ReadySignal;
+use crate::taker::Taker;
+
+/// Who took a lease, and since when.
+#[derive(Debug)]
+pub(crate) struct LeaseLabel {
+    pub(crate) access: Access,
+    pub(crate) taker: Taker,
+    /// What the holder has made of it, once that is known.
+    pub(crate) object: OnceLock<Arc<str>>,
+    pub(crate) thread: ThreadId,
+    pub(crate) since: Coarse,
+    slot: Mutex<Slot>,
+    /// Whether it was granted and all earlier work is done, so that only its holder keeps others waiting.
+    pub(super) held: AtomicBool,
+    /// Whom to tell; nobody of a lease that was granted as it was submitted.
+    signal: Option<Arc<ReadySignal>>,
+}
+
+#[derive(Debug)]
+pub(super) enum Slot {
+    /// Not granted yet.
+    Waiting,
+    /// Granted and settled: holding this is holding the lease.
+    Held(OpGranted),
+    /// Nobody wants it any more: to be completed as soon as it is granted.
+    Abandoned,
+}
+
+impl LeaseLabel {
+    #[inline(always)]
+    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>, held: bool) -> Self {
+        Self {
+            access,
+            taker,
+            object: OnceLock::new(),
+            thread: clock::this_thread(),
+            since: Coarse::now(),
+            slot: Mutex::new(Slot::Waiting),
+            held: AtomicBool::new(held),
+            signal,
+        }
+    }
+
+    pub(super) fn tell(&self, outcome: Result<(), Error>) {
+        if let Some(signal) = &self.signal {
+            signal.set(outcome);
+        }
+    }
+
+    pub(super) fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether only its holder keeps others waiting.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    /// Gives up the lease, whether it was granted or not; the operation, if it was, is the caller's to complete.
+    pub(crate) fn abandon(&self) -> Option<OpGranted> {
+        match std::mem::replace(&mut *self.slot(), Slot::Abandoned) {
+            Slot::Held(granted) => Some(granted),
+            Slot::Waiting | Slot::Abandoned => None,
+        }
+    }
+}
+
+impl std::fmt::Display for LeaseLabel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        crate::lease_info::LeaseInfo::of(self).fmt(f)
+    }
+}
