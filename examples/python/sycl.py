@@ -1,0 +1,271 @@
+"""Notes by ear, on two SYCL queues: NumPy plays them, dpnp cleans them, JAX hears which ones they were.
+
+    NumPy             queue "up"                queue "clean"           the host              NumPy
+    a batch of    ->  a copy to the device  ->  dpnp: window and    ->  JAX: the loudest  ->  the notes
+    noisy notes       (a queue operation)       soft clipping           frequency
+    (imported view)                             (device memory)         (`eng.call`)          (a scoped read lease)
+
+While dpnp works on one batch, the next one is already being copied: nobody waits for a queue, and what must come first is
+passed between the two queues as events. Host memory is lent to the copy until the device has done it, and the device
+memory of a batch is used again as soon as its last reader is done. At the end the notes are compared with what plain NumPy
+hears, and every imported tensor must have been given back.
+
+Run it with `python examples/python/sycl.py`. It needs dpnp and a SYCL device; `pip install dpnp intel-opencl-rt` makes one
+of the processor. Without them it says so and ends (with `--require`: fails). NumPy hears the notes where JAX is missing.
+"""
+
+import argparse
+import asyncio
+import gc
+import importlib.util
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Intel's OpenCL runtime from PyPI lies beside the interpreter. Another driver beside it may lack the memory that SYCL shares.
+_driver = Path(sys.prefix, "lib", "libintelocl.so")
+if _driver.exists() and "OCL_ICD_FILENAMES" not in os.environ:
+    os.environ["OCL_ICD_FILENAMES"] = str(_driver)
+    os.environ.setdefault("OCL_ICD_VENDORS", "/none")
+
+import numpy as np
+
+import estafette as est
+
+BATCH, LENGTH = 64, 4096
+# JAX copies host memory that is aligned to less.
+ALIGNMENT = 64
+
+
+class Ledger:
+    """Counts crossings, and copies that were to be none; what a queue moves between host and device is counted apart."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.crossings = self.bytes = self.copies = self.moves = self.moved = 0
+        self.uploads_beside = 0
+        self.waited = 0.0
+
+    def crossed(self, before, after, nbytes):
+        with self._lock:
+            self.crossings, self.bytes = self.crossings + 1, self.bytes + nbytes
+            self.copies += before != after
+
+    def move(self, nbytes):
+        with self._lock:
+            self.moves, self.moved = self.moves + 1, self.moved + nbytes
+
+
+def host_pointer(array):
+    return array.__array_interface__["data"][0]
+
+
+def device_pointer(array):
+    return array.__sycl_usm_array_interface__["data"][0]
+
+
+def played(batches):
+    """Batches of notes with noise, laid out for JAX, and which notes they are: bins of a spectrum of `LENGTH` samples."""
+    random = np.random.default_rng(7)
+    count = batches * BATCH
+    raw = np.empty(count * LENGTH * 4 + ALIGNMENT, np.uint8)
+    start = -host_pointer(raw) % ALIGNMENT
+    sound = raw[start : start + count * LENGTH * 4].view(np.float32).reshape(batches, BATCH, LENGTH)
+    notes = random.integers(8, LENGTH // 4, size=(batches, BATCH))
+    time_axis = np.arange(LENGTH, dtype=np.float32) / LENGTH
+    for batch, its_notes in zip(sound, notes, strict=True):
+        np.sin(2 * np.pi * its_notes[:, None] * time_axis, out=batch, casting="same_kind")
+        batch += random.normal(0, 0.5, batch.shape)
+    return sound, notes
+
+
+def loudest_with(library):
+    """The last leg: the loudest frequency of each note of a batch."""
+    if library.__name__ == "numpy":
+        return lambda batch: np.abs(np.fft.rfft(batch)).argmax(axis=1).astype(np.int32)
+    import jax
+
+    return jax.jit(lambda batch: abs(library.fft.rfft(batch)).argmax(axis=1).astype("int32"))
+
+
+class Device:
+    """The two queues, and what is enqueued on each."""
+
+    def __init__(self, dpctl, dpnp, ledger):
+        self.dpnp, self.ledger = dpnp, ledger
+        self.up, self.clean = dpctl.SyclQueue(), dpctl.SyclQueue()
+        self.window = dpnp.asarray(np.hanning(LENGTH).astype(np.float32), sycl_queue=self.clean)
+        self._busy = None
+
+    def borrow(self, queue):
+        """What `using` calls for each operand of an operation on `queue`: a host array, or one that works on the queue."""
+
+        def borrow(tensor):
+            array = self.dpnp.from_dlpack(tensor)
+            return array if isinstance(array, np.ndarray) else array.to_device(queue)
+
+        return borrow
+
+    def upload(self, batch, raw):
+        busy = self._busy
+        if busy is not None and busy.execution_status.name != "complete":
+            self.ledger.uploads_beside += 1
+        self.up.memcpy_async(raw.get_array().usm_data, batch, batch.nbytes)
+        self.ledger.move(batch.nbytes)
+
+    def filter(self, raw, cleaned):
+        self.dpnp.multiply(raw, self.window, out=cleaned)
+        self.dpnp.tanh(cleaned, out=cleaned)
+        self._busy = self.clean.submit_barrier()
+
+
+async def run(eng, device, library, sound, in_flight, ledger):
+    """Sends every batch along, `in_flight` of them at once; gives what was heard."""
+    hear = loudest_with(library)
+    pointer = host_pointer if library is np else lambda array: array.unsafe_buffer_pointer()
+    heard = np.zeros(sound.shape[:2], np.int32)
+    todo = iter(range(len(sound)))
+    tensors = operations = 0
+    where = device.window.__dlpack_device__()
+
+    def borrow(tensor):
+        return library.from_dlpack(tensor)
+
+    async def runner():
+        nonlocal tensors, operations
+        raw, cleaned = (eng.empty((BATCH, LENGTH), "float32", device=where) for _ in range(2))
+        for tensor in (raw, cleaned):
+            ledger.crossed(tensor.data_ptr, device_pointer(device.dpnp.from_dlpack(tensor)), BATCH * LENGTH * 4)
+        tensors += 2
+        for index in todo:
+            batch = eng.from_dlpack(sound[index])
+            ledger.crossed(host_pointer(sound[index]), batch.data_ptr, sound[index].nbytes)
+            eng.submit(
+                device.upload, reads=[batch], writes=[raw], using=device.borrow(device.up), on=device.up, name="upload"
+            )
+            eng.submit(
+                device.filter,
+                reads=[raw],
+                writes=[cleaned],
+                using=device.borrow(device.clean),
+                on=device.clean,
+                name="clean",
+            )
+            # The way back is a queue operation too, since JAX sees the host's memory alone.
+            back = cleaned.to_host()
+            ledger.move(sound[index].nbytes)
+            made = []
+
+            def leg(samples, back=back, made=made):
+                ledger.crossed(back.data_ptr, pointer(samples), samples.nbytes)
+                result = hear(samples)
+                made.append(pointer(result))
+                return result
+
+            notes = eng.call(leg, back, using=borrow, name="hear")
+            tensors, operations = tensors + 3, operations + 4
+
+            began = time.perf_counter()
+            async with notes.read(np.from_dlpack) as view:
+                ledger.waited += time.perf_counter() - began
+                ledger.crossed(made[0], host_pointer(view), view.nbytes)
+                heard[index] = view
+                # A view that outlives its block would keep its lease.
+                del view
+
+    await asyncio.gather(*(runner() for _ in range(in_flight)))
+    return heard, tensors, operations
+
+
+def missing():
+    """What the device lacks, or `None`."""
+    for module in ("dpctl", "dpnp"):
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed (no module `{module}`): `pip install dpnp intel-opencl-rt`"
+    import dpctl
+
+    if not dpctl.get_devices():
+        return "the SYCL runtime knows no device: `pip install intel-opencl-rt` makes one of the processor"
+    return None
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--batches", type=int, default=48, help=f"batches of {BATCH} notes")
+    arguments.add_argument("--in-flight", type=int, default=4, help="batches on their way at once")
+    arguments.add_argument("--require", action="store_true", help="fail where there is no SYCL device or no JAX")
+    options = arguments.parse_args()
+
+    if why := missing():
+        print(why if options.require else f"{why}; skipped", file=sys.stderr if options.require else sys.stdout)
+        return int(options.require)
+    import dpctl
+    import dpnp
+
+    library = np
+    if importlib.util.find_spec("jax"):
+        import jax.numpy as library
+    else:
+        print("JAX is not installed (no module `jax`): skipped, NumPy runs its leg")
+        if options.require:
+            return 1
+
+    sound, notes = played(options.batches)
+    ledger = Ledger()
+    device = Device(dpctl, dpnp, ledger)
+    listener = "NumPy" if library is np else "JAX"
+    print(f"notes: NumPy -> dpnp on {device.clean.sycl_device.name.strip()} -> {listener} -> NumPy")
+
+    with est.Engine(workers=2) as eng:
+        before = eng.stats()
+        began = time.perf_counter()
+        heard, tensors, operations = asyncio.run(run(eng, device, library, sound, options.in_flight, ledger))
+        took = time.perf_counter() - began
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while eng.stats().releasing and time.monotonic() < deadline:
+            time.sleep(0.001)
+        after = eng.stats()
+
+    imported, deleters = after.imported - before.imported, after.deleters - before.deleters
+    # A copy on the host has memory of its own, which is given back by a deleter too.
+    owed = imported + len(sound)
+    window = np.hanning(LENGTH).astype(np.float32)
+    expected = np.stack([loudest_with(np)(np.tanh(batch * window)) for batch in sound])
+    agree = (heard == expected).mean()
+
+    rows = [
+        ("tensors", f"{tensors:,}"),
+        ("handed over", f"{ledger.crossings:,} times, {ledger.bytes / 1e6:,.1f} MB"),
+        ("copies", f"{ledger.copies:,}"),
+        ("host and device", f"{ledger.moves:,} moves, {ledger.moved / 1e6:,.1f} MB"),
+        ("overlapped", f"{ledger.uploads_beside} of {len(sound)} uploads began while the other queue was at work"),
+        ("operations", f"{operations:,}"),
+        ("time waited", f"{ledger.waited:.3f} s in {options.in_flight} tasks"),
+        ("time in all", f"{took:.3f} s"),
+        ("deleters run", f"{deleters:,} for {imported:,} tensors imported and {len(sound):,} copied to the host"),
+        ("right", f"{(heard == notes).mean():.1%} of the notes; {agree:.2%} as in plain NumPy"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+    # Libraries round differently, so of two frequencies that are equally loud either may win.
+    problems = [
+        text
+        for text, wrong in (
+            ("something was copied that is handed over", ledger.copies != 0),
+            ("not every imported or copied tensor was given back", deleters != owed),
+            ("what was heard differs from what plain NumPy hears", agree < 0.999),
+        )
+        if wrong
+    ]
+    for problem in problems:
+        print("error:", problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
