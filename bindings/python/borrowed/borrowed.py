@@ -4,6 +4,8 @@ The files are run where they are installed, as they are. Only the names that the
 
 - `producer`: NumPy's arrays leave through a tensor of ours, so that NumPy's tests of `__dlpack__` are tests of ours.
 - `middleman`: `np.from_dlpack(x)` takes `x` from a tensor that we made of it.
+- `usm-middleman`: the same for dpnp on a SYCL device, whose tests use capsules too: `dpt.from_dlpack(x)` and
+  `from_dlpack_capsule(capsule)` take what we give of a tensor that we made.
 - `host-cupy`: CuPy's tests, as dpnp has them, on a stand-in for CuPy whose arrays are tensors of ours on the host.
 
 What deviates is listed in `deviations.py` with the rule that it follows from. A failure that is not listed fails, so does
@@ -20,9 +22,9 @@ import pytest
 import estafette as est
 import host_cupy
 from deviations import DEVIATIONS
-from proxies import Middleman, Producer
+from proxies import DpnpMiddleman, Middleman, Producer
 
-ROLES = {"producer": Producer, "middleman": Middleman, "host-cupy": None}
+ROLES = {"producer": Producer, "middleman": Middleman, "usm-middleman": None, "host-cupy": None}
 
 # How long memory that nobody has any more may take to go back to its owner.
 RELEASED_WITHIN_S = 10.0
@@ -46,11 +48,20 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """While a file of NumPy's tests is imported, `import numpy` gives it the proxy."""
-    kind = ROLES[collector.config.getoption("role")]
-    if kind is None or not isinstance(collector, pytest.Module):
+    """While a file of NumPy's tests is imported, `import numpy` gives it the proxy; dpnp's names are exchanged afterwards."""
+    role = collector.config.getoption("role")
+    kind = ROLES[role]
+    if not isinstance(collector, pytest.Module):
         return (yield)
     engine = collector.config.estafette_engine
+    if role == "usm-middleman":
+        report = yield
+        if report.passed:
+            for name in ("dpt", "_dlp"):
+                setattr(collector.obj, name, DpnpMiddleman(getattr(collector.obj, name), engine))
+        return report
+    if kind is None:
+        return (yield)
     sys.modules["numpy"] = kind(numpy, engine)
     try:
         report = yield

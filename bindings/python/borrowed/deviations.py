@@ -34,6 +34,7 @@ DEVIATIONS = {
     "middleman": {
         "TestDLPack::test_writeable": A_READ_LEASE,
     },
+    "usm-middleman": {},
     "host-cupy": {
         "TestNewDLPackConversion::test_from_dlpack_and_conv_errors[device]": Deviation(
             pytest.fail.Exception, "DID NOT RAISE NotImplementedError", "moves and copies are wanted, not refused"

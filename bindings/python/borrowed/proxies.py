@@ -1,4 +1,4 @@
-"""NumPy, with our tensors where its arrays are exchanged."""
+"""NumPy and dpnp, with our tensors where their arrays are exchanged."""
 
 import types
 
@@ -47,3 +47,22 @@ class Producer(Proxy):
         self.ndarray = Array
         for name in ("arange", "array", "asarray", "zeros", "ones", "diagonal"):
             setattr(self, name, ours(getattr(numpy, name)))
+
+
+class DpnpMiddleman(types.ModuleType):
+    """`dpnp.tensor`, or its module `_dlpack`: whatever dpnp takes, an array or a capsule, has been a tensor of ours on the way."""
+
+    def __init__(self, module, engine):
+        super().__init__(module.__name__)
+        self.__dict__.update(_module=module, _engine=engine)
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+    def from_dlpack(self, array, **arguments):
+        return self._module.from_dlpack(self._engine.from_dlpack(array), **arguments)
+
+    def from_dlpack_capsule(self, capsule):
+        # Our capsule is of the kind that came, so that each of the two structs goes both ways.
+        newest = None if '"dltensor"' in repr(capsule) else self._module.get_build_dlpack_version()
+        return self._module.from_dlpack_capsule(self._engine.from_dlpack(capsule).__dlpack__(max_version=newest))
