@@ -4,6 +4,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use estafette_devices::DLDevice;
+
 use crate::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
@@ -22,15 +24,17 @@ pub struct ExportOptions {
     pub taker: Option<Taker>,
     /// How long a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
-    /// Whether the consumer gets a copy of its own, in host memory and flagged as one, instead of a lease. The copy is made
-    /// when the lease is granted, on the thread that exports.
+    /// Whether the consumer gets a copy of its own, flagged as one, instead of a lease. The copy is made when the lease is
+    /// granted, on the thread that exports.
     pub copy: bool,
+    /// Where that copy is, row-major.
+    pub copy_to: DLDevice,
 }
 
 impl ExportOptions {
     /// The versioned struct, for `access`.
     pub fn new(access: Access) -> Self {
-        Self { access, abi: Abi::Versioned, taker: None, timeout: None, copy: false }
+        Self { access, abi: Abi::Versioned, taker: None, timeout: None, copy: false, copy_to: DLDevice::CPU }
     }
 
     pub(crate) fn taker_text(&self) -> Taker {
@@ -186,7 +190,7 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
     let tensor: &TensorInner = &lease.tensor.inner;
     let definition = tensor.definition()?;
     if options.copy {
-        let (layout, storage) = copied(&tensor.core, &definition.layout, definition.data)?;
+        let (layout, storage) = copied(&tensor.core, &definition.layout, definition.data, options.copy_to)?;
         let flags = ExportFlags { read_only: false, is_copied: true };
         let data = storage.data();
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.

@@ -314,10 +314,26 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> 
     Ok(Arrival { layout, data, storage, read_only })
 }
 
-/// A row-major copy in fresh host memory, for somebody else.
-pub(crate) fn copied(core: &Core, layout: &Layout, data: *const u8) -> Result<(Layout, Storage), Error> {
+/// A row-major copy in fresh memory of the device `to`, for somebody else. To another device than the host it goes by way of
+/// the host, which every context can be copied from and to; the thread waits for both ways.
+pub(crate) fn copied(
+    core: &Core,
+    layout: &Layout,
+    data: *const u8,
+    to: DLDevice,
+) -> Result<(Layout, Storage), Error> {
     let copy = copy_of(core, layout, data)?;
-    Ok((copy.layout, copy.storage))
+    if to == DLDevice::CPU {
+        return Ok((copy.layout, copy.storage));
+    }
+    let target = Layout::contiguous(layout.dtype(), to, layout.shape())?.with_padding(layout.is_padded());
+    let storage = fresh(core, &target, false)?;
+    let device = core.device(to).ok_or_else(|| Error::invalid(format!("device {to} is not available")))?;
+    let queue = device.create_queue()?;
+    // SAFETY: both are row-major of one type and shape, fresh and ours, and stay until the fence has settled.
+    unsafe { device.copy(&*queue, copy.data, storage.data(), target.byte_len()) }?;
+    queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
+    Ok((target, storage))
 }
 
 /// A row-major copy in fresh host memory.

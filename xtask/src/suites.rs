@@ -446,6 +446,10 @@ fn borrowed(context: &Context) -> Vec<Command> {
     let numpy = "numpy/_core/tests/test_dlpack.py";
     let mut commands =
         vec![run("producer", environment.packages(), numpy), run("middleman", environment.packages(), numpy)];
+    if !context.fast {
+        let usm = "dpnp/tests/tensor/test_usm_ndarray_dlpack.py";
+        commands.push(run("usm-middleman", environment.packages(), usm));
+    }
     if let Some(wheels) = &context.borrowed {
         let cupy = "dpnp/tests/third_party/cupy/core_tests/test_dlpack.py";
         commands.push(run("host-cupy", wheels.packages(), cupy));

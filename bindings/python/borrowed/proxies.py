@@ -63,6 +63,6 @@ class DpnpMiddleman(types.ModuleType):
         return self._module.from_dlpack(self._engine.from_dlpack(array), **arguments)
 
     def from_dlpack_capsule(self, capsule):
-        # Our capsule is of the kind that came, so that each of the two structs goes both ways.
-        newest = None if '"dltensor"' in repr(capsule) else self._module.get_build_dlpack_version()
+        # Whichever struct came, the newer one goes on, since memory lent for reading is flagged in no other.
+        newest = self._module.get_build_dlpack_version()
         return self._module.from_dlpack_capsule(self._engine.from_dlpack(capsule).__dlpack__(max_version=newest))

@@ -1,5 +1,6 @@
 //! Copies, each of which is an operation: ordered like any other, and seen in a diagnosis.
 
+use estafette::devices::DLDevice;
 use estafette::{Access, Completion, Error, ExportOptions, Tensor};
 use pyo3::prelude::*;
 
@@ -14,18 +15,23 @@ use crate::{gate, running_loop};
 /// # Errors
 /// `WindowFullError` where waiting for room would stop an event loop; `ShutdownError`.
 pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Tensor> {
-    submit(py, handle, tensor)?.or_raise(py)
+    submit(py, handle, tensor, DLDevice::CPU)?.or_raise(py)
 }
 
-/// As [`copied`], waiting until the copy is there; `None` when the engine takes no more operations.
+/// As [`copied`], in memory of the device `to`, waiting until the copy is there; `None` when the engine takes no more operations.
 ///
 /// # Errors
 /// As [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
-pub fn copied_now(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Option<Tensor>> {
+pub fn copied_now(
+    py: Python<'_>,
+    handle: &EngineHandle,
+    tensor: &Tensor,
+    to: DLDevice,
+) -> PyResult<Option<Tensor>> {
     if !tensor.is_ready() && running_loop::get(py)?.is_some() {
         return Err(would_block(py, "the tensor"));
     }
-    let copy = match submit(py, handle, tensor)? {
+    let copy = match submit(py, handle, tensor, to)? {
         Ok(copy) => copy,
         Err(Error::Shutdown) => return Ok(None),
         Err(error) => return Err(to_py(py, &error)),
@@ -34,12 +40,17 @@ pub fn copied_now(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyR
     Ok(Some(copy))
 }
 
-fn submit(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Result<Tensor, Error>> {
+fn submit(
+    py: Python<'_>,
+    handle: &EngineHandle,
+    tensor: &Tensor,
+    to: DLDevice,
+) -> PyResult<Result<Tensor, Error>> {
     let engine = handle.engine(py)?;
     let source = tensor.clone();
     let build = || engine.op("copy").reads([tensor]);
     let start = move |end: Completion| {
-        let options = ExportOptions { copy: true, ..ExportOptions::new(Access::Read) };
+        let options = ExportOptions { copy: true, copy_to: to, ..ExportOptions::new(Access::Read) };
         let copied = end.scope().export(&source, &options);
         end.produce(copied.map(Into::into).map_err(Into::into));
     };

@@ -41,10 +41,20 @@ impl Request<'_, '_> {
         self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
     }
 
-    /// Whether memory on `device`, which the host can read, is wanted in memory of the host.
-    fn moves_to_host(&self, device: DLDevice) -> bool {
-        let wanted = self.dl_device.map(|(kind, id)| DLDevice::new(DeviceType(kind), id));
-        wanted == Some(DLDevice::CPU) && device != DLDevice::CPU && can_go_to_host(device)
+    /// Where a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
+    ///
+    /// # Errors
+    /// `BufferError` for a number of the device table that nobody has registered, or that is registered no more.
+    fn copied_to(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<DLDevice>> {
+        let wanted = self.dl_device.map_or(device, |(kind, id)| DLDevice::new(DeviceType(kind), id));
+        if wanted == device {
+            return Ok((self.copy == Some(true)).then(|| home_of_copies(device)));
+        }
+        let known = match wanted {
+            DLDevice::CPU => true,
+            wanted => sycl::resolve(py, wanted)?.is_some(),
+        };
+        Ok((known && can_go_to_host(device)).then_some(wanted))
     }
 
     fn abi(&self) -> Abi {
@@ -75,11 +85,18 @@ impl Request<'_, '_> {
         if let Some((kind, id)) = self.dl_device {
             let wanted = DLDevice::new(DeviceType(kind), id);
             if wanted != device {
-                let message = format!("this tensor is on {device} and cannot be exported to {wanted}");
+                let without = if self.copy == Some(false) { " without a copy" } else { "" };
+                let message =
+                    format!("this tensor is on {device} and cannot be exported to {wanted}{without}");
                 return Err(raise(py, "ExchangeError", message));
             }
         }
-        Ok(ExportOptions { abi: self.abi(), copy: self.copy == Some(true), ..ExportOptions::new(access) })
+        Ok(ExportOptions {
+            abi: self.abi(),
+            copy: self.copy == Some(true),
+            copy_to: home_of_copies(device),
+            ..ExportOptions::new(access)
+        })
     }
 }
 
@@ -87,6 +104,11 @@ impl Request<'_, '_> {
 pub fn host_can_read(device: DLDevice) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type)
+}
+
+/// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
+fn home_of_copies(device: DLDevice) -> DLDevice {
+    if device.device_type == DeviceType::ONE_API { device } else { DLDevice::CPU }
 }
 
 /// Devices whose memory comes to the host by a copy at least.
@@ -136,13 +158,10 @@ pub fn export_from<'py>(
         From::Tensor(tensor, _) if request.may_copy() && !body::has_operand(py, tensor)? => {
             until_defined(py, tensor)?;
             let device = tensor.device().or_raise(py)?;
-            let moves = request.moves_to_host(device);
-            if !moves && request.copy != Some(true) {
-                return export(py, from, request);
-            }
+            let Some(to) = request.copied_to(py, device)? else { return export(py, from, request) };
             // Refused first, so that nothing is copied in vain.
-            request.options(py, Access::Alias, if moves { DLDevice::CPU } else { device })?;
-            match copied_now(py, engine, tensor)? {
+            request.options(py, Access::Alias, to)?;
+            match copied_now(py, engine, tensor, to)? {
                 Some(copy) => {
                     let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
                     let managed = copy.export_as_copy(&options).or_raise(py)?;

@@ -223,9 +223,9 @@ pub static PEERS: &[Peer] = &[
     Peer {
         root: "dpnp",
         legacy: Legacy::Writable,
-        // Its streams are SYCL queues.
+        // Its streams are SYCL queues, of which it passes none when it imports (data-apis/array-api#829).
         omitted: Omitted::NoSync,
-        source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx",
+        source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx; data-apis/array-api#829",
         ..UNKNOWN
     },
     Peer {

@@ -131,6 +131,82 @@ def test_contexts_have_numbers_while_they_are_registered():
         est.register_context(own, device_type=2)
 
 
+def numbers(array):
+    return dpnp.asnumpy(array).tolist()
+
+
+def test_a_copy_stays_on_the_device(eng):
+    x = dpnp.arange(12, dtype="int32").reshape(3, 4)
+    for view in (x, x.T, x[::-1, ::2]):
+        t = eng.from_dlpack(view)
+        y = dpnp.from_dlpack(t, copy=True)
+        assert y.__dlpack_device__() == x.__dlpack_device__()
+        assert numbers(y) == numbers(view)
+        y[...] = 0
+    assert numbers(x) == np.arange(12).reshape(3, 4).tolist()
+
+
+def test_another_context_gets_a_copy_or_an_error():
+    part = dpctl.SyclDevice("cpu").create_sub_devices(partition=1)[0]
+    own = dpctl.SyclContext(part)
+    queue = dpctl.SyclQueue(own, part)
+    number = est.register_context(own)
+    try:
+        with est.Engine(workers=2) as eng:
+            x = dpnp.arange(12, dtype="float32").reshape(3, 4)
+            t = eng.from_dlpack(x.T)
+            assert "dltensor" in repr(t.__dlpack__(dl_device=number))
+            with pytest.raises(BufferError, match=f"cannot be exported to oneapi:{number[1]} without a copy"):
+                t.__dlpack__(dl_device=number, copy=False)
+            with pytest.raises(BufferError, match="no context is registered"):
+                t.__dlpack__(dl_device=(ONE_API, number[1] + 1000))
+
+            # There and back again, each time by a copy.
+            class There:
+                """A tensor in the other context."""
+
+                sycl_queue = queue
+
+                def __dlpack_device__(self):
+                    return number
+
+                def __dlpack__(self, **arguments):
+                    return t.__dlpack__(dl_device=number, max_version=(1, 0), copy=True)
+
+            u = eng.from_dlpack(There())
+            assert tuple(u.device) == number
+            assert u.data_ptr != t.data_ptr
+            back = eng.from_dlpack(u.__dlpack__(dl_device=x.__dlpack_device__(), max_version=(1, 0)))
+            assert tuple(back.device) == x.__dlpack_device__()
+            for tensor in (u, back):
+                np.testing.assert_array_equal(np.from_dlpack(tensor.to_host()), dpnp.asnumpy(x).T)
+            with pytest.raises(ValueError, match="another context"):
+                u.__dlpack__(stream=x.sycl_queue)
+            del u, back
+            gc.collect()
+            eng.wait_all()
+    finally:
+        est.unregister_context(number)
+
+
+def test_host_memory_goes_to_a_device_by_a_copy(eng):
+    t = eng.from_dlpack(np.arange(6, dtype="int16").reshape(2, 3))
+    y = dpnp.from_dlpack(eng.from_dlpack(t.__dlpack__(dl_device=(ONE_API, 0), max_version=(1, 0))))
+    assert y.__dlpack_device__() == (ONE_API, 0)
+    assert numbers(y) == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(BufferError, match="without a copy"):
+        t.__dlpack__(dl_device=(ONE_API, 0), copy=False)
+
+
+def test_what_has_no_elements_or_runs_backwards_is_taken_by_dpnp(eng):
+    empty = dpnp.empty((3, 0), dtype="int8")
+    assert dpnp.from_dlpack(eng.from_dlpack(empty)).shape == (3, 0)
+    x = dpnp.arange(10, dtype="int64")[::-3]
+    y = dpnp.from_dlpack(eng.from_dlpack(x))
+    assert y.strides == x.strides
+    assert numbers(y) == [9, 6, 3, 0]
+
+
 def test_exchanges_with_dpnp_are_ordered(eng):
     before = len(est.unordered_exchanges())
     t = eng.from_dlpack(dpnp.arange(3))

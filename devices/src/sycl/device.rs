@@ -215,7 +215,9 @@ impl SyclDevice {
         // SAFETY: by contract.
         let parts = unsafe { parts_of_queue(api, queue.as_ptr()) };
         let (context, device) = parts.ok_or_else(|| refused("to say where the queue belongs"))?;
-        if !self.shared.context.is(context.raw()) || !self.is(&root_device(api, device)) {
+        // This device may be a part itself, in a context of its own.
+        let ours = self.is(&device) || self.is(&root_device(api, device));
+        if !self.shared.context.is(context.raw()) || !ours {
             let message = format!("the queue is of another context or device than {}", self.shared.id);
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         }

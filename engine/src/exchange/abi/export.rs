@@ -4,6 +4,8 @@ use std::alloc;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
+use estafette_devices::DeviceType;
+
 use super::super::contain::contain;
 use super::{
     Abi, DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
@@ -130,8 +132,13 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
 #[inline]
 pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
     let (dtype, device) = (layout.dtype(), layout.device());
+    let (data, before) = match device.device_type {
+        DeviceType::ONE_API => from_the_start(layout, data),
+        _ if layout.is_empty() => (ptr::null_mut(), 0),
+        _ => (data, 0),
+    };
     DLTensor {
-        data: if layout.is_empty() { ptr::null_mut() } else { data.cast() },
+        data: data.cast(),
         device: RawDevice {
             device_type: DLDeviceType(device.device_type.0 as u32),
             device_id: device.device_id,
@@ -140,6 +147,13 @@ pub(super) fn describe_raw(layout: &Layout, data: *mut u8) -> DLTensor {
         dtype: DLDataType { code: DLDataTypeCode(dtype.code), bits: dtype.bits, lanes: dtype.lanes },
         shape: ptr::null_mut(),
         strides: ptr::null_mut(),
-        byte_offset: layout.byte_offset(),
+        byte_offset: layout.byte_offset() + before,
     }
+}
+
+/// What dpnp takes for `data`: the start of what the elements touch, so that offsets are never negative. It does not take NULL
+/// either, which the header recommends where there are no elements; the address stays what its library said.
+fn from_the_start(layout: &Layout, data: *mut u8) -> (*mut u8, u64) {
+    let before = if layout.is_empty() { 0 } else { data.addr() - layout.byte_range(data).start };
+    (data.wrapping_sub(before), before as u64)
 }
