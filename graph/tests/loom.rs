@@ -618,7 +618,9 @@ fn two_holds_and_a_write_let_each_other_go() {
             })
         });
         world.submit(&[(0, WRITE)]);
-        holds.map(|hold| hold.join().unwrap());
+        for hold in holds {
+            hold.join().unwrap();
+        }
         assert_eq!(world.done(), 1);
     });
 }

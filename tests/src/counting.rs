@@ -1,6 +1,7 @@
 //! An allocator that counts. A test of allocations declares one as its `#[global_allocator]`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The system's allocator, counted.
@@ -8,6 +9,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Without a destructor, so that an allocator may use it at any time.
+    static OF_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
+}
+
+fn count() {
+    ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+    OF_THIS_THREAD.set(OF_THIS_THREAD.get() + 1);
+}
+
+/// Allocations of the calling thread so far: what others do, as a watchdog that is late to start, is not in it.
+pub fn of_this_thread() -> usize {
+    OF_THIS_THREAD.get()
+}
 
 /// Allocations of the process so far; a block that is made longer is one more.
 pub fn allocations() -> usize {
@@ -17,7 +33,7 @@ pub fn allocations() -> usize {
 // SAFETY: everything is passed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count();
         // SAFETY: passed on.
         unsafe { System.alloc(layout) }
     }
@@ -28,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        count();
         // SAFETY: passed on.
         unsafe { System.realloc(pointer, layout, size) }
     }

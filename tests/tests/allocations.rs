@@ -12,7 +12,7 @@ use tests::watchdog::Watchdog;
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The count is the process's, so that the tests of this file run one after the other.
+/// One of the counts is the process's, so that the tests of this file run one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const OPERATIONS: usize = 20_000;
@@ -35,8 +35,8 @@ fn random(engine: &Engine, variables: &[Variable], dice: &mut Dice) {
 /// Operations before the count begins, in each run: until a thread without workers runs what it submits.
 const START: usize = 1_000;
 
-/// Allocations of the second of two equal runs.
-fn in_steady_state(workers: usize) -> usize {
+/// How the second of two equal runs changes `count`.
+fn in_steady_state(workers: usize, count: fn() -> usize) -> usize {
     let engine = Engine::builder().workers(workers).window(512).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let variables: Vec<_> = (0..100).map(|_| engine.var()).collect();
@@ -44,10 +44,10 @@ fn in_steady_state(workers: usize) -> usize {
     let run = || {
         let mut dice = Dice::new(7);
         (0..START).for_each(|_| random(&engine, &variables, &mut dice));
-        let before = counting::allocations();
+        let before = count();
         (0..OPERATIONS).for_each(|_| random(&engine, &variables, &mut dice));
         engine.wait_all(None).unwrap();
-        counting::allocations() - before
+        count() - before
     };
     run();
     let allocations = run();
@@ -59,7 +59,7 @@ fn in_steady_state(workers: usize) -> usize {
 #[test]
 fn a_thread_that_runs_everything_itself_allocates_nothing() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    assert_eq!(in_steady_state(0), 0);
+    assert_eq!(in_steady_state(0, counting::of_this_thread), 0);
 }
 
 /// Threads that wait for each other allocate a little: to fall asleep, or when a deque meets a new length. It does not grow
@@ -68,7 +68,7 @@ fn a_thread_that_runs_everything_itself_allocates_nothing() {
 fn with_workers_allocations_are_rarer_than_one_in_a_hundred_operations() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for workers in [1, 2] {
-        let allocations = in_steady_state(workers);
+        let allocations = in_steady_state(workers, counting::allocations);
         assert!(allocations < OPERATIONS / 100, "{workers} workers: {allocations} allocations");
     }
 }
