@@ -60,9 +60,9 @@ class record:  # noqa: N801 - used like a function
     """Records where the time goes, in all engines of the process, and writes it to the file `path` at the end::
 
         >>> with est.record("run.pftrace"):
-        ...     t = eng.call(np.arange, eng.from_dlpack(np.array(3)), using=int)
+        ...     t = eng.call(np.sqrt, eng.from_dlpack(np.array([0.0, 1.0, 4.0])), using=np.from_dlpack)
         ...     np.from_dlpack(t).tolist()
-        [0, 1, 2]
+        [0.0, 1.0, 2.0]
         >>> print(est.report("run.pftrace"))  # doctest: +SKIP
 
     The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. One recording at a time is made per
