@@ -1,5 +1,5 @@
 //! The engine on the real SYCL runtime, with the processor as the device. `cargo xtask test --suite sycl` has one; a plain test
-//! run reports these as ignored.
+//! run leaves these out.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::Arc;
@@ -42,7 +42,6 @@ fn copy(engine: &Engine, device: &Arc<SyclDevice>, queue: &Arc<dyn Queue>, x: &T
 }
 
 #[test]
-#[ignore = "needs a SYCL runtime: cargo xtask test --suite sycl"]
 fn long_work_on_several_queues_gives_the_sequential_result() {
     let device = sycl();
     let engine = Engine::builder().workers(1).build().unwrap();
@@ -64,7 +63,6 @@ fn long_work_on_several_queues_gives_the_sequential_result() {
 }
 
 #[test]
-#[ignore = "needs a SYCL runtime: cargo xtask test --suite sycl"]
 fn between_the_host_sycl_and_another_runtime_the_reactor_carries_over() {
     let (device, other) =
         (sycl(), SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() }));
@@ -100,7 +98,6 @@ fn between_the_host_sycl_and_another_runtime_the_reactor_carries_over() {
 }
 
 #[test]
-#[ignore = "needs a SYCL runtime: cargo xtask test --suite sycl"]
 fn whoever_gives_up_waiting_and_whoever_cancels_leaves_the_device_in_order() {
     let device = sycl();
     let engine = Engine::builder().workers(1).build().unwrap();
@@ -124,7 +121,6 @@ fn whoever_gives_up_waiting_and_whoever_cancels_leaves_the_device_in_order() {
 }
 
 #[test]
-#[ignore = "needs a SYCL runtime: cargo xtask test --suite sycl"]
 fn usm_says_what_it_is_and_a_queue_from_outside_is_waited_for() {
     let device = sycl();
     for &kind in device.usm_kinds() {

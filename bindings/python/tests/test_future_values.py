@@ -134,8 +134,9 @@ class TestDevices:
 
     @pytest.mark.parametrize("kind", [2, 4, 7, 8, 10, 14, 18, 19, 21])
     def test_a_kind_that_is_known_and_not_here_is_refused_by_name(self, eng, kind):
-        producer = Producer(Made(device=(kind, 0)), device=(kind, 0))
-        with pytest.raises(BufferError, match="is not available"):
+        # No machine has so many of them.
+        producer = Producer(Made(device=(kind, 7777)), device=(kind, 7777))
+        with pytest.raises(BufferError, match="is not available|no context is registered"):
             eng.from_dlpack(producer)
         assert producer.asked == []
 
