@@ -64,8 +64,8 @@ impl Tensor {
         export_held(lease.inner, &options)
     }
 
-    /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it would have to wait, or to look
-    /// at failures and fences. The cheapest way out; `taker` is asked only if it is open.
+    /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it
+    /// would have to wait, or to look at failures and fences. The cheapest way out; `taker` is asked only if it is open.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
