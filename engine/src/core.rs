@@ -24,7 +24,6 @@ use crate::journal::hooks::WaitNoted;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
 use crate::run::{self, ReadyOp};
-use crate::stream::Lanes;
 use crate::stuck;
 
 /// The process's graph. All engines share it, so tensors of one engine are ordered correctly in operations of another;
@@ -55,8 +54,6 @@ pub(crate) struct Core {
     /// Rings when nothing is in flight: whoever waits for that need not hear of every single end.
     idle: Bell,
     pub(crate) closing: AtomicBool,
-    /// Queues that producers order their work before.
-    pub(crate) lanes: Lanes,
     /// For asynchronous bodies; made at first use, gone when closed.
     runtime: Mutex<Option<Runtime>>,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
@@ -126,7 +123,6 @@ impl Core {
             bell: Bell::default(),
             idle: Bell::default(),
             closing: AtomicBool::new(false),
-            lanes: Lanes::default(),
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),

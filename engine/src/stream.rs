@@ -1,10 +1,10 @@
 //! Streams by their native handles: those of others, and ours that producers are told to order their work before.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
-use estafette_devices::{DLDevice, Device, DeviceType, Fence, Frontier, Queue};
-use estafette_sync::sync::Mutex;
+use estafette_devices::{DLDevice, Device, DeviceType, Fence, Queue};
+use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::consumer::Consumer;
 use crate::core_ref::CoreRef;
@@ -17,11 +17,9 @@ use crate::tensor::Tensor;
 /// each acquisition gets one with nothing pending; past this many, the one that has waited longest.
 const KEPT: usize = 8;
 
-/// The queues of one device that no acquisition uses right now, with what each waits for, the oldest first.
-#[derive(Default)]
-pub(crate) struct Lanes {
-    devices: Mutex<Vec<(DLDevice, VecDeque<Lane>)>>,
-}
+/// The queues that no acquisition uses right now, by their device, with what each waits for, the oldest first. A device goes
+/// with the last handle that others have of it.
+static LANES: Mutex<Vec<(Weak<dyn Device>, VecDeque<Lane>)>> = Mutex::new(Vec::new());
 
 struct Lane {
     queue: Arc<dyn Queue>,
@@ -34,39 +32,65 @@ impl Lane {
     }
 }
 
-impl Lanes {
-    /// A queue with nothing pending, if there is one or too many have something.
-    fn take(&self, device: DLDevice) -> Option<Lane> {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, lanes) = devices.iter_mut().find(|(known, _)| *known == device)?;
-        let full = lanes.len() >= KEPT;
-        // The oldest are done first; asking more than these calls the driver in vain.
-        match lanes.front() {
-            Some(lane) if full || lane.is_free() => lanes.pop_front(),
-            _ => None,
-        }
-    }
+fn lanes() -> MutexGuard<'static, Vec<(Weak<dyn Device>, VecDeque<Lane>)>> {
+    LANES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn put(&self, device: DLDevice, lane: Lane) {
-        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = devices.iter().position(|(known, _)| *known == device).unwrap_or_else(|| {
-            devices.push((device, VecDeque::new()));
-            devices.len() - 1
-        });
-        devices[at].1.push_back(lane);
+fn is(known: &Weak<dyn Device>, device: &Arc<dyn Device>) -> bool {
+    std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(device))
+}
+
+/// A queue with nothing pending, if there is one or too many have something.
+fn take(device: &Arc<dyn Device>) -> Option<Lane> {
+    let mut devices = lanes();
+    let (_, lanes) = devices.iter_mut().find(|(known, _)| is(known, device))?;
+    let full = lanes.len() >= KEPT;
+    // The oldest are done first; asking more than these calls the driver in vain.
+    match lanes.front() {
+        Some(lane) if full || lane.is_free() => lanes.pop_front(),
+        _ => None,
     }
+}
+
+fn put(device: &Arc<dyn Device>, lane: Lane) {
+    let gone: Vec<_> = {
+        let mut devices = lanes();
+        let gone = devices.extract_if(.., |(known, _)| known.strong_count() == 0).collect();
+        match devices.iter_mut().find(|(known, _)| is(known, device)) {
+            Some((_, lanes)) => lanes.push_back(lane),
+            None => devices.push((Arc::downgrade(device), VecDeque::from([lane]))),
+        }
+        gone
+    };
+    // Queues call the driver as they go.
+    drop(gone);
 }
 
 /// A queue of ours that a producer orders its work before, for one tensor. See [`Engine::acquisition`].
 #[derive(Debug)]
 pub struct Acquisition {
-    core: CoreRef,
-    device: DLDevice,
+    device: Arc<dyn Device>,
     queue: Arc<dyn Queue>,
     stream: usize,
 }
 
 impl Acquisition {
+    /// As [`Engine::acquisition`], on a device by itself.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when it gives no queue.
+    pub fn on(device: Arc<dyn Device>) -> Result<Self, Error> {
+        let queue = match take(&device) {
+            Some(lane) => lane.queue,
+            None => device.create_queue()?,
+        };
+        let stream = queue.native();
+        if stream == 0 {
+            return Err(Error::invalid(format!("queues of {} have no handles", device.id())));
+        }
+        Ok(Self { device, queue, stream })
+    }
+
     /// The native handle, for the producer.
     pub fn stream(&self) -> usize {
         self.stream
@@ -80,7 +104,7 @@ impl Acquisition {
     pub fn fence(self) -> Result<Fence, Error> {
         let fence = self.queue.record()?;
         let lane = Lane { queue: self.queue, last: Some(fence.clone()) };
-        self.core.lanes.put(self.device, lane);
+        put(&self.device, lane);
         Ok(fence)
     }
 }
@@ -93,17 +117,7 @@ impl Engine {
     /// [`Error::Invalid`] for a device that the engine does not have or whose queues have no handles; [`Error::Device`] when it
     /// gives no queue.
     pub fn acquisition(&self, device: DLDevice) -> Result<Acquisition, Error> {
-        let core = self.core().clone();
-        let found = device_with_streams(&core, device)?;
-        let queue = match core.lanes.take(found.id()) {
-            Some(lane) => lane.queue,
-            None => found.create_queue()?,
-        };
-        let stream = queue.native();
-        if stream == 0 {
-            return Err(Error::invalid(format!("queues of {device} have no handles")));
-        }
-        Ok(Acquisition { core, device: found.id(), queue, stream })
+        Acquisition::on(device_with_streams(self.core(), device)?)
     }
 
     /// The fence of what is enqueued by now on somebody else's stream.
@@ -118,18 +132,6 @@ impl Engine {
         // SAFETY: by contract.
         let queue = unsafe { device_with_streams(self.core(), device)?.foreign_queue(stream) }?;
         Ok(queue.record()?)
-    }
-
-    /// As [`fence_of_stream`](Self::fence_of_stream), as what an import is ready with.
-    ///
-    /// # Errors
-    /// As [`fence_of_stream`](Self::fence_of_stream).
-    ///
-    /// # Safety
-    /// As for [`Device::foreign_queue`].
-    pub unsafe fn ready_after_stream(&self, device: DLDevice, stream: usize) -> Result<Frontier, Error> {
-        // SAFETY: by contract.
-        unsafe { self.fence_of_stream(device, stream) }.map(Frontier::from)
     }
 }
 

@@ -62,6 +62,7 @@ mod recording;
 mod report;
 mod running_loop;
 mod site;
+mod stream;
 mod suspension;
 mod sycl;
 mod tensor;
