@@ -1,0 +1,3 @@
+//! CUDA devices, through the driver, where there is one.
+
+mod api;
