@@ -31,8 +31,16 @@ fn copy(
         }
     }
     let touches = vec![Touch::read(from.0, bytes), Touch::write(to.0, bytes)];
-    session
-        .enqueue(stream, Request::new(Kind::Copy, Work::Copy { to: to.0, from: from.0, bytes }, touches))?;
+    let work = Work::Copy { to: to.0, from: from.0, bytes };
+    let command = session.enqueue(stream, Request::new(Kind::Copy, work, touches))?;
+    // "API synchronization behavior" in the driver's manual: what goes to pageable memory, or from host to host, is over
+    // when the call returns. What comes from pageable memory may be staged first, or not; here it is not.
+    let place = |session: &Session, address| session.memory.live(address).map(|allocation| allocation.place);
+    let (source, target) = (place(session, from.0), place(session, to.0));
+    let on_host = |place| matches!(place, None | Some(Place::Pinned | Place::Registered));
+    if command.is_some() && bytes > 0 && (target.is_none() || (on_host(source) && on_host(target))) {
+        session.wait_for_stream(stream)?;
+    }
     Ok(stream)
 }
 
