@@ -224,7 +224,9 @@ impl Scope {
     }
 
     fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
-        self.end_with(fence, |running, produced, held| settle(&running.tag(), Ok(outcome), produced, held));
+        self.end_with(fence, |running, produced, held| {
+            settle(&running.tag(), Ok(outcome), produced, held, fence)
+        });
     }
 
     fn end_with(&self, fence: Option<&Fence>, outcome: impl FnOnce(&Running, Target<'_>, Held<'_>) -> Ended) {
@@ -283,12 +285,13 @@ type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
 type Ended = Result<(), OperationError>;
 
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
-/// tensors the operation may read.
+/// tensors the operation may read, `ready` when what it gave is there.
 pub(crate) fn settle(
     tag: &OpTag,
     outcome: Result<BodyResult<Option<Produced>>, Panic>,
     target: Target<'_>,
     held: Held<'_>,
+    ready: Option<&Fence>,
 ) -> Ended {
     let produced = match outcome {
         Ok(Ok(produced)) => produced,
@@ -298,7 +301,7 @@ pub(crate) fn settle(
     match (target, produced) {
         (None, None) => Ok(()),
         (Some((tensor, copying)), Some(produced)) => {
-            define(&tensor.inner, produced, *copying, held).map_err(|error| tag.result_failure(error))
+            define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
         }
         (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
         (None, Some(_)) => {

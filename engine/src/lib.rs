@@ -142,6 +142,7 @@ pub use operation::Op;
 pub use ready::{Ready, Writable};
 pub use replay::{NodeBuilder, Program, Recorder};
 pub use stream::Acquisition;
+pub use submit::lost;
 pub use taker::{CallSite, Taker};
 pub use tensor::{Tensor, TensorState};
 pub use variable::Variable;

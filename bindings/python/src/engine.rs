@@ -316,6 +316,7 @@ impl PyEngine {
             alias_of: tensors_of(alias_of)?,
             like: like.map(parse_like).transpose()?,
             copy,
+            queue: None,
             own: OnceLock::new(),
         };
         let slot = future::Slot::default();
@@ -358,6 +359,7 @@ impl PyEngine {
             alias_of: Vec::new(),
             like: None,
             copy: None,
+            queue: None,
             own: OnceLock::new(),
         };
         let slot = future::Slot::default();

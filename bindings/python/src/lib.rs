@@ -37,6 +37,7 @@ mod buffer;
 mod call_sites;
 mod capsule;
 mod copy;
+mod cuda_array;
 mod dlpack_method;
 mod engine;
 mod error;
