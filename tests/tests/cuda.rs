@@ -160,10 +160,12 @@ fn without_the_wait_the_simulator_finds_the_race_of_consumer_and_producer() {
     let bench = bench();
     let theirs = bench.theirs();
     let x = bench.bytes();
+    bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let lease = bench.lease(&x, Access::Read, &Consumer::Unordered);
     theirs.copies(&x);
     drop(lease);
+    bench.simulator.unblock(bench.ours.native());
     bench.speaks();
 }
 
@@ -197,10 +199,12 @@ fn without_the_quarantine_the_simulator_finds_the_race_of_consumer_and_writer() 
     let x = bench.bytes();
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let lease = bench.lease(&x, Access::Read, &theirs.consumer(&x));
+    bench.simulator.block(theirs.stream());
     theirs.copies(&x);
     // A consumer that says he is done when he is not.
     lease.release_after(bench.device.queue().unwrap().record().unwrap());
-    bench.fill(&bench.ours, &x, 6);
+    bench.fill(&bench.ours, &x, 6).wait().unwrap();
+    bench.simulator.unblock(theirs.stream());
     bench.speaks();
 }
 
