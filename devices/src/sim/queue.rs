@@ -3,7 +3,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId};
+use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Core;
 use super::entry::EntryId;
@@ -132,6 +132,7 @@ impl Queue for SimQueue {
 
     fn record(&self) -> Result<Fence, DeviceError> {
         self.core.change(|schedule, effects| {
+            schedule.end_timing(self.id);
             schedule.check(self.id)?;
             if let Some((timeline, sequence, seen)) = schedule.point(self.id) {
                 return Ok(Fence::point(timeline, sequence, seen));
@@ -141,6 +142,10 @@ impl Queue for SimQueue {
             let (mark, sequence, seen) = schedule.mark(self.id, mark, effects);
             Ok(Fence::recorded_event(mark, sequence, seen))
         })
+    }
+
+    fn time(&self) -> Option<Arc<dyn Timing>> {
+        Some(self.core.schedule().time(self.id))
     }
 
     fn as_any(&self) -> &dyn Any {

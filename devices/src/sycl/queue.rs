@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::source::Timeline;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
@@ -183,6 +183,18 @@ impl Queue for SyclQueue {
             progress.tidy();
         }
         Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen))
+    }
+
+    /// A queue of ours works on queues of the runtime with profiling from here on, until something is enqueued that nobody measures.
+    /// One of somebody else's is measured if its owner has made it so, between two barriers.
+    fn time(&self) -> Option<Arc<dyn Timing>> {
+        match self.lane().time() {
+            Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
+            Err(error) => {
+                tracing::debug!(%error, queue = %self.id, "device time is not measured");
+                None
+            }
+        }
     }
 
     /// The pointer to the `sycl::queue`. Whoever asks may enqueue there until the next [`Queue::record`]; waits that were kept

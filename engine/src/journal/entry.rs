@@ -25,7 +25,7 @@ pub(super) enum Tells {
     Began,
     /// Completed: how, whether device work goes on, why it failed.
     Ended,
-    /// The device work was seen to be done: how, why it failed.
+    /// The device work was seen to be done: how, why it failed; when it ran, in nanoseconds since the start, where that is known.
     Done,
     /// Whoever waits was told.
     Observed,
