@@ -1,5 +1,6 @@
 //! The figures of SYCL: completions observed without a blocked thread, chains, and queries per operation. Needs the runtime:
-//! `ESTAFETTE_DPCTL_LIBRARY`, and for the processor as the device `OCL_ICD_FILENAMES` and `OCL_ICD_VENDORS`.
+//! `ESTAFETTE_DPCTL_LIBRARY`, and for the processor as the device `OCL_ICD_FILENAMES` and `OCL_ICD_VENDORS`. An argument,
+//! `latency` or `chain`, chooses one half.
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "a bench")]
 
 use std::ffi::c_void;
@@ -12,7 +13,7 @@ use estafette::devices::{Device, Fence, Queue};
 use estafette::{DType, Engine};
 use futures::executor::block_on;
 
-const ROUNDS: usize = 41;
+const ROUNDS: usize = 101;
 const CHAIN: usize = 1_000;
 
 fn median(mut times: Vec<Duration>) -> (Duration, Duration, Duration) {
@@ -33,6 +34,8 @@ struct ByHand {
     wait: unsafe extern "C" fn(Object),
     delete: unsafe extern "C" fn(Object),
     copy: unsafe extern "C" fn(Object, *mut u8, *const u8, usize, *const Object, usize) -> Object,
+    device_of: unsafe extern "C" fn(Object) -> Object,
+    queue: unsafe extern "C" fn(Object, *const c_void, i32) -> Object,
 }
 
 impl ByHand {
@@ -44,7 +47,17 @@ impl ByHand {
                 wait: *library.get(b"DPCTLEvent_Wait\0").unwrap(),
                 delete: *library.get(b"DPCTLEvent_Delete\0").unwrap(),
                 copy: *library.get(b"DPCTLQueue_MemcpyWithEvents\0").unwrap(),
+                device_of: *library.get(b"DPCTLQueue_GetDevice\0").unwrap(),
+                queue: *library.get(b"DPCTLQueue_CreateForDevice\0").unwrap(),
             }
+        }
+    }
+
+    /// A queue as SYCL makes them: out of order. It stays until the end of the process.
+    fn out_of_order_queue(&self, like: &dyn Queue) -> Object {
+        unsafe {
+            let device = (self.device_of)(ptr::with_exposed_provenance_mut(like.native()));
+            (self.queue)(device, ptr::null(), 0)
         }
     }
 
@@ -95,41 +108,80 @@ fn latency(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     }
 }
 
-/// A chain of dependent copies through the engine, and by hand with event lists.
-fn chain(device: &Arc<SyclDevice>, by_hand_api: &ByHand) {
+/// A chain of dependent copies: through the engine, on the device layer alone, and by hand with event lists, on queues of
+/// either kind.
+fn chain(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     let engine = Engine::builder().workers(1).build().unwrap();
     for bytes in [64_usize, 64 << 10] {
         let tensor = || engine.empty_on(device.id(), &[bytes as i64], DType::U8).unwrap();
         let (x, y) = (tensor(), tensor());
-        let queue = device.create_queue().unwrap();
+        let (a, b) = (x.data_ptr().unwrap().cast_mut(), y.data_ptr().unwrap().cast_mut());
+        let queues = [true, false].map(|in_order| device.queue(in_order).unwrap() as Arc<dyn Queue>);
+        let bare = device.create_queue().unwrap();
         let plain = device.create_queue().unwrap();
-        let native = plain.native();
-        let (mut ours, mut by_hand) = (Vec::new(), Vec::new());
-        let before = device.counters().status_queries;
+        let natives = [ptr::with_exposed_provenance_mut(plain.native()), by_hand.out_of_order_queue(&*plain)];
+        let mut times = [const { Vec::new() }; 5];
+        let mut queries = 0;
         for _ in 0..ROUNDS {
-            let begin = Instant::now();
-            for step in 0..CHAIN {
-                let (from, to) = if step % 2 == 0 { (&x, &y) } else { (&y, &x) };
-                let device = Arc::clone(device);
-                let op = engine.op("step").reads([from]).writes([to]).on(&queue);
-                let op = op.run_on(move |queue, [x], [mut y]| {
-                    Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), bytes) }?)
-                });
-                drop(op.unwrap());
+            for (queue, times) in queues.iter().zip(&mut times) {
+                let before = device.counters().status_queries;
+                let begin = Instant::now();
+                through_engine(&engine, device, queue, [&x, &y], bytes);
+                times.push(begin.elapsed());
+                queries += device.counters().status_queries - before;
             }
-            x.wait().unwrap();
-            y.wait().unwrap();
-            ours.push(begin.elapsed());
             let begin = Instant::now();
-            let (a, b) = (x.data_ptr().unwrap().cast_mut(), y.data_ptr().unwrap().cast_mut());
-            unsafe { by_hand_api.chain(ptr::with_exposed_provenance_mut(native), a, b, bytes) };
-            by_hand.push(begin.elapsed());
+            let mut last = None;
+            for step in 0..CHAIN {
+                let (from, to) = if step % 2 == 0 { (a, b) } else { (b, a) };
+                unsafe { device.copy(&*bare, from, to, bytes) }.unwrap();
+                last = Some(bare.record().unwrap());
+            }
+            last.unwrap().wait_timeout(None).unwrap().unwrap();
+            times[2].push(begin.elapsed());
+            for (native, times) in natives.iter().zip(&mut times[3..]) {
+                let begin = Instant::now();
+                unsafe { by_hand.chain(*native, a, b, bytes) };
+                times.push(begin.elapsed());
+            }
         }
-        let queries = (device.counters().status_queries - before) as f64 / (ROUNDS * CHAIN) as f64;
-        let ours = show(&format!("chain of {CHAIN} copies of {bytes} B, engine"), ours);
-        let by_hand = show("  the same by hand, with event lists", by_hand);
-        println!("  ratio {:.2}, status queries per operation {queries:.3}", ours / by_hand);
+        let [engine, engine_out, layer, hand, hand_out] = times;
+        println!("chain of {CHAIN} copies of {bytes} B");
+        let engine = show("  engine, in-order queue", engine);
+        let engine_out = show("  engine, out-of-order queue", engine_out);
+        let layer = show("  device layer alone, in-order queue", layer);
+        let hand = show("  by hand with event lists, in-order queue", hand);
+        let hand_out = show("  by hand with event lists, out of order", hand_out);
+        let queries = queries as f64 / (2 * ROUNDS * CHAIN) as f64;
+        println!(
+            "  ratios: in order {:.2} (device layer {:.2}), out of order {:.2}, the engine's default queue to SYCL's {:.2}; \
+             status queries per operation {queries:.3}",
+            engine / hand,
+            layer / hand,
+            engine_out / hand_out,
+            engine / hand_out
+        );
     }
+}
+
+fn through_engine(
+    engine: &Engine,
+    device: &Arc<SyclDevice>,
+    queue: &Arc<dyn Queue>,
+    [x, y]: [&estafette::Tensor; 2],
+    bytes: usize,
+) {
+    for step in 0..CHAIN {
+        let (from, to) = if step % 2 == 0 { (x, y) } else { (y, x) };
+        let device = Arc::clone(device);
+        let op = engine.op("step").reads([from]).writes([to]).on(queue);
+        let op = op.run_on(move |queue, [x], [mut y]| {
+            Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), bytes) }?)
+        });
+        drop(op.unwrap());
+    }
+    x.wait().unwrap();
+    y.wait().unwrap();
 }
 
 fn main() {
@@ -138,8 +190,14 @@ fn main() {
             let device = &runtime.devices()[0];
             println!("{}, completions announced: {}", device.name(), device.announces_completion());
             let by_hand = ByHand::load();
-            latency(device, &by_hand);
-            chain(device, &by_hand);
+            let only = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
+            let wanted = |what: &str| only.as_deref().is_none_or(|only| only == what);
+            if wanted("latency") {
+                latency(device, &by_hand);
+            }
+            if wanted("chain") {
+                chain(device, &by_hand);
+            }
         }
         Err(why) => println!("skipped: {why}"),
     }
