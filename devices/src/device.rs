@@ -32,6 +32,37 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// The device has no more queues to give, or has failed.
     fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError>;
 
+    /// A queue of somebody else's, acquired now: the wrapper has a new identity, waits are enqueued at once, and each fence
+    /// is an event of its own. It is used within the call that gave the handle and dropped then, unless
+    /// [`Queue::may_be_kept`] says otherwise; its fences may live longer.
+    ///
+    /// # Errors
+    /// `Invalid` for a queue of another context or device, and where queues have no handles (the default).
+    ///
+    /// # Safety
+    /// `handle` is a live native handle of this kind of device (`CUstream`, pointer to a `sycl::queue`), as
+    /// [`Queue::native`] gives it, and stays so while the wrapper is used.
+    unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
+        let message = format!("device {} takes no queues of others (handle {handle:#x})", self.id());
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+    }
+
+    /// Whether consumers give memory of this device back while their work still runs on queues that only they know, as
+    /// those do who launch on CUDA streams.
+    fn is_released_early(&self) -> bool {
+        false
+    }
+
+    /// A fence of everything that anybody has enqueued on this device by now, on whatever queue. For memory that nobody
+    /// knows the last use of; it may block for as long as that work takes, so it is called on a thread of its own.
+    ///
+    /// # Errors
+    /// The device cannot tell (the default), or has failed.
+    fn barrier(&self) -> Result<Fence, DeviceError> {
+        let message = format!("device {} has no barrier over all of its queues", self.id());
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+    }
+
     /// Memory for `bytes` bytes aligned to `align`, a power of two. Its contents are unspecified.
     ///
     /// # Errors

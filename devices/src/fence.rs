@@ -96,7 +96,7 @@ impl Fence {
                 // poll found is read after it, and the loop goes round once more.
                 let mut failure = timeline.failure();
                 loop {
-                    if timeline.poll() >= self.sequence {
+                    if timeline.poll_for(self.sequence) >= self.sequence {
                         return FenceState::Done;
                     }
                     if let Some(error) = failure {

@@ -31,6 +31,9 @@ mod clock;
 #[cfg(not(estafette_loom))]
 pub mod conformance;
 pub mod cpu;
+// A driver of its own threads, which no model checker knows.
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+pub mod cuda;
 #[cfg(not(estafette_loom))]
 mod device;
 #[cfg(not(estafette_loom))]

@@ -45,6 +45,21 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         0
     }
 
+    /// Whether this handle stays good for as long as it is kept. A raw handle of somebody else's stream does not: it may be
+    /// destroyed, and its address be another stream's, once the call that gave it is over.
+    fn may_be_kept(&self) -> bool {
+        true
+    }
+
+    /// Whether what is enqueued here now is recorded into a graph instead of being run. Such a queue gets waits and is never
+    /// queried; what it reads is read again at every launch of the graph.
+    ///
+    /// # Errors
+    /// The driver does not say.
+    fn is_capturing(&self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
     /// For the device's own code to recognise its queues.
     fn as_any(&self) -> &dyn Any;
 }

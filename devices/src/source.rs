@@ -44,6 +44,12 @@ pub trait Timeline: Send + Sync + Debug + Any {
     /// on the way becomes [`Timeline::failure`].
     fn poll(&self) -> u64;
 
+    /// The same for whoever wants to know of `sequence`. A queue that tells the host of nothing unasked sees to it now.
+    fn poll_for(&self, sequence: u64) -> u64 {
+        let _ = sequence;
+        self.poll()
+    }
+
     /// Arranges that `subscriber` learns how `sequence` settled. A queue that records native events lazily makes sure
     /// now that one covers `sequence`.
     fn watch(&self, sequence: u64, subscriber: &Arc<dyn Subscriber>) -> Watch;

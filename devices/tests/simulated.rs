@@ -401,3 +401,48 @@ fn a_device_without_events_says_so() {
     let error = HostDevice::new().event_of_fence(&fence).unwrap_err();
     assert!(error.to_string().contains("device cpu:0 exchanges no events"), "{error}");
 }
+
+#[test]
+fn a_queue_of_somebody_else_is_waited_on_and_marked_at_once_and_by_no_number() {
+    let device = device(SimOptions::default());
+    let (ours, theirs) = (device.queue(false), device.queue(false));
+    launch(&ours, "produce", 10);
+    let produced = ours.record().unwrap();
+    // SAFETY: the queue lives.
+    let acquire = || unsafe { device.foreign_queue(theirs.native()) }.unwrap();
+    let (first, second) = (acquire(), acquire());
+    assert_ne!(first.id(), second.id(), "an acquisition has an identity of its own");
+    // Nothing is known of what its owner does in between, so nothing is elided.
+    assert_eq!(first.order_after(&produced).unwrap(), Order::Device);
+    assert_eq!(second.order_after(&produced).unwrap(), Order::Device);
+    launch(&theirs, "consume", 5);
+    let consumed = second.record().unwrap();
+    assert!(consumed.queue().is_none());
+    assert_eq!(ours.order_after(&consumed).unwrap(), Order::Device);
+    drop((first, second));
+    launch(&ours, "overwrite", 1);
+    device.run_until_idle();
+    assert_eq!(device.completed(), ["produce", "consume", "overwrite"]);
+    let number = theirs.native();
+    drop(theirs);
+    // SAFETY: numbers that stand for nothing are found out here.
+    assert_eq!(unsafe { device.foreign_queue(number) }.unwrap_err().kind(), DeviceErrorKind::Invalid);
+    // SAFETY: refused without a look.
+    assert!(unsafe { HostDevice::new().foreign_queue(1) }.unwrap_err().message().contains("takes no queues"));
+}
+
+#[test]
+fn a_barrier_covers_every_queue_of_the_device_and_nothing_that_comes_later() {
+    let device = device(SimOptions::default());
+    let (one, other) = (device.queue(false), device.queue(true));
+    launch(&one, "short", 10);
+    launch(&other, "long", 100);
+    let barrier = device.barrier().unwrap();
+    launch(&one, "later", 1_000);
+    device.advance(99);
+    assert!(barrier.state().is_pending());
+    device.advance(1);
+    assert!(barrier.is_done());
+    assert_eq!(device.completed(), ["short", "long"]);
+    assert_eq!(HostDevice::new().barrier().unwrap_err().kind(), DeviceErrorKind::Invalid);
+}

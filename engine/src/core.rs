@@ -40,6 +40,7 @@ pub(crate) struct Core {
     pub(crate) pool: Pool<ReadyOp>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) lease_timeout: Duration,
+    pub(crate) quarantine_timeout: Duration,
     /// Operations that may be in flight before a submission waits.
     window: usize,
     /// What is in flight.
@@ -96,6 +97,7 @@ pub(crate) struct CoreOptions {
     pub(crate) pool: Pool<ReadyOp>,
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) lease_timeout: Duration,
+    pub(crate) quarantine_timeout: Duration,
     pub(crate) window: usize,
     pub(crate) runtime: Option<tokio::runtime::Handle>,
 }
@@ -113,6 +115,7 @@ impl Core {
             pool: options.pool,
             devices: options.devices,
             lease_timeout: options.lease_timeout,
+            quarantine_timeout: options.quarantine_timeout,
             window: options.window,
             tally: Tally::new(),
             flowing: AtomicBool::new(false),

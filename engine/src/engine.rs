@@ -16,6 +16,7 @@ use crate::core::{Core, CoreOptions, graph};
 use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, Waiting, diagnose};
 use crate::error::Error;
+use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, ManagedTensor, reaper};
 use crate::live::{self, Live, OnStall, StallWatch};
 use crate::operation::{Kind, Name};
@@ -32,6 +33,9 @@ const WINDOW_DEFAULT: usize = 4_096;
 
 /// How long a wait is held up by leases alone before it ends with their names, unless told otherwise.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// How long memory waits for the end of a consumer's device work that nobody knows, unless told otherwise.
+const QUARANTINE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
 /// Schedules operations in the order that their data demands. Cloning gives another handle to the same engine.
 ///
@@ -69,6 +73,7 @@ pub struct EngineBuilder {
     workers: Option<usize>,
     window: usize,
     lease_timeout: Duration,
+    quarantine_timeout: Duration,
     devices: Vec<Arc<dyn Device>>,
     runtime: Option<tokio::runtime::Handle>,
     watch: Option<(Duration, OnStall)>,
@@ -91,6 +96,14 @@ impl EngineBuilder {
     /// How long a wait is held up by leases alone before it ends with [`Error::LeaseHeld`]. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
+        self
+    }
+
+    /// How long memory that a consumer gave back waits for the consumer's device work, where nobody knows the end of that: then
+    /// it is leaked, and writes that waited for it go on. Default 60 s. See
+    /// [`quarantine`](crate::exchange::quarantine).
+    pub fn quarantine_timeout(mut self, timeout: Duration) -> Self {
+        self.quarantine_timeout = timeout;
         self
     }
 
@@ -145,6 +158,7 @@ impl EngineBuilder {
             pool,
             devices,
             lease_timeout: self.lease_timeout,
+            quarantine_timeout: self.quarantine_timeout,
             window: self.window,
             runtime: self.runtime,
         });
@@ -188,6 +202,8 @@ pub struct Stats {
     pub leaked: u64,
     /// Tensors handed to the reaper whose last use is not over yet.
     pub releasing: u64,
+    /// What went through this process's quarantine.
+    pub quarantine: QuarantineStats,
 }
 
 impl Engine {
@@ -197,6 +213,7 @@ impl Engine {
             workers: None,
             window: WINDOW_DEFAULT,
             lease_timeout: LEASE_TIMEOUT_DEFAULT,
+            quarantine_timeout: QUARANTINE_TIMEOUT_DEFAULT,
             devices: Vec::new(),
             runtime: None,
             watch: None,
@@ -363,6 +380,7 @@ impl Engine {
             deleters: reaper.deleters,
             leaked: reaper.leaked,
             releasing: reaper.pending,
+            quarantine: quarantine::stats(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use estafette_devices::DLDevice;
 
+use crate::consumer::{Consumer, after_of, give_back};
 use crate::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
@@ -29,12 +30,27 @@ pub struct ExportOptions {
     pub copy: bool,
     /// Where that copy is, row-major.
     pub copy_to: DLDevice,
+    /// Who takes it, as far as order is concerned. Somebody else's queue must stay good until the export is there.
+    pub consumer: Consumer,
 }
 
 impl ExportOptions {
     /// The versioned struct, for `access`.
     pub fn new(access: Access) -> Self {
-        Self { access, abi: Abi::Versioned, taker: None, timeout: None, copy: false, copy_to: DLDevice::CPU }
+        Self {
+            access,
+            abi: Abi::Versioned,
+            taker: None,
+            timeout: None,
+            copy: false,
+            copy_to: DLDevice::CPU,
+            consumer: Consumer::Host,
+        }
+    }
+
+    /// Who waits for earlier work: of a copy, whoever makes it.
+    fn settled_by(&self) -> &Consumer {
+        if self.copy { &Consumer::Host } else { &self.consumer }
     }
 
     pub(crate) fn taker_text(&self) -> Taker {
@@ -60,7 +76,7 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export).
     pub async fn export_with(&self, options: ExportOptions) -> Result<ManagedTensor, Error> {
-        let lease = self.lease(options.access, options.taker_text()).await?;
+        let lease = self.lease_for(options.access, options.taker_text(), options.settled_by()).await?;
         export_held(lease.inner, &options)
     }
 
@@ -77,6 +93,12 @@ impl Tensor {
             return Ok(None);
         }
         let lease = LeaseInner::at_once(self, taker);
+        if let Some(lease) = &lease
+            && !definition.host
+            && let Some(after) = after_of(&Consumer::Host, &self.inner)
+        {
+            lease.ends_after(after);
+        }
         Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
     }
 
@@ -87,7 +109,11 @@ impl Tensor {
     /// [`Error::NotDefined`] while there is nothing to hand out.
     pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let definition = self.inner.definition()?;
-        Ok(export_alias(self, definition, ExportFlags { read_only: false, is_copied: true }, options))
+        let lease = LeaseInner::unheld(self, Access::Alias, options.taker_text());
+        if let Some(after) = after_of(&options.consumer, &self.inner) {
+            lease.ends_after(after);
+        }
+        Ok(export_alias(lease, definition, ExportFlags { read_only: false, is_copied: true }, options))
     }
 
     /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does.
@@ -112,20 +138,9 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export), and those of [`Tensor::wait`].
     pub fn export_wait(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let lease = match options.access {
-            Access::Alias => {
-                if !self.is_defined() {
-                    crate::wait::block_on_tensor(self, options.timeout)?;
-                }
-                LeaseInner::unheld(self, Access::Alias, options.taker_text())
-            }
-            access => {
-                let lease = Lease::acquire_wait_as(self, access, options.timeout, options.taker_text())?;
-                check_still_writable(self, access)?;
-                lease.inner
-            }
-        };
-        export_held(lease, options)
+        let (timeout, taker) = (options.timeout, options.taker_text());
+        let lease = self.lease_wait_for(options.access, timeout, taker, options.settled_by())?;
+        export_held(lease.inner, options)
     }
 
     /// Takes a lease without exporting: the tensor stays as it is (read), is the holder's alone (write), or is only kept
@@ -134,16 +149,7 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export).
     pub async fn lease(&self, access: Access, taker: impl Into<Taker>) -> Result<Lease, Error> {
-        let taker = taker.into();
-        if access == Access::Alias {
-            if !self.is_defined() {
-                self.ready().await?;
-            }
-            return Ok(Lease { inner: LeaseInner::unheld(self, access, taker) });
-        }
-        let lease = Lease::acquire(self, access, taker)?.await?;
-        check_still_writable(self, access)?;
-        Ok(lease)
+        self.lease_for(access, taker, &Consumer::Host).await
     }
 }
 
@@ -163,26 +169,23 @@ impl Lease {
     /// # Errors
     /// As [`export`](Self::export), and as [`Tensor::export_with`] for a copy.
     pub fn export_with(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        if !options.copy && options.consumer.orders_itself() {
+            self.note_end(&options.consumer)?;
+        }
         export_held(Arc::clone(&self.inner), options)
     }
 }
 
 /// Makes the struct of a view that nobody tracks: it keeps the memory and nothing else.
 fn export_alias(
-    tensor: &Tensor,
+    keeper: Arc<LeaseInner>,
     definition: &Definition,
     flags: ExportFlags,
     options: &ExportOptions,
 ) -> ManagedTensor {
-    let keeper = tensor.clone();
     // SAFETY: the keeper holds the memory that the layout describes at `data` until the consumer calls the deleter; what
     // happens to its content meanwhile is documented to be the caller's responsibility.
     unsafe { export(&definition.layout, definition.data, flags, options.abi, move || drop(keeper)) }
-}
-
-/// A tensor defined only while its lease was waited for may have turned out to be read-only.
-fn check_still_writable(tensor: &Tensor, access: Access) -> Result<(), Error> {
-    if access == Access::Write { crate::lease::check_writable(tensor) } else { Ok(()) }
 }
 
 /// Makes the struct for a consumer; `lease` lives until its deleter is called.
@@ -193,9 +196,13 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
         let (layout, storage) = copied(&tensor.core, &definition.layout, definition.data, options.copy_to)?;
         let flags = ExportFlags { read_only: false, is_copied: true };
         let data = storage.data();
+        let (core, device) = (tensor.core.clone(), layout.device());
+        let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();
+        let back = move || give_back(storage, &core, device, after);
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
-        return Ok(unsafe { export(&layout, data, flags, options.abi, move || drop(storage)) });
+        return Ok(unsafe { export(&layout, data, flags, options.abi, back) });
     }
+    Lease::keep_if_captured(&lease);
     let definition: *const Definition = definition;
     // SAFETY: a definition stays in place as long as its tensor, which the lease keeps.
     Ok(export_lease(lease, unsafe { &*definition }, options.abi))

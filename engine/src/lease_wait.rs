@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::consumer::Consumer;
 use crate::error::Error;
-use crate::lease::{Access, Lease, LeaseInner, check_writable};
+use crate::lease::{Access, Lease};
 use crate::taker::Taker;
 use crate::tensor::Tensor;
 
@@ -18,17 +19,7 @@ impl Tensor {
         timeout: Option<Duration>,
         taker: impl Into<Taker>,
     ) -> Result<Lease, Error> {
-        if access == Access::Alias {
-            if !self.is_defined() {
-                crate::wait::block_on_tensor(self, timeout)?;
-            }
-            return Ok(Lease { inner: LeaseInner::unheld(self, access, taker.into()) });
-        }
-        let lease = Lease::acquire_wait_as(self, access, timeout, taker.into())?;
-        if access == Access::Write {
-            check_writable(self)?;
-        }
-        Ok(lease)
+        self.lease_wait_for(access, timeout, taker, &Consumer::Host)
     }
 
     /// As [`lease_wait`](Self::lease_wait), but gives up when it would have to wait: `None`.
@@ -36,12 +27,6 @@ impl Tensor {
     /// # Errors
     /// As [`lease`](Self::lease).
     pub fn lease_now(&self, access: Access, taker: &str) -> Result<Option<Lease>, Error> {
-        if !self.is_defined() {
-            return self.inner.look().unwrap_or(Ok(())).map(|()| None);
-        }
-        if access == Access::Alias {
-            return Ok(Some(Lease { inner: LeaseInner::unheld(self, access, taker.to_string().into()) }));
-        }
-        Lease::acquire_now(self, access, taker)
+        self.lease_now_for(access, taker, &Consumer::Host)
     }
 }

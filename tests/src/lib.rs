@@ -7,6 +7,7 @@ pub mod counting;
 pub mod dice;
 pub mod foreign;
 pub mod gate;
+pub mod on_device;
 pub mod ops;
 pub mod oracle;
 pub mod watchdog;

@@ -5,98 +5,14 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
-use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue, TraceEvent};
-use estafette::devices::{DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
-use estafette::{DType, Engine, Error, FailureKind, Op, Tensor, TensorState};
+use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue};
+use estafette::devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
+use estafette::{Engine, Error, FailureKind, TensorState};
 use futures::FutureExt;
 use futures::executor::block_on;
+use tests::on_device::{copy_on, fault, on_device, queue, read_on, sim, started, write_on};
 use tests::ops::{get, look, set, status, tensor};
 use tests::watchdog::Watchdog;
-
-/// A device that moves when the test says so, and an engine that has it.
-fn sim(workers: usize, options: SimOptions) -> (Arc<SimDevice>, Engine, Watchdog) {
-    let device = SimDevice::new(options).expect("a device that needs no thread");
-    let engine = Engine::builder().workers(workers).device(device.clone()).build().expect("an engine starts");
-    let watchdog = Watchdog::of(&engine);
-    (device, engine, watchdog)
-}
-
-fn queue(device: &SimDevice) -> Arc<dyn Queue> {
-    device.queue(false)
-}
-
-/// One element in the device's memory.
-fn on_device(device: &SimDevice, engine: &Engine) -> Tensor {
-    let tensor = engine.empty_on(device.id(), &[1], DType::F32).expect("the device has memory");
-    set(engine, &tensor, 0.0).wait().expect("the host may write there");
-    tensor
-}
-
-/// Where a tensor's only element is, for work on the device.
-#[derive(Clone, Copy)]
-struct Element(*mut f32);
-
-// SAFETY: an address; the order of the operations keeps its uses apart, which is what is tested.
-unsafe impl Send for Element {}
-
-impl Element {
-    fn of(tensor: &Tensor) -> Self {
-        Self(tensor.data_ptr().expect("defined").cast_mut().cast())
-    }
-
-    fn get(self) -> f32 {
-        // SAFETY: the operation that this runs for keeps the memory and its order.
-        unsafe { *self.0 }
-    }
-
-    fn set(self, value: f32) {
-        // SAFETY: as above.
-        unsafe { *self.0 = value }
-    }
-}
-
-fn launch(
-    queue: &dyn Queue,
-    name: &'static str,
-    ns: u64,
-    work: impl FnOnce() + Send + 'static,
-) -> Result<(), DeviceError> {
-    SimQueue::from_queue(queue).expect("a queue of the simulated device").launch(name, ns, work)
-}
-
-/// Sets `tensor` on the device.
-fn write_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, tensor: &Tensor, value: f32) -> Op {
-    let element = Element::of(tensor);
-    let op = engine.op(name).writes([tensor]).on(queue);
-    op.run_on(move |queue, [], [_x]| Ok(launch(queue, name, 10, move || element.set(value))?))
-        .expect("accepted")
-}
-
-/// Sets `to` to one more than `from` on the device.
-fn copy_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, from: &Tensor, to: &Tensor) -> Op {
-    let (source, target) = (Element::of(from), Element::of(to));
-    let op = engine.op(name).reads([from]).writes([to]).on(queue);
-    op.run_on(move |queue, [_from], [_to]| {
-        Ok(launch(queue, name, 10, move || target.set(source.get() + 1.0))?)
-    })
-    .expect("accepted")
-}
-
-/// Reads `tensor` on the device.
-fn read_on(engine: &Engine, queue: &Arc<dyn Queue>, name: &'static str, tensor: &Tensor) -> Op {
-    let op = engine.op(name).reads([tensor]).on(queue);
-    op.run_on(move |queue, [_x], []| Ok(launch(queue, name, 10, || ())?)).expect("accepted")
-}
-
-fn started(device: &SimDevice) -> Vec<String> {
-    let trace = device.trace();
-    let started = trace.iter().filter(|event| matches!(event, TraceEvent::Started { .. }));
-    started.filter_map(|event| event.name().map(str::to_owned)).collect()
-}
-
-fn fault(message: &str) -> DeviceError {
-    DeviceError::new(DeviceErrorKind::Fault, message).with_code(700)
-}
 
 #[test]
 fn a_chain_on_one_queue_is_settled_by_queue_order_alone() {

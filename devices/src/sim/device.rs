@@ -1,7 +1,8 @@
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -13,6 +14,7 @@ use crate::{
     Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
 };
 
+use super::foreign::ForeignQueue;
 use super::free_running::Runner;
 use super::queue::SimQueue;
 use super::schedule::{Completing, Effects, Latency, Schedule};
@@ -39,6 +41,9 @@ pub struct SimOptions {
     pub notify: SimNotify,
     /// What makes time pass.
     pub pace: SimPace,
+    /// Whether handles of others' queues are raw, like those of CUDA streams: not to be kept, and memory comes back while the
+    /// work of whoever had it still runs.
+    pub raw_handles: bool,
 }
 
 impl Default for SimOptions {
@@ -54,6 +59,7 @@ impl Default for SimOptions {
             memory_bytes: 1 << 30,
             notify: SimNotify::Push,
             pace: SimPace::Manual,
+            raw_handles: false,
         }
     }
 }
@@ -100,6 +106,7 @@ impl SimDevice {
             device: DLDevice::new(DeviceType::EXT_DEV, options.device_id),
             name: format!("simulated device {}", options.device_id),
             schedule: Mutex::new(Schedule::new(options.seed, latency)),
+            handles: Mutex::default(),
             counters: Arc::new(Counters::default()),
             memory: Arc::new(Memory { free_bytes: AtomicUsize::new(options.memory_bytes) }),
             runner: Runner::new(options.pace),
@@ -212,6 +219,24 @@ impl Device for SimDevice {
         Ok(SimQueue::new(&self.core, self.core.options.out_of_order))
     }
 
+    /// A handle is the number of a queue.
+    unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
+        let queue = self.core.handles().get(&handle).and_then(Weak::upgrade);
+        let queue = queue.ok_or_else(|| {
+            let message = format!("{handle:#x} is no queue of {}", self.core.device);
+            DeviceError::new(DeviceErrorKind::Invalid, message)
+        })?;
+        Ok(Arc::new(ForeignQueue::new(queue)))
+    }
+
+    fn is_released_early(&self) -> bool {
+        self.core.options.raw_handles
+    }
+
+    fn barrier(&self) -> Result<Fence, DeviceError> {
+        SimQueue::new(&self.core, false).record_everything()
+    }
+
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         let share = self.core.memory.take(bytes)?;
         let host = allocate_host(bytes, align, self.core.device)?;
@@ -307,12 +332,18 @@ pub(super) struct Core {
     pub(super) runner: Runner,
     name: String,
     schedule: Mutex<Schedule>,
+    /// Queues by their native handles, for those who get such a handle.
+    handles: Mutex<HashMap<usize, Weak<SimQueue>>>,
     memory: Arc<Memory>,
 }
 
 impl Core {
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn handles(&self) -> MutexGuard<'_, HashMap<usize, Weak<SimQueue>>> {
+        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the schedule, then calls whom it concerns, under no lock.

@@ -43,7 +43,7 @@ pub(super) enum EntryKind {
     Piece { name: Cow<'static, str>, duration_ns: u64, work: Option<Work> },
     /// What comes later on the queue waits for an entry of another one.
     Wait,
-    /// The fence of everything enqueued before on an out-of-order queue.
+    /// The fence of everything enqueued before, where the queue's numbers do not serve.
     Mark(Arc<SimMark>),
 }
 

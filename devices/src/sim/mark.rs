@@ -11,9 +11,12 @@ use super::device::SimNotify;
 use super::entry::EntryId;
 use super::trace::Counters;
 
-/// A mark in an out-of-order queue: done when everything that was enqueued before it is.
+/// A mark in an out-of-order queue, or in one of somebody else's: done when everything that was enqueued before it is.
 pub(super) struct SimMark {
-    queue: QueueId,
+    /// The queue that it is enqueued on.
+    pub(super) lane: QueueId,
+    /// Whether it has a number there; one of somebody else's queue stands alone.
+    numbered: bool,
     device: DLDevice,
     notify: SimNotify,
     counters: Arc<Counters>,
@@ -27,14 +30,16 @@ pub(super) struct SimMark {
 
 impl SimMark {
     pub(super) fn new(
-        queue: QueueId,
+        lane: QueueId,
+        numbered: bool,
         device: DLDevice,
         notify: SimNotify,
         counters: Arc<Counters>,
         entry: EntryId,
     ) -> Self {
         Self {
-            queue,
+            lane,
+            numbered,
             device,
             notify,
             counters,
@@ -59,7 +64,7 @@ impl Event for SimMark {
     }
 
     fn queue(&self) -> Option<QueueId> {
-        Some(self.queue)
+        self.numbered.then_some(self.lane)
     }
 
     fn state(&self) -> FenceState {
@@ -90,6 +95,6 @@ impl Event for SimMark {
 
 impl fmt::Debug for SimMark {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "mark {} of {}, {:?}", self.entry, self.queue, self.signal)
+        write!(f, "mark {} of {}, {:?}", self.entry, self.lane, self.signal)
     }
 }

@@ -47,6 +47,7 @@
 
 mod device;
 mod entry;
+mod foreign;
 mod free_running;
 mod mark;
 mod queue;

@@ -3,6 +3,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+
 use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Core;
@@ -13,9 +15,11 @@ use super::trace::Counters;
 
 /// A queue of a [`SimDevice`](super::SimDevice). Work that is enqueued goes on when the queue is dropped.
 pub struct SimQueue {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     id: QueueId,
     in_order: bool,
+    /// Whether its owner is recording a graph.
+    capturing: AtomicBool,
 }
 
 impl SimQueue {
@@ -24,7 +28,10 @@ impl SimQueue {
         let timeline = (!out_of_order)
             .then(|| Arc::new(SimTimeline::new(id, core.device, core.options.notify, core.counters.clone())));
         core.schedule().add_queue(id, timeline);
-        Arc::new(Self { core: core.clone(), id, in_order: !out_of_order })
+        let capturing = AtomicBool::new(false);
+        let queue = Arc::new(Self { core: core.clone(), id, in_order: !out_of_order, capturing });
+        core.handles().insert(queue.native(), Arc::downgrade(&queue));
+        queue
     }
 
     /// The simulated queue behind `queue`, if it is one.
@@ -60,20 +67,89 @@ impl SimQueue {
         Arc::ptr_eq(&self.core, core)
     }
 
-    /// What this device needs to wait for one of its own fences: nothing if it is somebody else's.
-    fn own_target(&self, fence: &Fence) -> Option<Target> {
-        if let Some((timeline, sequence)) = fence.as_point() {
-            let timeline: &dyn Any = &**timeline;
-            return timeline.downcast_ref::<SimTimeline>().map(|timeline| {
-                timeline.record_natively(sequence);
-                Target::Point(sequence)
-            });
-        }
-        let event: &dyn Any = &**fence.as_event()?;
-        event.downcast_ref::<SimMark>().map(|mark| {
-            mark.record_natively();
-            Target::Mark(mark.entry)
+    /// Begins or ends the recording of a graph: what [`Queue::is_capturing`] says of it, by whatever handle.
+    pub fn set_capturing(&self, capturing: bool) {
+        self.capturing.store(capturing, Ordering::Release);
+    }
+
+    /// The fence of what is enqueued so far as an event of its own, without a number.
+    pub(super) fn record_alone(&self) -> Result<Fence, DeviceError> {
+        self.core.change(|schedule, effects| {
+            schedule.check(self.id)?;
+            let (mark, ..) = schedule.mark(self.id, |entry| self.mark(false, entry), effects);
+            Ok(Fence::event(mark))
         })
+    }
+
+    /// The fence of everything that is enqueued on this device.
+    pub(super) fn record_everything(&self) -> Result<Fence, DeviceError> {
+        self.core.change(|schedule, effects| {
+            schedule.check(self.id)?;
+            schedule.wait_for_all(self.id, effects);
+            let (mark, ..) = schedule.mark(self.id, |entry| self.mark(false, entry), effects);
+            Ok(Fence::event(mark))
+        })
+    }
+
+    fn mark(&self, numbered: bool, entry: EntryId) -> SimMark {
+        let Core { device, options, counters, .. } = &*self.core;
+        SimMark::new(self.id, numbered, *device, options.notify, counters.clone(), entry)
+    }
+
+    /// As [`Queue::order_after`]; a wait is elided only where this queue's own work is `elidable`.
+    pub(super) fn order(
+        &self,
+        fence: &Fence,
+        elidable: bool,
+        asked_as: &dyn Queue,
+    ) -> Result<Order, DeviceError> {
+        {
+            let schedule = self.core.schedule();
+            schedule.check(self.id)?;
+            if fence.observed_done() || elidable && schedule.clock_covers(self.id, fence) {
+                return Ok(Order::Nothing);
+            }
+        }
+        // A foreign promise may know how to order work here; it is asked under no lock.
+        if let Some(order) = fence.as_event().and_then(|event| event.order_on(asked_as)) {
+            return order;
+        }
+        let Some((on, target)) = self.own_target(fence) else {
+            return match fence.state().outcome() {
+                None => Ok(Order::Host),
+                Some(outcome) => outcome.map(|()| Order::Nothing),
+            };
+        };
+        self.core.change(|schedule, effects| {
+            schedule.check(self.id)?;
+            if schedule.has_queue(on) {
+                schedule.check(on)?;
+            }
+            let target = match target {
+                Target::Point(sequence) => schedule.unfinished(on, sequence),
+                Target::Mark(entry) => Some(entry),
+            };
+            schedule.wait(self.id, target, fence, effects);
+            Counters::count(&self.core.counters.waits);
+            Ok(Order::Device)
+        })
+    }
+
+    /// What this device needs to wait for one of its own fences, and on which queue that is: nothing if it is somebody else's.
+    fn own_target(&self, fence: &Fence) -> Option<(QueueId, Target)> {
+        let (on, target) = if let Some((timeline, sequence)) = fence.as_point() {
+            let on = timeline.queue();
+            let timeline: &dyn Any = &**timeline;
+            let timeline = timeline.downcast_ref::<SimTimeline>()?;
+            timeline.record_natively(sequence);
+            (on, Target::Point(sequence))
+        } else {
+            let event: &dyn Any = &**fence.as_event()?;
+            let mark = event.downcast_ref::<SimMark>()?;
+            mark.record_natively();
+            (mark.lane, Target::Mark(mark.entry))
+        };
+        self.core.schedule().has_queue(on).then_some((on, target))
     }
 }
 
@@ -97,37 +173,7 @@ impl Queue for SimQueue {
     }
 
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
-        {
-            let schedule = self.core.schedule();
-            schedule.check(self.id)?;
-            if fence.observed_done() || schedule.clock_covers(self.id, fence) {
-                return Ok(Order::Nothing);
-            }
-        }
-        // A foreign promise may know how to order work here; it is asked under no lock.
-        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
-            return order;
-        }
-        let own = fence.queue().filter(|&on| self.core.schedule().has_queue(on));
-        let Some((on, target)) = own.and_then(|on| Some((on, self.own_target(fence)?))) else {
-            return match fence.state().outcome() {
-                None => Ok(Order::Host),
-                Some(outcome) => outcome.map(|()| Order::Nothing),
-            };
-        };
-        self.core.change(|schedule, effects| {
-            schedule.check(self.id)?;
-            if schedule.has_queue(on) {
-                schedule.check(on)?;
-            }
-            let target = match target {
-                Target::Point(sequence) => schedule.unfinished(on, sequence),
-                Target::Mark(entry) => Some(entry),
-            };
-            schedule.wait(self.id, target, fence, effects);
-            Counters::count(&self.core.counters.waits);
-            Ok(Order::Device)
-        })
+        self.order(fence, true, self)
     }
 
     fn record(&self) -> Result<Fence, DeviceError> {
@@ -137,15 +183,22 @@ impl Queue for SimQueue {
             if let Some((timeline, sequence, seen)) = schedule.point(self.id) {
                 return Ok(Fence::point(timeline, sequence, seen));
             }
-            let Core { device, options, counters, .. } = &*self.core;
-            let mark = |entry| SimMark::new(self.id, *device, options.notify, counters.clone(), entry);
-            let (mark, sequence, seen) = schedule.mark(self.id, mark, effects);
+            let (mark, sequence, seen) = schedule.mark(self.id, |entry| self.mark(true, entry), effects);
             Ok(Fence::recorded_event(mark, sequence, seen))
         })
     }
 
     fn time(&self) -> Option<Arc<dyn Timing>> {
         Some(self.core.schedule().time(self.id))
+    }
+
+    /// Its number.
+    fn native(&self) -> usize {
+        self.id.get() as usize
+    }
+
+    fn is_capturing(&self) -> Result<bool, DeviceError> {
+        Ok(self.capturing.load(Ordering::Acquire))
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -155,6 +208,7 @@ impl Queue for SimQueue {
 
 impl Drop for SimQueue {
     fn drop(&mut self) {
+        self.core.handles().remove(&self.native());
         self.core.schedule().close_queue(self.id);
     }
 }

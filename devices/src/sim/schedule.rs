@@ -177,6 +177,15 @@ impl Schedule {
         self.start_if_ready(entry, effects);
     }
 
+    /// Makes what comes later on a queue wait for everything that is enqueued on any queue.
+    pub(super) fn wait_for_all(&mut self, queue: QueueId, effects: &mut Effects) {
+        let others = self.queues.iter().filter(|&(&id, _)| id != queue);
+        let mut targets: Vec<_> = others.flat_map(|(_, lane)| lane.pending.values().copied()).collect();
+        targets.sort_unstable();
+        let entry = self.add(queue, EntryKind::Wait, &targets);
+        self.start_if_ready(entry, effects);
+    }
+
     /// The fence of an in-order queue: its timeline, the number of the newest entry, and its clock.
     pub(super) fn point(&self, queue: QueueId) -> Option<(Arc<SimTimeline>, u64, Clock)> {
         let lane = self.lane(queue);
@@ -186,7 +195,7 @@ impl Schedule {
         }
     }
 
-    /// Enqueues a mark on an out-of-order queue. Gives it with its number among the marks and the clock.
+    /// Enqueues a mark: on an out-of-order queue, or for somebody who gets no number. Gives it with its number among the marks and the clock.
     pub(super) fn mark(
         &mut self,
         queue: QueueId,

@@ -344,6 +344,15 @@ impl Device for SyclDevice {
         Ok(self.queue(true)?)
     }
 
+    /// A handle is a pointer to a `sycl::queue`. The wrapper keeps a copy of that, so it may be kept.
+    unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
+        let queue = NonNull::new(std::ptr::with_exposed_provenance_mut(handle)).ok_or_else(|| {
+            DeviceError::new(DeviceErrorKind::Invalid, "the pointer to a SYCL queue is NULL")
+        })?;
+        // SAFETY: by contract.
+        Ok(unsafe { Self::foreign_queue(self, queue) }?)
+    }
+
     /// Shared memory where there is any, else the device's own.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         let kind = if self.host_accessible() { UsmKind::Shared } else { UsmKind::Device };

@@ -13,6 +13,7 @@
 //! | [`storage`] | what keeps memory alive |
 //! | [`ranges`] | who else knows memory that overlaps this one |
 //! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
+//! | [`quarantine`] | memory that a consumer gave back while its device work may still run |
 //! | [`fork`] | what must not run in a forked child |
 
 pub mod abi;
@@ -22,6 +23,7 @@ pub mod fork;
 pub mod invalid;
 pub mod layout;
 pub mod promise;
+pub mod quarantine;
 pub mod ranges;
 pub mod reaper;
 pub mod storage;

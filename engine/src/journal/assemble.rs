@@ -205,8 +205,11 @@ impl Assembly<'_> {
             Tells::Library => {
                 let library = reading.known(words[0] as u32);
                 let library = self.library(library.as_deref());
-                let operation = &mut self.draft(id).operation;
-                operation.library = operation.library.or(library);
+                let draft = self.draft(id);
+                draft.operation.library = draft.operation.library.or(library);
+                if let Some(taker) = &mut draft.taker {
+                    taker.library = taker.library.or(library);
+                }
             }
         }
     }

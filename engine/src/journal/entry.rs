@@ -43,7 +43,7 @@ pub(super) enum Tells {
     Name,
     /// Who takes a lease: text, library, line.
     Taker,
-    /// The library that a body lends its operands to.
+    /// The library that a body lends its operands to, or the holder of a lease its memory.
     Library,
 }
 

@@ -13,6 +13,7 @@ use estafette_sync::sync::atomic::Ordering;
 use super::inner::{Label, LeaseInner, end};
 use super::label::{LeaseLabel, Slot};
 use super::{Access, Lease, check_writable};
+use crate::consumer::Consumer;
 use crate::error::{Error, OperationError};
 use crate::journal::hooks;
 use crate::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, Role};
@@ -27,12 +28,23 @@ use crate::wait;
 impl Lease {
     /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
     pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: Taker) -> Result<Acquire, Error> {
+        Self::acquire_for(tensor, access, taker, &Consumer::Host)
+    }
+
+    /// As [`acquire`](Self::acquire); what a `consumer` that orders itself must come after is left with the label, pending.
+    fn acquire_for(
+        tensor: &Tensor,
+        access: Access,
+        taker: Taker,
+        consumer: &Consumer,
+    ) -> Result<Acquire, Error> {
         tensor.inner.core.check_fork()?;
         if access == Access::Write {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false));
+        let label = LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false);
+        let label = Arc::new(label.ordering_itself(consumer.orders_itself()));
         let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -62,16 +74,17 @@ impl Lease {
         access: Access,
         timeout: Option<Duration>,
     ) -> Result<Self, Error> {
-        Self::acquire_wait_as(tensor, access, timeout, "a host reader".into())
+        Self::acquire_wait_as(tensor, access, timeout, "a host reader".into(), &Consumer::Host)
     }
 
-    pub(crate) fn acquire_wait_as(
+    fn acquire_wait_as(
         tensor: &Tensor,
         access: Access,
         timeout: Option<Duration>,
         taker: Taker,
+        consumer: &Consumer,
     ) -> Result<Self, Error> {
-        let acquire = Self::acquire(tensor, access, taker)?;
+        let acquire = Self::acquire_for(tensor, access, taker, consumer)?;
         let what = format!("a {access} lease");
         let waited = wait::block(
             &tensor.inner.core,
@@ -85,6 +98,72 @@ impl Lease {
         waited??;
         Ok(acquire.into_lease())
     }
+
+    /// A lease for `consumer` once it is granted, blocking for at most `timeout`.
+    pub(crate) fn wait_granted(
+        tensor: &Tensor,
+        access: Access,
+        timeout: Option<Duration>,
+        taker: Taker,
+        consumer: &Consumer,
+    ) -> Result<Self, Error> {
+        if access == Access::Alias {
+            if !tensor.is_defined() {
+                wait::block_on_tensor(tensor, timeout)?;
+            }
+            return Ok(Self::alias(tensor, taker));
+        }
+        let lease = Self::acquire_wait_as(tensor, access, timeout, taker, consumer)?;
+        check_still_writable(tensor, access)?;
+        Ok(lease)
+    }
+
+    /// As [`wait_granted`](Self::wait_granted), without blocking a thread.
+    pub(crate) async fn granted(
+        tensor: &Tensor,
+        access: Access,
+        taker: Taker,
+        consumer: &Consumer,
+    ) -> Result<Self, Error> {
+        if access == Access::Alias {
+            if !tensor.is_defined() {
+                tensor.ready().await?;
+            }
+            return Ok(Self::alias(tensor, taker));
+        }
+        let lease = Self::acquire_for(tensor, access, taker, consumer)?.await?;
+        check_still_writable(tensor, access)?;
+        Ok(lease)
+    }
+
+    /// As [`wait_granted`](Self::wait_granted), but gives up when it would have to wait.
+    pub(crate) fn granted_now(
+        tensor: &Tensor,
+        access: Access,
+        taker: &str,
+        consumer: &Consumer,
+    ) -> Result<Option<Self>, Error> {
+        if !tensor.is_defined() {
+            return tensor.inner.look().unwrap_or(Ok(())).map(|()| None);
+        }
+        if access == Access::Alias {
+            return Ok(Some(Self::alias(tensor, taker.to_string().into())));
+        }
+        let acquire = Self::acquire_for(tensor, access, taker.into(), consumer)?;
+        match acquire.signal.get() {
+            Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
+            None => Ok(None),
+        }
+    }
+
+    fn alias(tensor: &Tensor, taker: Taker) -> Self {
+        Self { inner: LeaseInner::unheld(tensor, Access::Alias, taker) }
+    }
+}
+
+/// A tensor defined only while its lease was waited for may have turned out to be read-only.
+fn check_still_writable(tensor: &Tensor, access: Access) -> Result<(), Error> {
+    if access == Access::Write { check_writable(tensor) } else { Ok(()) }
 }
 
 /// A lease being taken. Dropping it gives up; the tensor is not affected.
@@ -181,6 +260,9 @@ fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
     if let Some(failure) = found.failure {
         refuse(granted, &label, failure, ready);
     } else if found.pending.is_empty() {
+        hold(granted, &label, ready);
+    } else if label.orders_itself {
+        label.leave_pending(found.pending);
         hold(granted, &label, ready);
     } else {
         Reactor::global().when_settled(&found.pending, move |_settled| {

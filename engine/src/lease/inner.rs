@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, Reactor};
-use estafette_graph::Mode;
+use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use super::Access;
 use super::acquire::note_taking;
 use super::label::{LeaseLabel, Slot};
+use crate::consumer::{After, is_released_early};
 use crate::core::graph;
 use crate::exchange::fork;
 use crate::holders::Link;
@@ -53,6 +54,8 @@ pub(crate) struct LeaseInner {
 pub(super) struct Last {
     /// Device work of the holder that the release must wait for.
     pub(super) done: Option<Fence>,
+    /// What the release must wait for if the holder has not said so.
+    after: Option<After>,
     /// Those who are told.
     pub(super) told: Vec<Completer>,
 }
@@ -213,9 +216,30 @@ impl LeaseInner {
         add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
     }
 
+    /// Makes the end wait for the consumer's last work, unless its holder names that.
+    pub(crate) fn ends_after(&self, after: After) {
+        self.at_end(|last| {
+            last.after = Some(match last.after.take() {
+                Some(known) => known.and(after),
+                None => after,
+            });
+        });
+    }
+
+    /// What [`ends_after`](Self::ends_after) has noted.
+    pub(crate) fn after(&self) -> Option<After> {
+        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref()?.after.clone()
+    }
+
     /// See [`Lease::note_object`].
     pub(crate) fn note_object(&self, kind: &str) {
         self.label.object.get_or_init(|| kind.into());
+    }
+
+    /// Its operation, if it has one and is held.
+    pub(super) fn operation(&self) -> Option<OpId> {
+        let own = self.granted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        own.as_ref().map(|granted| granted.id()).or_else(|| self.label.operation())
     }
 
     /// Makes it an alias.
@@ -223,10 +247,22 @@ impl LeaseInner {
         self.untracked.store(true, Ordering::Release);
     }
 
+    /// Whether it was handed into the capture of a graph.
+    pub(crate) fn is_captured(&self) -> bool {
+        matches!(self.after(), Some(After::Captured))
+    }
+
     /// Makes a view of `running` a lease of its own that stands beside the operation in every queue, so that nothing gets
     /// in between when the operation ends.
     pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
         let Label::Shared(label) = &self.label else { return };
+        if is_released_early(&self.tensor.inner) {
+            // It may be used on other queues than the operation's.
+            self.ends_after(After::Unknown);
+        } else if let Some(queue) = running.payload().queue() {
+            // What was pending when the operation began may be so when this ends.
+            self.ends_after(After::Queue(Arc::clone(queue)));
+        }
         let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
         state.set_role(Role::Lease(Arc::clone(label)));
         state.begin_unsubmitted();
@@ -289,7 +325,11 @@ impl LeaseInner {
 
     #[cold]
     fn end_with(&mut self, last: Last) {
-        let Last { done, told } = last;
+        let Last { done, after, told } = last;
+        let done = done.or_else(|| {
+            let device = self.tensor.inner.definition().ok()?.layout.device();
+            Some(after?.fence(&self.tensor.inner.core, device))
+        });
         let fences: SmallVec<[Fence; 1]> =
             if told.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
         self.end(done);
@@ -337,7 +377,13 @@ pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
     let core = granted.payload().core.clone();
     let tag = OpTag::of(&granted);
     let mut ready = ReadyList::new();
-    let ending = Ending::Ran { fence: done.as_ref().map(|done| (done, &tag)), failure: None };
+    let unordered = done.is_none() && granted.payload().lease().is_some_and(|label| label.orders_itself);
+    let ending = if unordered {
+        // Its holder has not come to use it, and what was pending still is.
+        Ending::Looked
+    } else {
+        Ending::Ran { fence: done.as_ref().map(|done| (done, &tag)), failure: None }
+    };
     run::complete(granted, &ending, None, &mut ready);
     run::dispatch(ready);
     core.bell.ring();

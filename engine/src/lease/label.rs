@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::thread::ThreadId;
 
+use estafette_devices::Frontier;
+use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -23,6 +25,10 @@ pub(crate) struct LeaseLabel {
     pub(crate) thread: ThreadId,
     pub(crate) since: Coarse,
     slot: Mutex<Slot>,
+    /// Whether its holder orders himself after earlier work. Then it is granted with that work pending.
+    pub(super) orders_itself: bool,
+    /// What was pending when it was granted to such a holder.
+    pending: Mutex<Option<Box<Frontier>>>,
     /// Whether it was granted and all earlier work is done, so that only its holder keeps others waiting.
     pub(super) held: AtomicBool,
     /// Whom to tell; nobody of a lease that was granted as it was submitted.
@@ -49,9 +55,27 @@ impl LeaseLabel {
             thread: clock::this_thread(),
             since: Coarse::now(),
             slot: Mutex::new(Slot::Waiting),
+            orders_itself: false,
+            pending: Mutex::new(None),
             held: AtomicBool::new(held),
             signal,
         }
+    }
+
+    /// The same, of a holder who orders himself after earlier work.
+    pub(super) fn ordering_itself(mut self, orders_itself: bool) -> Self {
+        self.orders_itself = orders_itself;
+        self
+    }
+
+    pub(super) fn leave_pending(&self, pending: Frontier) {
+        *self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Box::new(pending));
+    }
+
+    /// What was pending when it was granted; nothing the second time.
+    pub(crate) fn take_pending(&self) -> Frontier {
+        let pending = self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        pending.map(|pending| *pending).unwrap_or_default()
     }
 
     pub(super) fn tell(&self, outcome: Result<(), Error>) {
@@ -67,6 +91,14 @@ impl LeaseLabel {
     /// Whether only its holder keeps others waiting.
     pub(crate) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
+    }
+
+    /// The operation that it is, once it is held.
+    pub(super) fn operation(&self) -> Option<OpId> {
+        match &*self.slot() {
+            Slot::Held(granted) => Some(granted.id()),
+            Slot::Waiting | Slot::Abandoned => None,
+        }
     }
 
     /// Gives up the lease, whether it was granted or not; the operation, if it was, is the caller's to complete.

@@ -1,0 +1,177 @@
+//! A device's primary context: what its streams, events and memory belong to, and what a fault breaks as a whole.
+
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, PoisonError, Weak};
+
+use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+
+use crate::{DLDevice, DeviceError, DeviceErrorKind};
+
+use super::api::{Api, Code};
+use super::counters::Counters;
+use super::errors;
+use super::events::Events;
+use super::handle::Handle;
+use super::stream::Stream;
+use super::words::Words;
+
+/// The primary context of one device, shared with every other library of the process. It is retained for as long as the process
+/// lives.
+pub(super) struct Context {
+    pub(super) api: &'static Api,
+    pub(super) id: DLDevice,
+    pub(super) raw: Handle<CUcontext>,
+    pub(super) counters: Counters,
+    pub(super) events: Events,
+    /// Where streams count, if the device can write there; else events are queried.
+    pub(super) words: Option<Words>,
+    /// Set after `fault` was.
+    faulted: AtomicBool,
+    fault: OnceLock<DeviceError>,
+    /// Streams that fail when this context does: its own, and those of others that wait for it.
+    streams: Mutex<Vec<Weak<Stream>>>,
+}
+
+impl Context {
+    pub(super) fn new(
+        api: &'static Api,
+        id: DLDevice,
+        raw: Handle<CUcontext>,
+        words: Option<Words>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            api,
+            id,
+            raw,
+            counters: Counters::default(),
+            events: Events::default(),
+            words,
+            faulted: AtomicBool::new(false),
+            fault: OnceLock::new(),
+            streams: Mutex::default(),
+        })
+    }
+
+    /// Makes this the thread's current context, until the guard goes.
+    pub(super) fn enter(&self) -> Result<Current<'_>, DeviceError> {
+        let mut now: CUcontext = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        let code = unsafe { (self.api.context_current)(&raw mut now) };
+        let pushed = code != 0 || now != self.raw.get();
+        if pushed {
+            // SAFETY: a context that stays.
+            let code = unsafe { (self.api.context_push)(self.raw.get()) };
+            self.check(code, "cannot enter the context")?;
+        }
+        Ok(Current { context: self, pushed })
+    }
+
+    /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever makes, frees or
+    /// destroys. They have nothing to do with what is captured.
+    pub(super) fn enter_relaxed(&self) -> Result<Relaxed<'_>, DeviceError> {
+        let current = self.enter()?;
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: exchanges one number that belongs to this thread.
+        let code = unsafe { (self.api.capture_mode)(&raw mut mode) };
+        self.check(code, "cannot leave the capture mode of the thread")?;
+        Ok(Relaxed { previous: mode, current })
+    }
+
+    /// What a call returned. A fault poisons the context.
+    pub(super) fn check(&self, code: Code, what: &str) -> Result<(), DeviceError> {
+        if code == 0 { Ok(()) } else { Err(self.error(code, what)) }
+    }
+
+    /// As [`check`](Self::check), for a call that failed.
+    pub(super) fn error(&self, code: Code, what: &str) -> DeviceError {
+        // Whatever a broken context says is because of what broke it.
+        if let Some(fault) = self.fault() {
+            return fault.clone();
+        }
+        let error = errors::error(self.api, code, what);
+        if error.kind() == DeviceErrorKind::Fault { self.poison(error) } else { error }
+    }
+
+    /// What broke this context, if anything did.
+    pub(super) fn fault(&self) -> Option<&DeviceError> {
+        if self.faulted.load(Ordering::Acquire) { self.fault.get() } else { None }
+    }
+
+    /// # Errors
+    /// What broke this context.
+    pub(super) fn intact(&self) -> Result<(), DeviceError> {
+        self.fault().map_or(Ok(()), |fault| Err(fault.clone()))
+    }
+
+    /// A stream that fails when this context does.
+    pub(super) fn adopt(&self, stream: &Arc<Stream>) {
+        let mut streams = self.streams();
+        streams.retain(|known| known.strong_count() > 0);
+        if !streams.iter().any(|known| Weak::as_ptr(known) == Arc::as_ptr(stream)) {
+            streams.push(Arc::downgrade(stream));
+        }
+        drop(streams);
+        // Whoever poisons sets the flag before it looks at the list.
+        if let Some(fault) = self.fault() {
+            stream.break_with(self, fault);
+        }
+    }
+
+    /// Nothing of this context will ever be done. Returns the first cause.
+    fn poison(&self, error: DeviceError) -> DeviceError {
+        let fault = self.fault.get_or_init(|| error).clone();
+        if !self.faulted.swap(true, Ordering::AcqRel) {
+            tracing::error!(device = %self.id, error = %fault, "a CUDA context is broken: all work of it has failed");
+        }
+        let streams = std::mem::take(&mut *self.streams());
+        for stream in streams.iter().filter_map(Weak::upgrade) {
+            stream.break_with(self, &fault);
+        }
+        fault
+    }
+
+    fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({})", self.id)
+    }
+}
+
+/// While this lives, the thread is in a context.
+#[must_use]
+pub(super) struct Current<'a> {
+    context: &'a Context,
+    pushed: bool,
+}
+
+impl Drop for Current<'_> {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut left: CUcontext = ptr::null_mut();
+            // SAFETY: takes back what was pushed on this thread, which nothing else was pushed upon since.
+            let _ = unsafe { (self.context.api.context_pop)(&raw mut left) };
+        }
+    }
+}
+
+/// While this lives, the thread is in a context and no capture minds what it does.
+#[must_use]
+pub(super) struct Relaxed<'a> {
+    previous: CUstreamCaptureMode,
+    current: Current<'a>,
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        let api = self.current.context.api;
+        // SAFETY: puts back what the exchange gave on this thread.
+        let _ = unsafe { (api.capture_mode)(&raw mut self.previous) };
+    }
+}

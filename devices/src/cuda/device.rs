@@ -1,0 +1,290 @@
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
+use estafette_sync::sync::OnceLock;
+
+use crate::{
+    Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
+};
+
+use super::api::Api;
+use super::context::Context;
+use super::counters::CudaCounters;
+use super::errors;
+use super::events::{Event, destroy};
+use super::foreign::Foreign;
+use super::handle::Handle;
+use super::memory::{self, Kind, PointerInfo, Pool, allocate};
+use super::peers::Peers;
+use super::queue::{CudaQueue, event_of, not_ours};
+use super::single::Single;
+use super::words::Words;
+
+/// A CUDA device with its primary context.
+pub struct CudaDevice {
+    context: Arc<Context>,
+    pool: Option<Arc<Pool>>,
+    name: String,
+    memory_bytes: u64,
+    default_queue: Arc<CudaQueue>,
+    /// Known once all devices are.
+    pub(super) peers: OnceLock<Peers>,
+}
+
+impl CudaDevice {
+    /// Opens device number `ordinal`.
+    pub(super) fn new(api: &'static Api, ordinal: i32) -> Result<Self, DeviceError> {
+        let id = DLDevice::new(DeviceType::CUDA, ordinal);
+        let check = |code, what: &str| match code {
+            0 => Ok(()),
+            code => Err(errors::error(api, code, &format!("{what} of {id}"))),
+        };
+        let mut device: CUdevice = 0;
+        let mut name = [0 as c_char; 256];
+        let mut memory_bytes: usize = 0;
+        let mut raw: CUcontext = ptr::null_mut();
+        // SAFETY: each writes what it is given a place for; the name is cut to fit, with its end.
+        unsafe {
+            check((api.device_get)(&raw mut device, ordinal), "no handle")?;
+            check((api.device_name)(name.as_mut_ptr(), name.len() as c_int, device), "no name")?;
+            check((api.device_memory)(&raw mut memory_bytes, device), "no size of the memory")?;
+            // The context that every other library of the process uses.
+            check((api.primary_retain)(&raw mut raw, device), "no primary context")?;
+        }
+        // SAFETY: a C string by the call above.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let has = |attribute| {
+            let mut value: c_int = 0;
+            // SAFETY: writes one number.
+            let code = unsafe { (api.device_attribute)(&raw mut value, attribute, device) };
+            code == 0 && value != 0
+        };
+        let counts = api.stream_write.is_some()
+            && has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+        let words = counts.then(Words::default);
+        let pools = has(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED);
+        let opened = || {
+            let context = Context::new(api, id, Handle::new(raw), words);
+            let memory_bytes = memory_bytes as u64;
+            let pool = if pools { Pool::new(&context, memory_bytes).map(Arc::new) } else { None };
+            let default_queue = CudaQueue::own(&context)?;
+            Ok(Self { context, pool, name, memory_bytes, default_queue, peers: OnceLock::new() })
+        };
+        opened().inspect_err(|_| {
+            // SAFETY: gives back what was retained above.
+            let _ = unsafe { (api.primary_release)(device) };
+        })
+    }
+
+    /// The number of the device, as the driver counts.
+    pub fn ordinal(&self) -> i32 {
+        self.context.id.device_id
+    }
+
+    /// The bytes of its memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// The `CUcontext`: the device's primary context.
+    pub fn native_context(&self) -> usize {
+        self.context.raw.get().expose_provenance()
+    }
+
+    /// Whether the device counts for the host, so that asking for a fence is a load. Else events are queried.
+    pub fn counts(&self) -> bool {
+        self.context.words.is_some()
+    }
+
+    /// Whether device memory comes from a pool, so that freeing it waits for nothing.
+    pub fn has_pool(&self) -> bool {
+        self.pool.is_some()
+    }
+
+    /// What broke the device's context, if anything did: then nothing of it works any more.
+    pub fn fault(&self) -> Option<DeviceError> {
+        self.context.fault().cloned()
+    }
+
+    /// What `pointer` is to, by the driver's own account: better than what anybody says of it, since managed memory is of
+    /// device 0 for DLPack. `None` for memory that the driver knows nothing of.
+    pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
+        memory::pointer_info(&self.context, pointer)
+    }
+
+    /// Calls into the driver so far.
+    pub fn counters(&self) -> CudaCounters {
+        self.context.counters.read()
+    }
+
+    /// A new queue: a stream of its own that does not wait for the legacy default stream.
+    ///
+    /// # Errors
+    /// The driver gives no more streams, or the context is broken.
+    pub fn queue(&self) -> Result<Arc<CudaQueue>, DeviceError> {
+        CudaQueue::own(&self.context)
+    }
+
+    /// A stream of somebody else's, acquired now: 1 for the legacy default stream, 2 for the calling thread's own, or a
+    /// `CUstream`. The wrapper has a new identity, waits are enqueued at once, and each fence is an event of its own. Nothing of
+    /// the stream is kept but by the wrapper.
+    ///
+    /// # Errors
+    /// `Invalid` for 0, and for a stream of another context than this device's primary one.
+    ///
+    /// # Safety
+    /// `handle` is 0, 1, 2 or a live `CUstream`, which stays so while the wrapper is used.
+    pub unsafe fn foreign(&self, handle: usize) -> Result<Arc<CudaQueue>, DeviceError> {
+        self.context.intact()?;
+        // SAFETY: by contract.
+        let foreign = unsafe { Foreign::new(&self.context, handle) }?;
+        Ok(CudaQueue::foreign(&self.context, foreign))
+    }
+
+    /// Pinned host memory for `bytes` bytes aligned to `align`: the host uses it directly, and so does every CUDA device. Freeing
+    /// it may wait for the device.
+    ///
+    /// # Errors
+    /// `Invalid` for an alignment that is no power of two up to 256; `OutOfMemory`.
+    pub fn allocate_pinned(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        allocate(&self.context, None, Kind::Pinned, bytes, align)
+    }
+
+    /// Managed memory for `bytes` bytes aligned to `align`: it goes where it is used. Freeing it may wait for the device.
+    ///
+    /// # Errors
+    /// As for [`CudaDevice::allocate_pinned`].
+    pub fn allocate_managed(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        allocate(&self.context, None, Kind::Managed, bytes, align)
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn pool(&self) -> Option<&Arc<Pool>> {
+        self.pool.as_ref()
+    }
+}
+
+impl Device for CudaDevice {
+    fn id(&self) -> DLDevice {
+        self.context.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn host_accessible(&self) -> bool {
+        false
+    }
+
+    fn host_accessible_at(&self, pointer: *const u8) -> bool {
+        self.pointer_info(pointer).is_some_and(|info| info.device.device_type != DeviceType::CUDA)
+    }
+
+    fn default_queue(&self) -> Arc<dyn Queue> {
+        Arc::clone(&self.default_queue) as Arc<dyn Queue>
+    }
+
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
+        Ok(self.queue()?)
+    }
+
+    unsafe fn foreign_queue(&self, handle: usize) -> Result<Arc<dyn Queue>, DeviceError> {
+        // SAFETY: by contract.
+        Ok(unsafe { self.foreign(handle) }?)
+    }
+
+    fn is_released_early(&self) -> bool {
+        true
+    }
+
+    /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the context.
+    fn barrier(&self) -> Result<Fence, DeviceError> {
+        self.context.intact()?;
+        if let Some(Ok(event)) = Event::record_context(&self.context) {
+            return Ok(Fence::event(Arc::new(Single::of(event))));
+        }
+        self.context.intact()?;
+        let _entered = self.context.enter_relaxed()?;
+        self.context.counters.context_waits.one();
+        // SAFETY: waits for the context that was entered.
+        let code = unsafe { (self.context.api.context_synchronize)() };
+        self.context.check(code, "cannot wait for the context")?;
+        Ok(Fence::event(Arc::new(Single::done(&self.context))))
+    }
+
+    /// Device memory, from the pool where there is one.
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        allocate(&self.context, self.pool.as_ref(), Kind::Device, bytes, align)
+    }
+
+    /// Copies within the device, from and to the host, and between devices. Host memory that is not pinned goes through the
+    /// driver's own buffers: then the call may wait for what is enqueued before.
+    unsafe fn copy(
+        &self,
+        queue: &dyn Queue,
+        src: *const u8,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        let ours = CudaQueue::from_queue(queue).filter(|queue| Arc::ptr_eq(queue.context(), &self.context));
+        let queue = ours.ok_or_else(|| not_ours(queue, self.context.id))?;
+        if let Some(peers) = self.peers.get() {
+            peers.reach(self, src);
+            peers.reach(self, dst);
+        }
+        // SAFETY: by contract.
+        unsafe { queue.copy(src, dst, bytes) }
+    }
+
+    /// The native event of a CUDA device is a pointer to a `cudaEvent_t` (`CUevent`).
+    unsafe fn fence_of_event(&self, event: NonNull<c_void>) -> Result<Fence, DeviceError> {
+        self.context.intact()?;
+        // SAFETY: by contract a pointer to an event.
+        let event = unsafe { *event.as_ptr().cast::<CUevent>() };
+        if event.is_null() {
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, "the CUDA event is null"));
+        }
+        // SAFETY: by contract it is alive until the fence has settled.
+        Ok(Fence::event(Arc::new(unsafe { Single::foreign(&self.context, event) })))
+    }
+
+    fn event_of_fence(&self, fence: &Fence) -> Result<NativeEvent, DeviceError> {
+        match event_of(fence, self.context.id)? {
+            Some(event) => {
+                let place = Box::into_raw(Box::new(event.raw())).cast::<c_void>();
+                let place = NonNull::new(place).expect("a box is somewhere");
+                Ok(NativeEvent::new(place, move |place| {
+                    // SAFETY: the box above, taken back this once.
+                    drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
+                    // Until here nobody recorded it again.
+                    drop(event);
+                }))
+            }
+            // Done already: an event that was never recorded is as good.
+            None => {
+                let event = Event::done(&self.context)?;
+                let place = Box::into_raw(Box::new(event.get())).cast::<c_void>();
+                let place = NonNull::new(place).expect("a box is somewhere");
+                let context = Arc::clone(&self.context);
+                Ok(NativeEvent::new(place, move |place| {
+                    // SAFETY: as above.
+                    drop(unsafe { Box::from_raw(place.as_ptr().cast::<CUevent>()) });
+                    destroy(&context, event);
+                }))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaDevice({}, {})", self.context.id, self.name)
+    }
+}

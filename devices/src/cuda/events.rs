@@ -1,0 +1,264 @@
+//! Native events, used again and again, but never while anybody holds them.
+//!
+//! An event stands for its last record, so recording it again while somebody still means the last one would lose a wait. An
+//! [`Event`] is one use of a slot; its slot is free again when the last holder has gone, and a generation tells uses apart.
+
+use std::fmt;
+use std::ptr;
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+
+use crate::DeviceError;
+
+use super::context::Context;
+use super::errors::NOT_READY;
+use super::handle::Handle;
+
+/// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
+const FREE_MAX: usize = 1_024;
+/// `CU_EVENT_DISABLE_TIMING`: without time stamps, records and waits are cheapest.
+const DISABLE_TIMING: u32 = 2;
+
+/// The events of a context.
+#[derive(Default)]
+pub(super) struct Events {
+    slots: Mutex<Slots>,
+}
+
+#[derive(Default)]
+struct Slots {
+    all: Vec<Slot>,
+    free: Vec<usize>,
+    /// Places whose event was destroyed.
+    vacant: Vec<usize>,
+}
+
+struct Slot {
+    raw: Option<Handle<CUevent>>,
+    generation: u64,
+    held: bool,
+}
+
+/// One use of an event.
+pub(super) struct Event {
+    context: Arc<Context>,
+    raw: Handle<CUevent>,
+    index: usize,
+    generation: u64,
+    /// It belongs to a graph now, which waits for its last record at every launch.
+    given_up: AtomicBool,
+}
+
+impl Event {
+    /// An event for one record.
+    ///
+    /// # Errors
+    /// The driver gives no more.
+    fn acquire(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
+        let reused = context.events.take();
+        let (index, raw, generation) = match reused {
+            Some(reused) => reused,
+            None => {
+                let mut raw: CUevent = ptr::null_mut();
+                let _entered = context.enter_relaxed()?;
+                // SAFETY: writes one handle, which is ours.
+                let code = unsafe { (context.api.event_create)(&raw mut raw, DISABLE_TIMING) };
+                context.check(code, "cannot make an event")?;
+                context.counters.events_created.one();
+                let raw = Handle::new(raw);
+                let (index, generation) = context.events.put(raw);
+                (index, raw, generation)
+            }
+        };
+        let context = Arc::clone(context);
+        Ok(Arc::new(Self { context, raw, index, generation, given_up: AtomicBool::new(false) }))
+    }
+
+    /// An event of everything enqueued on `stream` so far. Whoever calls is in the context, or the stream is no special one.
+    ///
+    /// # Errors
+    /// The driver refused it.
+    ///
+    /// # Safety
+    /// `stream` is live, and of the context.
+    pub(super) unsafe fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
+        let event = Self::acquire(context)?;
+        let _entered = context.enter()?;
+        // SAFETY: both are live and of one context.
+        let code = unsafe { (context.api.event_record)(event.raw(), stream) };
+        context.check(code, "cannot record an event")?;
+        context.counters.events_recorded.one();
+        Ok(event)
+    }
+
+    /// An event of everything enqueued in the context so far, where the driver has such.
+    ///
+    /// # Errors
+    /// The driver refused it.
+    pub(super) fn record_context(context: &Arc<Context>) -> Option<Result<Arc<Self>, DeviceError>> {
+        let record = context.api.context_record?;
+        let recorded = Self::acquire(context).and_then(|event| {
+            let _entered = context.enter_relaxed()?;
+            // SAFETY: both are live.
+            let code = unsafe { record(context.raw.get(), event.raw()) };
+            context.check(code, "cannot record an event of the context")?;
+            context.counters.events_recorded.one();
+            Ok(event)
+        });
+        Some(recorded)
+    }
+
+    /// An event that is done: made now and never recorded.
+    ///
+    /// # Errors
+    /// The driver gives no more.
+    pub(super) fn done(context: &Arc<Context>) -> Result<Handle<CUevent>, DeviceError> {
+        let mut raw: CUevent = ptr::null_mut();
+        let _entered = context.enter_relaxed()?;
+        // SAFETY: writes one handle, which is the caller's.
+        let code = unsafe { (context.api.event_create)(&raw mut raw, DISABLE_TIMING) };
+        context.check(code, "cannot make an event")?;
+        context.counters.events_created.one();
+        Ok(Handle::new(raw))
+    }
+
+    pub(super) fn raw(&self) -> CUevent {
+        self.raw.get()
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Asks the driver whether it is done.
+    pub(super) fn query(&self) -> Result<bool, DeviceError> {
+        query(&self.context, self.raw())
+    }
+
+    /// It stays as it is for ever: a graph waits for it whenever it is launched.
+    pub(super) fn give_up(&self) {
+        if !self.given_up.swap(true, Ordering::Relaxed) {
+            self.context.counters.events_given_up.one();
+        }
+    }
+}
+
+/// Asks the driver whether an event of `context` is done.
+pub(super) fn query(context: &Context, event: CUevent) -> Result<bool, DeviceError> {
+    let _entered = context.enter_relaxed()?;
+    context.counters.event_queries.one();
+    // SAFETY: a live event.
+    match unsafe { (context.api.event_query)(event) } {
+        NOT_READY => Ok(false),
+        code => context.check(code, "an event failed").map(|()| true),
+    }
+}
+
+/// Destroys an event that is no slot's.
+pub(super) fn destroy(context: &Context, event: Handle<CUevent>) {
+    if is_abandoned() {
+        return;
+    }
+    if let Ok(_entered) = context.enter_relaxed() {
+        // SAFETY: ours, destroyed this once. Waits that were enqueued for it stay.
+        let _ = unsafe { (context.api.event_destroy)(event.get()) };
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if is_abandoned() || self.given_up.load(Ordering::Relaxed) {
+            return;
+        }
+        if self.context.events.give_back(self.index, self.generation) {
+            destroy(&self.context, self.raw);
+        }
+    }
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CUDA event {} of {}, use {}", self.index, self.context.id, self.generation)
+    }
+}
+
+impl Events {
+    fn take(&self) -> Option<(usize, Handle<CUevent>, u64)> {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = slots.free.pop()?;
+        let slot = &mut slots.all[index];
+        debug_assert!(!slot.held, "an event that is held is not free");
+        slot.held = true;
+        slot.generation += 1;
+        slot.raw.map(|raw| (index, raw, slot.generation))
+    }
+
+    /// A slot for a new event, in use.
+    fn put(&self, raw: Handle<CUevent>) -> (usize, u64) {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = slots.vacant.pop().unwrap_or(slots.all.len());
+        if index == slots.all.len() {
+            slots.all.push(Slot { raw: None, generation: 0, held: false });
+        }
+        let slot = &mut slots.all[index];
+        slot.raw = Some(raw);
+        slot.held = true;
+        slot.generation += 1;
+        (index, slot.generation)
+    }
+
+    /// The use is over. Says whether the event is too many, and to be destroyed.
+    fn give_back(&self, index: usize, generation: u64) -> bool {
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let too_many = slots.free.len() >= FREE_MAX;
+        let slot = &mut slots.all[index];
+        debug_assert!(slot.held && slot.generation == generation, "a use ends once");
+        slot.held = false;
+        if too_many {
+            slot.raw = None;
+            slots.vacant.push(index);
+        } else {
+            slots.free.push(index);
+        }
+        too_many
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(number: usize) -> Handle<CUevent> {
+        Handle::new(ptr::without_provenance_mut(number))
+    }
+
+    #[test]
+    fn an_event_is_free_when_its_use_is_over_and_its_next_use_has_another_generation() {
+        let events = Events::default();
+        assert!(events.take().is_none());
+        let (first, generation) = events.put(raw(8));
+        assert!(events.take().is_none(), "it is held");
+        let (second, _) = events.put(raw(16));
+        assert!(!events.give_back(first, generation));
+        let (again, event, later) = events.take().expect("one is free");
+        assert_eq!((again, event.get().addr()), (first, 8));
+        assert!(later > generation);
+        assert!(events.take().is_none());
+        assert_ne!(second, first);
+    }
+
+    #[test]
+    fn a_burst_of_events_is_not_kept() {
+        let events = Events::default();
+        let uses: Vec<_> = (1..=FREE_MAX + 10).map(|number| events.put(raw(number))).collect();
+        let destroyed =
+            uses.iter().filter(|&&(index, generation)| events.give_back(index, generation)).count();
+        assert_eq!(destroyed, 10);
+        let (index, _) = events.put(raw(5));
+        assert!(index < FREE_MAX + 10, "places are used again");
+    }
+}

@@ -1,0 +1,166 @@
+//! Queues of somebody else's: nothing of them is kept, and nothing is enqueued on them but waits, records, and copies that
+//! were asked for.
+
+use std::ptr;
+use std::sync::Arc;
+use std::thread::{self, ThreadId};
+
+use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
+
+use crate::{DeviceError, DeviceErrorKind};
+
+use super::context::Context;
+use super::errors::NOT_SUPPORTED;
+use super::events::Event;
+use super::handle::Handle;
+use super::stream::{is_capturing, wait};
+
+/// `CU_STREAM_LEGACY`: the default stream that other blocking streams of the context wait for.
+const LEGACY: usize = 1;
+/// `CU_STREAM_PER_THREAD`: the default stream of whichever thread says so.
+const PER_THREAD: usize = 2;
+/// `CU_EVENT_WAIT_EXTERNAL`: in a recording, wait at every launch for what the event was last recorded for.
+const WAIT_EXTERNAL: u32 = 1;
+
+/// A stream of somebody else's, for as long as the call that gave it.
+pub(super) struct Foreign {
+    raw: Handle<CUstream>,
+    /// The thread whose stream it is, where the handle means the calling thread's.
+    thread: Option<ThreadId>,
+}
+
+impl Foreign {
+    /// # Errors
+    /// The handle is 0, or a stream of another context.
+    ///
+    /// # Safety
+    /// `handle` is a live stream, or the number of a default stream.
+    pub(super) unsafe fn new(context: &Context, handle: usize) -> Result<Self, DeviceError> {
+        let raw: CUstream = ptr::with_exposed_provenance_mut(handle);
+        let this =
+            Self { raw: Handle::new(raw), thread: (handle == PER_THREAD).then(|| thread::current().id()) };
+        match handle {
+            0 => {
+                let message = "stream 0 may mean either default stream; say 1 for the legacy one, 2 for the thread's own";
+                return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+            }
+            LEGACY | PER_THREAD => return Ok(this),
+            _ => {}
+        }
+        let mut of: CUcontext = ptr::null_mut();
+        let _entered = context.enter()?;
+        // SAFETY: by contract a live stream.
+        let code = unsafe { (context.api.stream_context)(raw, &raw mut of) };
+        context.check(code, "cannot tell which context the stream is of")?;
+        if of != context.raw.get() {
+            let message =
+                format!("stream {handle:#x} is of another context than the primary one of {}", context.id);
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        }
+        Ok(this)
+    }
+
+    pub(super) fn raw(&self) -> CUstream {
+        self.raw.get()
+    }
+
+    /// Whether the handle means the same for as long as the context lives, on every thread.
+    pub(super) fn may_be_kept(&self) -> bool {
+        self.raw().addr() == LEGACY
+    }
+
+    /// # Errors
+    /// The handle means another stream on this thread.
+    pub(super) fn here(&self) -> Result<(), DeviceError> {
+        if self.thread.is_none_or(|thread| thread == thread::current().id()) {
+            return Ok(());
+        }
+        let message =
+            "stream 2 is each thread's own: it was given on another thread, and means another stream here";
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+    }
+
+    pub(super) fn is_capturing(&self, context: &Context) -> Result<bool, DeviceError> {
+        self.here()?;
+        is_capturing(context, self.raw())
+    }
+
+    /// Makes what is enqueued here next wait for an event from outside of any recording. Says whether that holds for all that
+    /// comes later, and not for a recording alone.
+    ///
+    /// # Safety
+    /// The event is live.
+    pub(super) unsafe fn wait(
+        &self,
+        context: &Context,
+        event: CUevent,
+        ours: Option<&Arc<Event>>,
+    ) -> Result<bool, DeviceError> {
+        if !self.is_capturing(context)? {
+            // SAFETY: by contract.
+            unsafe { wait(context, self.raw(), event, 0) }?;
+            return Ok(true);
+        }
+        let Some(ours) = ours else {
+            let message =
+                "the stream is recording a graph, which would wait for somebody else's event at every launch";
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        };
+        // The graph waits for it for as long as it lives, of which nobody tells us.
+        ours.give_up();
+        // SAFETY: the event stays as it is for ever.
+        unsafe { wait(context, self.raw(), event, WAIT_EXTERNAL) }?;
+        Ok(false)
+    }
+
+    /// Makes what is recorded here next wait for a point of the same recording.
+    ///
+    /// # Safety
+    /// The event is live.
+    pub(super) unsafe fn wait_within(
+        &self,
+        context: &Context,
+        event: CUevent,
+        recording: Option<u64>,
+    ) -> Result<(), DeviceError> {
+        self.here()?;
+        if recording.is_none() || self.recording(context)? != recording {
+            return Err(not_the_same_recording());
+        }
+        // SAFETY: by contract.
+        unsafe { wait(context, self.raw(), event, 0) }
+    }
+
+    /// The driver's number of the recording that this stream takes part in.
+    pub(super) fn recording(&self, context: &Context) -> Result<Option<u64>, DeviceError> {
+        recording(context, self.raw())
+    }
+
+    /// An event of everything enqueued here by now, by whomever.
+    pub(super) fn record(&self, context: &Arc<Context>) -> Result<Arc<Event>, DeviceError> {
+        self.here()?;
+        // SAFETY: live by the contract of `new`, of this context.
+        unsafe { Event::record(context, self.raw()) }
+    }
+}
+
+pub(super) fn not_the_same_recording() -> DeviceError {
+    let message = "a point in a graph can be waited for in the same recording only";
+    DeviceError::new(DeviceErrorKind::Invalid, message)
+}
+
+/// The driver's number of the recording that `stream` takes part in; `None` for none, and where the driver does not say.
+pub(super) fn recording(context: &Context, stream: CUstream) -> Result<Option<u64>, DeviceError> {
+    let Some(ask) = context.api.capture_info else { return Ok(None) };
+    let (mut status, mut number): (u32, u64) = (0, 0);
+    let _entered = context.enter()?;
+    let status_at = (&raw mut status).cast::<CUstreamCaptureStatus>();
+    // SAFETY: a live stream; what is not asked for is null.
+    let code =
+        unsafe { ask(stream, status_at, &raw mut number, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
+    if code == NOT_SUPPORTED {
+        return Ok(None);
+    }
+    context.check(code, "cannot tell what the stream is recording")?;
+    Ok((status == 1).then_some(number))
+}

@@ -1,0 +1,260 @@
+//! Memory: a pool of ours on the device where the driver has pools, pinned and managed memory, and what a pointer is to.
+//!
+//! Freeing with `cuMemFree` waits for the whole device, which nothing here may do, so device memory comes from a pool. It is given
+//! out and taken back in the order of a stream that carries nothing else and so never lags behind: what it hands out can
+//! be used on every queue at once. Without pools it is `cuMemAlloc`, and freeing waits: a lost feature of old drivers.
+
+use std::ffi::c_void;
+use std::num::NonZeroUsize;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute,
+    CUstream,
+};
+use estafette_sync::abandoned::is_abandoned;
+
+use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
+
+use super::api::Code;
+use super::context::Context;
+use super::errors::{INVALID_VALUE, NOT_READY};
+use super::handle::Handle;
+
+/// What the driver aligns every allocation to (CUDA Programming Guide, "Device Memory Accesses").
+const ALIGN: usize = 256;
+/// The pool keeps up to this part of the device's memory for later when it is given back.
+const POOL_KEEPS: u64 = 4;
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context.
+const PORTABLE: u32 = 1;
+/// `CU_MEM_ATTACH_GLOBAL`: managed memory that every stream may use.
+const ATTACH_GLOBAL: u32 = 1;
+
+/// Pinned host memory, as DLPack says it: without a number.
+const PINNED: DLDevice = DLDevice::new(DeviceType::CUDA_HOST, 0);
+/// Managed memory, as DLPack says it: without a number.
+const MANAGED: DLDevice = DLDevice::new(DeviceType::CUDA_MANAGED, 0);
+
+/// Where memory is, as the driver tells of a pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PointerInfo {
+    /// What DLPack calls it: `cuda:n`, `cuda_host:0` or `cuda_managed:0`.
+    pub device: DLDevice,
+    /// The device that it was allocated on or for.
+    pub ordinal: i32,
+}
+
+/// The pool of a device.
+pub(super) struct Pool {
+    raw: Handle<CUmemoryPool>,
+    /// It carries allocations and nothing else.
+    stream: Handle<CUstream>,
+}
+
+impl Pool {
+    /// The pool, if the driver and the device have such; `memory` is what the device has, in bytes.
+    pub(super) fn new(context: &Context, memory: u64) -> Option<Self> {
+        let api = context.api;
+        let (create, set) = (api.pool_create?, api.pool_attribute?);
+        let _both = (api.pool_allocate?, api.pool_free?);
+        let _entered = context.enter_relaxed().ok()?;
+        let properties = CUmemPoolProps {
+            allocType: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            handleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: at(context.id.device_id),
+            win32SecurityAttributes: ptr::null_mut(),
+            reserved: [0; 64],
+        };
+        let (mut raw, mut stream): (CUmemoryPool, CUstream) = (ptr::null_mut(), ptr::null_mut());
+        let mut keeps = memory / POOL_KEEPS;
+        // SAFETY: the properties and the results are valid; a threshold is a number of 64 bits. A pool that was made stays.
+        unsafe {
+            if create(&raw mut raw, &raw const properties) != 0 {
+                return None;
+            }
+            let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+            // Without it memory goes back to the system more often; nothing else depends on it.
+            let _ = set(raw, threshold, (&raw mut keeps).cast());
+            if (api.stream_create)(&raw mut stream, 1) != 0 {
+                return None;
+            }
+        }
+        Some(Self { raw: Handle::new(raw), stream: Handle::new(stream) })
+    }
+
+    fn allocate(&self, context: &Context, bytes: usize) -> Result<CUdeviceptr, Code> {
+        let api = context.api;
+        let allocate = api.pool_allocate.ok_or(NOT_READY)?;
+        let mut memory: CUdeviceptr = 0;
+        // SAFETY: writes one address; pool and stream are live.
+        unsafe {
+            match allocate(&raw mut memory, bytes, self.raw.get(), self.stream.get()) {
+                0 => {}
+                code => return Err(code),
+            }
+            // The memory is there for other streams when this one has got to it, which waits for no work.
+            match (api.stream_query)(self.stream.get()) {
+                NOT_READY => match (api.stream_synchronize)(self.stream.get()) {
+                    0 => Ok(memory),
+                    code => Err(code),
+                },
+                0 => Ok(memory),
+                code => Err(code),
+            }
+        }
+    }
+
+    /// # Safety
+    /// `memory` came from here, and nothing uses it any more.
+    unsafe fn free(&self, context: &Context, memory: CUdeviceptr) -> Code {
+        match context.api.pool_free {
+            // SAFETY: by contract.
+            Some(free) => unsafe { free(memory, self.stream.get()) },
+            None => 0,
+        }
+    }
+
+    /// Lets another device reach the memory of this pool.
+    pub(super) fn share_with(&self, context: &Context, device: i32) {
+        let Some(share) = context.api.pool_access else { return };
+        let access = CUmemAccessDesc {
+            location: at(device),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        if let Ok(_entered) = context.enter_relaxed() {
+            // SAFETY: one description. Where it does not work, copies go through the host.
+            let _ = unsafe { share(self.raw.get(), &raw const access, 1) };
+        }
+    }
+}
+
+fn at(device: i32) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Which kind of memory is wanted.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    Device,
+    Pinned,
+    Managed,
+}
+
+/// Memory of a kind.
+///
+/// # Errors
+/// `Invalid` for an alignment that the driver does not give; `OutOfMemory`.
+pub(super) fn allocate(
+    context: &Arc<Context>,
+    pool: Option<&Arc<Pool>>,
+    kind: Kind,
+    bytes: usize,
+    align: usize,
+) -> Result<Allocation, DeviceError> {
+    context.intact()?;
+    let device = match kind {
+        Kind::Device => context.id,
+        Kind::Pinned => PINNED,
+        Kind::Managed => MANAGED,
+    };
+    if !align.is_power_of_two() || align > ALIGN {
+        let message = format!(
+            "cannot allocate {bytes} bytes aligned to {align}: a power of two up to {ALIGN} is possible"
+        );
+        return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+    }
+    if bytes == 0 {
+        let align = NonZeroUsize::new(align).expect("a power of two is not 0");
+        return Ok(Allocation::empty(align, device));
+    }
+    let pool = if matches!(kind, Kind::Device) { pool.cloned() } else { None };
+    let memory = take(context, pool.as_deref(), kind, bytes)
+        .map_err(|code| context.error(code, &format!("cannot allocate {bytes} bytes of {device} memory")))?;
+    let context = Arc::clone(context);
+    let free = move |memory: NonNull<u8>, bytes: usize| {
+        // SAFETY: allocated below, freed once; whoever drops an allocation has made sure that nothing uses it.
+        unsafe { give_back(&context, pool.as_deref(), kind, memory, bytes) }
+    };
+    // SAFETY: fresh memory that nobody else has.
+    Ok(unsafe { Allocation::from_raw(memory, bytes, device, free) })
+}
+
+fn take(context: &Context, pool: Option<&Pool>, kind: Kind, bytes: usize) -> Result<NonNull<u8>, Code> {
+    let api = context.api;
+    let mut host: *mut c_void = ptr::null_mut();
+    let mut device: CUdeviceptr = 0;
+    let Ok(_entered) = context.enter_relaxed() else { return Err(INVALID_VALUE) };
+    // SAFETY: each writes one address.
+    let code = unsafe {
+        match (kind, pool) {
+            (Kind::Device, Some(pool)) => {
+                device = pool.allocate(context, bytes)?;
+                0
+            }
+            (Kind::Device, None) => (api.memory_allocate)(&raw mut device, bytes),
+            (Kind::Managed, _) => (api.managed_allocate)(&raw mut device, bytes, ATTACH_GLOBAL),
+            (Kind::Pinned, _) => (api.host_allocate)(&raw mut host, bytes, PORTABLE),
+        }
+    };
+    if code != 0 {
+        return Err(code);
+    }
+    let memory = if host.is_null() { ptr::with_exposed_provenance_mut(device as usize) } else { host.cast() };
+    NonNull::new(memory).ok_or(INVALID_VALUE)
+}
+
+/// # Safety
+/// The memory is [`take`]n with the same arguments, and nothing uses it any more.
+unsafe fn give_back(context: &Context, pool: Option<&Pool>, kind: Kind, memory: NonNull<u8>, bytes: usize) {
+    // In a forked child nothing of the driver works, and the memory is the parent's.
+    if is_abandoned() {
+        return;
+    }
+    let freed = context.intact().and_then(|()| {
+        let _entered = context.enter_relaxed()?;
+        let device = memory.as_ptr().expose_provenance() as CUdeviceptr;
+        // SAFETY: by contract.
+        let code = unsafe {
+            match (kind, pool) {
+                (Kind::Device, Some(pool)) => pool.free(context, device),
+                (Kind::Device | Kind::Managed, _) => (context.api.memory_free)(device),
+                (Kind::Pinned, _) => (context.api.host_free)(memory.as_ptr().cast()),
+            }
+        };
+        context.check(code, "cannot free memory")
+    });
+    if let Err(error) = freed {
+        // Work that was under way may still be writing there: it is never given to anybody else.
+        context.counters.leaked_allocations.one();
+        context.counters.leaked_bytes.add(bytes as u64);
+        tracing::warn!(device = %context.id, bytes, %error, "CUDA memory is leaked");
+    }
+}
+
+/// What `pointer` is to; `None` for memory that the driver knows nothing of.
+pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<PointerInfo> {
+    let address = pointer.expose_provenance() as CUdeviceptr;
+    let (mut kind, mut ordinal, mut managed): (u32, i32, u32) = (0, 0, 0);
+    let _entered = context.enter_relaxed().ok()?;
+    let ask = |attribute, result: *mut c_void| {
+        // SAFETY: each result is as wide as the header says of its attribute.
+        unsafe { (context.api.pointer_attribute)(result, attribute, address) == 0 }
+    };
+    // The ones below are for memory that is known.
+    if !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast())
+        || !ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut ordinal).cast())
+    {
+        return None;
+    }
+    let is_managed = ask(CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, (&raw mut managed).cast());
+    let device = match kind {
+        _ if is_managed && managed != 0 => MANAGED,
+        // CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE.
+        1 => PINNED,
+        2 => DLDevice::new(DeviceType::CUDA, ordinal),
+        _ => return None,
+    };
+    Some(PointerInfo { device, ordinal })
+}

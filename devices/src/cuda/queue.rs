@@ -1,0 +1,325 @@
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+use estafette_sync::sync::Mutex;
+
+use crate::source::Timeline;
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueClock, QueueId};
+
+use super::context::Context;
+use super::events::Event;
+use super::foreign::{Foreign, recording};
+use super::single::{Captured, Single};
+use super::stream::Stream;
+
+/// A CUDA stream, ours or somebody else's. Work that is enqueued goes on when it is dropped.
+pub struct CudaQueue {
+    context: Arc<Context>,
+    id: QueueId,
+    kind: Kind,
+}
+
+enum Kind {
+    Own(Arc<Stream>),
+    /// With what it has been made to wait for. Others enqueue there as well, so it has no numbers.
+    Foreign(Foreign, Mutex<QueueClock>),
+}
+
+/// What a queue can wait for on the device.
+enum Behind {
+    /// An event, whether it is ours, and its context.
+    Event(CUevent, Option<Arc<Event>>, Arc<Context>),
+    /// A point in a recording.
+    Captured(CUevent, Option<u64>),
+    /// It is done.
+    Done,
+    /// Only the host can wait for it.
+    Unknown,
+}
+
+impl CudaQueue {
+    pub(super) fn own(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
+        let stream = Stream::new(context)?;
+        Ok(Arc::new(Self { context: Arc::clone(context), id: stream.queue(), kind: Kind::Own(stream) }))
+    }
+
+    pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
+        let id = QueueId::next();
+        // What this acquisition was made to wait for stays ordered before whatever is enqueued there later.
+        let clock = Mutex::new(QueueClock::new(id, false));
+        Arc::new(Self { context: Arc::clone(context), id, kind: Kind::Foreign(foreign, clock) })
+    }
+
+    /// The CUDA queue behind `queue`, if it is one.
+    pub fn from_queue(queue: &dyn Queue) -> Option<&CudaQueue> {
+        queue.as_any().downcast_ref()
+    }
+
+    /// Whether others enqueue on it too.
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.kind, Kind::Foreign(..))
+    }
+
+    /// Enqueues setting `bytes` bytes at `at` to `value`.
+    ///
+    /// # Errors
+    /// The queue has failed, or the driver refused the command. Nothing was enqueued then.
+    ///
+    /// # Safety
+    /// The range is memory that this queue's device reaches, and stays alive and unused by others until the fill is done.
+    pub unsafe fn fill(&self, at: *mut u8, value: u8, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return self.intact();
+        }
+        self.enqueue("cannot enqueue a fill", |stream| {
+            // SAFETY: by contract; the stream is live.
+            unsafe { (self.context.api.fill)(at.expose_provenance() as u64, value, bytes, stream) }
+        })
+    }
+
+    /// # Safety
+    /// As for [`crate::Device::copy`].
+    pub(super) unsafe fn copy(&self, from: *const u8, to: *mut u8, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return self.intact();
+        }
+        self.enqueue("cannot enqueue a copy", |stream| {
+            let (to, from) = (to.expose_provenance() as u64, from.expose_provenance() as u64);
+            // SAFETY: by contract; the stream is live. Memory has one address space, so the driver knows where each is.
+            unsafe { (self.context.api.copy)(to, from, bytes, stream) }
+        })
+    }
+
+    /// Calls `command`, which enqueues something, with the stream.
+    pub(super) fn enqueue(
+        &self,
+        what: &str,
+        command: impl FnOnce(CUstream) -> i32,
+    ) -> Result<(), DeviceError> {
+        self.intact()?;
+        let stream = match &self.kind {
+            Kind::Own(stream) => stream.raw(),
+            Kind::Foreign(foreign, _) => {
+                foreign.here()?;
+                foreign.raw()
+            }
+        };
+        let _entered = self.context.enter()?;
+        self.context.check(command(stream), what)?;
+        self.context.counters.commands.one();
+        Ok(())
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The stream, if it is ours.
+    pub(super) fn stream(&self) -> Option<&Arc<Stream>> {
+        match &self.kind {
+            Kind::Own(stream) => Some(stream),
+            Kind::Foreign(..) => None,
+        }
+    }
+
+    fn intact(&self) -> Result<(), DeviceError> {
+        match &self.kind {
+            Kind::Own(stream) => stream.intact(),
+            Kind::Foreign(..) => self.context.intact(),
+        }
+    }
+
+    fn covers(&self, fence: &Fence) -> bool {
+        match &self.kind {
+            Kind::Own(stream) => stream.lane().clock.covers(fence),
+            Kind::Foreign(_, clock) => clock.lock().unwrap_or_else(PoisonError::into_inner).covers(fence),
+        }
+    }
+
+    /// Enqueues the wait.
+    fn wait(&self, fence: &Fence, behind: &Behind) -> Result<(), DeviceError> {
+        match (&self.kind, behind) {
+            // SAFETY: the event lives as long as the fence that holds it, or by the contract of `fence_of_event`.
+            (Kind::Own(stream), Behind::Event(event, _, context)) => unsafe {
+                stream.wait(fence, *event, context)
+            },
+            (Kind::Own(stream), Behind::Captured(event, number)) => {
+                // SAFETY: as above.
+                unsafe { stream.wait_within(*event, *number) }
+            }
+            (Kind::Foreign(foreign, clock), Behind::Event(event, ours, _)) => {
+                foreign.here()?;
+                // SAFETY: as above.
+                if unsafe { foreign.wait(&self.context, *event, ours.as_ref()) }? {
+                    clock.lock().unwrap_or_else(PoisonError::into_inner).note_wait(fence);
+                }
+                Ok(())
+            }
+            (Kind::Foreign(foreign, _), Behind::Captured(event, number)) => {
+                // SAFETY: as above.
+                unsafe { foreign.wait_within(&self.context, *event, *number) }
+            }
+            (_, Behind::Done | Behind::Unknown) => Ok(()),
+        }
+    }
+}
+
+/// What is behind a fence. A stream of ours records an event for it now, if none covers it.
+fn behind(fence: &Fence) -> Result<Behind, DeviceError> {
+    if let Some((timeline, sequence)) = fence.as_point() {
+        let timeline: &Arc<dyn Timeline> = timeline;
+        let any: &dyn Any = &**timeline;
+        let Some(stream) = any.downcast_ref::<Stream>() else { return Ok(Behind::Unknown) };
+        return Ok(stream.event_for(sequence)?.map_or(Behind::Done, |event| {
+            Behind::Event(event.raw(), Some(event), Arc::clone(stream.context()))
+        }));
+    }
+    let Some(event) = fence.as_event() else { return Ok(Behind::Unknown) };
+    let any: &dyn Any = &**event;
+    if let Some(single) = any.downcast_ref::<Single>() {
+        return Ok(match single.raw() {
+            Some(raw) => Behind::Event(raw, single.event().cloned(), Arc::clone(single.context())),
+            None => Behind::Done,
+        });
+    }
+    if let Some(captured) = any.downcast_ref::<Captured>() {
+        return Ok(Behind::Captured(captured.raw(), captured.recording));
+    }
+    Ok(Behind::Unknown)
+}
+
+/// An event for `fence` that somebody outside may wait for; `None` if it is done.
+///
+/// # Errors
+/// The fence is none of CUDA, has failed, or has no event that could be handed out.
+pub(super) fn event_of(fence: &Fence, device: DLDevice) -> Result<Option<Arc<Event>>, DeviceError> {
+    if fence.observed_done() {
+        return Ok(None);
+    }
+    match behind(fence)? {
+        Behind::Event(_, Some(event), _) => Ok(Some(event)),
+        Behind::Done => Ok(None),
+        Behind::Captured(..) | Behind::Event(_, None, _) | Behind::Unknown => match fence.state() {
+            FenceState::Done => Ok(None),
+            FenceState::Failed(error) => Err(error),
+            FenceState::Pending => {
+                let message =
+                    format!("the fence of {} is none that {device} has an event for", fence.device());
+                Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+            }
+        },
+    }
+}
+
+impl Queue for CudaQueue {
+    fn id(&self) -> QueueId {
+        self.id
+    }
+
+    fn device(&self) -> DLDevice {
+        self.context.id
+    }
+
+    fn in_order(&self) -> bool {
+        // A fence of a foreign queue is not ordered before what is enqueued there next without a wait.
+        !self.is_foreign()
+    }
+
+    fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
+        self.intact()?;
+        if fence.observed_done() || self.covers(fence) {
+            return Ok(Order::Nothing);
+        }
+        // A foreign promise may know how to order work here; it is asked under no lock.
+        if let Some(order) = fence.as_event().and_then(|event| event.order_on(self)) {
+            return order;
+        }
+        let behind = behind(fence)?;
+        match &behind {
+            Behind::Done => Ok(Order::Nothing),
+            Behind::Unknown => match fence.state() {
+                FenceState::Pending => Ok(Order::Host),
+                FenceState::Done => Ok(Order::Nothing),
+                FenceState::Failed(error) => Err(error),
+            },
+            Behind::Event(_, _, context) => {
+                context.intact()?;
+                self.wait(fence, &behind)?;
+                Ok(Order::Device)
+            }
+            Behind::Captured(..) => {
+                self.wait(fence, &behind)?;
+                Ok(Order::Device)
+            }
+        }
+    }
+
+    fn record(&self) -> Result<Fence, DeviceError> {
+        self.intact()?;
+        match &self.kind {
+            Kind::Own(stream) => {
+                let mut lane = stream.lane();
+                if lane.is_recording() {
+                    drop(lane);
+                    // SAFETY: a live stream of the context.
+                    let event = unsafe { Event::record(&self.context, stream.raw()) }?;
+                    let recording = recording(&self.context, stream.raw())?;
+                    return Ok(Fence::event(Arc::new(Captured::new(event, recording))));
+                }
+                let sequence = stream.next(&mut lane);
+                let seen = lane.clock.snapshot();
+                drop(lane);
+                Ok(Fence::point(Arc::clone(stream) as Arc<dyn Timeline>, sequence, seen))
+            }
+            Kind::Foreign(foreign, _) => {
+                if foreign.is_capturing(&self.context)? {
+                    let event = foreign.record(&self.context)?;
+                    let recording = foreign.recording(&self.context)?;
+                    return Ok(Fence::event(Arc::new(Captured::new(event, recording))));
+                }
+                Ok(Fence::event(Arc::new(Single::of(foreign.record(&self.context)?))))
+            }
+        }
+    }
+
+    /// The `CUstream`. Whoever asks may enqueue there until the next [`Queue::record`].
+    fn native(&self) -> usize {
+        match &self.kind {
+            Kind::Own(stream) => stream.touch().expose_provenance(),
+            Kind::Foreign(foreign, _) => foreign.raw().expose_provenance(),
+        }
+    }
+
+    fn may_be_kept(&self) -> bool {
+        match &self.kind {
+            Kind::Own(_) => true,
+            Kind::Foreign(foreign, _) => foreign.may_be_kept(),
+        }
+    }
+
+    fn is_capturing(&self) -> Result<bool, DeviceError> {
+        match &self.kind {
+            Kind::Own(stream) => stream.is_capturing(),
+            Kind::Foreign(foreign, _) => foreign.is_capturing(&self.context),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl fmt::Debug for CudaQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whose = if self.is_foreign() { ", foreign" } else { "" };
+        write!(f, "CudaQueue({}{whose}, of {})", self.id, self.context.id)
+    }
+}
+
+/// The error for a queue that belongs elsewhere.
+pub(super) fn not_ours(queue: &dyn Queue, device: DLDevice) -> DeviceError {
+    let message = format!("cannot enqueue on {}: it is no queue of {device}", queue.id());
+    DeviceError::new(DeviceErrorKind::Invalid, message)
+}

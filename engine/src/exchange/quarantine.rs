@@ -1,0 +1,240 @@
+//! Memory whose last use nobody knows: a consumer has given it back, and its work may still run on a stream that is not ours
+//! to look at any more.
+//!
+//! # The way of such memory
+//! 1. *Entered* by [`enter`], which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
+//!    wait for that promise; nobody else does.
+//! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a thread per device: the
+//!    barrier may block. Whatever entered before the barrier was asked for is covered by it, so a busy device is asked once
+//!    per barrier and not once per memory.
+//! 3. *Released* when the barrier is done. If it has failed, or cannot be had, or is not done in time, the promise fails as
+//!    broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited for it go on then.
+//!
+//! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use estafette_devices::host::{self, Completer};
+use estafette_devices::{
+    DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Outcome, Reactor,
+};
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::thread;
+
+/// How long the thread of a device stays when nothing comes.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// How much went through, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QuarantineStats {
+    /// Uses that wait for a barrier.
+    pub waiting: u64,
+    /// Uses that a barrier has shown to be over.
+    pub released: u64,
+    /// Uses that nobody will ever know the end of. What they used was leaked.
+    pub given_up: u64,
+    /// Barriers that were asked for.
+    pub barriers: u64,
+}
+
+static ENTERED: AtomicU64 = AtomicU64::new(0);
+static RELEASED: AtomicU64 = AtomicU64::new(0);
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+static BARRIERS: AtomicU64 = AtomicU64::new(0);
+
+/// What went through so far in this process.
+pub fn stats() -> QuarantineStats {
+    let (released, given_up) = (RELEASED.load(Ordering::Acquire), GIVEN_UP.load(Ordering::Acquire));
+    QuarantineStats {
+        waiting: ENTERED.load(Ordering::Acquire).saturating_sub(released + given_up),
+        released,
+        given_up,
+        barriers: BARRIERS.load(Ordering::Relaxed),
+    }
+}
+
+/// One use, which settles once.
+struct Use {
+    completer: Mutex<Option<Completer>>,
+    deadline: Instant,
+}
+
+impl Use {
+    fn waits(&self) -> bool {
+        self.completer.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    fn settle(&self, outcome: Outcome) {
+        let completer = self.completer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(completer) = completer else { return };
+        match &outcome {
+            Ok(()) => RELEASED.fetch_add(1, Ordering::AcqRel),
+            Err(error) => {
+                tracing::error!(%error, "nobody knows when memory was last used on a device: it is leaked");
+                GIVEN_UP.fetch_add(1, Ordering::AcqRel)
+            }
+        };
+        completer.settle(outcome);
+    }
+}
+
+/// The uses of one device that no barrier covers yet.
+struct Ward {
+    device: Arc<dyn Device>,
+    uses: Mutex<Vec<Arc<Use>>>,
+    arrived: Condvar,
+}
+
+/// What is kept for the process.
+#[derive(Default)]
+struct Wards {
+    /// By the address of the device, which its ward keeps.
+    wards: HashMap<usize, Arc<Ward>>,
+    /// Uses that wait, and whether the thread runs that looks at the time.
+    timed: Vec<Arc<Use>>,
+    clock: bool,
+}
+
+static WARDS: Mutex<Option<Wards>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+
+fn wards() -> MutexGuard<'static, Option<Wards>> {
+    WARDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The device whose queues use memory of `device`: pinned and managed memory has none of its own.
+pub(crate) fn device_of(device: DLDevice) -> DLDevice {
+    match device.device_type {
+        DeviceType::CUDA_HOST | DeviceType::CUDA_MANAGED => DLDevice::new(DeviceType::CUDA, device.device_id),
+        _ => device,
+    }
+}
+
+/// The fence of a use of memory on `device` that was given back just now. It is given up after `timeout`.
+pub(crate) fn enter(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
+    let (completer, fence) = host::promise("the end of a quarantine");
+    ENTERED.fetch_add(1, Ordering::AcqRel);
+    let deadline = Instant::now().checked_add(timeout).unwrap_or_else(far);
+    let one = Arc::new(Use { completer: Mutex::new(Some(completer)), deadline });
+    match device {
+        Some(device) => admit(device, &one),
+        None => one.settle(Err(unknowable("its device is not known here any more"))),
+    }
+    fence
+}
+
+/// Later than anybody waits.
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(1 << 32)
+}
+
+fn unknowable(why: &str) -> DeviceError {
+    DeviceError::new(
+        DeviceErrorKind::Fault,
+        format!("the end of a consumer's device work cannot be known: {why}"),
+    )
+}
+
+fn admit(device: Arc<dyn Device>, one: &Arc<Use>) {
+    let key = Arc::as_ptr(&device).cast::<()>().addr();
+    {
+        let mut wards = wards();
+        let wards = wards.get_or_insert_default();
+        wards.timed.retain(|other| other.waits());
+        wards.timed.push(Arc::clone(one));
+        if !wards.clock {
+            wards.clock =
+                thread::Builder::new().name("estafette-quarantine".into()).spawn(watch_time).is_ok();
+        }
+        let ward = wards.wards.entry(key).or_insert_with(|| Ward::open(device));
+        // Under both locks, so that a ward does not close with somebody in it.
+        ward.uses().push(Arc::clone(one));
+        ward.arrived.notify_one();
+    }
+    CHANGED.notify_one();
+}
+
+impl Ward {
+    fn open(device: Arc<dyn Device>) -> Arc<Self> {
+        let ward = Arc::new(Self { device, uses: Mutex::default(), arrived: Condvar::new() });
+        let own = Arc::clone(&ward);
+        let name = format!("estafette-quarantine-{}", ward.device.id());
+        if let Err(error) = thread::Builder::new().name(name).spawn(move || own.run()) {
+            // What enters is given up in its time.
+            tracing::error!(%error, "the quarantine of a device does not start");
+        }
+        ward
+    }
+
+    fn uses(&self) -> MutexGuard<'_, Vec<Arc<Use>>> {
+        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        while let Some(covered) = self.next() {
+            BARRIERS.fetch_add(1, Ordering::Relaxed);
+            match self.device.barrier() {
+                Ok(barrier) => Reactor::global().when_settled([barrier], move |outcome| {
+                    let outcome = outcome.map_err(|error| unknowable(&error.to_string()));
+                    covered.iter().for_each(|one| one.settle(outcome.clone()));
+                }),
+                Err(error) => {
+                    let error = unknowable(&error.to_string());
+                    covered.iter().for_each(|one| one.settle(Err(error.clone())));
+                }
+            }
+        }
+    }
+
+    /// Waits for uses, and takes them; `None` once it has closed, since nobody came for long.
+    fn next(&self) -> Option<Vec<Arc<Use>>> {
+        let mut uses = self.uses();
+        while uses.is_empty() {
+            let (woken, waited) =
+                self.arrived.wait_timeout(uses, IDLE).unwrap_or_else(PoisonError::into_inner);
+            uses = woken;
+            if waited.timed_out() && uses.is_empty() {
+                drop(uses);
+                if self.close() {
+                    return None;
+                }
+                uses = self.uses();
+            }
+        }
+        Some(std::mem::take(&mut *uses))
+    }
+
+    /// Lets go of the device, unless somebody has come in the meantime.
+    fn close(&self) -> bool {
+        let mut wards = wards();
+        let Some(wards) = wards.as_mut().filter(|_| self.uses().is_empty()) else { return false };
+        let key = Arc::as_ptr(&self.device).cast::<()>().addr();
+        // The thread has a share of its own in the ward, so this drops nothing.
+        wards.wards.remove(&key).is_some()
+    }
+}
+
+/// Gives up uses whose time has come.
+fn watch_time() {
+    let mut guard = wards();
+    loop {
+        let now = Instant::now();
+        let Some(wards) = guard.as_mut() else { return };
+        let overdue: Vec<_> = wards.timed.extract_if(.., |one| one.deadline <= now).collect();
+        if !overdue.is_empty() {
+            drop(guard);
+            let error = unknowable("its device was busy for longer than the quarantine lasts");
+            overdue.iter().for_each(|one| one.settle(Err(error.clone())));
+            guard = self::wards();
+            continue;
+        }
+        let next = wards.timed.iter().map(|one| one.deadline).min();
+        guard = match next {
+            None => CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(next) => CHANGED.wait_timeout(guard, next - now).unwrap_or_else(PoisonError::into_inner).0,
+        };
+    }
+}

@@ -1,0 +1,190 @@
+//! Contexts: primary ones, others, and what is current on a thread.
+
+use std::ffi::{c_int, c_void};
+
+use super::put;
+use crate::codes::*;
+use crate::state::{CURRENT, Context, Session};
+
+fn create(session: &mut Session, device: c_int) -> Result<u64, Code> {
+    let device = session.device(device)?;
+    let handle = session.handle();
+    let context = Context { handle, device, primary: false, holders: 1, fault: None, peers: Vec::new() };
+    session.contexts.push(context);
+    let place = session.contexts.len() - 1;
+    CURRENT.with_borrow_mut(|stack| stack.push(place));
+    Ok(handle)
+}
+
+driver! {
+    fn cuDevicePrimaryCtxRetain(context: *mut u64, device: c_int) |session| {
+        let device = session.device(device)?;
+        session.sound(device)?;
+        session.contexts[device].holders += 1;
+        put(context, session.contexts[device].handle)
+    }
+
+    fn cuDevicePrimaryCtxRelease_v2(device: c_int) |session| {
+        let device = session.device(device)?;
+        let holders = &mut session.contexts[device].holders;
+        *holders = holders.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        Ok(())
+    }
+
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut u32, active: *mut c_int) |session| {
+        let device = session.device(device)?;
+        put(flags, 0)?;
+        put(active, c_int::from(session.contexts[device].holders > 0))
+    }
+
+    fn cuDevicePrimaryCtxSetFlags_v2(device: c_int, flags: u32) |session| {
+        let _ = flags;
+        session.device(device)?;
+        Ok(())
+    }
+
+    fn cuCtxCreate_v2(context: *mut u64, flags: u32, device: c_int) |session| {
+        let _ = flags;
+        let handle = create(session, device)?;
+        put(context, handle)
+    }
+
+    fn cuCtxCreate_v3(context: *mut u64, affinity: *mut c_void, count: c_int, flags: u32, device: c_int) |session| {
+        let _ = (affinity, count, flags);
+        let handle = create(session, device)?;
+        put(context, handle)
+    }
+
+    fn cuCtxCreate_v4(context: *mut u64, parameters: *mut c_void, flags: u32, device: c_int) |session| {
+        let _ = (parameters, flags);
+        let handle = create(session, device)?;
+        put(context, handle)
+    }
+
+    fn cuCtxDestroy_v2(context: u64) |session| {
+        let context = session.context(context)?;
+        if session.contexts[context].primary {
+            return Err(INVALID_CONTEXT);
+        }
+        session.contexts[context].holders = 0;
+        CURRENT.with_borrow_mut(|stack| {
+            if stack.last() == Some(&context) {
+                stack.pop();
+            }
+        });
+        Ok(())
+    }
+
+    fn cuCtxGetCurrent(context: *mut u64) |session| {
+        let current = CURRENT.with_borrow(|stack| stack.last().copied());
+        put(context, current.map_or(0, |context| session.contexts[context].handle))
+    }
+
+    fn cuCtxSetCurrent(context: u64) |session| {
+        let context = if context == 0 { None } else { Some(session.context(context)?) };
+        CURRENT.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(context);
+        });
+        Ok(())
+    }
+
+    fn cuCtxPushCurrent_v2(context: u64) |session| {
+        let context = session.context(context)?;
+        CURRENT.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+
+    fn cuCtxPopCurrent_v2(context: *mut u64) |session| {
+        let popped = CURRENT.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)?;
+        super::put_if_wanted(context, session.contexts[popped].handle);
+        Ok(())
+    }
+
+    fn cuCtxGetDevice(device: *mut c_int) |session| {
+        let context = session.current()?;
+        put(device, session.contexts[context].device as c_int)
+    }
+
+    fn cuCtxGetId(context: u64, id: *mut u64) |session| {
+        let context = if context == 0 { session.current()? } else { session.context(context)? };
+        put(id, context as u64 + 1)
+    }
+
+    fn cuCtxGetApiVersion(context: u64, version: *mut u32) |session| {
+        let _ = context;
+        put(version, session.script.driver_version as u32)
+    }
+
+    fn cuCtxGetFlags(flags: *mut u32) |session| {
+        session.current()?;
+        put(flags, 0)
+    }
+
+    fn cuCtxSetFlags(flags: u32) |session| {
+        let _ = flags;
+        session.current()?;
+        Ok(())
+    }
+
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) |session| {
+        session.current()?;
+        super::put_if_wanted(least, 0);
+        super::put_if_wanted(greatest, -2);
+        Ok(())
+    }
+
+    fn cuCtxSynchronize() |session| {
+        let context = session.current()?;
+        session.refuse_during_capture()?;
+        session.wait_for_context(context)
+    }
+
+    fn cuCtxEnablePeerAccess(peer: u64, flags: u32) |session| {
+        if flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let context = session.current()?;
+        let peer = session.context(peer)?;
+        let device = session.contexts[peer].device;
+        let peers = &mut session.contexts[context].peers;
+        if peers.contains(&device) {
+            return Err(PEER_ACCESS_ALREADY_ENABLED);
+        }
+        peers.push(device);
+        Ok(())
+    }
+
+    fn cuCtxDisablePeerAccess(peer: u64) |session| {
+        let context = session.current()?;
+        let peer = session.context(peer)?;
+        let device = session.contexts[peer].device;
+        let peers = &mut session.contexts[context].peers;
+        let place = peers.iter().position(|other| *other == device).ok_or(PEER_ACCESS_NOT_ENABLED)?;
+        peers.remove(place);
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Waits for all streams of a context, and learns that they are done.
+    pub(super) fn wait_for_context(&mut self, context: usize) -> Result<(), Code> {
+        let last = self.last_command;
+        self.wait_until(|state| {
+            let mut commands = state.commands.iter();
+            state.contexts[context].fault.is_some()
+                || !commands
+                    .any(|(id, command)| *id <= last && state.streams[command.stream].context == context)
+        });
+        self.sound(context)?;
+        for stream in 0..self.streams.len() {
+            if self.streams[stream].context == context {
+                // Commands that came meanwhile are not known to be over.
+                let waiting = self.streams[stream].queue.len() as u64;
+                let known = self.streams[stream].count - waiting;
+                self.host.learn(stream, known);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Copies and memory set to a value.
+
+use std::ffi::c_void;
+
+use crate::codes::*;
+use crate::command::{Request, Touch, Work};
+use crate::kind::Kind;
+use crate::memory::Place;
+use crate::state::Session;
+
+/// Whether an end of a copy has to be memory that the driver knows.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Known,
+    Any,
+}
+
+fn copy(
+    session: &mut Session,
+    to: (u64, End),
+    from: (u64, End),
+    bytes: usize,
+    stream: u64,
+) -> Result<usize, Code> {
+    let stream = session.sound_stream(stream)?;
+    let bytes = bytes as u64;
+    for (address, end) in [to, from] {
+        match end {
+            End::Known => session.check_known(address, bytes)?,
+            End::Any => session.check_range(address, bytes)?,
+        }
+    }
+    let touches = vec![Touch::read(from.0, bytes), Touch::write(to.0, bytes)];
+    let work = Work::Copy { to: to.0, from: from.0, bytes };
+    let command = session.enqueue(stream, Request::new(Kind::Copy, work, touches))?;
+    // "API synchronization behavior" in the driver's manual: what goes to pageable memory, or from host to host, is over
+    // when the call returns. What comes from pageable memory may be staged first, or not; here it is not.
+    let place = |session: &Session, address| session.memory.live(address).map(|allocation| allocation.place);
+    let (source, target) = (place(session, from.0), place(session, to.0));
+    let on_host = |place| matches!(place, None | Some(Place::Pinned | Place::Registered));
+    if command.is_some() && bytes > 0 && (target.is_none() || (on_host(source) && on_host(target))) {
+        session.wait_for_stream(stream)?;
+    }
+    Ok(stream)
+}
+
+/// A copy that the host waits for: on the legacy stream.
+fn copy_now(session: &mut Session, to: (u64, End), from: (u64, End), bytes: usize) -> Result<(), Code> {
+    session.refuse_during_capture()?;
+    let stream = copy(session, to, from, bytes, 0)?;
+    session.wait_for_stream(stream)
+}
+
+fn set(
+    session: &mut Session,
+    to: u64,
+    value: u32,
+    width: u64,
+    count: usize,
+    stream: u64,
+) -> Result<usize, Code> {
+    let stream = session.sound_stream(stream)?;
+    let bytes = width * count as u64;
+    session.check_known(to, bytes)?;
+    if !to.is_multiple_of(width) {
+        return Err(INVALID_VALUE);
+    }
+    let work = Work::Set { to, value, width, count: count as u64 };
+    session.enqueue(stream, Request::new(Kind::Set, work, vec![Touch::write(to, bytes)]))?;
+    Ok(stream)
+}
+
+driver! {
+    fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, bytes: usize, stream: u64) |session| {
+        copy(session, (to, End::Known), (from as u64, End::Any), bytes, stream).map(|_| ())
+    }
+
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: u64) |session| {
+        copy(session, (to as u64, End::Any), (from, End::Known), bytes, stream).map(|_| ())
+    }
+
+    fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) |session| {
+        copy(session, (to, End::Known), (from, End::Known), bytes, stream).map(|_| ())
+    }
+
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: u64) |session| {
+        copy(session, (to, End::Any), (from, End::Any), bytes, stream).map(|_| ())
+    }
+
+    fn cuMemcpyPeerAsync(
+        to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize, stream: u64,
+    ) |session| {
+        session.context(to_context)?;
+        session.context(from_context)?;
+        copy(session, (to, End::Known), (from, End::Known), bytes, stream).map(|_| ())
+    }
+
+    fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) |session| {
+        copy_now(session, (to, End::Known), (from as u64, End::Any), bytes)
+    }
+
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) |session| {
+        copy_now(session, (to as u64, End::Any), (from, End::Known), bytes)
+    }
+
+    fn cuMemcpyDtoD_v2(to: u64, from: u64, bytes: usize) |session| {
+        copy_now(session, (to, End::Known), (from, End::Known), bytes)
+    }
+
+    fn cuMemcpy(to: u64, from: u64, bytes: usize) |session| {
+        copy_now(session, (to, End::Any), (from, End::Any), bytes)
+    }
+
+    fn cuMemcpyPeer(to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize) |session| {
+        session.context(to_context)?;
+        session.context(from_context)?;
+        copy_now(session, (to, End::Known), (from, End::Known), bytes)
+    }
+
+    fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: u64) |session| {
+        set(session, to, u32::from(value), 1, count, stream).map(|_| ())
+    }
+
+    fn cuMemsetD16Async(to: u64, value: u16, count: usize, stream: u64) |session| {
+        set(session, to, u32::from(value), 2, count, stream).map(|_| ())
+    }
+
+    fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: u64) |session| {
+        set(session, to, value, 4, count, stream).map(|_| ())
+    }
+
+    fn cuMemsetD8_v2(to: u64, value: u8, count: usize) |session| {
+        session.refuse_during_capture()?;
+        let stream = set(session, to, u32::from(value), 1, count, 0)?;
+        session.wait_for_stream(stream)
+    }
+
+    fn cuMemsetD32_v2(to: u64, value: u32, count: usize) |session| {
+        session.refuse_during_capture()?;
+        let stream = set(session, to, value, 4, count, 0)?;
+        session.wait_for_stream(stream)
+    }
+}

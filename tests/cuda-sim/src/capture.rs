@@ -1,0 +1,187 @@
+//! Captures: streams whose commands become nodes of a graph instead of happening.
+
+use std::thread::ThreadId;
+
+use crate::codes::*;
+use crate::command::{Request, Touch, Work};
+use crate::kind::Kind;
+use crate::state::{Graph, State};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Mode {
+    Global,
+    ThreadLocal,
+    Relaxed,
+}
+
+impl Mode {
+    pub(crate) fn numbered(number: u32) -> Result<Self, Code> {
+        match number {
+            0 => Ok(Self::Global),
+            1 => Ok(Self::ThreadLocal),
+            2 => Ok(Self::Relaxed),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) kind: Kind,
+    pub(crate) work: Work,
+    pub(crate) touches: Vec<Touch>,
+    pub(crate) after: Vec<usize>,
+    /// The event that it waits for, or records, each time the graph is launched.
+    pub(crate) external: Option<External>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum External {
+    Wait(u64),
+    Record(u64),
+}
+
+#[derive(Debug)]
+pub(crate) struct Capture {
+    pub(crate) origin: usize,
+    pub(crate) mode: Mode,
+    pub(crate) thread: ThreadId,
+    pub(crate) invalid: bool,
+    pub(crate) graph: Graph,
+}
+
+thread_local! {
+    /// What this thread lets captures forbid it: `cuThreadExchangeStreamCaptureMode`.
+    pub(crate) static THREAD_MODE: std::cell::Cell<Mode> = const { std::cell::Cell::new(Mode::Global) };
+}
+
+impl State {
+    pub(crate) fn invalidate(&mut self, capture: u64) {
+        if let Some(capture) = self.captures.get_mut(&capture) {
+            capture.invalid = true;
+        }
+    }
+
+    /// Refuses a call that may not happen on this thread while captures are under way, and spoils them, as the driver
+    /// does with calls that it cannot know to be harmless.
+    pub(crate) fn refuse_during_capture(&mut self) -> Result<(), Code> {
+        let thread = std::thread::current().id();
+        let forbids = |capture: &Capture| match THREAD_MODE.get() {
+            Mode::Relaxed => false,
+            Mode::ThreadLocal => capture.thread == thread && capture.mode != Mode::Relaxed,
+            Mode::Global => {
+                capture.mode == Mode::Global || (capture.thread == thread && capture.mode != Mode::Relaxed)
+            }
+        };
+        let caught: Vec<u64> =
+            self.captures.iter().filter(|(_, capture)| forbids(capture)).map(|(id, _)| *id).collect();
+        caught.iter().for_each(|capture| self.invalidate(*capture));
+        if caught.is_empty() { Ok(()) } else { Err(STREAM_CAPTURE_UNSUPPORTED) }
+    }
+
+    /// Refuses to ask or wait for a stream that is captured.
+    pub(crate) fn refuse_captured_stream(&mut self, stream: usize) -> Result<(), Code> {
+        self.refuse_implicit_capture(stream)?;
+        let Some(capture) = self.streams[stream].capture else { return Ok(()) };
+        self.invalidate(capture);
+        let name = self.stream_name(stream);
+        self.violation(format!("{name} is asked or waited for while it is captured"));
+        Err(STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    pub(crate) fn add_node(
+        &mut self,
+        capture: u64,
+        stream: usize,
+        request: Request,
+        external: Option<External>,
+    ) {
+        let after = std::mem::take(&mut self.streams[stream].tail);
+        let nodes = &mut self.captures.get_mut(&capture).expect("a stream is captured to it").graph.nodes;
+        nodes.push(Node {
+            kind: request.kind,
+            work: request.work,
+            touches: request.touches,
+            after,
+            external,
+        });
+        self.streams[stream].tail = vec![nodes.len() - 1];
+    }
+
+    pub(crate) fn begin_capture(&mut self, stream: usize, mode: Mode) -> Result<(), Code> {
+        if self.streams[stream].origin == crate::stream::Origin::Legacy {
+            return Err(STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if self.streams[stream].capture.is_some() {
+            return Err(ILLEGAL_STATE);
+        }
+        let id = self.handle();
+        let thread = std::thread::current().id();
+        let capture = Capture { origin: stream, mode, thread, invalid: false, graph: Graph::default() };
+        self.captures.insert(id, capture);
+        self.streams[stream].capture = Some(id);
+        self.streams[stream].tail.clear();
+        Ok(())
+    }
+
+    /// Ends the capture that began on `stream`; all that took part leave it.
+    pub(crate) fn end_capture(&mut self, stream: usize) -> Result<Graph, Code> {
+        let id = self.streams[stream].capture.ok_or(ILLEGAL_STATE)?;
+        let capture = &self.captures[&id];
+        if capture.mode != Mode::Relaxed && capture.thread != std::thread::current().id() {
+            return Err(STREAM_CAPTURE_WRONG_THREAD);
+        }
+        if capture.origin != stream {
+            self.invalidate(id);
+            return Err(STREAM_CAPTURE_UNMATCHED);
+        }
+        let joined = capture.graph.before(&self.streams[stream].tail);
+        let mut left_behind = false;
+        for other in self.streams.iter_mut().filter(|other| other.capture == Some(id)) {
+            left_behind |= !other.tail.iter().all(|node| joined.contains(node));
+            other.capture = None;
+            other.tail.clear();
+        }
+        let capture = self.captures.remove(&id).expect("looked at above");
+        if capture.invalid {
+            return Err(STREAM_CAPTURE_INVALIDATED);
+        }
+        if left_behind {
+            return Err(STREAM_CAPTURE_UNJOINED);
+        }
+        self.detect_within(&capture.graph);
+        Ok(capture.graph)
+    }
+
+    /// Nodes of a graph that touch the same memory and are not ordered are a race in every launch.
+    fn detect_within(&mut self, graph: &Graph) {
+        for (later, node) in graph.nodes.iter().enumerate() {
+            let before = graph.before(&node.after);
+            for (earlier, other) in graph.nodes[..later].iter().enumerate() {
+                let conflict =
+                    node.touches.iter().any(|touch| other.touches.iter().any(|its| its.conflicts(touch)));
+                if conflict && !before.contains(&earlier) {
+                    self.violation(format!(
+                        "race: nodes {earlier} ({:?}) and {later} ({:?}) of a captured graph touch the same memory \
+                         and nothing orders them",
+                        other.kind, node.kind
+                    ));
+                }
+            }
+        }
+    }
+}
+
+impl Graph {
+    /// These nodes and all that come before them.
+    pub(crate) fn before(&self, last: &[usize]) -> std::collections::HashSet<usize> {
+        let mut found = std::collections::HashSet::new();
+        let mut open = last.to_vec();
+        while let Some(node) = open.pop() {
+            if found.insert(node) {
+                open.extend(&self.nodes[node].after);
+            }
+        }
+        found
+    }
+}

@@ -1,0 +1,353 @@
+//! Commands: what streams hold, what each waits for, and what it does when its time has come.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::codes::{Code, ILLEGAL_ADDRESS, STREAM_CAPTURE_IMPLICIT, STREAM_CAPTURE_INVALIDATED};
+use crate::kernels::Launch;
+use crate::kind::Kind;
+use crate::state::{IN_HOST_FUNCTION, Recorded, State};
+use crate::vector_clock::VectorClock;
+
+pub(crate) type CommandId = u64;
+
+/// A use of memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Touch {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) write: bool,
+}
+
+impl Touch {
+    pub(crate) fn read(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, write: false }
+    }
+
+    pub(crate) fn write(address: u64, bytes: u64) -> Self {
+        Self { address, bytes, write: true }
+    }
+
+    pub(crate) fn end(&self) -> u64 {
+        self.address + self.bytes
+    }
+
+    /// Whether the order of the two matters.
+    pub(crate) fn conflicts(&self, other: &Self) -> bool {
+        (self.write || other.write) && self.address < other.end() && other.address < self.end()
+    }
+}
+
+/// How a waiting stream compares, `cuStreamWaitValue`'s flags.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Comparison {
+    GreaterOrEqual,
+    Equal,
+    And,
+    Nor,
+}
+
+/// What a command does.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    /// It only takes its place in the order.
+    Nothing,
+    Record {
+        event: u64,
+    },
+    Copy {
+        to: u64,
+        from: u64,
+        bytes: u64,
+    },
+    Set {
+        to: u64,
+        value: u32,
+        width: u64,
+        count: u64,
+    },
+    WriteValue {
+        address: u64,
+        value: u64,
+        wide: bool,
+    },
+    WaitValue {
+        address: u64,
+        value: u64,
+        wide: bool,
+        until: Comparison,
+    },
+    HostFunction {
+        function: unsafe extern "C" fn(*mut c_void),
+        data: usize,
+    },
+    Kernel(Launch),
+    Graph(Vec<Work>),
+    Free {
+        base: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Progress {
+    Queued,
+    /// On the virtual clock: over at that time.
+    Until(u64),
+    Running,
+}
+
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) stream: usize,
+    pub(crate) kind: Kind,
+    pub(crate) after: Vec<CommandId>,
+    pub(crate) work: Work,
+    pub(crate) touches: Vec<Touch>,
+    pub(crate) progress: Progress,
+    pub(crate) clock: VectorClock,
+}
+
+/// What a caller asks a stream for.
+pub(crate) struct Request {
+    pub(crate) kind: Kind,
+    pub(crate) work: Work,
+    pub(crate) touches: Vec<Touch>,
+    /// Commands of other streams that come first, and what else was known to them.
+    pub(crate) after: Vec<CommandId>,
+    pub(crate) clock: VectorClock,
+}
+
+impl Request {
+    pub(crate) fn new(kind: Kind, work: Work, touches: Vec<Touch>) -> Self {
+        Self { kind, work, touches, after: Vec::new(), clock: VectorClock::default() }
+    }
+}
+
+impl State {
+    /// Puts a command at the end of a stream, or a node into the graph that the stream is captured to (then `None`).
+    pub(crate) fn enqueue(&mut self, stream: usize, request: Request) -> Result<Option<CommandId>, Code> {
+        self.refuse_implicit_capture(stream)?;
+        if let Some(capture) = self.streams[stream].capture {
+            if self.captures[&capture].invalid {
+                return Err(STREAM_CAPTURE_INVALIDATED);
+            }
+            self.add_node(capture, stream, request, None);
+            return Ok(None);
+        }
+        let mut after = request.after;
+        let mut clock = request.clock;
+        clock.merge(&self.host);
+        for other in [vec![stream], self.ordered_before(stream)].concat() {
+            clock.merge(&self.streams[other].clock);
+            after.extend(self.streams[other].queue.back());
+        }
+        self.last_command += 1;
+        let id = self.last_command;
+        let count = self.streams[stream].count + 1;
+        self.detect(stream, count, request.kind, &clock, &request.touches);
+        clock.learn(stream, count);
+        if let Work::Free { base } = request.work {
+            self.memory.retire(base);
+        }
+        let this = &mut self.streams[stream];
+        this.count = count;
+        this.clock = clock.clone();
+        this.queue.push_back(id);
+        let (kind, work, touches) = (request.kind, request.work, request.touches);
+        self.commands
+            .insert(id, Command { stream, kind, after, work, touches, progress: Progress::Queued, clock });
+        Ok(Some(id))
+    }
+
+    /// The legacy stream may not be used while a stream that waits for it is captured.
+    pub(crate) fn refuse_implicit_capture(&mut self, stream: usize) -> Result<(), Code> {
+        let this = &self.streams[stream];
+        if this.origin != crate::stream::Origin::Legacy {
+            return Ok(());
+        }
+        let context = this.context;
+        let caught = self
+            .streams
+            .iter()
+            .find(|other| other.context == context && other.is_blocking() && other.capture.is_some());
+        match caught.and_then(|other| other.capture) {
+            Some(capture) => {
+                self.invalidate(capture);
+                Err(STREAM_CAPTURE_IMPLICIT)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The command that a stream may begin now.
+    pub(crate) fn ready(&self, stream: usize) -> Option<CommandId> {
+        let this = &self.streams[stream];
+        let id = *this.queue.front()?;
+        let command = &self.commands[&id];
+        let can = !this.blocked
+            && command.progress == Progress::Queued
+            && command.after.iter().all(|other| self.is_over(*other))
+            && is_satisfied(&command.work);
+        can.then_some(id)
+    }
+
+    /// Whether a stream waits for a value in memory, which nobody announces.
+    pub(crate) fn waits_for_value(&self, stream: usize) -> bool {
+        let front = self.streams[stream].queue.front();
+        front.is_some_and(|id| matches!(self.commands[id].work, Work::WaitValue { .. } | Work::Graph(_)))
+    }
+
+    /// Begins a command: its work, or nothing when it failed and took its context along.
+    pub(crate) fn begin(&mut self, id: CommandId) -> Option<Work> {
+        let command = self.commands.get_mut(&id)?;
+        command.progress = Progress::Running;
+        let (stream, work, kind) = (command.stream, command.work.clone(), command.kind);
+        let touches = command.touches.clone();
+        let clock = command.clock.clone();
+        let context = self.streams[stream].context;
+        if let Some((left, code)) = self.script.faults.get_mut(&stream) {
+            *left -= 1;
+            if *left == 0 {
+                let code = *code;
+                self.script.faults.remove(&stream);
+                self.fault(context, code);
+                return None;
+            }
+        }
+        if matches!(kind, Kind::Kernel | Kind::Graph)
+            && let Some(touch) = touches.iter().find(|touch| !self.device_may_touch(context, touch))
+        {
+            let name = self.stream_name(stream);
+            self.violation(format!(
+                "{kind:?} on {name} touches {} bytes at {:#x}, which it may not",
+                touch.bytes, touch.address
+            ));
+            self.fault(context, ILLEGAL_ADDRESS);
+            return None;
+        }
+        if let Work::HostFunction { .. } = work {
+            self.host.merge(&clock);
+        }
+        Some(work)
+    }
+
+    /// Takes a command out that has done its work.
+    pub(crate) fn finish(&mut self, id: CommandId) {
+        // It is gone already if its context failed meanwhile.
+        let Some(command) = self.commands.remove(&id) else { return };
+        self.streams[command.stream].queue.pop_front();
+        match command.work {
+            Work::Record { event } => {
+                let now = self.now();
+                if let Some(event) = self.events.get_mut(&event)
+                    && matches!(event.recorded, Recorded::Command { id: last, .. } if last == id)
+                {
+                    event.reached = Some(now);
+                }
+            }
+            // The host may read it from here on, and nobody sees when it does.
+            Work::WriteValue { .. } => self.host.merge(&command.clock),
+            Work::Free { base } => self.memory.release(base),
+            _ => {}
+        }
+    }
+
+    /// A command of the context has failed: every later call says so, and nothing that it still had to do happens.
+    pub(crate) fn fault(&mut self, context: usize, code: Code) {
+        self.contexts[context].fault.get_or_insert(code);
+        let streams: Vec<usize> =
+            (0..self.streams.len()).filter(|stream| self.streams[*stream].context == context).collect();
+        self.commands.retain(|_, command| !streams.contains(&command.stream));
+        for stream in streams {
+            self.streams[stream].queue.clear();
+        }
+    }
+}
+
+fn is_satisfied(work: &Work) -> bool {
+    let Work::WaitValue { address, value, wide, until } = *work else { return true };
+    let (now, sign) = if wide {
+        // SAFETY: `cuStreamWaitValue` checked that the address is aligned memory of the simulator.
+        (
+            unsafe { &*(address as *const AtomicU64) }.load(Ordering::Acquire),
+            now_is_ahead_64 as fn(u64, u64) -> bool,
+        )
+    } else {
+        // SAFETY: as above.
+        let now = unsafe { &*(address as *const AtomicU32) }.load(Ordering::Acquire);
+        (u64::from(now), now_is_ahead_32 as fn(u64, u64) -> bool)
+    };
+    match until {
+        Comparison::GreaterOrEqual => sign(now, value),
+        Comparison::Equal => now == value,
+        Comparison::And => now & value != 0,
+        Comparison::Nor => !(now | value) != 0,
+    }
+}
+
+/// The driver compares cyclically: the difference is not negative.
+fn now_is_ahead_64(now: u64, value: u64) -> bool {
+    now.wrapping_sub(value) as i64 >= 0
+}
+
+fn now_is_ahead_32(now: u64, value: u64) -> bool {
+    (now as u32).wrapping_sub(value as u32) as i32 >= 0
+}
+
+impl Work {
+    /// How long it takes by itself.
+    pub(crate) fn nanoseconds(&self) -> u64 {
+        match self {
+            Self::Kernel(launch) => launch.nanoseconds(),
+            Self::Graph(nodes) => nodes.iter().map(Self::nanoseconds).sum(),
+            _ => 0,
+        }
+    }
+
+    /// Does it, on memory of the host. Without the simulator's lock, since a host function may take its time.
+    pub(crate) fn perform(&self) {
+        match *self {
+            // SAFETY: addresses were checked when the command came, and released memory is kept (see `memory.rs`).
+            Self::Copy { to, from, bytes } => unsafe {
+                std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize);
+            },
+            // SAFETY: as above.
+            Self::Set { to, value, width, count } => unsafe {
+                for index in 0..count {
+                    let place = to + index * width;
+                    match width {
+                        1 => (place as *mut u8).write(value as u8),
+                        2 => (place as *mut u16).write_unaligned(value as u16),
+                        _ => (place as *mut u32).write_unaligned(value),
+                    }
+                }
+            },
+            Self::WriteValue { address, value, wide } => {
+                if wide {
+                    // SAFETY: checked to be aligned memory of the simulator when the command came.
+                    unsafe { &*(address as *const AtomicU64) }.store(value, Ordering::Release);
+                } else {
+                    // SAFETY: as above.
+                    unsafe { &*(address as *const AtomicU32) }.store(value as u32, Ordering::Release);
+                }
+            }
+            Self::HostFunction { function, data } => {
+                IN_HOST_FUNCTION.set(true);
+                // SAFETY: whoever enqueued it promised the driver that it may be called with this.
+                unsafe { function(data as *mut c_void) };
+                IN_HOST_FUNCTION.set(false);
+            }
+            // SAFETY: `begin` has checked what it touches.
+            Self::Kernel(ref launch) => unsafe { launch.compute() },
+            Self::Graph(ref nodes) => {
+                for node in nodes {
+                    while !is_satisfied(node) {
+                        std::thread::yield_now();
+                    }
+                    node.perform();
+                }
+            }
+            Self::Nothing | Self::Record { .. } | Self::WaitValue { .. } | Self::Free { .. } => {}
+        }
+    }
+}

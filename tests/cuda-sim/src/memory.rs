@@ -1,0 +1,199 @@
+//! Memory of the simulated devices: memory of the host, with what the driver knows about it.
+
+use std::alloc::Layout;
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::command::Touch;
+use crate::detector::Access;
+use crate::state::State;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Place {
+    Device,
+    Managed,
+    Pinned,
+    /// The caller's own memory, pinned where it lies.
+    Registered,
+}
+
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) base: u64,
+    pub(crate) bytes: u64,
+    pub(crate) place: Place,
+    pub(crate) context: usize,
+    pub(crate) number: u64,
+    pub(crate) flags: u32,
+    /// Came from a pool, so that it may be released in stream order.
+    pub(crate) pooled: bool,
+    pub(crate) live: bool,
+    pub(crate) accesses: Vec<Access>,
+}
+
+/// What was released is kept for a while, so that a use after it is found instead of doing harm.
+const QUARANTINE: u64 = 64 << 20;
+
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    by_base: BTreeMap<u64, Allocation>,
+    quarantine: VecDeque<(u64, u64)>,
+    kept: u64,
+    made: u64,
+    /// Accesses of memory that the driver does not know.
+    pub(crate) elsewhere: Vec<Access>,
+    /// Bytes in use, by device.
+    pub(crate) used: BTreeMap<usize, u64>,
+}
+
+const ALIGNMENT: usize = 512;
+
+fn layout(bytes: u64) -> Layout {
+    Layout::from_size_align(bytes.max(1) as usize, ALIGNMENT).expect("a size that the capacity allows")
+}
+
+impl Memory {
+    /// The allocation around an address, also one that was released lately.
+    pub(crate) fn around(&mut self, address: u64) -> Option<&mut Allocation> {
+        let (_, found) = self.by_base.range_mut(..=address).next_back()?;
+        (address < found.base + found.bytes.max(1)).then_some(found)
+    }
+
+    pub(crate) fn live(&self, address: u64) -> Option<&Allocation> {
+        let (_, found) = self.by_base.range(..=address).next_back()?;
+        (found.live && address < found.base + found.bytes.max(1)).then_some(found)
+    }
+
+    pub(crate) fn insert(
+        &mut self,
+        base: u64,
+        bytes: u64,
+        place: Place,
+        context: usize,
+        flags: u32,
+        pooled: bool,
+    ) {
+        self.made += 1;
+        let number = self.made;
+        let allocation = Allocation {
+            base,
+            bytes,
+            place,
+            context,
+            number,
+            flags,
+            pooled,
+            live: true,
+            accesses: Vec::new(),
+        };
+        self.by_base.insert(base, allocation);
+    }
+
+    /// No use may follow; those that came before may still be under way.
+    pub(crate) fn retire(&mut self, base: u64) {
+        if let Some(allocation) = self.by_base.get_mut(&base) {
+            allocation.live = false;
+        }
+    }
+
+    /// Nothing uses it any more.
+    pub(crate) fn release(&mut self, base: u64) {
+        let Some(allocation) = self.by_base.get_mut(&base) else { return };
+        allocation.live = false;
+        if allocation.place == Place::Registered {
+            self.by_base.remove(&base);
+            return;
+        }
+        let bytes = allocation.bytes;
+        self.quarantine.push_back((base, bytes));
+        self.kept += bytes;
+        while self.kept > QUARANTINE && self.quarantine.len() > 1 {
+            let Some((oldest, bytes)) = self.quarantine.pop_front() else { break };
+            self.kept -= bytes;
+            self.by_base.remove(&oldest);
+            // SAFETY: made by `State::allocate` with this layout, and nothing refers to it any more.
+            unsafe { std::alloc::dealloc(oldest as *mut u8, layout(bytes)) };
+        }
+    }
+}
+
+impl State {
+    /// Makes memory, if the script and the device's capacity have some.
+    pub(crate) fn allocate(
+        &mut self,
+        context: usize,
+        bytes: u64,
+        place: Place,
+        flags: u32,
+        pooled: bool,
+    ) -> Result<u64, Code> {
+        if bytes == 0 {
+            return Err(INVALID_VALUE);
+        }
+        if let Some(left) = &mut self.script.failing_allocation {
+            *left -= 1;
+            if *left == 0 {
+                self.script.failing_allocation = None;
+                return Err(OUT_OF_MEMORY);
+            }
+        }
+        let device = self.contexts[context].device;
+        let used = self.memory.used.entry(device).or_default();
+        if place != Place::Pinned {
+            if bytes > self.script.capacity.saturating_sub(*used) {
+                return Err(OUT_OF_MEMORY);
+            }
+            *used += bytes;
+        }
+        // SAFETY: the size is not zero.
+        let base = unsafe { std::alloc::alloc_zeroed(layout(bytes)) };
+        if base.is_null() {
+            return Err(OUT_OF_MEMORY);
+        }
+        // Whoever reads what nobody wrote shall notice.
+        // SAFETY: these bytes were just allocated.
+        unsafe { base.write_bytes(0xcd, bytes.min(1 << 20) as usize) };
+        self.memory.insert(base as u64, bytes, place, context, flags, pooled);
+        Ok(base as u64)
+    }
+
+    /// Bytes of a released allocation are there again for others.
+    pub(crate) fn give_back_capacity(&mut self, base: u64) {
+        if let Some(allocation) = self.memory.live(base)
+            && !matches!(allocation.place, Place::Pinned | Place::Registered)
+        {
+            let device = self.contexts[allocation.context].device;
+            let bytes = allocation.bytes;
+            *self.memory.used.entry(device).or_default() -= bytes;
+        }
+    }
+
+    /// Whether kernels of a context may use that memory.
+    pub(crate) fn device_may_touch(&self, context: usize, touch: &Touch) -> bool {
+        if touch.bytes == 0 {
+            return true;
+        }
+        // Released memory that is still kept was reported when the command came; here it does no harm.
+        let memory = &self.memory.by_base;
+        let Some((_, allocation)) = memory.range(..=touch.address).next_back() else { return false };
+        let (own, its) = (self.contexts[context].device, self.contexts[allocation.context].device);
+        let reachable =
+            allocation.place != Place::Device || own == its || self.contexts[context].peers.contains(&its);
+        touch.end() <= allocation.base + allocation.bytes && reachable
+    }
+
+    /// Refuses a range that begins in memory of the driver and ends outside of it.
+    pub(crate) fn check_range(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
+        match self.memory.around(address) {
+            Some(allocation) if address + bytes > allocation.base + allocation.bytes => Err(INVALID_VALUE),
+            _ if address == 0 && bytes > 0 => Err(INVALID_VALUE),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same, of memory that must be the driver's.
+    pub(crate) fn check_known(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
+        self.check_range(address, bytes)?;
+        if bytes > 0 && self.memory.around(address).is_none() { Err(INVALID_VALUE) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,68 @@
+//! What a test has ordered: how long things take, what fails and when.
+
+use std::collections::HashMap;
+
+use crate::codes::Code;
+use crate::kind::Kind;
+
+#[derive(Debug)]
+pub(crate) struct Script {
+    pub(crate) devices: usize,
+    pub(crate) driver_version: i32,
+    pub(crate) attributes: HashMap<i32, i32>,
+    pub(crate) virtual_clock: bool,
+    pub(crate) now: u64,
+    seed: u64,
+    /// Nanoseconds by stream and kind; `None` stands for any.
+    pub(crate) latencies: HashMap<(Option<usize>, Option<Kind>), u64>,
+    /// Commands take up to so many nanoseconds longer, by the seed.
+    pub(crate) jitter: u64,
+    /// Allocations until one fails.
+    pub(crate) failing_allocation: Option<u64>,
+    /// Bytes of each device.
+    pub(crate) capacity: u64,
+    /// How many commands a stream starts until one fails, and with what.
+    pub(crate) faults: HashMap<usize, (u64, Code)>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            devices: 2,
+            driver_version: 12_040,
+            attributes: HashMap::new(),
+            virtual_clock: false,
+            now: 0,
+            seed: 0x9e37_79b9_7f4a_7c15,
+            latencies: HashMap::new(),
+            jitter: 0,
+            failing_allocation: None,
+            capacity: 4 << 30,
+            faults: HashMap::new(),
+        }
+    }
+}
+
+impl Script {
+    pub(crate) fn seed(&mut self, seed: u64) {
+        self.seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    }
+
+    /// A number below `limit`, by the seed. Vigna's xorshift64*.
+    pub(crate) fn draw(&mut self, limit: u64) -> u64 {
+        self.seed ^= self.seed >> 12;
+        self.seed ^= self.seed << 25;
+        self.seed ^= self.seed >> 27;
+        (self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) % limit.max(1)
+    }
+
+    /// How long a command takes, besides what it says of itself.
+    pub(crate) fn latency(&mut self, stream: usize, kind: Kind) -> u64 {
+        let base = [(Some(stream), Some(kind)), (Some(stream), None), (None, Some(kind)), (None, None)]
+            .iter()
+            .find_map(|key| self.latencies.get(key).copied())
+            .unwrap_or(0);
+        let jitter = self.jitter;
+        base + if jitter > 0 { self.draw(jitter) } else { 0 }
+    }
+}

@@ -1,0 +1,248 @@
+//! All of the simulated driver, under one lock.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::capture::{Capture, Node};
+use crate::codes::{Code, INVALID_CONTEXT, INVALID_HANDLE, NOT_INITIALIZED, NOT_PERMITTED};
+use crate::command::{Command, CommandId};
+use crate::memory::Memory;
+use crate::script::Script;
+use crate::stream::Stream;
+use crate::vector_clock::VectorClock;
+
+/// A context. The first ones are the primary contexts of the devices, in order.
+#[derive(Debug)]
+pub(crate) struct Context {
+    pub(crate) handle: u64,
+    pub(crate) device: usize,
+    pub(crate) primary: bool,
+    /// How often it was retained; a context that was created counts once.
+    pub(crate) holders: usize,
+    /// The code that every call returns since a command of it failed.
+    pub(crate) fault: Option<Code>,
+    /// Whose memory its kernels may use.
+    pub(crate) peers: Vec<usize>,
+}
+
+/// What an event was last recorded as.
+#[derive(Debug, Clone)]
+pub(crate) enum Recorded {
+    Never,
+    Command { id: CommandId, clock: VectorClock },
+    Captured { capture: u64, after: Vec<usize> },
+}
+
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) context: usize,
+    pub(crate) timing: bool,
+    pub(crate) recorded: Recorded,
+    /// When the recording was reached, in nanoseconds.
+    pub(crate) reached: Option<u64>,
+}
+
+/// A recorded graph: its nodes in an order that respects their dependences.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Graph {
+    pub(crate) nodes: Vec<Node>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) initialized: bool,
+    pub(crate) contexts: Vec<Context>,
+    pub(crate) streams: Vec<Stream>,
+    pub(crate) events: HashMap<u64, Event>,
+    pub(crate) commands: HashMap<CommandId, Command>,
+    pub(crate) last_command: CommandId,
+    pub(crate) last_handle: u64,
+    pub(crate) memory: Memory,
+    /// What the host has been told to be over. One clock for all threads: how they tell each other is out of sight.
+    pub(crate) host: VectorClock,
+    pub(crate) captures: HashMap<u64, Capture>,
+    pub(crate) graphs: HashMap<u64, Graph>,
+    pub(crate) executables: HashMap<u64, Graph>,
+    /// Names of the kernels in each module.
+    pub(crate) modules: HashMap<u64, Vec<String>>,
+    pub(crate) functions: HashMap<u64, crate::kernels::Kernel>,
+    pub(crate) pools: HashMap<u64, usize>,
+    pub(crate) calls: BTreeMap<&'static str, u64>,
+    pub(crate) violations: Vec<String>,
+    pub(crate) script: Script,
+    started: Instant,
+}
+
+struct Driver {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
+thread_local! {
+    /// This thread's stack of current contexts.
+    pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    /// Whether this thread is inside a host function, where the driver may not be called.
+    pub(crate) static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+}
+
+fn driver() -> &'static Driver {
+    DRIVER.get_or_init(|| Driver {
+        state: Mutex::new(State {
+            initialized: false,
+            contexts: Vec::new(),
+            streams: Vec::new(),
+            events: HashMap::new(),
+            commands: HashMap::new(),
+            last_command: 0,
+            last_handle: 0,
+            memory: Memory::default(),
+            host: VectorClock::default(),
+            captures: HashMap::new(),
+            graphs: HashMap::new(),
+            executables: HashMap::new(),
+            modules: HashMap::new(),
+            functions: HashMap::new(),
+            pools: HashMap::new(),
+            calls: BTreeMap::new(),
+            violations: Vec::new(),
+            script: Script::default(),
+            started: Instant::now(),
+        }),
+        changed: Condvar::new(),
+    })
+}
+
+/// The locked state; whoever holds it may wait for it to change.
+pub(crate) struct Session(Option<MutexGuard<'static, State>>);
+
+impl Session {
+    pub(crate) fn open() -> Self {
+        Self(Some(driver().state.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Tells everybody who waits that something has changed.
+    pub(crate) fn changed(&self) {
+        driver().changed.notify_all();
+    }
+
+    /// Sleeps until something has changed, or for so long.
+    pub(crate) fn sleep(&mut self, limit: Option<Duration>) {
+        let guard = self.0.take().expect("taken only while asleep or unlocked");
+        let changed = &driver().changed;
+        self.0 = Some(match limit {
+            None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => changed.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
+        });
+    }
+
+    /// Runs `function` without the lock.
+    pub(crate) fn unlocked<R>(&mut self, function: impl FnOnce() -> R) -> R {
+        self.0 = None;
+        let result = function();
+        self.0 = Self::open().0;
+        result
+    }
+
+    /// Waits until `over` says so. On the virtual clock waiting is what makes time pass.
+    pub(crate) fn wait_until(&mut self, over: impl Fn(&State) -> bool) {
+        // Others may have to do what this call has just asked for.
+        self.changed();
+        while !over(self) {
+            if self.script.virtual_clock {
+                if !crate::clockwork::step(self, None) {
+                    // Something outside of the simulator has to happen first: a flag, or a control from another thread.
+                    self.sleep(Some(Duration::from_micros(200)));
+                }
+            } else {
+                self.sleep(None);
+            }
+        }
+    }
+}
+
+impl Deref for Session {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.0.as_ref().expect("taken only while asleep or unlocked")
+    }
+}
+
+impl DerefMut for Session {
+    fn deref_mut(&mut self) -> &mut State {
+        self.0.as_mut().expect("taken only while asleep or unlocked")
+    }
+}
+
+/// A call of the driver's interface: counts it, refuses it where no call is allowed, and makes a number of the result.
+pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Session) -> Result<(), Code>) -> i32 {
+    let mut session = Session::open();
+    *session.calls.entry(name).or_default() += 1;
+    if IN_HOST_FUNCTION.get() {
+        session.violation(format!("{name} was called from a host function"));
+        return NOT_PERMITTED;
+    }
+    if !session.initialized
+        && !matches!(name, "cuInit" | "cuDriverGetVersion" | "cuGetErrorName" | "cuGetErrorString")
+    {
+        return NOT_INITIALIZED;
+    }
+    let code = body(&mut session).err().unwrap_or(0);
+    session.changed();
+    code
+}
+
+impl State {
+    pub(crate) fn handle(&mut self) -> u64 {
+        self.last_handle += 1;
+        // Far above 32 bits, so that a handle that was cut short is no handle.
+        0x5e00_0000_0000 + self.last_handle * 0x40
+    }
+
+    pub(crate) fn violation(&mut self, text: String) {
+        const KEPT: usize = 1000;
+        if self.violations.len() < KEPT && !self.violations.contains(&text) {
+            self.violations.push(text);
+        }
+    }
+
+    /// Nanoseconds of the virtual clock, or since the simulator was loaded.
+    pub(crate) fn now(&self) -> u64 {
+        if self.script.virtual_clock { self.script.now } else { self.started.elapsed().as_nanos() as u64 }
+    }
+
+    pub(crate) fn is_over(&self, command: CommandId) -> bool {
+        !self.commands.contains_key(&command)
+    }
+
+    /// The calling thread's context, if it has one that works.
+    pub(crate) fn current(&self) -> Result<usize, Code> {
+        let context = CURRENT.with_borrow(|stack| stack.last().copied()).ok_or(INVALID_CONTEXT)?;
+        self.sound(context)?;
+        Ok(context)
+    }
+
+    /// Refuses with the code of a context whose command failed.
+    pub(crate) fn sound(&self, context: usize) -> Result<(), Code> {
+        self.contexts[context].fault.map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn context(&self, handle: u64) -> Result<usize, Code> {
+        self.contexts
+            .iter()
+            .position(|context| context.handle == handle && context.holders > 0)
+            .ok_or(INVALID_CONTEXT)
+    }
+
+    pub(crate) fn event(&mut self, handle: u64) -> Result<&mut Event, Code> {
+        if !self.events.contains_key(&handle) {
+            self.violation(format!("event {handle:#x} is used, but was never made or is destroyed"));
+        }
+        self.events.get_mut(&handle).ok_or(INVALID_HANDLE)
+    }
+}
