@@ -6,6 +6,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use estafette::devices::sycl::{SyclDevice, SyclRuntime};
@@ -93,9 +94,39 @@ fn since_end(timing: &dyn Timing, now_ns: u64) -> Duration {
     Duration::from_nanos(now_ns.saturating_sub(span.ended_ns))
 }
 
+/// Time from one thread's waking another, which sleeps, until that runs: no completion that a sleeper waits for is seen sooner.
+fn wake_up() -> Vec<Duration> {
+    let sleeper = std::thread::current();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let waker = std::thread::spawn(move || {
+        for () in receiver {
+            // Busy for as long as a short copy, as a device's thread is.
+            let begin = Instant::now();
+            while begin.elapsed() < Duration::from_micros(100) {}
+            WOKEN_NS.store(host_now_ns(), Ordering::Release);
+            sleeper.unpark();
+        }
+    });
+    let times = (0..ROUNDS).map(|_| {
+        WOKEN_NS.store(0, Ordering::Release);
+        sender.send(()).unwrap();
+        while WOKEN_NS.load(Ordering::Acquire) == 0 {
+            std::thread::park();
+        }
+        Duration::from_nanos(host_now_ns() - WOKEN_NS.load(Ordering::Acquire))
+    });
+    let times = times.collect();
+    drop(sender);
+    waker.join().unwrap();
+    times
+}
+
+static WOKEN_NS: AtomicU64 = AtomicU64::new(0);
+
 /// Time from the submission, and from the end on the device, until whoever waits runs.
 fn latency(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     let queue = device.create_queue().unwrap();
+    let floor = show("a sleeping thread, from being woken", wake_up());
     for bytes in [64 << 10, 4 << 20, 64 << 20] {
         let (from, to) = (device.allocate(bytes, 64).unwrap(), device.allocate(bytes, 64).unwrap());
         let memory = (from.ptr().as_ptr().cast_const(), to.ptr().as_ptr(), bytes);
@@ -129,9 +160,10 @@ fn latency(device: &Arc<SyclDevice>, by_hand: &ByHand) {
         let blocked_late = show("  a thread in DPCTLEvent_Wait, from there", blocked_late);
         let queries = queries as f64 / ROUNDS as f64;
         println!(
-            "  ratios: in all {:.2}, from the end {:.2}; status queries per awaited operation {queries:.2}",
+            "  ratios: in all {:.2}, from the end {:.2}, to a sleeper's {:.2}; status queries per awaited operation {queries:.2}",
             awaited / blocked,
-            awaited_late / blocked_late
+            awaited_late / blocked_late,
+            awaited_late / floor
         );
     }
 }
