@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use estafette::devices::DLDevice;
-use estafette::devices::sycl::SyclQueue;
-use estafette::{Engine, OpBuilder, Tensor, Variable};
+use estafette::devices::{DLDevice, Queue};
+use estafette::{Engine, OpBuilder, Tensor, Tensors, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::body::{Body, Use};
+use crate::body::{Body, On, Use};
 use crate::import::parse_device;
-use crate::sycl;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
 use crate::variable::PyVariable;
+use crate::{stream, sycl};
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]
@@ -43,30 +42,36 @@ pub struct Order {
     pub alias_of: Vec<Tensor>,
     pub like: Option<(estafette::DType, Vec<i64>)>,
     pub copy: Option<bool>,
+    /// The queue that the function enqueues on.
+    pub queue: Option<Arc<dyn Queue>>,
     /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
     pub own: OnceLock<Variable>,
 }
 
 impl Order {
-    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let Operands { reads, read_vars, write_vars, .. } = &self.operands;
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
         let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
         write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
-        engine
+        let builder = engine
             .op(self.name.clone())
             .reads_slice(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
             .priority(self.priority)
-            .unhelped()
+            .unhelped();
+        match &self.queue {
+            Some(queue) => builder.on(queue),
+            None => builder,
+        }
     }
 
-    pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
+    pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors, Tensors> {
         self.describe(engine).writes_slice(&self.operands.writes)
     }
 
-    pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+    pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
         let mut builder = self.describe(engine).alias_of(&alias_of);
         if let Some((dtype, shape)) = &self.like {
@@ -91,7 +96,8 @@ pub fn of_submit(
     priority: i32,
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
-    let queue = queue_of(on)?;
+    let on = queue_of(on)?;
+    let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
@@ -113,7 +119,7 @@ pub fn of_submit(
             }
         }
     }
-    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(queue);
+    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((
         Order {
@@ -123,6 +129,7 @@ pub fn of_submit(
             alias_of: Vec::new(),
             like: None,
             copy: None,
+            queue,
             own: OnceLock::new(),
         },
         body,
@@ -147,8 +154,8 @@ pub fn of_call(
     priority: i32,
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
-    // The result says itself which queue it is from.
-    queue_of(on)?;
+    let on = queue_of(on)?;
+    let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
     for item in tensors {
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
@@ -156,9 +163,10 @@ pub fn of_call(
     }
     let alias_of = tensors_of(result.alias_of)?;
     let like = result.like.map(parse_like).transpose()?;
-    let body = Body::new(function, using, tensors, Use::Produced)?;
+    let body = Body::new(function, using, tensors, Use::Produced)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
+    let own = OnceLock::new();
+    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, queue, own }, body))
 }
 
 /// The tensors of a list that may be missing.
@@ -184,20 +192,26 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
 /// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
 ///
 /// # Errors
-/// `ValueError` for what is neither the host nor a queue.
-fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<SyclQueue>>> {
+/// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let Some(on) = on else { return Ok(None) };
+    if let Some(queue) = stream::queue_of(on)? {
+        return Ok(Some(On::theirs(queue, on)));
+    }
     if let Some(queue) = sycl::queue_on(on, None)? {
-        return Ok(Some(queue));
+        return Ok(Some(On::theirs(queue, on)));
     }
     let device = parse_device(on)?;
     if device == DLDevice::CPU {
         return Ok(None);
     }
-    Err(PyValueError::new_err(format!(
-        "on={}: name the queue that the function enqueues on, for example a dpctl.SyclQueue",
-        on.repr()?
-    )))
+    match stream::device_of(on.py(), device)? {
+        Some(device) => Ok(Some(On::ours(device.default_queue()))),
+        None => Err(PyValueError::new_err(format!(
+            "on={}: name a device with queues, or the queue that the function enqueues on: a dpctl.SyclQueue, or a CUDA stream",
+            on.repr()?
+        ))),
+    }
 }
 
 /// What a function calls itself.

@@ -22,7 +22,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::{buffer, gate, promise, running_loop};
+use crate::{buffer, cuda_array, gate, promise, running_loop};
 
 /// A promise of an n-dimensional array.
 ///
@@ -139,6 +139,19 @@ impl PyTensor {
     #[getter]
     fn __estafette_promise__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         promise::of_tensor(py, self.tensor(py)?)
+    }
+
+    /// The CUDA array interface (version 3), of CUDA memory: other tensors have no such attribute. A view that nobody tracks:
+    /// its user must be done before anything writes the tensor. `t.read()` and `eng.access` give views under a lease.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        cuda_array::describe(py, self.tensor(py)?, None)
+    }
+
+    /// Ends the leases of exports into captures of CUDA graphs, once no such graph will be launched any more; gives their number.
+    fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
+        let tensor = self.tensor(py)?;
+        Ok(gate::detach(py, || tensor.end_captures()))
     }
 
     /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.
