@@ -225,7 +225,8 @@ impl State {
             self.fault(context, ILLEGAL_ADDRESS);
             return None;
         }
-        if let Work::HostFunction { .. } = work {
+        // The host may read what is written as soon as it is there, and nobody sees when it does.
+        if matches!(work, Work::HostFunction { .. } | Work::WriteValue { .. }) {
             self.host.merge(&clock);
         }
         Some(work)
@@ -245,8 +246,6 @@ impl State {
                     event.reached = Some(now);
                 }
             }
-            // The host may read it from here on, and nobody sees when it does.
-            Work::WriteValue { .. } => self.host.merge(&command.clock),
             Work::Free { base } => self.memory.release(base),
             _ => {}
         }
