@@ -545,6 +545,10 @@ impl Timeline for Stream {
         self.poll()
     }
 
+    fn is_cheap_to_ask(&self) -> bool {
+        self.word.is_some()
+    }
+
     fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
         self.ask_or_break(sequence);
         if self.completed() >= sequence {
