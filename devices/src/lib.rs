@@ -69,6 +69,8 @@ pub mod sycl;
 pub mod table;
 pub mod tally;
 #[cfg(not(estafette_loom))]
+mod timing;
+#[cfg(not(estafette_loom))]
 mod waiting;
 
 #[cfg(not(estafette_loom))]
@@ -83,4 +85,5 @@ pub use self::{
     queue::{Order, Queue, QueueId},
     reactor::{AsFence, Reactor},
     source::{Event, Outcome, Subscriber, Timeline, Watch},
+    timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
 };

@@ -1,8 +1,9 @@
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{DLDevice, DeviceError, Fence};
+use crate::{DLDevice, DeviceError, Fence, Timing};
 
 /// A lane of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
 ///
@@ -31,6 +32,13 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// # Errors
     /// The queue has failed or the driver refused the marker.
     fn record(&self) -> Result<Fence, DeviceError>;
+
+    /// Begins to measure when the work runs that is enqueued here from now until the next [`record`](Queue::record). The answer is
+    /// there once that record's fence is done. `None` where nobody can tell (the default). Measuring may cost driver calls, so it is
+    /// asked for only while somebody records where the time goes.
+    fn time(&self) -> Option<Arc<dyn Timing>> {
+        None
+    }
 
     /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
     fn native(&self) -> usize {

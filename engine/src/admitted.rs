@@ -1,6 +1,6 @@
 //! Submitting in two steps, for callers that must know that nothing can fail any more before they give something away.
 
-use crate::bodies::{external_body, operands};
+use crate::bodies::external_body;
 use crate::builder::{Nothing, OpBuilder};
 use crate::completion::Completion;
 use crate::error::Error;
@@ -53,7 +53,7 @@ impl<R: Operands, W: Operands, U: Operands> Admitted<'_, R, W, U> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.builder.submit_admitted(None, |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), None, start)
+            external_body((reads, writes, updates), None, start)
         })
     }
 }
@@ -67,7 +67,7 @@ impl<R: Operands> Admitted<'_, R, Nothing, ()> {
         let (tensor, copying): (Tensor, Copying) = self.builder.promise();
         let target = Some((tensor.clone(), copying));
         let op = self.builder.submit_admitted(Some(&tensor), |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), target, start)
+            external_body((reads, writes, updates), target, start)
         });
         (tensor, op)
     }

@@ -6,37 +6,33 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use estafette_graph::Mode;
 
 use crate::body::Body;
-use crate::completion::{self, Completion};
+use crate::completion::{self, Completion, Prepared};
 use crate::context::{self, Current, RunAs};
 use crate::error::BodyResult;
 use crate::guards::Open;
 use crate::import::{Copying, Produced};
 use crate::lease::check_writable;
-use crate::operands::{OpenRef, Operands};
+use crate::operands::{Declared, OpenRef, Operands};
 use crate::run::Running;
 use crate::tensor::Tensor;
 
-pub(crate) fn operands<R: Operands, W: Operands, U: Operands>(
-    reads: &R,
-    writes: &W,
-    updates: &U,
-) -> Vec<(Tensor, Mode)> {
-    let reads = reads.tensors().iter().map(|tensor| (tensor.clone(), Mode::Read));
-    let writes = writes.tensors().iter().map(|tensor| (tensor.clone(), Mode::Write));
-    let updates = updates.tensors().iter().map(|tensor| (tensor.clone(), Mode::Update));
-    reads.chain(writes).chain(updates).collect()
-}
-
-pub(crate) fn external_body<F>(
-    operands: Vec<(Tensor, Mode)>,
+/// The body of an operation that ends elsewhere. What its scope needs is put together here, where the operands are at hand, so
+/// that the body is a pointer and `start`.
+pub(crate) fn external_body<R: Operands, W: Operands, U: Operands, F>(
+    (reads, writes, updates): (R, W, U),
     produced: Option<(Tensor, Copying)>,
     start: F,
 ) -> Body
 where
     F: FnOnce(Completion) + Send + 'static,
 {
+    let mut operands = Declared::new();
+    reads.each(|tensor| operands.push((tensor, Mode::Read)));
+    writes.each(|tensor| operands.push((tensor, Mode::Write)));
+    updates.each(|tensor| operands.push((tensor, Mode::Update)));
+    let prepared = Prepared::new(operands, produced);
     Body::new(move |running: Running| {
-        Completion::start(running, operands, produced, start);
+        prepared.start(running, start);
         None
     })
 }

@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use crate::core_ref::CoreRef;
 use crate::exchange::DType;
 use crate::import::Copying;
+use crate::operands::Tensors;
 use crate::operation::{self, Kind, Name, OpDraft};
 use crate::tensor::{Tensor, VarSet};
 use crate::variable::Variable;
@@ -61,13 +62,13 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
-    pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Vec<Tensor>, W, U> {
+    pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Tensors, W, U> {
         let Self { draft, writes, updates, options, .. } = self;
-        OpBuilder { draft, reads: tensors.to_vec(), writes, updates, options }
+        OpBuilder { draft, reads: tensors.into(), writes, updates, options }
     }
 
     /// As [`reads_slice`](Self::reads_slice), with handles that are given up.
-    pub fn reads_vec(self, tensors: Vec<Tensor>) -> OpBuilder<'e, Vec<Tensor>, W, U> {
+    pub fn reads_owned(self, tensors: Tensors) -> OpBuilder<'e, Tensors, W, U> {
         let Self { draft, writes, updates, options, .. } = self;
         OpBuilder { draft, reads: tensors, writes, updates, options }
     }
@@ -79,13 +80,13 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
-    pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Vec<Tensor>, U> {
+    pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Tensors, U> {
         let Self { draft, reads, updates, options, .. } = self;
-        OpBuilder { draft, reads, writes: tensors.to_vec(), updates, options }
+        OpBuilder { draft, reads, writes: tensors.into(), updates, options }
     }
 
     /// As [`writes_slice`](Self::writes_slice), with handles that are given up.
-    pub fn writes_vec(self, tensors: Vec<Tensor>) -> OpBuilder<'e, R, Vec<Tensor>, U> {
+    pub fn writes_owned(self, tensors: Tensors) -> OpBuilder<'e, R, Tensors, U> {
         let Self { draft, reads, updates, options, .. } = self;
         OpBuilder { draft, reads, writes: tensors, updates, options }
     }

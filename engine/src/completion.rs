@@ -19,13 +19,16 @@ use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, LeaseInner, check_writable};
+use crate::operands::Declared;
 use crate::operation::{OpTag, Panic, bury};
 use crate::run::{self, ReadyList, Running};
 use crate::tensor::Tensor;
 
 /// The duty to say how an operation ended. Send it wherever the work goes; dropping it unused fails the operation.
 pub struct Completion {
-    scope: Scope,
+    /// `None` once the end was told.
+    scope: Option<Scope>,
+    id: u64,
 }
 
 /// Lends the operands of a running operation to other libraries.
@@ -39,99 +42,109 @@ pub struct Scope {
 }
 
 struct Inner {
-    /// `None` once the operation has ended.
+    /// `None` before the body has begun, and once the operation has ended.
     running: Option<Running>,
-    operands: Vec<(Tensor, Mode)>,
+    operands: Declared,
     produced: Option<(Tensor, Copying)>,
     views: Vec<(Weak<LeaseInner>, Mode)>,
 }
 
-impl Completion {
+/// A scope whose operation has not begun.
+pub(crate) struct Prepared(Arc<Mutex<Inner>>);
+
+impl Prepared {
+    pub(crate) fn new(operands: Declared, produced: Option<(Tensor, Copying)>) -> Self {
+        Self(Arc::new(Mutex::new(Inner { running: None, operands, produced, views: Vec::new() })))
+    }
+
     /// Starts the body of an operation; a panic in it fails the operation.
-    pub(crate) fn start<F>(
-        running: Running,
-        operands: Vec<(Tensor, Mode)>,
-        produced: Option<(Tensor, Copying)>,
-        start: F,
-    ) where
+    pub(crate) fn start<F>(self, running: Running, start: F)
+    where
         F: FnOnce(Completion) + Send + 'static,
     {
         let op = Current::of(running.op());
         let id = op.op.get();
-        let inner = Inner { running: Some(running), operands, produced, views: Vec::new() };
-        let scope = Scope { inner: Arc::new(Mutex::new(inner)), id };
+        let scope = Scope { inner: self.0, id };
+        scope.lock().running = Some(running);
         let fallback = scope.clone();
         let _current = crate::context::enter(op);
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope }))) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
             // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.
             fallback.end_by_panic(panic);
         }
     }
+}
 
+impl Completion {
     /// Identity of the operation.
     pub fn id(&self) -> u64 {
-        self.scope.id
+        self.id
     }
 
     /// The operation's scope, for lending out its operands.
     pub fn scope(&self) -> &Scope {
-        &self.scope
+        self.scope.as_ref().expect("whoever tells the end gives the completion up")
+    }
+
+    /// The scope, for telling the end. The completion has nothing left to do then.
+    fn into_scope(mut self) -> Scope {
+        self.scope.take().expect("the end is told once")
     }
 
     /// Ends the operation. For operations that produce a tensor use [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
-        self.scope.end(None, result.map(|()| None));
+        self.into_scope().end(None, result.map(|()| None));
     }
 
     /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
     pub(crate) fn conclude(self, result: Ended) {
-        self.scope.end_with(None, |_running, _none, _held| result);
+        self.into_scope().end_with(None, |_running, _none, _held| result);
     }
 
     /// Ends an operation that produces a tensor, with its result.
     pub fn produce(self, result: BodyResult<Produced>) {
-        self.scope.end(None, result.map(Some));
+        self.into_scope().end(None, result.map(Some));
     }
 
     /// As [`produce`](Self::produce), with work still under way that `fence` marks: whoever uses the result is ordered behind it.
     pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
-        self.scope.end(Some(fence), result.map(Some));
+        self.into_scope().end(Some(fence), result.map(Some));
     }
 
     /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
     pub fn cancel(self, why: BodyError) {
-        self.scope.end_with(None, |running, _produced, _held| Err(running.tag().called_off(why)));
+        self.into_scope().end_with(None, |running, _produced, _held| Err(running.tag().called_off(why)));
     }
 
     /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
     /// the host waiting; its failure becomes the operation's.
     pub fn complete_after(self, fence: &Fence) {
-        self.scope.end(Some(fence), Ok(None));
+        self.into_scope().end(Some(fence), Ok(None));
     }
 
     /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
     pub fn complete_after_with(self, fence: &Fence, result: BodyResult) {
-        self.scope.end(Some(fence), result.map(|()| None));
+        self.into_scope().end(Some(fence), result.map(|()| None));
     }
 }
 
 impl Drop for Completion {
     fn drop(&mut self) {
-        let unused = self.scope.lock().running.is_some();
-        if unused {
+        let Some(scope) = self.scope.take() else { return };
+        if scope.lock().running.is_some() {
             let why: BodyError = if std::thread::panicking() {
                 "its body panicked".into()
             } else {
                 "its completion was dropped without being used".into()
             };
-            self.scope.end(None, Err(why));
+            scope.end(None, Err(why));
         }
     }
 }
 
 impl std::fmt::Debug for Completion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Completion").field("id", &self.scope.id).finish()
+        f.debug_struct("Completion").field("id", &self.id).finish()
     }
 }
 

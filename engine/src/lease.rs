@@ -14,6 +14,7 @@ use estafette_devices::Fence;
 use estafette_devices::host;
 
 use crate::error::Error;
+use crate::journal::{self, hooks};
 use crate::tensor::Tensor;
 
 pub(crate) use self::acquire::lease_granted;
@@ -63,6 +64,15 @@ impl Lease {
     /// Notes what kind of object the holder has made of the memory, for diagnoses. Only the first note counts.
     pub fn note_object(&self, kind: &str) {
         self.inner.note_object(kind);
+    }
+
+    /// Tells a recording which library the holder has given the memory to; does nothing while none is made.
+    pub fn note_library(&self, library: &'static str) {
+        if journal::is_open()
+            && let Some(id) = self.inner.operation()
+        {
+            hooks::lends(id.get(), library);
+        }
     }
 
     /// Makes the end of this lease wait for `fence`, the holder's last device work.

@@ -137,7 +137,7 @@ pub use import::Produced;
 pub use lease::{Access, Lease};
 pub use lease_info::LeaseInfo;
 pub use live::Live;
-pub use operands::Operands;
+pub use operands::{Operands, Tensors};
 pub use operation::Op;
 pub use ready::{Ready, Writable};
 pub use replay::{NodeBuilder, Program, Recorder};

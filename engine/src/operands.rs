@@ -2,13 +2,22 @@
 
 use std::sync::Arc;
 
+use estafette_graph::Mode;
+use smallvec::SmallVec;
+
 use crate::guards::{Open, ReadGuard, WriteGuard};
 use crate::tensor::Tensor;
 use crate::views::{View, ViewMut};
 
-/// Operands of an operation: an array of tensors, whose number the compiler checks, or a vector.
+/// Tensors whose number is known only at run time.
+pub type Tensors = SmallVec<[Tensor; 4]>;
+
+/// The operands of an operation that runs elsewhere, with how it uses them.
+pub(crate) type Declared = SmallVec<[(Tensor, Mode); 2]>;
+
+/// Operands of an operation: an array of tensors, whose number the compiler checks, or [`Tensors`].
 ///
-/// Sealed: implemented for `[Tensor; N]` and `Vec<Tensor>`.
+/// Sealed: implemented for `[Tensor; N]` and `Tensors`.
 pub trait Operands: sealed::Sealed + Send + 'static {
     /// What a synchronous body gets to read.
     type Views<'a>;
@@ -20,6 +29,8 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     type GuardsMut: Send + 'static;
     #[doc(hidden)]
     fn tensors(&self) -> &[Tensor];
+    #[doc(hidden)]
+    fn each(self, take: impl FnMut(Tensor));
     #[doc(hidden)]
     fn views(&self) -> Self::Views<'_>;
     #[doc(hidden)]
@@ -45,7 +56,7 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for () {}
     impl<const N: usize> Sealed for [crate::Tensor; N] {}
-    impl Sealed for Vec<crate::Tensor> {}
+    impl Sealed for super::Tensors {}
 }
 
 fn view(tensor: &Tensor) -> View<'_> {
@@ -67,6 +78,10 @@ impl<const N: usize> Operands for [Tensor; N] {
         self
     }
 
+    fn each(self, take: impl FnMut(Tensor)) {
+        self.into_iter().for_each(take);
+    }
+
     fn views(&self) -> [View<'_>; N] {
         self.each_ref().map(view)
     }
@@ -84,7 +99,7 @@ impl<const N: usize> Operands for [Tensor; N] {
     }
 }
 
-impl Operands for Vec<Tensor> {
+impl Operands for Tensors {
     type Views<'a> = Vec<View<'a>>;
     type ViewsMut<'a> = Vec<ViewMut<'a>>;
     type Guards = Vec<ReadGuard>;
@@ -92,6 +107,10 @@ impl Operands for Vec<Tensor> {
 
     fn tensors(&self) -> &[Tensor] {
         self
+    }
+
+    fn each(self, take: impl FnMut(Tensor)) {
+        self.into_iter().for_each(take);
     }
 
     fn views(&self) -> Vec<View<'_>> {
@@ -121,6 +140,8 @@ impl Operands for () {
     fn tensors(&self) -> &[Tensor] {
         &[]
     }
+
+    fn each(self, _take: impl FnMut(Tensor)) {}
 
     fn views(&self) {}
 

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use crate::bodies::{external_body, future_body, operands};
+use crate::bodies::{external_body, future_body};
 use crate::body::Body;
 use crate::builder::{Nothing, OpBuilder};
 use crate::completion::Completion;
@@ -80,7 +80,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let target = Some((tensor.clone(), copying));
         self.check_external()?;
         self.submit_checked(Room::Wait, Some(&tensor), |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), target, start)
+            external_body((reads, writes, updates), target, start)
         })?;
         Ok(tensor)
     }
@@ -98,7 +98,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         self.submit_admitted(Some(&tensor), |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), target, start)
+            external_body((reads, writes, updates), target, start)
         });
         Ok(tensor)
     }
@@ -138,9 +138,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     {
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
-        let body = |reads: R, writes: Nothing, updates: ()| {
-            external_body(operands(&reads, &writes, &updates), target, start)
-        };
+        let body =
+            |reads: R, writes: Nothing, updates: ()| external_body((reads, writes, updates), target, start);
         self.complete_draft(Some(&tensor), body, submit_and_start);
         tensor
     }

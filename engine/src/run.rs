@@ -16,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
 use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
-use estafette_graph::Ended;
+use estafette_graph::{Ended, GrantedAccess};
 use smallvec::SmallVec;
 
 use crate::context::{self, Current};
@@ -24,8 +24,8 @@ use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
 use crate::journal::{events, hooks};
-use crate::operation::{self, Kind, OpGranted, OpHandle, OpTag, bury};
-use crate::state::{Asked, Ending, FAILED, READ_FENCES, WRITE_FENCES};
+use crate::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, bury};
+use crate::state::{Asked, Ending, FAILED, READ_FENCES, VarState, WRITE_FENCES};
 
 /// Newly granted operations on their way to where they run.
 ///
@@ -185,10 +185,16 @@ pub(crate) struct Inspection {
 /// Looks at every access. Fences are asked outside the variable's bit, since asking may call a driver.
 pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
     let mut found = Inspection { failure: None, pending: Frontier::default() };
+    let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
         let mode = access.mode();
         let relevant = FAILED | WRITE_FENCES | if mode.is_exclusive() { READ_FENCES } else { 0 };
         if access.flags() & relevant == 0 {
+            continue;
+        }
+        if let Some(queue) = queue
+            && comes_after(queue.as_ref(), &access)
+        {
             continue;
         }
         let (writers, readers) = access.with_state(|state, _| state.fences());
@@ -206,6 +212,19 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
         }
     }
     found
+}
+
+/// Whether work on `queue`, which is in order, comes after everything that the access has to wait for, so that nobody need be
+/// asked: what a chain of operations on one queue is made of. A failure that nobody has seen yet is one of the queue, and so
+/// this operation's too.
+fn comes_after(queue: &dyn Queue, access: &GrantedAccess<'_, VarState, OpState>) -> bool {
+    let mode = access.mode();
+    if access.flags() & FAILED != 0 {
+        return false;
+    }
+    let fence = access.with_state(|state, _| state.only_on(mode, queue.id()).cloned());
+    // A queue that has failed says so, and then its fences tell who failed.
+    fence.is_some_and(|fence| matches!(queue.order_after(&fence), Ok(Order::Nothing)))
 }
 
 /// Starts one granted operation; gives the one to run next on this thread.

@@ -1,6 +1,6 @@
 //! What the engine keeps per variable: the version, its failure, and the fences it still carries.
 
-use estafette_devices::{DeviceError, Fence, FenceState, Frontier};
+use estafette_devices::{DeviceError, Fence, FenceState, Frontier, QueueId};
 use estafette_graph::{Mode, OpId};
 
 use crate::error::{Error, OperationError};
@@ -201,6 +201,20 @@ impl VarState {
     pub(crate) fn fences(&self) -> (Frontier, Frontier) {
         let fences = |carried: &Carried| (carried.writers.clone(), carried.readers.clone());
         self.carried.as_deref().map(fences).unwrap_or_default()
+    }
+
+    /// A fence of those that an access must be ordered after, if all of them are of `queue`.
+    pub(crate) fn only_on(&self, mode: Mode, queue: QueueId) -> Option<&Fence> {
+        let carried = self.carried.as_deref()?;
+        let readers = if mode.is_exclusive() { carried.readers.iter() } else { [].iter() };
+        let mut last = None;
+        for fence in carried.writers.iter().chain(readers) {
+            if fence.queue() != Some(queue) {
+                return None;
+            }
+            last = Some(fence);
+        }
+        last
     }
 
     /// The version's outcome as far as it is known without its fences.

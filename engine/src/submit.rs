@@ -6,7 +6,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
-use crate::bodies::{external_body, future_body, if_writable, operands, sync_body};
+use crate::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::body::Body;
 use crate::builder::OpBuilder;
 use crate::completion::Completion;
@@ -145,7 +145,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     {
         self.check_external()?;
         self.submit_checked(Room::Wait, None, |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), None, start)
+            external_body((reads, writes, updates), None, start)
         })
     }
 
@@ -160,7 +160,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.check_external()?;
         self.core().admit_async().await?;
         Ok(self.submit_admitted(None, |reads, writes, updates| {
-            external_body(operands(&reads, &writes, &updates), None, start)
+            external_body((reads, writes, updates), None, start)
         }))
     }
 }

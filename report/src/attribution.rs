@@ -225,6 +225,8 @@ impl View<'_> {
         let (Some(lane), Some(issued)) = (operation.lane, operation.issued) else { return };
         let issued = issued.max(Waits::of(operation, self.recording.duration).end);
         let done = operation.done.unwrap_or(self.recording.duration).max(issued);
+        // What a device has begun waits for nothing any more.
+        let begun = operation.ran.map_or(done, |(from, _)| from.clamp(issued, done));
         let inputs: Vec<Option<(&Before, Nanos)>> = before
             .iter()
             .map(|before| {
@@ -232,14 +234,18 @@ impl View<'_> {
                     let operation = &self.recording.operations[earlier.at];
                     let lease = operation.kind == OperationKind::Export;
                     let end = if lease { issued } else { operation.done.unwrap_or(Nanos::MAX) };
-                    (earlier, end.clamp(issued, done))
+                    (earlier, end.clamp(issued, begun))
                 });
                 ends.max_by_key(|(_, end)| *end)
             })
             .collect();
         let inputs_done = inputs.iter().flatten().map(|(_, end)| *end).max().unwrap_or(issued);
         // On a queue that keeps no order the one before may well be done later.
-        let ahead = self.ahead[at].filter(|ahead| *ahead <= done).unwrap_or(issued);
+        let ahead = match operation.ran {
+            // It could have run, but the device was elsewhere, or about to come.
+            Some(_) => begun,
+            None => self.ahead[at].filter(|ahead| *ahead <= done).unwrap_or(issued),
+        };
         let end_of = |access: usize| inputs[access].map_or(issued, |(_, end)| end);
         let decisive = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
         for access in 0..inputs.len().max(1) {

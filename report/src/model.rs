@@ -116,7 +116,10 @@ pub struct Operation {
     pub began: Option<Nanos>,
     /// The body ended; device work was handed to its queue.
     pub issued: Option<Nanos>,
-    /// The work ended, on whatever device it was.
+    /// When its device work ran, from and to, as the device tells; `None` where it does not. Not earlier than `began`, not later than
+    /// `observed`. A device may have begun before the body had ended.
+    pub ran: Option<(Nanos, Nanos)>,
+    /// The work ended, on whatever device it was. Not earlier than `issued`.
     pub done: Option<Nanos>,
     /// The engine saw that it is done.
     pub observed: Option<Nanos>,

@@ -47,7 +47,7 @@ pub(crate) fn operations(recording: &Recording) -> Vec<Placed> {
     queued.sort_unstable();
     for pair in queued.windows(2) {
         let ((lane_before, end, _), (lane, to, index)) = (pair[0], pair[1]);
-        if lane_before == lane {
+        if lane_before == lane && recording.operations[index].ran.is_none() {
             placed[index].from = placed[index].from.max(end).min(to);
         }
     }
@@ -60,6 +60,11 @@ fn operation(recording: &Recording, operation: &Operation) -> Placed {
     let latest = operation.done.or(operation.granted).unwrap_or(operation.submitted);
     if let (Some(row), Some(began)) = (lane(operation.lane), operation.began) {
         let Row::Lane(id) = row else { unreachable!("made above") };
+        if let (Some(Lane { kind: LaneKind::Queue, .. }), Some((from, to))) =
+            (recording.lanes.get(id), operation.ran)
+        {
+            return Placed { row, from, to: Some(to.max(from)), freed: None };
+        }
         // A queue is busy until its work is done; a thread has its hands free once the work is handed over.
         let end = match recording.lanes.get(id) {
             Some(Lane { kind: LaneKind::Queue, .. }) => operation.done,

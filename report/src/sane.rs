@@ -35,6 +35,10 @@ fn cut(recording: &mut Recording) -> usize {
             &mut operation.resumed,
         ];
         later.into_iter().flatten().for_each(&mut time);
+        if let Some((from, to)) = &mut operation.ran {
+            time(from);
+            time(to);
+        }
     }
     for lease in &mut recording.leases {
         time(&mut lease.opened);

@@ -29,8 +29,8 @@ pub fn name(recording: &Recording, id: OperationId) -> String {
     match (operation.kind, who) {
         (OperationKind::Export, Some(library)) => format!("an export to {library}"),
         (OperationKind::Export, None) => match recording.lease(id) {
-            Some(lease) if !lease.taker.is_empty() => format!("an export to {}", lease.taker),
-            _ => "an export".into(),
+            Some(lease) if !lease.taker.is_empty() => format!("a lease of {}", lease.taker),
+            _ => "a lease".into(),
         },
         (OperationKind::Wait, _) => match submitter(recording, id) {
             Some(thread) => format!("a wait of thread `{thread}`"),
@@ -53,7 +53,10 @@ fn submitter(recording: &Recording, id: OperationId) -> Option<&str> {
 pub fn lease(recording: &Recording, id: OperationId) -> String {
     let Some(lease) = recording.lease(id) else { return format!("lease {id}") };
     let taker = recording.library(lease.library).map(str::to_owned);
-    let taker = taker.or_else(|| (!lease.taker.is_empty()).then(|| lease.taker.clone()));
+    // Where the place is known, the taker's text would only say it again.
+    let function = lease.site.as_ref().map(|site| site.function.clone());
+    let words = function.filter(|function| !function.is_empty()).unwrap_or_else(|| lease.taker.clone());
+    let taker = taker.or_else(|| (!words.is_empty()).then_some(words));
     let taker = taker.unwrap_or_else(|| "somebody".into());
     match &lease.site {
         Some(site) => format!("a lease taken by {taker} at {}", place(site)),

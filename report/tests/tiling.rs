@@ -58,6 +58,8 @@ fn operation() -> impl Strategy<Value = Operation> {
             awake,
             began,
             issued,
+            // As a device may tell it, or a damaged file.
+            ran: began.zip(done),
             done,
             observed,
             resumed,

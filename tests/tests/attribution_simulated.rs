@@ -149,6 +149,37 @@ fn device_work_waits_for_its_input_and_then_for_its_queue() {
 }
 
 #[test]
+fn the_device_says_when_it_was_busy_with_what_no_operation_tells_of() {
+    let bench = bench();
+    let x = bench.tensor();
+    // Somebody enqueues without the engine.
+    SimQueue::from_queue(&*bench.queues[0]).unwrap().launch("unknown", 2_000, || {}).unwrap();
+    bench.at(300);
+    let pieces = bench.engine.op("two pieces").writes_slice(std::slice::from_ref(&x)).on(&bench.queues[0]);
+    let body = move |queue: &dyn Queue| {
+        let queue = SimQueue::from_queue(queue).unwrap();
+        queue.launch("one", 400, || {})?;
+        queue.launch("two", 600, || {})
+    };
+    pieces.run_on(move |queue, _, _| Ok(body(queue)?)).unwrap();
+    bench.pump();
+    bench.launch("next", 0, 500, &[x], &[]);
+    bench.at(5_000);
+    let recording = bench.finish();
+    assert_eq!(operation(&recording, "two pieces").ran, Some((2_000, 3_000)));
+    assert_eq!(operation(&recording, "next").ran, Some((3_000, 3_500)));
+    let truth = [row(300, 2_000, Cause::NoWorker, None, "queue")];
+    assert_eq!(told(&recording, "two pieces", None), truth);
+    let truth = [row(300, 3_000, Cause::Computing, Some(Hazard::Raw), "two pieces")];
+    assert_eq!(told(&recording, "next", None), truth);
+    // The file keeps it.
+    let mut file = Vec::new();
+    estafette_report::perfetto::write(&recording, &mut file).unwrap();
+    let read = estafette_report::perfetto::read(&file);
+    assert_eq!(operation(&read, "two pieces").ran, Some((2_000, 3_000)));
+}
+
+#[test]
 fn a_host_operation_waits_for_the_device_and_then_for_a_worker() {
     let bench = bench();
     let x = bench.tensor();

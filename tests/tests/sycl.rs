@@ -3,11 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::sycl::{SyclDevice, SyclQueue, SyclRuntime, UsmKind};
 use estafette::devices::{Device, Queue};
+use estafette::journal::{Journal, JournalOptions};
 use estafette::{DType, Engine, Op, Tensor};
+use estafette_report::model::LaneKind;
 use tests::ops::{get, set, tensor};
 
 const BYTES: i64 = 32 << 20;
@@ -32,8 +35,18 @@ fn fill(engine: &Engine, queue: &Arc<dyn Queue>, x: &Tensor, value: u8) -> Op {
 }
 
 fn copy(engine: &Engine, device: &Arc<SyclDevice>, queue: &Arc<dyn Queue>, x: &Tensor, y: &Tensor) -> Op {
+    copy_as("copy", engine, device, queue, [x, y])
+}
+
+fn copy_as(
+    name: &'static str,
+    engine: &Engine,
+    device: &Arc<SyclDevice>,
+    queue: &Arc<dyn Queue>,
+    [x, y]: [&Tensor; 2],
+) -> Op {
     let device = Arc::clone(device);
-    let op = engine.op("copy").reads([x]).writes([y]).on(queue);
+    let op = engine.op(name).reads([x]).writes([y]).on(queue);
     op.run_on(move |queue, [x], [mut y]| {
         // SAFETY: as in `fill`.
         Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
@@ -59,6 +72,45 @@ fn long_work_on_several_queues_gives_the_sequential_result() {
         let bytes = z.to_vec::<u8>().unwrap();
         assert!(bytes.iter().all(|&byte| byte == 3), "{:?}", &bytes[..4]);
         assert!(x.to_vec::<u8>().unwrap().iter().all(|&byte| byte == 103));
+    }
+}
+
+#[test]
+fn a_recording_says_when_the_device_worked() {
+    const COPIES: usize = 12;
+    let device = sycl();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    for in_order in [true, false] {
+        let queue = device.queue(in_order).unwrap() as Arc<dyn Queue>;
+        let (x, y) = (bytes_on(&engine, &*device), bytes_on(&engine, &*device));
+        // Before anybody measures: the queue has work under way when it goes over to being measured.
+        fill(&engine, &queue, &x, 7);
+        let journal = Journal::open(JournalOptions::default()).unwrap();
+        for step in 0..COPIES {
+            let (from, to) = if step % 2 == 0 { (&x, &y) } else { (&y, &x) };
+            copy_as("measured", &engine, &device, &queue, [from, to]);
+        }
+        x.wait().unwrap();
+        y.wait().unwrap();
+        // Whoever saw the end may still be writing it down.
+        std::thread::sleep(Duration::from_millis(50));
+        let recording = journal.finish();
+        // And afterwards.
+        copy(&engine, &device, &queue, &x, &y);
+        assert!(y.to_vec::<u8>().unwrap().iter().all(|&byte| byte == 7));
+        let copies: Vec<_> = recording.operations.iter().filter(|it| it.name == "measured").collect();
+        let spans: Vec<_> = copies.iter().map(|copy| copy.ran.expect("the device tells")).collect();
+        assert_eq!(spans.len(), COPIES);
+        for (copy, (from, to)) in copies.iter().zip(&spans) {
+            let (began, observed) = (copy.began.unwrap(), copy.observed.unwrap());
+            assert!(began <= *from && from < to && *to <= observed, "{copy:?}");
+            assert!(recording.lanes[copy.lane.unwrap()].kind == LaneKind::Queue);
+        }
+        // Each depends on the one before, so none overlaps another, and together they are most of the time that it took.
+        assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{spans:?}");
+        let busy: u64 = spans.iter().map(|(from, to)| to - from).sum();
+        let whole = spans[COPIES - 1].1 - spans[0].0;
+        assert!(busy <= whole && busy * 2 > whole, "busy for {busy} of {whole} ns");
     }
 }
 

@@ -7,6 +7,8 @@
 //! The holders of a place are whoever has the handle from a submission, and the operation itself until its end was told.
 
 use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
 
 use estafette::devices::{Fence, Frontier, Reactor, host};
 use estafette::exchange::fork;
@@ -149,11 +151,27 @@ impl Table {
     }
 }
 
-/// A handle on its way to another thread.
-pub(crate) struct Handle(pub(crate) *mut estafette_op);
+/// An operation's own claim to its place, which lasts until its end was told. Dropping it gives it up: the operation will
+/// never be called.
+pub(crate) struct Held(NonNull<estafette_op>);
 
 // SAFETY: a handle is a number.
-unsafe impl Send for Handle {}
+unsafe impl Send for Held {}
+
+impl Held {
+    /// The function is about to be called; whoever tells the end gives the claim up.
+    pub(crate) fn begin(self, begun: Begun) -> Result<*mut estafette_op, Refusal> {
+        let handle = ManuallyDrop::new(self).0.as_ptr();
+        begin(handle, begun).map(|()| handle)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // It is in use as long as this claim is.
+        let _ = release(self.0.as_ptr());
+    }
+}
 
 fn handle(number: u32, generation: u32) -> *mut estafette_op {
     ((u64::from(generation) << 32) | u64::from(number)) as usize as *mut estafette_op
@@ -180,12 +198,14 @@ fn fresh_place() -> Result<(u32, &'static Place), Refusal> {
     })
 }
 
-/// A place with so many holders.
-pub(crate) fn enter(holders: u32) -> Result<*mut estafette_op, Refusal> {
+/// A place that its operation and the caller hold.
+pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
     let (number, place) = fresh_place()?;
     let mut state = lock(&place.state);
-    state.holders = holders;
-    Ok(handle(number, state.generation))
+    state.holders = 2;
+    let handle = handle(number, state.generation);
+    let held = NonNull::new(handle).map(Held).ok_or_else(|| crate::entry::is_null("op"))?;
+    Ok((handle, held))
 }
 
 /// A place for an operation whose function is about to be called, and which nobody else holds.
@@ -241,7 +261,7 @@ pub(crate) fn set_op(op: *mut estafette_op, submitted: Op) -> Result<(), Refusal
 }
 
 /// The function is about to be called.
-pub(crate) fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
+fn begin(op: *mut estafette_op, begun: Begun) -> Result<(), Refusal> {
     find(op)?.1.stage = Stage::Begun(begun);
     Ok(())
 }
@@ -302,13 +322,13 @@ pub(crate) fn end_fence(handle: *mut estafette_op) -> Result<Fence, Refusal> {
     let (submitted, _) = op(handle)?;
     // Held until then, as only the place knows the fence.
     retain(handle)?;
+    let held = NonNull::new(handle).map(Held);
     let (completer, fence) = host::promise("an operation");
     let issued = submitted.fence();
-    let held = Handle(handle);
     Reactor::global().when_settled([issued], move |outcome| {
-        let Handle(handle) = { held };
-        let after = find(handle).ok().and_then(|(_, state)| state.after.clone());
-        let _ = release(handle);
+        let place = held.as_ref().and_then(|held| find(held.0.as_ptr()).ok());
+        let after = place.and_then(|(_, state)| state.after.clone());
+        drop(held);
         match (outcome, after) {
             (Ok(()), Some(after)) => {
                 let fences = Frontier::from(after);

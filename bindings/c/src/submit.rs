@@ -11,7 +11,7 @@ use crate::entry::{Answer, DONE, Refusal, entry, given, is_null, place, text};
 use crate::names;
 use crate::op::estafette_op;
 use crate::options::{self, Options};
-use crate::slots::{self, Begun, Handle};
+use crate::slots::{self, Begun, Held};
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, hand_out, tensors};
 
@@ -45,18 +45,18 @@ unsafe impl Options for estafette_submit_options {
 /// An operation as it waits to be called. Dropping it without a call gives the context up.
 struct Waiting {
     function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
-    context: Option<Context>,
+    context: Context,
     /// Its handle, if somebody outside has it too.
-    handle: Option<Handle>,
+    held: Option<Held>,
 }
 
 impl Waiting {
-    fn start(mut self, completion: Completion) {
-        let Some(context) = self.context.take() else { return };
+    fn start(self, completion: Completion) {
+        let Self { function, context, held } = self;
         let pointer = context.pointer();
         let begun = Begun { completion, context };
-        let begun = match self.handle.take() {
-            Some(Handle(handle)) => slots::begin(handle, begun).map(|()| handle),
+        let begun = match held {
+            Some(held) => held.begin(begun),
             None => slots::enter_begun(begun),
         };
         let handle = match begun {
@@ -66,16 +66,7 @@ impl Waiting {
         };
         // SAFETY: whoever submitted it said that any thread may call it; this is the one call, and the context is given up
         // only when the end was told.
-        unsafe { (self.function)(pointer, handle) };
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if let Some(Handle(handle)) = self.handle.take() {
-            // It will never be called.
-            let _ = slots::release(handle);
-        }
+        unsafe { function(pointer, handle) };
     }
 }
 
@@ -181,10 +172,10 @@ pub unsafe extern "C" fn estafette_produce(
         let function = function.ok_or_else(|| is_null("function"))?;
         // SAFETY: by contract of this function.
         let (name, reads) = unsafe { (name_of(&options)?, tensors(reads, n_reads, "reads")?) };
-        let op = engine.engine.op(name).priority(options.priority).reads_vec(reads);
+        let op = engine.engine.op(name).priority(options.priority).reads_owned(reads);
         let admitted = if nonblocking(&options)? { op.try_admit() } else { op.admit() }?;
-        let context = Some(Context::new(context, drop_context));
-        let waiting = Waiting { function, context, handle: None };
+        let context = Context::new(context, drop_context);
+        let waiting = Waiting { function, context, held: None };
         let (tensor, _op) = admitted.produce_external(move |completion| waiting.start(completion));
         // SAFETY: writable, by contract.
         unsafe { out.write(hand_out(tensor)) };
@@ -214,12 +205,13 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
     let (reads, writes) = unsafe {
         (tensors(given.reads.0, given.reads.1, "reads")?, tensors(given.writes.0, given.writes.1, "writes")?)
     };
-    let op = engine.engine.op(name).priority(options.priority).reads_vec(reads).writes_vec(writes);
+    let op = engine.engine.op(name).priority(options.priority).reads_owned(reads).writes_owned(writes);
     let admitted = if nonblocking(options)? { op.try_admit() } else { op.admit() }?;
     // One holder is the operation, the other the caller. Nothing can fail after this.
-    let handle = if out.is_null() { None } else { Some(slots::enter(2)?) };
-    let context = Some(Context::new(given.context, given.drop_context));
-    let waiting = Waiting { function, context, handle: handle.map(Handle) };
+    let entered = if out.is_null() { None } else { Some(slots::enter()?) };
+    let (handle, held) = entered.unzip();
+    let context = Context::new(given.context, given.drop_context);
+    let waiting = Waiting { function, context, held };
     let op: Op = admitted.run_external(move |completion| waiting.start(completion));
     if let Some(handle) = handle {
         slots::set_op(handle, op)?;

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 
 use estafette::devices::Frontier;
 use estafette::exchange::fork;
-use estafette::{DType, Error, ManagedTensor, Tensor};
+use estafette::{DType, Error, ManagedTensor, Tensor, Tensors};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
@@ -40,7 +40,7 @@ pub(crate) unsafe fn tensors(
     first: *const *mut estafette_tensor,
     count: usize,
     name: &str,
-) -> Result<Vec<Tensor>, Refusal> {
+) -> Result<Tensors, Refusal> {
     // SAFETY: by contract of this function.
     let handles = unsafe { array(first, count, name) }?;
     let one = |(at, handle): (usize, &*mut estafette_tensor)| {

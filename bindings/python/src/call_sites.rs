@@ -4,9 +4,11 @@
 //! and the type of the object behind it where that passes through our hands. It is for the whole process: a library that
 //! takes a lease knows no engine.
 
-use estafette::Lease;
+use estafette::{Lease, journal};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
+
+use crate::peers;
 
 static RECORDED: AtomicBool = AtomicBool::new(false);
 
@@ -36,8 +38,14 @@ pub fn record_call_sites(on: bool) -> bool {
     RECORDED.swap(on, Ordering::Relaxed)
 }
 
-/// Notes what has become of leased memory.
+/// Notes what has become of leased memory, and in a recording whose it is.
 pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
+    if journal::is_open() {
+        let library = peers::of(object).peer().root;
+        if !library.is_empty() {
+            lease.note_library(library);
+        }
+    }
     if are_recorded()
         && let Ok(kind) = object.get_type().fully_qualified_name()
     {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use estafette::devices::{DLDevice, Queue};
-use estafette::{Engine, OpBuilder, Tensor, Variable};
+use estafette::{Engine, OpBuilder, Tensor, Tensors, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -49,7 +49,7 @@ pub struct Order {
 }
 
 impl Order {
-    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let Operands { reads, read_vars, write_vars, .. } = &self.operands;
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
         let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
@@ -67,11 +67,11 @@ impl Order {
         }
     }
 
-    pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>, Vec<Tensor>> {
+    pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors, Tensors> {
         self.describe(engine).writes_slice(&self.operands.writes)
     }
 
-    pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Vec<Tensor>> {
+    pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
         let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
         let mut builder = self.describe(engine).alias_of(&alias_of);
         if let Some((dtype, shape)) = &self.like {

@@ -119,6 +119,16 @@ class TestTheFile:
         names = [row["name"] for row in est.report(path).data["tensors"]]
         assert any(name.startswith("float32[2,3] #") for name in names)
 
+    def test_a_lease_is_of_the_library_that_its_block_was_given(self, eng, np, path):
+        t = eng.zeros((4,), "float32")
+        with est.record(path) as recording:
+            with t.read(np.from_dlpack):
+                op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="fill")
+                time.sleep(0.02)
+            op.wait()
+        line = recording.report().headline
+        assert "`fill` waited" in line and "a lease taken by numpy at test_recording.py:" in line
+
     def test_one_recording_at_a_time(self, path, tmp_path):
         with est.record(path), pytest.raises(est.ConflictError, match="recorded already"), est.record(tmp_path / "other"):
             pass

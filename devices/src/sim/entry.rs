@@ -9,6 +9,7 @@ use crate::{DeviceError, QueueClock, QueueId};
 
 use super::mark::SimMark;
 use super::timeline::SimTimeline;
+use super::timing::SimTiming;
 
 /// Names an entry of one schedule; ascending, never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,6 +34,8 @@ pub(super) struct Entry {
     pub(super) missing: usize,
     /// Entries that wait for it.
     pub(super) dependents: Vec<EntryId>,
+    /// Who measures when it runs; pieces only.
+    pub(super) timings: Vec<Arc<SimTiming>>,
 }
 
 pub(super) enum EntryKind {
@@ -51,6 +54,8 @@ pub(super) struct Lane {
     /// Unfinished entries by their number on this queue.
     pub(super) pending: BTreeMap<u64, EntryId>,
     pub(super) enqueued: u64,
+    /// Who measures what is enqueued until the next record.
+    pub(super) timings: Vec<Arc<SimTiming>>,
     /// Nobody can enqueue any more; the lane goes when nothing is pending.
     pub(super) closed: bool,
     pub(super) kind: LaneKind,

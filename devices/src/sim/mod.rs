@@ -54,6 +54,7 @@ mod queue;
 mod schedule;
 mod script;
 mod timeline;
+mod timing;
 mod trace;
 
 pub use self::{

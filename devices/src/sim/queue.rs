@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId};
+use crate::{DLDevice, DeviceError, Fence, Order, Queue, QueueId, Timing};
 
 use super::device::Core;
 use super::entry::EntryId;
@@ -178,6 +178,7 @@ impl Queue for SimQueue {
 
     fn record(&self) -> Result<Fence, DeviceError> {
         self.core.change(|schedule, effects| {
+            schedule.end_timing(self.id);
             schedule.check(self.id)?;
             if let Some((timeline, sequence, seen)) = schedule.point(self.id) {
                 return Ok(Fence::point(timeline, sequence, seen));
@@ -185,6 +186,10 @@ impl Queue for SimQueue {
             let (mark, sequence, seen) = schedule.mark(self.id, |entry| self.mark(true, entry), effects);
             Ok(Fence::recorded_event(mark, sequence, seen))
         })
+    }
+
+    fn time(&self) -> Option<Arc<dyn Timing>> {
+        Some(self.core.schedule().time(self.id))
     }
 
     /// Its number.

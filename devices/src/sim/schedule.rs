@@ -27,6 +27,7 @@ use super::entry::{Entry, EntryId, EntryKind, Lane, LaneKind, Work};
 use super::mark::SimMark;
 use super::script::Script;
 use super::timeline::SimTimeline;
+use super::timing::SimTiming;
 use super::trace::{Trace, TraceEvent};
 
 /// A piece that completes now: the caller runs its work under no lock and then calls [`Schedule::finish`].
@@ -92,7 +93,9 @@ impl Schedule {
             None => LaneKind::OutOfOrder { waits: Vec::new(), last_mark: None, marks: 0 },
         };
         let pending = BTreeMap::new();
-        self.queues.insert(id, Lane { clock, failure: None, pending, enqueued: 0, closed: false, kind });
+        let timings = Vec::new();
+        let lane = Lane { clock, failure: None, pending, enqueued: 0, timings, closed: false, kind };
+        self.queues.insert(id, lane);
     }
 
     /// The last handle of a queue is gone. What is enqueued goes on.
@@ -133,7 +136,24 @@ impl Schedule {
         };
         let kind = EntryKind::Piece { name, duration_ns, work: Some(work) };
         let entry = self.add(queue, kind, &waits);
+        let timings = self.lane(queue).timings.clone();
+        timings.iter().for_each(|timing| timing.enqueued());
+        if let Some(entry) = self.entries.get_mut(&entry) {
+            entry.timings = timings;
+        }
         self.start_if_ready(entry, effects);
+    }
+
+    /// Measures what is enqueued on a queue until its next record.
+    pub(super) fn time(&mut self, queue: QueueId) -> Arc<SimTiming> {
+        let timing = SimTiming::new();
+        self.lane_mut(queue).timings.push(Arc::clone(&timing));
+        timing
+    }
+
+    /// A queue is recorded: what is enqueued from here on is measured by nobody who has begun.
+    pub(super) fn end_timing(&mut self, queue: QueueId) {
+        self.lane_mut(queue).timings.clear();
     }
 
     /// Makes what comes later on a queue wait for `fence`, whose entry is `target` (`None` when it has finished and the
@@ -319,7 +339,8 @@ impl Schedule {
                 missing += 1;
             }
         }
-        self.entries.insert(id, Entry { queue, number, kind, missing, dependents: Vec::new() });
+        let (dependents, timings) = (Vec::new(), Vec::new());
+        self.entries.insert(id, Entry { queue, number, kind, missing, dependents, timings });
         id
     }
 
@@ -336,6 +357,7 @@ impl Schedule {
             return self.complete(id, effects);
         };
         let (name, duration_ns, queue) = (name.clone(), *duration_ns, entry.queue);
+        entry.timings.iter().for_each(|timing| timing.began(self.now_ns));
         self.trace.push(TraceEvent::Started { at_ns: self.now_ns, queue, name });
         let jitter_ns = match self.latency.jitter_ns {
             0 => 0,
@@ -354,6 +376,7 @@ impl Schedule {
             let (queue, number, at_ns) = (entry.queue, entry.number, self.now_ns);
             let lane = self.lane_mut(queue);
             lane.pending.remove(&number);
+            entry.timings.iter().for_each(|timing| timing.ended(at_ns));
             match &mut lane.kind {
                 LaneKind::InOrder(timeline) => timeline.reach(number, &mut effects.ready),
                 LaneKind::OutOfOrder { waits, .. } => waits.retain(|&wait| wait != id),

@@ -21,6 +21,8 @@ pub(super) const BACKEND_CUDA: u32 = 1 << 16;
 pub(super) const BACKEND_LEVEL_ZERO: u32 = 1 << 17;
 pub(super) const BACKEND_OPENCL: u32 = 1 << 18;
 pub(super) const BACKEND_HIP: u32 = 1 << 19;
+/// `DPCTL_ENABLE_PROFILING`.
+pub(super) const QUEUE_PROFILING: c_int = 1;
 /// `DPCTL_IN_ORDER`.
 pub(super) const QUEUE_IN_ORDER: c_int = 1 << 1;
 /// `usm_device_allocations` and its neighbours among the aspects.
@@ -88,6 +90,7 @@ functions! {
     queue_copy = b"DPCTLQueue_Copy\0": fn(Object) -> Object;
     queue_delete = b"DPCTLQueue_Delete\0": fn(Object);
     queue_in_order = b"DPCTLQueue_IsInOrder\0": fn(Object) -> bool;
+    queue_profiles = b"DPCTLQueue_HasEnableProfiling\0": fn(Object) -> bool;
     queue_context = b"DPCTLQueue_GetContext\0": fn(Object) -> Object;
     queue_device = b"DPCTLQueue_GetDevice\0": fn(Object) -> Object;
     queue_memcpy = b"DPCTLQueue_MemcpyWithEvents\0":
@@ -99,6 +102,9 @@ functions! {
     event_copy = b"DPCTLEvent_Copy\0": fn(Object) -> Object;
     event_status = b"DPCTLEvent_GetCommandExecutionStatus\0": fn(Object) -> u32;
     event_wait = b"DPCTLEvent_WaitAndThrow\0": fn(Object);
+    event_submitted_at = b"DPCTLEvent_GetProfilingInfoSubmit\0": fn(Object) -> u64;
+    event_began_at = b"DPCTLEvent_GetProfilingInfoStart\0": fn(Object) -> u64;
+    event_ended_at = b"DPCTLEvent_GetProfilingInfoEnd\0": fn(Object) -> u64;
     alloc_shared = b"DPCTLaligned_alloc_shared\0": fn(usize, usize, Object) -> Object;
     alloc_device = b"DPCTLaligned_alloc_device\0": fn(usize, usize, Object) -> Object;
     alloc_host = b"DPCTLaligned_alloc_host\0": fn(usize, usize, Object) -> Object;

@@ -4,15 +4,19 @@ use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use smallvec::SmallVec;
 
-use crate::{Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue, QueueId};
+use crate::{
+    Allocation, ClockBracket, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, NativeEvent, Queue,
+    QueueId,
+};
 
 use super::api::{
     ASPECT_USM_DEVICE, ASPECT_USM_HOST, ASPECT_USM_SHARED, Api, BACKEND_CUDA, BACKEND_HIP,
-    BACKEND_LEVEL_ZERO, BACKEND_OPENCL, QUEUE_IN_ORDER,
+    BACKEND_LEVEL_ZERO, BACKEND_OPENCL, QUEUE_IN_ORDER, QUEUE_PROFILING,
 };
 use super::context::{Context, UsmKind};
 use super::errors::{on_asynchronous_error, refused, stray};
@@ -48,6 +52,8 @@ pub(super) struct Shared {
     /// Whether events announce themselves.
     pub(super) pushes: bool,
     pub(super) counters: Counters,
+    /// What is known of its clock.
+    pub(super) clock: Mutex<ClockBracket>,
     device: Handle,
     name: String,
     memory_bytes: u64,
@@ -82,16 +88,24 @@ impl Shared {
         self.context.api
     }
 
-    fn queue(&self) -> Result<Handle, DeviceError> {
-        queue_of(&self.context, &self.device)
+    /// A new in-order queue of the runtime; with `profiles` its events tell when commands ran.
+    pub(super) fn queue(&self, profiles: bool) -> Result<Handle, DeviceError> {
+        queue_of(&self.context, &self.device, profiles)
     }
 }
 
-fn queue_of(context: &Context, device: &Handle) -> Result<Handle, DeviceError> {
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SYCL device {}", self.id)
+    }
+}
+
+fn queue_of(context: &Context, device: &Handle, profiles: bool) -> Result<Handle, DeviceError> {
     let create = context.api.queue_create;
+    let properties = QUEUE_IN_ORDER | if profiles { QUEUE_PROFILING } else { 0 };
     // SAFETY: live objects; the handler is a function, and the queue is ours.
     unsafe {
-        let queue = create(context.raw(), device.raw(), Some(on_asynchronous_error), QUEUE_IN_ORDER);
+        let queue = create(context.raw(), device.raw(), Some(on_asynchronous_error), properties);
         Handle::own(queue, context.api.queue_delete)
     }
     .ok_or_else(|| refused("a new queue"))
@@ -110,7 +124,7 @@ impl SyclDevice {
         let has = |aspect| unsafe { (api.device_aspect)(raw, aspect) };
         let usm: Vec<_> =
             kinds.into_iter().filter(|&(_, aspect)| has(aspect)).map(|(kind, _)| kind).collect();
-        let default = queue_of(&context, &device)?;
+        let default = queue_of(&context, &device, false)?;
         if usm.is_empty() {
             let message = format!("{id} has no unified shared memory");
             return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
@@ -124,6 +138,7 @@ impl SyclDevice {
             name: describe(api, &device),
             pushes: backend == BACKEND_OPENCL && push::available(),
             counters: Counters::default(),
+            clock: Mutex::default(),
             memory_bytes,
             usm,
             allocator: allocator.ok_or_else(|| refused("a copy of a queue"))?,
@@ -198,7 +213,7 @@ impl SyclDevice {
     /// The runtime gives no more queues.
     pub fn queue(&self, in_order: bool) -> Result<Arc<SyclQueue>, DeviceError> {
         let count = if in_order { 1 } else { TURNS };
-        let handles = (0..count).map(|_| self.shared.queue()).collect::<Result<Vec<_>, _>>()?;
+        let handles = (0..count).map(|_| self.shared.queue(false)).collect::<Result<Vec<_>, _>>()?;
         Ok(SyclQueue::own(&self.shared, handles.into_iter(), in_order))
     }
 
@@ -372,7 +387,7 @@ impl Device for SyclDevice {
             Some(event) if event.shared().context.same(&self.shared.context) => event,
             // Done already, and its event is gone: an event of everything on an idle queue is as good.
             _ if fence.device() == self.shared.id && fence.is_done() => {
-                let native = Native::new(&self.shared, self.shared.queue()?, false);
+                let native = Native::new(&self.shared, self.shared.queue(false)?, false);
                 Lane::new(&self.shared, SmallVec::from_iter([native]), QueueId::next(), true).barrier()?
             }
             _ => {

@@ -29,6 +29,17 @@ pub(super) struct Event {
     pushed: OnceLock<bool>,
 }
 
+/// What the runtime says of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    Pending,
+    Complete,
+    /// It threw when it was asked.
+    Unknown,
+    /// It was not asked, since all is known.
+    Settled,
+}
+
 impl Event {
     pub(super) fn new(shared: &Arc<Shared>, handle: Handle, foreign: bool) -> Arc<Self> {
         Arc::new(Self {
@@ -69,28 +80,45 @@ impl Event {
 
     /// Where it stands; asks the runtime while it is pending.
     pub(super) fn look(self: &Arc<Self>) -> FenceState {
-        let state = self.signal.state();
-        if !state.is_pending() {
-            return state;
+        let status = self.ask();
+        self.end(status)
+    }
+
+    /// Asks the runtime, unless it has settled. An event that is complete has yet to be [ended](Self::end).
+    pub(super) fn ask(self: &Arc<Self>) -> Status {
+        if !self.signal.state().is_pending() {
+            return Status::Settled;
         }
         self.shared.counters.queries.fetch_add(1, Ordering::Relaxed);
         // SAFETY: a live event.
-        let outcome = match unsafe { (self.shared.api().event_status)(self.raw()) } {
-            // The status says nothing about memory and carries no error; a wait for what is complete does both, and returns
-            // at once.
-            // SAFETY: as above.
-            STATUS_COMPLETE => errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) }),
-            STATUS_UNKNOWN => Err(errors::failed(0)),
+        match unsafe { (self.shared.api().event_status)(self.raw()) } {
+            STATUS_COMPLETE => Status::Complete,
+            STATUS_UNKNOWN => Status::Unknown,
             _ => {
                 if self.foreign {
                     // Asking alone would never make it progress.
                     self.pushed.get_or_init(|| waiter::hand(self));
                 }
-                return FenceState::Pending;
+                Status::Pending
             }
-        };
-        self.settle(outcome);
+        }
+    }
+
+    /// Settles it if that is what `status`, its own, means.
+    pub(super) fn end(&self, status: Status) -> FenceState {
+        match status {
+            // The status says nothing about memory and carries no error; a wait for what is complete does both, and returns at
+            // once.
+            Status::Complete => self.wait(),
+            Status::Unknown => self.settle(Err(errors::failed(0))),
+            Status::Settled | Status::Pending => {}
+        }
         self.signal.state()
+    }
+
+    /// A later event of its queue is done, and has counted; so it is done too.
+    pub(super) fn passed(&self) {
+        self.tell(&Ok(()));
     }
 
     /// Notes how it ended and tells everybody, under no lock. Later calls do nothing.
@@ -100,7 +128,11 @@ impl Event {
             Some((progress, sequence)) => progress.reach(sequence, outcome),
             None => outcome,
         };
-        for subscriber in self.signal.settle(&outcome) {
+        self.tell(&outcome);
+    }
+
+    fn tell(&self, outcome: &Outcome) {
+        for subscriber in self.signal.settle(outcome) {
             deliver(subscriber, outcome.clone());
         }
     }

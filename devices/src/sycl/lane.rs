@@ -7,7 +7,7 @@ use std::sync::Arc;
 use estafette_sync::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
-use crate::{DeviceError, QueueClock, QueueId};
+use crate::{DeviceError, QueueClock, QueueId, host_now_ns};
 
 use super::api::Object;
 use super::device::Shared;
@@ -15,6 +15,7 @@ use super::errors::refused;
 use super::event::Event;
 use super::handle::Handle;
 use super::push::Flusher;
+use super::timing::Commands;
 
 /// Waits that commands carry before one barrier takes their place: long lists cost every command.
 const WAITS_MAX: usize = 16;
@@ -26,6 +27,12 @@ pub(super) struct Lane {
     shared: Arc<Shared>,
     /// One queue of the runtime; several in-order ones for an out-of-order queue of ours, whose commands take turns.
     handles: SmallVec<[Native; 1]>,
+    /// As many, for when commands are measured, or, meanwhile, for when they are not.
+    others: SmallVec<[Native; 1]>,
+    /// Whether `handles` are those with profiling.
+    profiles: bool,
+    /// Who measures what is enqueued until the next record.
+    timings: SmallVec<[Arc<Commands>; 1]>,
     turn: usize,
     in_order: bool,
     pub(super) clock: QueueClock,
@@ -72,6 +79,9 @@ impl Lane {
         Self {
             shared: Arc::clone(shared),
             handles,
+            others: SmallVec::new(),
+            profiles: false,
+            timings: SmallVec::new(),
             turn: 0,
             in_order,
             clock: QueueClock::new(id, in_order),
@@ -106,9 +116,11 @@ impl Lane {
         to: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.choose()?;
         self.waits.retain(|known| !known.is_done());
         let (at, list) = (self.take_turn(), list(&self.waits));
         let api = self.shared.api();
+        let called_ns = self.clock_if_timed();
         // SAFETY: live objects; the memory is the caller's duty.
         let event = unsafe {
             let queue = self.handles[at].handle.raw();
@@ -116,6 +128,7 @@ impl Lane {
             Handle::own(event, api.event_delete)
         };
         let event = self.taken(at, event, "a copy")?;
+        self.timed(&event, false, called_ns);
         self.enqueued(event);
         Ok(())
     }
@@ -130,18 +143,70 @@ impl Lane {
         value: u8,
         bytes: usize,
     ) -> Result<(), DeviceError> {
+        self.choose()?;
         let at = self.take_turn();
         // The interface has no fill with dependences.
         self.flush_to(at)?;
         let api = self.shared.api();
+        let called_ns = self.clock_if_timed();
         // SAFETY: live objects; the memory is the caller's duty.
         let event = unsafe {
             let event = (api.queue_memset)(self.handles[at].handle.raw(), to, value, bytes);
             Handle::own(event, api.event_delete)
         };
         let event = self.taken(at, event, "a fill")?;
+        self.timed(&event, false, called_ns);
         self.enqueued(event);
         Ok(())
+    }
+
+    /// Begins to measure; `None` for a queue of somebody else's that was not made for it.
+    pub(super) fn time(&mut self) -> Result<Option<Arc<Commands>>, DeviceError> {
+        let commands = Commands::new(&self.shared);
+        if self.handles[0].foreign {
+            // SAFETY: a live queue.
+            if !unsafe { (self.shared.api().queue_profiles)(self.handles[0].handle.raw()) } {
+                return Ok(None);
+            }
+            let called_ns = host_now_ns();
+            commands.add(&self.barrier()?, true, called_ns);
+        }
+        self.timings.push(Arc::clone(&commands));
+        self.choose()?;
+        Ok(Some(commands))
+    }
+
+    /// Goes over to the runtime's queues that are right for what is enqueued next: with profiling if it is measured.
+    fn choose(&mut self) -> Result<(), DeviceError> {
+        let profiles = !self.timings.is_empty();
+        if profiles == self.profiles || self.handles[0].foreign {
+            return Ok(());
+        }
+        while self.others.len() < self.handles.len() {
+            self.others.push(Native::new(&self.shared, self.shared.queue(profiles)?, false));
+        }
+        if self.touched {
+            let event = self.barrier()?;
+            self.enqueued(event);
+            self.touched = false;
+        }
+        if self.in_order {
+            // What comes next comes after what is there, which is on another queue of the runtime.
+            let last = self.fresh.last().or(self.newest.as_ref()).filter(|last| !last.is_done());
+            self.waits.extend(last.cloned());
+        }
+        std::mem::swap(&mut self.handles, &mut self.others);
+        self.profiles = profiles;
+        Ok(())
+    }
+
+    /// The time, if anybody measures.
+    fn clock_if_timed(&self) -> u64 {
+        if self.timings.is_empty() { 0 } else { host_now_ns() }
+    }
+
+    fn timed(&self, event: &Arc<Event>, moment: bool, called_ns: u64) {
+        self.timings.iter().for_each(|timing| timing.add(event, moment, called_ns));
     }
 
     fn take_turn(&mut self) -> usize {
@@ -194,8 +259,16 @@ impl Lane {
 
     /// The native handle, for somebody who enqueues by himself until the next record.
     pub(super) fn touch(&mut self) -> Result<Object, DeviceError> {
-        self.touched = true;
+        self.choose()?;
         self.flush_to(0)?;
+        if !self.timings.is_empty() && !self.touched && !self.handles[0].foreign {
+            // What somebody enqueues by himself is between two barriers.
+            let called_ns = host_now_ns();
+            let event = self.barrier()?;
+            self.timed(&event, true, called_ns);
+            self.enqueued(event);
+        }
+        self.touched = true;
         Ok(self.handles[0].handle.raw())
     }
 
@@ -206,9 +279,12 @@ impl Lane {
             self.flush_to(0)?;
         }
         if self.touched {
+            let called_ns = self.clock_if_timed();
             let event = self.barrier()?;
+            self.timed(&event, true, called_ns);
             self.enqueued(event);
         }
+        self.timings.clear();
         let event = match self.fresh.as_slice() {
             [] => return Ok(None),
             [only] if self.in_order || self.covers_newest => Arc::clone(only),
@@ -237,7 +313,10 @@ impl Lane {
 
     /// As [`barrier`](Self::barrier), where there are no numbers.
     pub(super) fn record_all(&mut self) -> Result<Arc<Event>, DeviceError> {
+        let called_ns = self.clock_if_timed();
         let event = self.barrier()?;
+        self.timed(&event, true, called_ns);
+        self.timings.clear();
         self.fresh.clear();
         Ok(event)
     }

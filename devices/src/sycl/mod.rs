@@ -29,6 +29,7 @@
 //! | `event`, `progress` | fences |
 //! | `push`, `waiter` | completion callbacks of OpenCL; the thread that waits for work of others |
 //! | `errors` | asynchronous errors |
+//! | `timing` | when commands ran |
 
 mod api;
 mod context;
@@ -42,6 +43,7 @@ mod progress;
 mod push;
 mod queue;
 mod runtime;
+mod timing;
 mod waiter;
 
 pub use self::{

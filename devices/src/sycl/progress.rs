@@ -1,17 +1,21 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
 
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
+use smallvec::SmallVec;
 
 use crate::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
-use super::event::Event;
+use super::event::{Event, Status};
 
 /// Numbers whose events are kept. Past it every second one is let go: whoever then asks for such a number is told when the next
 /// one is done, late and never wrong.
 const MARKS_MAX: usize = 1_024;
+/// Numbers that come before those who record look what is done by now: an event that is kept keeps memory of the runtime, and
+/// new memory for each command costs more than asking does. A question in vain is shared by as many.
+const LOOK_EVERY: usize = 16;
 
 /// The numbers of one queue, each with an event that covers it. An event covers everything enqueued before, on an
 /// out-of-order queue by what it waits for; so the numbers complete in order on either kind.
@@ -19,7 +23,11 @@ const MARKS_MAX: usize = 1_024;
 pub(super) struct Progress {
     queue: QueueId,
     device: DLDevice,
+    /// Whether all events are of one queue of the runtime: then the errors of all of them come back to a wait for the last.
+    in_order: bool,
     completed: AtomicU64,
+    /// Whether there is a failure, for those who ask often.
+    failed: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -27,19 +35,28 @@ pub(super) struct Progress {
 struct Inner {
     /// Ascending.
     marks: VecDeque<(u64, Arc<Event>)>,
+    /// Length of `marks` at which they are looked through next.
+    look_at: usize,
     failure: Option<DeviceError>,
 }
 
 impl Progress {
-    pub(super) fn new(queue: QueueId, device: DLDevice) -> Arc<Self> {
-        Arc::new(Self { queue, device, completed: AtomicU64::new(0), inner: Mutex::default() })
+    pub(super) fn new(queue: QueueId, device: DLDevice, in_order: bool) -> Arc<Self> {
+        Arc::new(Self {
+            queue,
+            device,
+            in_order,
+            completed: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            inner: Mutex::default(),
+        })
     }
 
-    /// Gives number `sequence` its event.
-    pub(super) fn add(self: &Arc<Self>, sequence: u64, event: &Arc<Event>) {
+    /// Gives number `sequence` its event. True if it is time to [look](Self::tidy) what is done, under no lock.
+    pub(super) fn add(self: &Arc<Self>, sequence: u64, event: &Arc<Event>) -> bool {
         event.put(self, sequence);
         let mut dropped = Vec::new();
-        {
+        let look = {
             let mut inner = self.lock();
             inner.marks.push_back((sequence, Arc::clone(event)));
             if inner.marks.len() > MARKS_MAX {
@@ -49,42 +66,57 @@ impl Progress {
                 inner.marks = kept.into_iter().map(|(_, mark)| mark).collect();
                 dropped = thinned;
             }
-        }
+            inner.marks.len() >= inner.look_at.max(LOOK_EVERY)
+        };
         drop(dropped);
         // It may have completed before it had its place.
         if event.is_done() {
             let _ = self.reach(sequence, Ok(()));
         }
+        look
+    }
+
+    /// Lets go of what is done.
+    pub(super) fn tidy(&self) {
+        self.poll();
+        let mut inner = self.lock();
+        inner.look_at = inner.marks.len() + LOOK_EVERY;
     }
 
     /// Notes how number `sequence` ended, and says what that means: after a failure nothing more is done on this queue.
     pub(super) fn reach(&self, sequence: u64, outcome: Outcome) -> Outcome {
-        let mut passed = Vec::new();
+        let mut passed = SmallVec::<[_; 4]>::new();
         let mut inner = self.lock();
         let outcome = match (outcome, &inner.failure) {
             (_, Some(failure)) if sequence > self.completed() => Err(failure.clone()),
             (Err(error), None) => {
                 let error = error.with_queue(self.queue);
-                inner.failure = Some(error.clone());
+                self.note(&mut inner, error.clone());
                 Err(error)
             }
             (outcome, _) => {
                 self.completed.fetch_max(sequence, Ordering::Release);
-                while let Some(mark) = inner.marks.pop_front_if(|(number, _)| *number <= sequence) {
-                    passed.push(mark);
+                while let Some((_, event)) = inner.marks.pop_front_if(|(number, _)| *number <= sequence) {
+                    passed.push(event);
                 }
                 outcome
             }
         };
         drop(inner);
-        // Deleting an event calls the runtime.
-        drop(passed);
+        // Whoever waits for an earlier number is told now, and not when that one's event is looked at. Deleting an event calls
+        // the runtime.
+        passed.into_iter().for_each(|event| event.passed());
         outcome
     }
 
     /// The queue takes no more work, because of `error`.
     pub(super) fn fail(&self, error: DeviceError) {
-        self.lock().failure.get_or_insert(error);
+        self.note(&mut self.lock(), error);
+    }
+
+    fn note(&self, inner: &mut Inner, error: DeviceError) {
+        inner.failure.get_or_insert(error);
+        self.failed.store(true, Ordering::Release);
     }
 
     /// The first event that covers `sequence`; `None` when that is done or can never be.
@@ -94,8 +126,17 @@ impl Progress {
         inner.marks.get(at).map(|(_, event)| Arc::clone(event))
     }
 
-    fn oldest(&self) -> Option<(u64, Arc<Event>)> {
-        self.lock().marks.front().cloned()
+    /// The first number after `sequence`, with its event.
+    fn after(&self, sequence: u64) -> Option<(u64, Arc<Event>)> {
+        let inner = self.lock();
+        let at = inner.marks.partition_point(|(number, _)| *number <= sequence);
+        inner.marks.get(at).cloned()
+    }
+
+    /// Settles `event`, that of number `sequence`, which has ended; false if it has failed.
+    fn settle(&self, sequence: u64, event: &Event, status: Status) -> bool {
+        // An event that ended while it got its number may not have counted yet.
+        event.end(status).outcome().is_some_and(|outcome| self.reach(sequence, outcome).is_ok())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -117,17 +158,32 @@ impl Timeline for Progress {
     }
 
     fn failure(&self) -> Option<DeviceError> {
-        self.lock().failure.clone()
+        if self.failed.load(Ordering::Acquire) { self.lock().failure.clone() } else { None }
     }
 
+    /// Asks the oldest numbers, up to the first one that is pending: none that failed is passed over. Of those that are done
+    /// the last one is settled for all.
     fn poll(&self) -> u64 {
-        // Each round asks about the oldest unfinished number and leaves when that is pending.
-        while let Some((sequence, event)) = self.oldest() {
-            let Some(outcome) = event.look().outcome() else { break };
-            // An event that ended while it got its number may not have counted yet.
-            if self.reach(sequence, outcome).is_err() {
-                break;
+        let mut complete: Option<(u64, Arc<Event>)> = None;
+        loop {
+            let sequence = complete.as_ref().map_or_else(|| self.completed(), |(sequence, _)| *sequence);
+            let Some((sequence, event)) = self.after(sequence) else { break };
+            match event.ask() {
+                Status::Pending => break,
+                Status::Complete if self.in_order => complete = Some((sequence, event)),
+                status => {
+                    // What is done comes before what failed.
+                    if let Some((sequence, event)) = complete.take() {
+                        self.settle(sequence, &event, Status::Complete);
+                    }
+                    if !self.settle(sequence, &event, status) {
+                        break;
+                    }
+                }
             }
+        }
+        if let Some((sequence, event)) = complete {
+            self.settle(sequence, &event, Status::Complete);
         }
         self.completed()
     }

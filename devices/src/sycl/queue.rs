@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::source::Timeline;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;
 use super::event::{Event, Single};
@@ -31,7 +31,7 @@ impl SyclQueue {
         in_order: bool,
     ) -> Arc<Self> {
         let id = QueueId::next();
-        Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id)))
+        Self::with(shared, handles, in_order, id, Some(Progress::new(id, shared.id, in_order)))
     }
 
     /// A queue that others enqueue on too.
@@ -137,7 +137,8 @@ impl Queue for SyclQueue {
 
     fn order_after(&self, fence: &Fence) -> Result<Order, DeviceError> {
         self.check()?;
-        if fence.observed_done() || self.lane().clock.covers(fence) {
+        let before = self.in_order() && fence.queue() == Some(self.id);
+        if before || fence.observed_done() || self.lane().clock.covers(fence) {
             return Ok(Order::Nothing);
         }
         // A foreign promise may know how to order work here; it is asked under no lock.
@@ -175,12 +176,25 @@ impl Queue for SyclQueue {
         };
         let event = lane.record()?;
         let (sequence, seen) = (lane.sequence, lane.clock.snapshot());
-        if let Some(event) = event {
-            // Under the lock: numbers get their events in order.
-            progress.add(sequence, &event);
-        }
+        // Under the lock: numbers get their events in order.
+        let tidy = event.is_some_and(|event| progress.add(sequence, &event));
         drop(lane);
+        if tidy {
+            progress.tidy();
+        }
         Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen))
+    }
+
+    /// A queue of ours works on queues of the runtime with profiling from here on, until something is enqueued that nobody measures.
+    /// One of somebody else's is measured if its owner has made it so, between two barriers.
+    fn time(&self) -> Option<Arc<dyn Timing>> {
+        match self.lane().time() {
+            Ok(commands) => commands.map(|commands| commands as Arc<dyn Timing>),
+            Err(error) => {
+                tracing::debug!(%error, queue = %self.id, "device time is not measured");
+                None
+            }
+        }
     }
 
     /// The pointer to the `sycl::queue`. Whoever asks may enqueue there until the next [`Queue::record`]; waits that were kept

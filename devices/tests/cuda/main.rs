@@ -10,3 +10,4 @@ mod harness;
 mod memory;
 mod ordering;
 mod suite;
+mod timing;

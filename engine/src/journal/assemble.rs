@@ -153,6 +153,9 @@ impl Assembly<'_> {
                 let operation = &mut self.draft(id).operation;
                 operation.done = Some(at);
                 operation.observed = Some(at);
+                if let [_, began, ended] = *all {
+                    operation.ran = Some((began, ended));
+                }
                 if how != How::Well {
                     operation.outcome = outcome;
                 }
@@ -202,8 +205,11 @@ impl Assembly<'_> {
             Tells::Library => {
                 let library = reading.known(words[0] as u32);
                 let library = self.library(library.as_deref());
-                let operation = &mut self.draft(id).operation;
-                operation.library = operation.library.or(library);
+                let draft = self.draft(id);
+                draft.operation.library = draft.operation.library.or(library);
+                if let Some(taker) = &mut draft.taker {
+                    taker.library = taker.library.or(library);
+                }
             }
         }
     }
@@ -247,6 +253,17 @@ impl Draft {
         let operation = &mut self.operation;
         if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) {
             operation.began = None;
+        }
+        if let (Some((from, to)), Some(began), Some(observed)) =
+            (operation.ran, operation.began, operation.observed)
+        {
+            // Clocks are compared with an error.
+            let from = from.clamp(began, observed.max(began));
+            let to = to.clamp(from, observed.max(from));
+            operation.ran = Some((from, to));
+            operation.done = Some(operation.issued.unwrap_or(to).max(to));
+        } else {
+            operation.ran = None;
         }
         match what {
             Use::Lease => operation.kind = OperationKind::Export,
@@ -384,6 +401,7 @@ fn empty(id: u64) -> Operation {
         awake: None,
         began: None,
         issued: None,
+        ran: None,
         done: None,
         observed: None,
         resumed: None,

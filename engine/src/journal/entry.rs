@@ -25,7 +25,7 @@ pub(super) enum Tells {
     Began,
     /// Completed: how, whether device work goes on, why it failed.
     Ended,
-    /// The device work was seen to be done: how, why it failed.
+    /// The device work was seen to be done: how, why it failed; when it ran, in nanoseconds since the start, where that is known.
     Done,
     /// Whoever waits was told.
     Observed,
@@ -43,7 +43,7 @@ pub(super) enum Tells {
     Name,
     /// Who takes a lease: text, library, line.
     Taker,
-    /// The library that a body lends its operands to.
+    /// The library that a body lends its operands to, or the holder of a lease its memory.
     Library,
 }
 

@@ -2,10 +2,13 @@
 //!
 //! All of it is out of line: callers look at the operation's flag first, and that is all they do while no journal is open.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
-use estafette_devices::{Fence, Reactor};
+use estafette_devices::{Fence, Reactor, Timing};
 use estafette_graph::{Mode, OpId};
+use estafette_sync::sync::Mutex;
 
 use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, pair};
 use super::events;
@@ -171,7 +174,14 @@ pub(crate) fn ready_at_once(id: OpId) {
 #[cold]
 #[inline(never)]
 pub(crate) fn begins(granted: &OpGranted) {
-    let queue = granted.payload().queue().map_or(0, |queue| queue.id().get());
+    let queue = granted.payload().queue().map_or(0, |queue| {
+        if super::is_kept()
+            && let Some(timing) = queue.time()
+        {
+            timings().insert(granted.id().get(), timing);
+        }
+        queue.id().get()
+    });
     if granted.payload().kind == Kind::Lease {
         events::held(granted.id().get());
     }
@@ -182,6 +192,14 @@ pub(crate) fn begins(granted: &OpGranted) {
             queue => writer.write(Tells::Began, now, granted.id().get(), [queue]),
         }
     });
+}
+
+/// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
+/// queues that can tell are here.
+static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
+
+fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
+    TIMINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// It ran well and left nothing behind; about to be completed.
@@ -225,21 +243,31 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
         let about = u32::from(how as u8) | u32::from(fence.is_some()) << 8;
         writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
     });
+    // Dropped under no lock: it may own events of a driver.
+    let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
     if let Some(fence) = fence {
-        watch(id, fence);
+        watch(id, fence, timing);
     }
 }
 
-/// Notes the end of device work when it is observed.
-fn watch(id: OpId, fence: &Fence) {
+/// Notes the end of device work when it is observed, and when it ran.
+fn watch(id: OpId, fence: &Fence, timing: Option<Arc<dyn Timing>>) {
     Reactor::global().when_settled([fence], move |settled| {
+        let span = if settled.is_ok() { timing.and_then(|timing| timing.span()) } else { None };
         let text = settled.err().map(|error| error.to_string());
         events::device_done(id.get(), text.as_deref());
         writer::with(|writer| {
             let now = writer.now();
             let how = if text.is_some() { How::Failed } else { How::Well };
             let text = text.map_or(NONE, |text| writer.text(&text));
-            writer.write(Tells::Done, now, id.get(), [pair(u32::from(how as u8), text)]);
+            let about = pair(u32::from(how as u8), text);
+            match span {
+                None => writer.write(Tells::Done, now, id.get(), [about]),
+                Some(span) => {
+                    let [began, ended] = [span.began_ns, span.ended_ns].map(|at| writer.since_start(at));
+                    writer.write(Tells::Done, now, id.get(), [about, began, ended]);
+                }
+            }
         });
     });
 }

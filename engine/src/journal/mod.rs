@@ -59,6 +59,11 @@ pub fn is_open() -> bool {
     OPEN.load(Ordering::Relaxed) != 0
 }
 
+/// Whether a journal is kept, beside whoever listens to events.
+fn is_kept() -> bool {
+    OPEN.load(Ordering::Relaxed) & !EVENTS != 0
+}
+
 /// How a journal is kept.
 #[derive(Clone, Default)]
 pub struct JournalOptions {

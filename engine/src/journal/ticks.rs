@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use estafette_devices::host_now_ns;
+
 type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
 /// Where the time comes from, and when it began.
@@ -13,6 +15,8 @@ pub(super) struct Ticks {
     source: Source,
     first: u64,
     began: Instant,
+    /// The same moment as the host's clock tells it, which devices' times are told in.
+    began_ns: u64,
 }
 
 enum Source {
@@ -23,13 +27,13 @@ enum Source {
 
 impl Ticks {
     pub(super) fn start(given: Option<Clock>) -> Self {
-        let began = Instant::now();
+        let (began, began_ns) = (Instant::now(), host_now_ns());
         let source = match given {
             Some(clock) => Source::Given(clock),
             None if counter_is_steady() => Source::Counter,
             None => Source::Monotonic,
         };
-        let mut ticks = Self { source, first: 0, began };
+        let mut ticks = Self { source, first: 0, began, began_ns };
         ticks.first = ticks.raw();
         ticks
     }
@@ -47,6 +51,11 @@ impl Ticks {
             Source::Monotonic => self.began.elapsed().as_nanos() as u64,
             Source::Given(clock) => clock(),
         }
+    }
+
+    /// Nanoseconds from the start to `at_ns` of the host's clock, or of the one that was given, which then is the device's too.
+    pub(super) fn since_start(&self, at_ns: u64) -> u64 {
+        at_ns.saturating_sub(if matches!(self.source, Source::Given(_)) { self.first } else { self.began_ns })
     }
 
     /// What the ticks mean, seen from now on.

@@ -168,6 +168,11 @@ impl Writer {
         self.last
     }
 
+    /// Nanoseconds since the start, of a time that a device told.
+    pub(super) fn since_start(&self, at_ns: u64) -> u64 {
+        self.session.ticks.since_start(at_ns)
+    }
+
     /// Writes an entry, or counts it as lost.
     #[inline(always)]
     pub(super) fn write<const N: usize>(&mut self, tells: Tells, ticks: u64, id: u64, words: [u64; N]) {

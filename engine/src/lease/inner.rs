@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, Reactor};
-use estafette_graph::Mode;
+use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
@@ -234,6 +234,12 @@ impl LeaseInner {
     /// See [`Lease::note_object`].
     pub(crate) fn note_object(&self, kind: &str) {
         self.label.object.get_or_init(|| kind.into());
+    }
+
+    /// Its operation, if it has one and is held.
+    pub(super) fn operation(&self) -> Option<OpId> {
+        let own = self.granted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        own.as_ref().map(|granted| granted.id()).or_else(|| self.label.operation())
     }
 
     /// Makes it an alias.

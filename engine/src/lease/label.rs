@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 
 use estafette_devices::Frontier;
+use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -90,6 +91,14 @@ impl LeaseLabel {
     /// Whether only its holder keeps others waiting.
     pub(crate) fn is_held(&self) -> bool {
         self.held.load(Ordering::Acquire)
+    }
+
+    /// The operation that it is, once it is held.
+    pub(super) fn operation(&self) -> Option<OpId> {
+        match &*self.slot() {
+            Slot::Held(granted) => Some(granted.id()),
+            Slot::Waiting | Slot::Abandoned => None,
+        }
     }
 
     /// Gives up the lease, whether it was granted or not; the operation, if it was, is the caller's to complete.

@@ -9,6 +9,7 @@ use crate::builder::OpBuilder;
 use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::{BodyError, Error};
+use crate::operands::Tensors;
 use crate::operation::Op;
 use crate::tensor::Tensor;
 
@@ -159,7 +160,7 @@ impl OperatorCall {
     }
 }
 
-fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Vec<Tensor>> {
+fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Tensors> {
     let mut builder =
         parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs).priority(priority);
     if parts.operator.implementation.takes_a_lock() {
@@ -171,10 +172,7 @@ fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Vec<Tensor>> {
     }
 }
 
-fn check_overlap(
-    operator: &Operator,
-    builder: &OpBuilder<'_, Vec<Tensor>, Vec<Tensor>>,
-) -> Result<(), Error> {
+fn check_overlap(operator: &Operator, builder: &OpBuilder<'_, Tensors, Tensors>) -> Result<(), Error> {
     // What may work in place gets pointers; the others may have slices, which must not see memory twice.
     if operator.signature.in_place { Ok(()) } else { builder.check() }
 }

@@ -10,8 +10,8 @@ use crate::builder::OpBuilder;
 use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::operands::Tensors;
 use crate::operation::Op;
-use crate::tensor::Tensor;
 use crate::variable::Variable;
 
 /// Operations that were recorded once and may be run any number of times. Made by [`Recorder::finish`](crate::Recorder::finish).
@@ -70,7 +70,7 @@ impl Program {
         self.describe().run_external_async(self.body()).await
     }
 
-    fn describe(&self) -> OpBuilder<'_, Vec<Tensor>, Vec<Tensor>> {
+    fn describe(&self) -> OpBuilder<'_, Tensors, Tensors> {
         let uses = &self.plan.footprint;
         let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
         let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().collect();

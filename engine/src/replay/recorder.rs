@@ -13,7 +13,7 @@ use super::program::Program;
 use crate::engine::Engine;
 use crate::error::{BodyResult, Error};
 use crate::lease::check_writable;
-use crate::operands::Operands;
+use crate::operands::{Operands, Tensors};
 use crate::operation::{Name, OpVar};
 use crate::submit::check_disjoint;
 use crate::tensor::Tensor;
@@ -129,9 +129,9 @@ impl<'r, R, W, U> NodeBuilder<'r, R, W, U> {
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
-    pub fn reads_slice(self, tensors: &[Tensor]) -> NodeBuilder<'r, Vec<Tensor>, W, U> {
+    pub fn reads_slice(self, tensors: &[Tensor]) -> NodeBuilder<'r, Tensors, W, U> {
         let Self { recorder, name, writes, updates, vars, .. } = self;
-        NodeBuilder { recorder, name, reads: tensors.to_vec(), writes, updates, vars }
+        NodeBuilder { recorder, name, reads: tensors.into(), writes, updates, vars }
     }
 
     /// Tensors that the body overwrites without reading them.
@@ -141,9 +141,9 @@ impl<'r, R, W, U> NodeBuilder<'r, R, W, U> {
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
-    pub fn writes_slice(self, tensors: &[Tensor]) -> NodeBuilder<'r, R, Vec<Tensor>, U> {
+    pub fn writes_slice(self, tensors: &[Tensor]) -> NodeBuilder<'r, R, Tensors, U> {
         let Self { recorder, name, reads, updates, vars, .. } = self;
-        NodeBuilder { recorder, name, reads, writes: tensors.to_vec(), updates, vars }
+        NodeBuilder { recorder, name, reads, writes: tensors.into(), updates, vars }
     }
 
     /// Tensors that the body reads and writes in place; it gets them as its last argument.

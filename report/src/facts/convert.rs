@@ -152,6 +152,8 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .maybe("awake", operation.awake)
         .maybe("began", operation.began)
         .maybe("issued", operation.issued)
+        .maybe("ran from", operation.ran.map(|(from, _)| from))
+        .maybe("ran to", operation.ran.map(|(_, to)| to))
         .maybe("done", operation.done)
         .maybe("observed", operation.observed)
         .maybe("resumed", operation.resumed)
@@ -183,6 +185,7 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
         awake: facts.find_uint("awake"),
         began: facts.find_uint("began"),
         issued: facts.find_uint("issued"),
+        ran: facts.find_uint("ran from").zip(facts.find_uint("ran to")),
         done: facts.find_uint("done"),
         observed: facts.find_uint("observed"),
         resumed: facts.find_uint("resumed"),

@@ -123,6 +123,7 @@ impl Reader {
                 let it = facts::operation_from(name, facts)?;
                 plausible([Some(it.submitted), it.granted, it.ready, it.awake, it.began, it.issued])?;
                 plausible([it.done, it.observed, it.resumed])?;
+                plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
                 self.recording.operations.push(it);
             }
             category::LEASE => {

@@ -256,6 +256,7 @@ impl Run {
             resumed: None,
             outcome: Outcome::Ok,
             accesses: (stage.uses)(buffer_of(at)),
+            ran: None,
             waits_for: None,
         };
         let takes = dice.between(stage.takes);

@@ -103,6 +103,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             awake,
             began,
             issued,
+            ran: began.zip(done),
             done,
             observed,
             resumed,

@@ -1,0 +1,49 @@
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::Mutex;
+
+use crate::{DeviceSpan, Timing};
+
+/// What pieces of work were enqueued while somebody measured, and when they ran, in virtual time.
+#[derive(Debug, Default)]
+pub(super) struct SimTiming(Mutex<Times>);
+
+#[derive(Debug, Default)]
+struct Times {
+    unfinished: usize,
+    began_ns: Option<u64>,
+    ended_ns: Option<u64>,
+}
+
+impl SimTiming {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    pub(super) fn enqueued(&self) {
+        self.change(|times| times.unfinished += 1);
+    }
+
+    pub(super) fn began(&self, at_ns: u64) {
+        self.change(|times| times.began_ns = Some(times.began_ns.map_or(at_ns, |known| known.min(at_ns))));
+    }
+
+    pub(super) fn ended(&self, at_ns: u64) {
+        self.change(|times| {
+            times.unfinished -= 1;
+            times.ended_ns = Some(at_ns);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Times)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Timing for SimTiming {
+    fn span(&self) -> Option<DeviceSpan> {
+        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let span = DeviceSpan { began_ns: times.began_ns?, ended_ns: times.ended_ns? };
+        (times.unfinished == 0).then_some(span)
+    }
+}

@@ -1,0 +1,85 @@
+//! When commands ran, from the profiling information of their events (SYCL 2020, 4.6.6.1: `info::event_profiling`).
+//!
+//! Only events of queues that were made for it have any, and there it costs. So a queue of ours works on queues of the runtime
+//! without it until somebody measures, and then on others with it (`lane.rs`); a queue of somebody else's is as its owner made it.
+
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::Mutex;
+
+use crate::{DeviceSpan, Timing, host_now_ns};
+
+use super::device::Shared;
+use super::event::Event;
+
+/// Commands that one measurement looks at. Of more than these the last one is kept up to date; between first and last nothing is
+/// missed on an in-order queue.
+const COMMANDS_MAX: usize = 256;
+
+/// The commands of one measurement.
+#[derive(Debug)]
+pub(super) struct Commands {
+    shared: Arc<Shared>,
+    list: Mutex<Vec<Command>>,
+}
+
+#[derive(Debug)]
+struct Command {
+    event: Arc<Event>,
+    /// A barrier, which is no work: only its end counts.
+    moment: bool,
+    /// When it was enqueued: it was not submitted before.
+    called_ns: u64,
+}
+
+impl Commands {
+    pub(super) fn new(shared: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { shared: Arc::clone(shared), list: Mutex::default() })
+    }
+
+    /// A command that was enqueued since `called_ns`.
+    pub(super) fn add(&self, event: &Arc<Event>, moment: bool, called_ns: u64) {
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.truncate(COMMANDS_MAX - 1);
+        list.push(Command { event: Arc::clone(event), moment, called_ns });
+    }
+}
+
+impl Command {
+    /// When it ran, by the device's clock; 0 says that the runtime does not know.
+    fn ran(&self, shared: &Shared) -> Option<(u64, u64)> {
+        let api = shared.api();
+        let event = self.event.raw();
+        // SAFETY: a live event.
+        let (began, ended) = unsafe { ((api.event_began_at)(event), (api.event_ended_at)(event)) };
+        (began > 0 && ended >= began).then_some((if self.moment { ended } else { began }, ended))
+    }
+
+    /// What it tells of the device's clock, seen done at `now_ns`.
+    fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
+        // SAFETY: a live event.
+        let submitted = unsafe { (shared.api().event_submitted_at)(self.event.raw()) };
+        let mut clock = shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        if submitted > 0 && submitted <= ended {
+            clock.not_before(submitted, self.called_ns);
+        }
+        clock.not_after(ended, now_ns);
+    }
+}
+
+impl Timing for Commands {
+    fn span(&self) -> Option<DeviceSpan> {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let now_ns = host_now_ns();
+        let mut span: Option<(u64, u64)> = None;
+        for command in list.iter() {
+            let (began, ended) = command.ran(&self.shared)?;
+            command.observe(&self.shared, ended, now_ns);
+            let (first, last) = span.unwrap_or((began, ended));
+            span = Some((first.min(began), last.max(ended)));
+        }
+        let (began, ended) = span?;
+        let clock = *self.shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(DeviceSpan { began_ns: clock.host_ns(began)?, ended_ns: clock.host_ns(ended)? })
+    }
+}

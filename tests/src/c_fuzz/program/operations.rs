@@ -1,0 +1,204 @@
+//! Calls about operations.
+
+use super::*;
+
+impl Program {
+    pub(super) fn body(&mut self, bytes: &mut Bytes<'_>, operand: *mut estafette_tensor) -> *mut Body {
+        let end = match bytes.below(8) {
+            0 => End::Badly,
+            1 => End::Cancelled,
+            2 => End::Twice,
+            3 => End::Elsewhere,
+            4 => End::Later,
+            _ => End::Well,
+        };
+        self.body_that_ends(end, operand)
+    }
+
+    pub(super) fn body_that_ends(&mut self, end: End, operand: *mut estafette_tensor) -> *mut Body {
+        // SAFETY: the context holds a count of its operand.
+        unsafe { estafette_tensor_retain(operand) };
+        Shared::count(&self.shared.contexts);
+        Body::new(end, &self.shared, operand)
+    }
+
+    /// The context was not given away after all.
+    pub(super) fn kept(&self, body: *mut Body) {
+        self.shared.contexts.fetch_sub(1, SeqCst);
+        Body::keep(body);
+    }
+
+    pub(super) fn in_flight(&self) -> u64 {
+        let mut stats = estafette_stats {
+            size: size_of::<estafette_stats>() as u32,
+            reserved: 0,
+            in_flight: 0,
+            window: 0,
+            deleters: 0,
+            leaked: 0,
+            releasing: 0,
+        };
+        // SAFETY: as the interface wants it.
+        unsafe { expect(estafette_engine_stats(self.engine, &raw mut stats), status::ESTAFETTE_OK, "stats") };
+        stats.in_flight
+    }
+
+    /// Whether a submission might have to wait for the program itself.
+    pub(super) fn is_full(&self) -> bool {
+        self.in_flight() + 4 >= WINDOW
+    }
+
+    pub(super) fn submit(&mut self, bytes: &mut Bytes<'_>) {
+        if self.ops.len() >= HELD_MAX || self.is_full() {
+            return;
+        }
+        let choose = |bytes: &mut Bytes<'_>, tensors: &[*mut estafette_tensor]| -> Vec<_> {
+            (0..bytes.below(3)).filter_map(|_| pick(tensors, bytes)).collect()
+        };
+        let mut reads = choose(bytes, &self.tensors);
+        let writes = choose(bytes, &self.tensors);
+        let spoiled = bytes.one_in(12);
+        if spoiled {
+            reads.push(ptr::null_mut());
+        }
+        let operand =
+            if bytes.one_in(3) { reads.first().copied().unwrap_or(ptr::null_mut()) } else { ptr::null_mut() };
+        let body = self.body(bytes, operand);
+        let options = estafette_submit_options {
+            size: size_of::<estafette_submit_options>() as u32,
+            priority: bytes.below(3) as i32 - 1,
+            name: [c"fuzzed".as_ptr(), ptr::null(), c"\xff".as_ptr()][bytes.below(16).saturating_sub(13)],
+            nonblocking: bytes.below(2) as i32,
+            reserved: 0,
+        };
+        let mut op = ptr::null_mut();
+        let out = if bytes.one_in(3) { ptr::null_mut() } else { &raw mut op };
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        let got = unsafe {
+            estafette_submit_with(
+                self.engine,
+                &raw const options,
+                Some(call),
+                body.cast(),
+                Some(drop_body),
+                reads.as_ptr(),
+                reads.len(),
+                writes.as_ptr(),
+                writes.len(),
+                out,
+            )
+        };
+        allowed(
+            got,
+            &[
+                status::ESTAFETTE_OK,
+                status::ESTAFETTE_INVALID,
+                status::ESTAFETTE_CONFLICT,
+                status::ESTAFETTE_WINDOW_FULL,
+                status::ESTAFETTE_LEASE_HELD,
+                status::ESTAFETTE_WOULD_DEADLOCK,
+            ],
+            "submit",
+        );
+        assert!(!(spoiled && got == status::ESTAFETTE_OK), "a NULL tensor was accepted");
+        if got != status::ESTAFETTE_OK {
+            self.kept(body);
+        } else if !op.is_null() {
+            self.ops.push(op);
+        }
+    }
+
+    pub(super) fn produce(&mut self, bytes: &mut Bytes<'_>) {
+        if self.tensors.len() >= HELD_MAX || self.is_full() {
+            return;
+        }
+        let read = pick(&self.tensors, bytes);
+        let end = if bytes.one_in(4) { End::Badly } else { End::With };
+        let body = self.body_that_ends(end, ptr::null_mut());
+        let mut tensor = ptr::null_mut();
+        // SAFETY: as the interface wants it.
+        let got = unsafe {
+            estafette_produce(
+                self.engine,
+                ptr::null(),
+                Some(call),
+                body.cast(),
+                Some(drop_body),
+                read.as_ref().map_or(ptr::null(), ptr::from_ref),
+                usize::from(read.is_some()),
+                &raw mut tensor,
+            )
+        };
+        allowed(
+            got,
+            &[status::ESTAFETTE_OK, status::ESTAFETTE_LEASE_HELD, status::ESTAFETTE_WOULD_DEADLOCK],
+            "produce",
+        );
+        if got == status::ESTAFETTE_OK {
+            self.tensors.push(tensor);
+        } else {
+            self.kept(body);
+        }
+    }
+
+    pub(super) fn complete_open(&mut self, bytes: &mut Bytes<'_>) {
+        let Some(op) = self.shared.take_open(bytes.below(255)) else { return };
+        let fence = self.any_fence(bytes);
+        let fence = fence.as_ref().map_or(ptr::null(), ptr::from_ref);
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            if bytes.one_in(4) {
+                let mut wrong: estafette_fence = std::mem::zeroed();
+                wrong.version = 1;
+                expect(
+                    estafette_op_complete_after(op, &raw const wrong),
+                    status::ESTAFETTE_INVALID,
+                    "a broken fence",
+                );
+            }
+            expect(estafette_op_complete_after(op, fence), status::ESTAFETTE_OK, "complete after");
+            expect(estafette_op_complete_after(op, fence), status::ESTAFETTE_INVALID, "complete twice");
+        }
+    }
+
+    pub(super) fn op_calls(&mut self, bytes: &mut Bytes<'_>) {
+        let stale = bytes.one_in(3);
+        let op = if stale { pick(&self.over, bytes) } else { pick(&self.ops, bytes) };
+        let Some(op) = op else { return };
+        let got = match bytes.below(4) {
+            0 => estafette_op_query(op),
+            1 => estafette_op_wait(op, SHORT_NS),
+            2 => {
+                let got = estafette_op_cancel(op);
+                if got == status::ESTAFETTE_OK {
+                    Shared::count(&self.shared.failures);
+                }
+                got
+            }
+            _ => {
+                let got = estafette_op_retain(op);
+                if got == status::ESTAFETTE_OK {
+                    expect(estafette_op_release(op), status::ESTAFETTE_OK, "release what was retained");
+                }
+                got
+            }
+        };
+        if stale {
+            expect(got, status::ESTAFETTE_INVALID, "a handle that is over");
+        } else {
+            let mut legal = vec![status::ESTAFETTE_CONFLICT];
+            legal.extend(WAITED);
+            allowed(got, &legal, "an operation's call");
+        }
+    }
+
+    pub(super) fn release_op(&mut self, bytes: &mut Bytes<'_>) {
+        let Some(op) = take(&mut self.ops, bytes) else { return };
+        let ended = !matches!(estafette_op_query(op), status::ESTAFETTE_PENDING);
+        expect(estafette_op_release(op), status::ESTAFETTE_OK, "release an operation");
+        // One that is under way still holds its own handle, and so may one that has just ended.
+        if ended && self.over.len() < HELD_MAX && estafette_op_query(op) == status::ESTAFETTE_INVALID {
+            self.over.push(op);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Calls about tensors.
+
+use super::*;
+
+impl Program {
+    pub(super) fn import(&mut self, bytes: &mut Bytes<'_>) {
+        if self.tensors.len() >= HELD_MAX {
+            return;
+        }
+        let managed = Managed::new(&self.shared, LENGTH, bytes.one_in(6));
+        let mut valid = true;
+        // SAFETY: the tensor is the program's until it was taken.
+        unsafe {
+            match bytes.below(12) {
+                1 => (*managed).version = [2, 0],
+                2 => (*managed).ndim = -1,
+                3 => (*managed).shape = ptr::null_mut(),
+                4 => (*managed).lanes = 0,
+                5 => (*managed).device = [2, 7],
+                6 => (*managed).data = ptr::null_mut(),
+                _ => {}
+            }
+            let spoiled = &*managed;
+            valid &= spoiled.version == [1, 3]
+                && spoiled.ndim == 1
+                && !spoiled.shape.is_null()
+                && spoiled.lanes == 1
+                && spoiled.device == [1, 0]
+                && !spoiled.data.is_null();
+        }
+        let mut ready = self.any_fence(bytes);
+        if let Some(fence) = &mut ready {
+            match bytes.below(10) {
+                1 => fence.version = 9,
+                2 => fence.size = 8,
+                3 => fence.query = None,
+                4 => fence.release = None,
+                5 => fence.flags = 1,
+                _ => {}
+            }
+            valid &= fence.version == 1
+                && fence.size as usize == size_of::<estafette_fence>()
+                && fence.query.is_some()
+                && fence.release.is_some()
+                && fence.flags == 0;
+        }
+        let ready = ready.as_ref().map_or(ptr::null(), ptr::from_ref);
+        let mut tensor = ptr::null_mut();
+        if valid {
+            Shared::count(&self.shared.imported);
+        }
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            let got = estafette_import(self.engine, Managed::raw(managed), ready, &raw mut tensor);
+            expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "import");
+            if valid {
+                self.tensors.push(tensor);
+            } else {
+                Managed::free(managed);
+            }
+        }
+    }
+
+    pub(super) fn zeros(&mut self, bytes: &mut Bytes<'_>) {
+        if self.tensors.len() >= HELD_MAX {
+            return;
+        }
+        let shape = [[LENGTH as i64, 1], [0, 3], [2, -1], [i64::MAX, i64::MAX]][bytes.below(4)];
+        let dtype = DLDataType { code: 2, bits: [32, 64][bytes.below(2)], lanes: 1 };
+        let mut tensor = ptr::null_mut();
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            let got = estafette_zeros(self.engine, shape.as_ptr(), 2, dtype, &raw mut tensor);
+            let valid = shape[1] >= 0 && shape[0] <= LENGTH as i64;
+            expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "zeros");
+            if valid {
+                self.tensors.push(tensor);
+            }
+        }
+    }
+
+    pub(super) fn query_or_wait(&mut self, bytes: &mut Bytes<'_>) {
+        let Some(tensor) = pick(&self.tensors, bytes) else { return };
+        // SAFETY: the tensor is held.
+        let got = unsafe {
+            match bytes.below(2) {
+                0 => estafette_query(tensor),
+                _ => estafette_wait(tensor, SHORT_NS),
+            }
+        };
+        allowed(got, &WAITED, "wait");
+    }
+
+    pub(super) fn export(&mut self, bytes: &mut Bytes<'_>) {
+        if self.views.len() >= HELD_MAX {
+            return;
+        }
+        let Some(tensor) = pick(&self.tensors, bytes) else { return };
+        let mut options: estafette_export_options =
+            // SAFETY: all zero is the default.
+            unsafe { std::mem::zeroed() };
+        options.size = size_of::<estafette_export_options>() as u32;
+        options.access = bytes.below(4) as i32;
+        options.copy = bytes.below(4) as i32 - 1;
+        options.nonblocking = bytes.below(2) as i32;
+        options.timeout_ns = SHORT_NS;
+        if bytes.one_in(8) {
+            options.stream = ptr::dangling_mut();
+        }
+        let valid = options.access < 3 && options.copy < 2 && options.stream.is_null();
+        let mut view = ptr::null_mut();
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        let got = unsafe { estafette_export(tensor, &raw const options, &raw mut view) };
+        let mut legal = vec![status::ESTAFETTE_CONFLICT, status::ESTAFETTE_INVALID];
+        legal.extend(WAITED);
+        allowed(got, &legal, "export");
+        assert!(valid || got != status::ESTAFETTE_OK, "wrong options were accepted");
+        if got == status::ESTAFETTE_OK {
+            self.views.push(view);
+        }
+    }
+
+    pub(super) fn let_view_go(&mut self, bytes: &mut Bytes<'_>) {
+        if let Some(view) = take(&mut self.views, bytes) {
+            // SAFETY: exported, and deleted once.
+            unsafe { delete(view) };
+        }
+    }
+
+    pub(super) fn release_tensor(&mut self, bytes: &mut Bytes<'_>) {
+        let Some(tensor) = take(&mut self.tensors, bytes) else { return };
+        let fence = self.any_fence(bytes);
+        // SAFETY: as the interface wants it.
+        unsafe {
+            match fence {
+                None => estafette_tensor_release(tensor),
+                Some(fence) => {
+                    let got = estafette_tensor_release_after(tensor, &raw const fence);
+                    expect(got, status::ESTAFETTE_OK, "release after");
+                }
+            }
+        }
+    }
+
+    pub(super) fn describe(&mut self, bytes: &mut Bytes<'_>) {
+        let Some(tensor) = pick(&self.tensors, bytes) else { return };
+        let legal = [status::ESTAFETTE_OK, status::ESTAFETTE_NOT_DEFINED];
+        let (mut ndim, mut shape, mut data, mut flag) = (0, [0; 4], ptr::null_mut(), 0);
+        // SAFETY: as the interface wants it.
+        unsafe {
+            let got = match bytes.below(4) {
+                0 => estafette_tensor_shape(tensor, shape.as_mut_ptr(), 4, &raw mut ndim),
+                1 => estafette_tensor_data(tensor, &raw mut data),
+                2 => estafette_tensor_read_only(tensor, &raw mut flag),
+                _ => estafette_tensor_shape(tensor, ptr::null_mut(), 0, &raw mut ndim),
+            };
+            allowed(got, &legal, "describe");
+        }
+    }
+}
