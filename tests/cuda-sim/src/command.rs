@@ -225,7 +225,8 @@ impl State {
             self.fault(context, ILLEGAL_ADDRESS);
             return None;
         }
-        if let Work::HostFunction { .. } = work {
+        // The host may read a value that is written as soon as it is there, before this command is over.
+        if let Work::HostFunction { .. } | Work::WriteValue { .. } = work {
             self.host.merge(&clock);
         }
         Some(work)
@@ -245,8 +246,6 @@ impl State {
                     event.reached = Some(now);
                 }
             }
-            // The host may read it from here on, and nobody sees when it does.
-            Work::WriteValue { .. } => self.host.merge(&command.clock),
             Work::Free { base } => self.memory.release(base),
             _ => {}
         }
