@@ -37,8 +37,10 @@ impl Model {
     }
 }
 
-/// Features of tests that need the runtime of a device, which a plain test run has not got.
-pub const NEEDING_A_RUNTIME: &str = "estafette-devices/sycl-tests,tests/sycl-tests";
+/// Features of tests that need the runtime of a device, which a plain test run has not got, or a simulator of it, which takes
+/// its time.
+pub const NEEDING_A_RUNTIME: &str =
+    "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/sycl-tests";
 
 /// The Rust tests leave out the extension: it has no interpreter to run in.
 const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
@@ -214,6 +216,21 @@ pub const SUITES: &[Suite] = &[
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
             environment.name_opencl(&mut tests);
             vec![tests]
+        },
+    },
+    Suite {
+        name: "cuda",
+        about: "CUDA devices on a simulated driver, which finds what nothing ordered; no GPU",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            vec![cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
+                &["--features", NEEDING_A_RUNTIME],
+            )]
         },
     },
     Suite {

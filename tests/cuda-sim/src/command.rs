@@ -225,8 +225,8 @@ impl State {
             self.fault(context, ILLEGAL_ADDRESS);
             return None;
         }
-        // The host may read what is written as soon as it is there, and nobody sees when it does.
-        if matches!(work, Work::HostFunction { .. } | Work::WriteValue { .. }) {
+        // The host may read a value that is written as soon as it is there, before this command is over.
+        if let Work::HostFunction { .. } | Work::WriteValue { .. } = work {
             self.host.merge(&clock);
         }
         Some(work)
