@@ -10,6 +10,7 @@ mod harness;
 mod memory;
 mod ordering;
 mod suite;
+mod timing;
 
 /// What the driver lacks.
 const MISSING: &[&str] = &[];
