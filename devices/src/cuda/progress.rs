@@ -100,7 +100,7 @@ impl Stream {
         if known.max(self.asked.load(Ordering::Relaxed)) >= sequence || self.failure().is_some() {
             return Ok(());
         }
-        if lane.capture || lane.touched && self.captured_by_others()? {
+        if self.records(&lane)? {
             // Nothing can be enqueued for it now; the next who asks tries again.
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl Stream {
         self.looked_ns.store(now, Ordering::Relaxed);
         let lane = self.lane();
         // A capturing stream is not queried.
-        if lane.capture || lane.touched && self.captured_by_others().unwrap_or(true) {
+        if self.records(&lane).unwrap_or(true) {
             return;
         }
         let newest = lane.sequence;
