@@ -41,6 +41,10 @@ impl Timeline for Stream {
     fn poll(&self) -> u64 {
         if self.completed.load(Ordering::Acquire) & FROZEN == 0 {
             self.read();
+            let wanted = self.wanted.load(Ordering::Acquire);
+            if wanted > self.completed() {
+                self.ask_or_break(wanted);
+            }
             let completed = self.completed();
             if completed < self.asked.load(Ordering::Acquire) {
                 let retired = self.retire(&mut self.lane());
@@ -101,7 +105,8 @@ impl Stream {
             return Ok(());
         }
         if self.records(&lane)? {
-            // Nothing can be enqueued for it now; the next who asks tries again.
+            // Nothing can be enqueued for it now.
+            self.wanted.fetch_max(sequence, Ordering::AcqRel);
             return Ok(());
         }
         let newest = lane.sequence;
