@@ -107,7 +107,7 @@ pub fn host_can_read(device: DLDevice) -> bool {
 }
 
 /// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
-fn home_of_copies(device: DLDevice) -> DLDevice {
+pub fn home_of_copies(device: DLDevice) -> DLDevice {
     if device.device_type == DeviceType::ONE_API { device } else { DLDevice::CPU }
 }
 

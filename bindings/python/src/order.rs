@@ -12,9 +12,9 @@ use pyo3::types::{PyTuple, PyType};
 
 use crate::body::{Body, Use};
 use crate::import::parse_device;
-use crate::sycl;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
 use crate::variable::PyVariable;
+use crate::{sycl, turns};
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]
@@ -93,6 +93,7 @@ pub fn of_submit(
     let py = function.py();
     let queue = queue_of(on)?;
     let mut operands = Operands::default();
+    operands.write_vars.extend(queue.iter().map(|queue| turns::on(queue)));
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
         let Some(list) = list else { continue };
@@ -148,15 +149,16 @@ pub fn of_call(
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
     // The result says itself which queue it is from.
-    queue_of(on)?;
+    let queue = queue_of(on)?;
     let mut operands = Operands::default();
+    operands.write_vars.extend(queue.iter().map(|queue| turns::on(queue)));
     for item in tensors {
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
     }
     let alias_of = tensors_of(result.alias_of)?;
     let like = result.like.map(parse_like).transpose()?;
-    let body = Body::new(function, using, tensors, Use::Produced)?;
+    let body = Body::new(function, using, tensors, Use::Produced)?.on(queue);
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
 }
@@ -184,7 +186,7 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
 /// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
 ///
 /// # Errors
-/// `ValueError` for what is neither the host nor a queue.
+/// `ValueError` for what is neither the host, nor a queue, nor a device that has one for everybody.
 fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<SyclQueue>>> {
     let Some(on) = on else { return Ok(None) };
     if let Some(queue) = sycl::queue_on(on, None)? {
@@ -193,6 +195,9 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<SyclQueue>>> {
     let device = parse_device(on)?;
     if device == DLDevice::CPU {
         return Ok(None);
+    }
+    if let Some(queue) = sycl::cached_queue(on.py(), device)? {
+        return Ok(Some(queue));
     }
     Err(PyValueError::new_err(format!(
         "on={}: name the queue that the function enqueues on, for example a dpctl.SyclQueue",

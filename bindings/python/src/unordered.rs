@@ -26,6 +26,8 @@ pub enum Reason {
     DeviceMemory,
     /// A consumer got a struct that cannot say that it must not write.
     Unmarked,
+    /// A consumer got an address in an interface by which nobody is told when it is done.
+    Untracked,
 }
 
 impl Reason {
@@ -35,6 +37,7 @@ impl Reason {
             Self::RawCapsule => "raw capsule of device memory",
             Self::DeviceMemory => "device memory read by the host",
             Self::Unmarked => "read lease in a struct without flags",
+            Self::Untracked => "array interface, whose end of use nobody is told",
         }
     }
 
