@@ -6,6 +6,7 @@
 //!
 //! - SYCL's root devices with the default contexts of their platforms are entries 0 to n-1, in dpctl's order, without being
 //!   registered: dpctl and dpnp use these numbers already.
+//! - CUDA's devices are entries too, under the driver's numbers, so that whoever has a number finds its device in one place.
 //! - [`register`] gives any other context a number from [`FIRST_REGISTERED`] on. The same context gets the same number again,
 //!   counted; numbers are never given twice, so a stale one is an error and not somebody else's context.
 
@@ -17,6 +18,7 @@ use std::sync::{Arc, PoisonError};
 
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use crate::cuda::{CudaDevice, CudaRuntime};
 use crate::sycl::SyclRuntime;
 use crate::{DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType};
 
@@ -153,6 +155,18 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
         let known = table.entries.get(&id.device_id).filter(|entry| entry.id == id).cloned();
         return known.ok_or_else(|| unknown(&table, id));
     }
+    if id.device_type == DeviceType::CUDA {
+        let runtime = CudaRuntime::get().map_err(|error| {
+            DeviceError::new(DeviceErrorKind::Invalid, format!("device {id} is not available: {error}"))
+        })?;
+        return runtime.device(id.device_id).map(cuda_entry).ok_or_else(|| {
+            let count = runtime.devices().len();
+            DeviceError::new(
+                DeviceErrorKind::Invalid,
+                format!("there is no device {id}: {count} can be used"),
+            )
+        });
+    }
     if id.device_type == DeviceType::ONE_API {
         let root = sycl()?.devices().iter().find(|device| device.id() == id);
         return root.map(root_entry).ok_or_else(|| no_such(id));
@@ -160,11 +174,22 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
     Err(no_such(id))
 }
 
-/// Every entry: the SYCL devices, if there is a runtime, and what is registered. Loads the SYCL runtime.
+/// Every entry: the CUDA and the SYCL devices, if there are runtimes, and what is registered. Loads both.
 pub fn entries() -> Vec<Entry> {
+    let cuda = CudaRuntime::get().map(|runtime| runtime.devices()).unwrap_or_default();
     let roots = SyclRuntime::get().map(|runtime| runtime.devices()).unwrap_or_default();
     let registered = table().entries.values().cloned().collect::<Vec<_>>();
-    roots.iter().map(root_entry).chain(registered).collect()
+    cuda.iter().map(cuda_entry).chain(roots.iter().map(root_entry)).chain(registered).collect()
+}
+
+/// CUDA devices have numbers of their own, the driver's, which stand for their primary contexts.
+fn cuda_entry(device: &Arc<CudaDevice>) -> Entry {
+    Entry {
+        id: device.id(),
+        context: device.native_context(),
+        device: Some(Arc::clone(device) as Arc<dyn Device>),
+        registrations: 0,
+    }
 }
 
 fn root_entry(device: &Arc<crate::sycl::SyclDevice>) -> Entry {

@@ -10,6 +10,7 @@ use estafette_devices::Fence;
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use crate::consumer::Consumer;
 use crate::context::Current;
 use crate::core_ref::CoreRef;
 use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
@@ -105,6 +106,11 @@ impl Completion {
         self.into_scope().end(None, result.map(Some));
     }
 
+    /// As [`produce`](Self::produce), with work still under way that `fence` marks: whoever uses the result is ordered behind it.
+    pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
+        self.into_scope().end(Some(fence), result.map(Some));
+    }
+
     /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
     pub fn cancel(self, why: BodyError) {
         self.into_scope().end_with(None, |running, _produced, _held| Err(running.tag().called_off(why)));
@@ -117,7 +123,7 @@ impl Completion {
     }
 
     /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
-    pub(crate) fn complete_after_with(self, fence: &Fence, result: BodyResult) {
+    pub fn complete_after_with(self, fence: &Fence, result: BodyResult) {
         self.into_scope().end(Some(fence), result.map(|()| None));
     }
 }
@@ -190,6 +196,7 @@ impl Scope {
         let Some(mode) = inner.mode_of(tensor).filter(|_| inner.running.is_some()) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
+        let queue = inner.running.as_ref().and_then(|running| running.op().payload().queue().cloned());
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
         let taker = options.taker.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
@@ -204,6 +211,12 @@ impl Scope {
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));
         drop(inner);
+        if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
+            && own.native() != other.native()
+        {
+            // What the operation comes after was left to its own queue.
+            other.order_after(&own.record()?)?;
+        }
         export_held(lease, options)
     }
 
@@ -224,7 +237,9 @@ impl Scope {
     }
 
     fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
-        self.end_with(fence, |running, produced, held| settle(&running.tag(), Ok(outcome), produced, held));
+        self.end_with(fence, |running, produced, held| {
+            settle(&running.tag(), Ok(outcome), produced, held, fence)
+        });
     }
 
     fn end_with(&self, fence: Option<&Fence>, outcome: impl FnOnce(&Running, Target<'_>, Held<'_>) -> Ended) {
@@ -283,12 +298,13 @@ type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
 type Ended = Result<(), OperationError>;
 
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
-/// tensors the operation may read.
+/// tensors the operation may read, `ready` when what it gave is there.
 pub(crate) fn settle(
     tag: &OpTag,
     outcome: Result<BodyResult<Option<Produced>>, Panic>,
     target: Target<'_>,
     held: Held<'_>,
+    ready: Option<&Fence>,
 ) -> Ended {
     let produced = match outcome {
         Ok(Ok(produced)) => produced,
@@ -298,7 +314,7 @@ pub(crate) fn settle(
     match (target, produced) {
         (None, None) => Ok(()),
         (Some((tensor, copying)), Some(produced)) => {
-            define(&tensor.inner, produced, *copying, held).map_err(|error| tag.result_failure(error))
+            define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
         }
         (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
         (None, Some(_)) => {

@@ -167,7 +167,8 @@ impl Core {
     pub(crate) fn device(&self, id: DLDevice) -> Option<Arc<dyn Device>> {
         let own = self.devices.iter().find(|device| device.id() == id);
         // Looking into the table may load a runtime, so it is asked for nothing else.
-        let in_table = || (id.device_type == DeviceType::ONE_API).then(|| table::resolve(id).ok()).flatten();
+        let looked_up = [DeviceType::ONE_API, DeviceType::CUDA].contains(&id.device_type);
+        let in_table = || looked_up.then(|| table::resolve(id).ok()).flatten();
         own.cloned().or_else(|| in_table()?.device)
     }
 

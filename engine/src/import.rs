@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, DeviceType, Frontier};
+use estafette_devices::cuda::CudaDevice;
+use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, Frontier};
 
 use crate::copy;
 use crate::core::Core;
@@ -176,6 +177,13 @@ const ALIGN: usize = 64;
 /// Memory for `layout` on the device that it names.
 pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
+    if let Some(allocation) = shared_with_cuda(core, layout)? {
+        if zeroed {
+            // SAFETY: as below; the host may write it until the device is given work with it.
+            unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
+        }
+        return Ok(Storage::device(allocation));
+    }
     let device = core
         .device(id)
         .ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))?;
@@ -190,6 +198,26 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
         unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
     }
     Ok(Storage::device(allocation))
+}
+
+/// Pinned or managed memory, if that is what the layout names: CUDA's first device gives it, and all of them use it.
+fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, Error> {
+    let kind = layout.device().device_type;
+    if ![DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED].contains(&kind) {
+        return Ok(None);
+    }
+    let found = core.device(DLDevice::new(DeviceType::CUDA, layout.device().device_id));
+    let device: Option<&CudaDevice> =
+        found.as_ref().and_then(|device| (&**device as &dyn std::any::Any).downcast_ref());
+    let device =
+        device.ok_or_else(|| Error::invalid(format!("memory {} needs a CUDA driver", layout.device())))?;
+    let bytes = layout.byte_len().max(1);
+    let allocation = if kind == DeviceType::CUDA_HOST {
+        device.allocate_pinned(bytes, ALIGN)
+    } else {
+        device.allocate_managed(bytes, ALIGN)
+    };
+    Ok(Some(allocation?))
 }
 
 /// Gives an arrival its variables.
@@ -218,7 +246,8 @@ pub(crate) enum Copying {
     Always,
 }
 
-/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation may read.
+/// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation may read; the content
+/// is there when `ready` is done, which a copy of it is made after.
 ///
 /// # Errors
 /// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused;
@@ -228,6 +257,7 @@ pub(crate) fn define(
     produced: Produced,
     copying: Copying,
     held: &dyn Fn(&Tensor) -> bool,
+    ready: Option<&Fence>,
 ) -> Result<(), Error> {
     let core = &target.core;
     let arrival = match produced.0 {
@@ -266,6 +296,7 @@ pub(crate) fn define(
             )));
         }
         Err(_) => {
+            ready.map_or(Ok(()), |ready| ready.wait_timeout(None).unwrap_or(Ok(())))?;
             let copy = copy_of(core, &arrival.layout, arrival.data)?;
             let range = copy.layout.byte_range(copy.data);
             let placed = regions::place_result(Space::of(copy.layout.device()), range, own, &target.vars)

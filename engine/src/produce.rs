@@ -32,7 +32,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
             Body::new(move |running: Running| {
                 let result = running.call(|| body(reads.views())).and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
-                    define(&target.inner, produced.into(), copying, &held)
+                    define(&target.inner, produced.into(), copying, &held, None)
                         .map_err(|error| running.tag().result_failure(error))
                 });
                 let next = running.finish(result);

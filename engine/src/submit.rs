@@ -191,7 +191,7 @@ fn submit_detached(draft: OpDraft<'_>) {
 }
 
 /// A fence for work whose end cannot be known: its memory is never given back.
-pub(crate) fn lost(error: DeviceError) -> Fence {
+pub fn lost(error: DeviceError) -> Fence {
     let (completer, fence) = host::promise("device work that could not be marked");
     let message = format!("the end of device work cannot be known: {error}");
     completer.fail(DeviceError::new(DeviceErrorKind::Fault, message));

@@ -15,6 +15,7 @@ use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::exchange::promise::{self, RawFence};
+use crate::lease::Lease;
 use crate::operation::{Op, bury};
 use crate::state::Asked;
 use crate::tensor::{Tensor, TensorInner};
@@ -181,6 +182,25 @@ impl Completion {
         let core = self.scope().core();
         // SAFETY: the caller's promise is the same.
         unsafe { promise::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
+    }
+}
+
+impl Lease {
+    /// As [`Engine::import_fence`], with the devices of the tensor's engine, its own among them.
+    ///
+    /// # Errors
+    /// As [`Engine::import_fence`].
+    ///
+    /// # Safety
+    /// As for [`promise::import`].
+    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
+        let core = &self.tensor().inner.core;
+        let mut devices = core.devices.clone();
+        if let Ok(place) = self.tensor().device() {
+            devices.extend(core.device(place));
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { promise::import(fence, &devices) }
     }
 }
 

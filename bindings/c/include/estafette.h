@@ -367,7 +367,7 @@ typedef struct estafette_export_options {
    */
   DLDevice device;
   /**
-   * The consumer's stream on that device; NULL for the host.
+   * The consumer's stream on that device, which gets the waits, as for `estafette_order_on`; NULL for the host.
    */
   void *stream;
   /**
@@ -862,7 +862,10 @@ estafette_status estafette_flush_deleters(uint64_t timeout_ns);
  * Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
  * The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
  *
- * What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards.
+ * What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
+ * ordered for that stream, and the host does not wait for work that the stream can wait for. The lease then ends when what was
+ * enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
+ * on its device is.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
  * `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
@@ -980,15 +983,21 @@ const char *estafette_last_error(void);
 
 /**
  * Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
- * must come after. For the host (`kDLCPU`, `stream` NULL) that means that this blocks until the memory is ready and free for
- * the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+ * must come after. The stream waits for work of its own runtime, and this blocks only until that work is issued, and for what
+ * only the host can wait for. For the host (`kDLCPU`, `stream` NULL), and for a NULL stream of any device, this blocks until the
+ * memory is ready and free for the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+ *
+ * `device` is the memory's own; for pinned and managed memory (`kDLCUDAHost`, `kDLCUDAManaged`) also the CUDA device of the
+ * stream. A stream is a `CUstream` (for CUDA's default streams their handles 1 and 2) or a pointer to a `sycl::queue`; its handle
+ * is used in this call only, but CUDA's legacy stream and SYCL queues are looked at once more when the lease ends. A stream that
+ * is recording a graph gets its waits too.
  *
  * `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED` or `ESTAFETTE_CANCELLED` with the root cause of a failed version;
  * `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
  * `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
- * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+ * `ESTAFETTE_DEVICE` for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
  * Each pointer is NULL or what its type says.
@@ -1012,8 +1021,10 @@ estafette_status estafette_order_on(const struct estafette_tensor *tensor,
 estafette_status estafette_lease_fence(const struct estafette_lease *lease, estafette_fence *out);
 
 /**
- * Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's; NULL means now.
- * Uses that conflict, and the memory's deleter, wait for it. NULL `lease` is legal and does nothing.
+ * Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
+ * now; of a lease that was taken for a stream, when what was enqueued there by now is done, which of a stream whose handle may
+ * not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
+ * `lease` is legal and does nothing.
  *
  * Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) the caller still holds the lease. In a forked
  * child the lease is leaked, and `ESTAFETTE_FORKED` returned. May be called by any thread.

@@ -1,9 +1,10 @@
 //! Handing tensors to other libraries.
 
 use std::ffi::c_void;
+use std::time::Duration;
 
 use estafette::devices::DLDevice;
-use estafette::{Access, ExportOptions};
+use estafette::{Access, Consumer, ExportOptions, Tensor};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
@@ -47,7 +48,7 @@ pub struct estafette_export_options {
     pub access: i32,
     /// Where the consumer wants the memory; `device_type` 0 for where it is. Host memory of another device's tensor is a copy.
     pub device: DLDevice,
-    /// The consumer's stream on that device; NULL for the host.
+    /// The consumer's stream on that device, which gets the waits, as for `estafette_order_on`; NULL for the host.
     pub stream: *mut c_void,
     /// 0: a copy only if `device` asks for it; 1: always, in host memory; -1: never.
     pub copy: i32,
@@ -71,10 +72,43 @@ pub(crate) fn check_stream(device: DLDevice, stream: *mut c_void) -> Result<(), 
     Ok(())
 }
 
+/// Who uses `tensor` on `stream`, which may be NULL, of `device`.
+///
+/// # Safety
+/// `stream` is NULL or a live stream of `device`, for as long as the result is used.
+pub(crate) unsafe fn consumer(
+    tensor: &Tensor,
+    device: DLDevice,
+    stream: *mut c_void,
+) -> Result<Consumer, Refusal> {
+    if !stream.is_null() {
+        // SAFETY: by contract of this function.
+        return Ok(unsafe { tensor.consumer_on(device, stream.expose_provenance()) }?);
+    }
+    if device != DLDevice::CPU && tensor.device().is_ok_and(|place| place != device) {
+        return Err(Refusal::invalid(format!("device: the memory is not on {device}")));
+    }
+    Ok(Consumer::Host)
+}
+
+/// Waits until a tensor has its memory.
+pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Refusal> {
+    if !tensor.is_defined() {
+        match timeout {
+            None => tensor.wait()?,
+            Some(timeout) => tensor.wait_timeout(timeout)?,
+        }
+    }
+    Ok(())
+}
+
 /// Hands a tensor to another library once it is defined, ready, and free for the access. `options` may be NULL for the defaults.
 /// The caller owns `*out`; the lease ends when its deleter is called, which any thread may do, once.
 ///
-/// What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards.
+/// What leaves is ordered for the host when this returns, and so for every stream that gets work afterwards. With a stream, it is
+/// ordered for that stream, and the host does not wait for work that the stream can wait for. The lease then ends when what was
+/// enqueued on the stream by the time of the deleter's call is done; of a stream whose handle may not be kept, when everything
+/// on its device is.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
 /// `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
@@ -112,19 +146,16 @@ pub unsafe extern "C" fn estafette_export(
             tensor.lease_now(wanted.access, "a C program")?;
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
-        if !tensor.is_defined() {
-            match timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns }) {
-                None => tensor.wait()?,
-                Some(timeout) => tensor.wait_timeout(timeout)?,
-            }
-        }
+        until_defined(
+            &tensor,
+            timeout(if given.timeout_ns == 0 { ESTAFETTE_FOREVER } else { given.timeout_ns }),
+        )?;
         let place = tensor.device()?;
         let asked = if given.device.device_type.0 == 0 { place } else { given.device };
         check_stream(asked, given.stream)?;
-        if asked != place {
-            if asked != DLDevice::CPU {
-                return Err(Refusal::invalid(format!("device: the memory is on {place}, not on {asked}")));
-            }
+        // SAFETY: by contract of this function; used in this call.
+        wanted.consumer = unsafe { consumer(&tensor, asked, given.stream) }?;
+        if asked == DLDevice::CPU && asked != place {
             if given.copy == -1 {
                 return Err(Refusal::invalid(format!(
                     "copy: memory on {place} cannot be on {asked} without one"
@@ -133,7 +164,7 @@ pub unsafe extern "C" fn estafette_export(
             wanted.copy = true;
         }
         let managed = if given.nonblocking == 1 {
-            match tensor.lease_now(wanted.access, "a C program")? {
+            match tensor.lease_now_for(wanted.access, "a C program", &wanted.consumer)? {
                 Some(lease) => lease.export_with(&wanted)?,
                 None => return Ok(estafette_status::ESTAFETTE_PENDING),
             }

@@ -7,8 +7,8 @@ use estafette::devices::DLDevice;
 use estafette::exchange::promise;
 use estafette::{Access, Lease};
 
-use crate::entry::{DONE, Refusal, entry, given, place};
-use crate::export::{access, check_stream};
+use crate::entry::{DONE, entry, given, place};
+use crate::export::{access, check_stream, consumer, until_defined};
 use crate::fence::estafette_fence;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
@@ -20,15 +20,21 @@ pub struct estafette_lease {
 }
 
 /// Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
-/// must come after. For the host (`kDLCPU`, `stream` NULL) that means that this blocks until the memory is ready and free for
-/// the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+/// must come after. The stream waits for work of its own runtime, and this blocks only until that work is issued, and for what
+/// only the host can wait for. For the host (`kDLCPU`, `stream` NULL), and for a NULL stream of any device, this blocks until the
+/// memory is ready and free for the access. The caller owns `*out` and ends the lease by `estafette_lease_release`.
+///
+/// `device` is the memory's own; for pinned and managed memory (`kDLCUDAHost`, `kDLCUDAManaged`) also the CUDA device of the
+/// stream. A stream is a `CUstream` (for CUDA's default streams their handles 1 and 2) or a pointer to a `sycl::queue`; its handle
+/// is used in this call only, but CUDA's legacy stream and SYCL queues are looked at once more when the lease ends. A stream that
+/// is recording a graph gets its waits too.
 ///
 /// `access` is an `estafette_access`; with `ESTAFETTE_ALIAS` nothing is waited for but the tensor's definition.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_FAILED` or `ESTAFETTE_CANCELLED` with the root cause of a failed version;
 /// `ESTAFETTE_CONFLICT` for writing memory that may not be written; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`;
 /// `ESTAFETTE_INVALID` for NULL, an unknown access, a stream for the host, or a device other than the host or the memory's own;
-/// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
+/// `ESTAFETTE_DEVICE` for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
 /// Each pointer is NULL or what its type says.
@@ -46,10 +52,12 @@ pub unsafe extern "C" fn estafette_order_on(
         let out = place(out, "out")?;
         let access: Access = self::access(access)?;
         check_stream(device, stream)?;
-        if device != DLDevice::CPU && tensor.device().is_ok_and(|place| place != device) {
-            return Err(Refusal::invalid(format!("device: the memory is not on {device}")));
+        if !stream.is_null() {
+            until_defined(&tensor, None)?;
         }
-        let lease = tensor.lease_wait(access, None, "a C program")?;
+        // SAFETY: by contract of this function; used in this call.
+        let consumer = unsafe { consumer(&tensor, device, stream) }?;
+        let lease = tensor.lease_wait_for(access, None, "a C program", &consumer)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(Box::into_raw(Box::new(estafette_lease { lease }))) };
         DONE
@@ -79,8 +87,10 @@ pub unsafe extern "C" fn estafette_lease_fence(
     })
 }
 
-/// Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's; NULL means now.
-/// Uses that conflict, and the memory's deleter, wait for it. NULL `lease` is legal and does nothing.
+/// Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
+/// now; of a lease that was taken for a stream, when what was enqueued there by now is done, which of a stream whose handle may
+/// not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
+/// `lease` is legal and does nothing.
 ///
 /// Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) the caller still holds the lease. In a forked
 /// child the lease is leaked, and `ESTAFETTE_FORKED` returned. May be called by any thread.
@@ -97,7 +107,7 @@ pub unsafe extern "C" fn estafette_lease_release(
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(done) => Some(unsafe { promise::import(done, &[]) }?),
+            Some(done) => Some(unsafe { self::given(lease.as_ptr(), "lease")?.lease.import_fence(done) }?),
         };
         // SAFETY: made by `estafette_order_on`, and the caller's to give up.
         let estafette_lease { lease } = *unsafe { Box::from_raw(lease.as_ptr()) };

@@ -6,8 +6,7 @@
 
 use std::sync::Arc;
 
-use estafette::devices::Queue;
-use estafette::devices::sycl::SyclQueue;
+use estafette::devices::{DeviceError, Fence, Frontier, Order, Queue};
 use estafette::{BodyResult, Completion, Produced, Scope, Tensor, journal};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -21,9 +20,10 @@ use pyo3::types::PyTuple;
 use crate::error::{Raised, finalizing, raise};
 use crate::fastcall;
 use crate::gate;
-use crate::import::{self, IMPORTED, Wanted};
+use crate::import::{self, IMPORTED, Taken, Wanted};
 use crate::peers;
 use crate::running_loop;
+use crate::stream;
 use crate::tensor::PyTensor;
 
 /// A function of `estafette/_body.py`.
@@ -42,6 +42,36 @@ pub enum Use {
     Produced,
 }
 
+/// The queue that a function enqueues on.
+pub struct On {
+    pub queue: Arc<dyn Queue>,
+    /// Who keeps it alive, if it is somebody else's: until the end of the operation is marked there.
+    owner: Option<Py<PyAny>>,
+}
+
+impl On {
+    /// A queue of ours.
+    pub fn ours(queue: Arc<dyn Queue>) -> Arc<Self> {
+        Arc::new(Self { queue, owner: None })
+    }
+
+    /// A queue of somebody else's, which `owner` keeps alive.
+    pub fn theirs(queue: Arc<dyn Queue>, owner: &Bound<'_, PyAny>) -> Arc<Self> {
+        Arc::new(Self { queue, owner: Some(owner.clone().unbind()) })
+    }
+}
+
+impl Drop for On {
+    fn drop(&mut self) {
+        let mut owner = self.owner.take();
+        if owner.is_some() {
+            // With the gate closed it is left to the interpreter that is going away.
+            gate::attach(|_| drop(owner.take()));
+            std::mem::forget(owner);
+        }
+    }
+}
+
 /// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
 /// Python objects with the Python lock: they may hold leases that somebody waits for.
 pub struct Body {
@@ -57,8 +87,8 @@ struct Parts {
     /// For `async def` functions, the submitter's event loop.
     event_loop: Option<Py<PyAny>>,
     result: Use,
-    /// The queue that the function enqueues on: what is there when it returns is a part of the operation.
-    queue: Option<Arc<SyclQueue>>,
+    /// Where the function enqueues: what is there when it returns is a part of the operation.
+    on: Option<Arc<On>>,
 }
 
 impl Body {
@@ -91,17 +121,25 @@ impl Body {
             context: copy_context(py)?,
             event_loop,
             result,
-            queue: None,
+            on: None,
         };
         Ok(Self { parts: Some(parts) })
     }
 
-    /// Makes what the function enqueues on `queue` a part of the operation.
-    pub fn on(mut self, queue: Option<Arc<SyclQueue>>) -> Self {
+    /// Makes what the function enqueues there a part of the operation.
+    ///
+    /// # Errors
+    /// `TypeError` for an `async def` function on a CUDA stream: the thread of its event loop runs other tasks meanwhile, and
+    /// has one current stream.
+    pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
         if let Some(parts) = &mut self.parts {
-            parts.queue = queue;
+            let cuda = on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
+            if cuda && parts.event_loop.is_some() {
+                return Err(PyTypeError::new_err("an `async def` function cannot run on a CUDA stream"));
+            }
+            parts.on = on;
         }
-        self
+        Ok(self)
     }
 
     /// A second body for another attempt to submit.
@@ -113,7 +151,7 @@ impl Body {
             context: parts.context.clone_ref(py),
             event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
             result: parts.result,
-            queue: parts.queue.clone(),
+            on: parts.on.clone(),
         });
         Self { parts }
     }
@@ -129,7 +167,7 @@ impl Body {
         // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
         // body are gone, unless somebody kept them.
         let scope = completion.scope().clone();
-        let completion = Pending::new(completion, parts.result, parts.queue.clone());
+        let completion = Pending::new(completion, parts.result, parts.on.clone());
         journal::body_wants_lock(scope.id());
         let outcome = gate::attach(|py| {
             journal::body_has_lock(scope.id());
@@ -156,16 +194,16 @@ impl Drop for Body {
 
 impl Parts {
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
-    fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Produced>>> {
+    fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
         let asynchronous = self.event_loop.is_some();
-        let result = self.result;
+        let (result, on_device) = (self.result, self.on.is_some());
         if journal::is_open() {
             self.note_library(py, &scope);
         }
         let outcome = if asynchronous {
             self.send_off(py, scope, completion)
         } else {
-            self.run(py, scope).and_then(|value| take_result(&value, result))
+            self.run(py, scope).and_then(|value| take_late(&value, result, on_device))
         };
         match outcome {
             Ok(_) if asynchronous => None,
@@ -188,8 +226,19 @@ impl Parts {
         static COROUTINE_TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let _running = Running::note(py)?;
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let arguments = (helper(py, "run")?, scope, self.function, self.using, self.tensors);
-        let value = self.context.bind(py).call_method1(intern!(py, "run"), arguments)?;
+        let cuda = self.on.as_ref().filter(|on| stream::is_cuda(on.queue.device()));
+        let value = match cuda {
+            Some(on) => {
+                let place = (on.queue.native(), on.queue.device().device_id);
+                let run = helper(py, "run_on_cuda")?;
+                let arguments = (run, scope, self.function, self.using, self.tensors, place);
+                self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
+            }
+            None => {
+                let arguments = (helper(py, "run")?, scope, self.function, self.using, self.tensors);
+                self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
+            }
+        };
         if value.is_instance(COROUTINE_TYPE.import(py, "types", "CoroutineType")?)? {
             // An object whose `__call__` is asynchronous cannot be told apart before it is called.
             value.call_method0(intern!(py, "close"))?;
@@ -200,7 +249,7 @@ impl Parts {
         Ok(value)
     }
 
-    fn send_off(self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<Option<Produced>> {
+    fn send_off(self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<Option<Late>> {
         let Some(event_loop) = self.event_loop else { return Ok(None) };
         let scope = Bound::new(py, OperationScope::new(scope))?;
         let done = Bound::new(py, TaskDone { completion, result: self.result })?;
@@ -267,7 +316,7 @@ pub fn run_plain<'py>(
         context: copy_context(py)?,
         event_loop: None,
         result: Use::Ignored,
-        queue: None,
+        on: None,
     };
     parts.run(py, scope.clone())
 }
@@ -289,25 +338,38 @@ pub fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     IS_COROUTINE_FUNCTION.import(py, "inspect", "iscoroutinefunction")?.call1((function,))?.extract()
 }
 
+/// A result, and what has to be done before it is there.
+pub struct Late {
+    produced: Produced,
+    ready: Frontier,
+}
+
 /// What a function has returned, taken over from the library that made it.
 pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
+    Ok(take_late(value, wanted, false)?.map(|late| late.produced))
+}
+
+/// As [`take_result`]; what the result waits for is left to a function's queue, or waited for.
+fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult<Option<Late>> {
     if wanted == Use::Ignored {
         return Ok(None);
     }
     if let Ok(tensor) = value.cast::<PyTensor>() {
-        return Ok(Some(Produced::from(tensor.get().tensor(value.py())?.clone())));
+        let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
+        return Ok(Some(Late { produced, ready: Frontier::default() }));
     }
-    let (managed, immutable) = import::take(value, &Wanted::default())?;
-    let ready = import::ready(value, managed.device())?;
-    if !ready.is_empty() {
+    let Taken { managed, immutable, mut ready } = import::take(value, &Wanted::default())?;
+    if !ready.is_empty() && !on_device {
         // A result is there when it is handed on.
+        let waiting = std::mem::take(&mut ready);
         gate::detach(value.py(), || {
-            ready.into_iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
+            waiting.into_iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
         })
         .map_err(|error| raise(value.py(), "DeviceError", error.to_string()))?;
     }
     IMPORTED.fetch_add(1, Ordering::Relaxed);
-    Ok(Some(if immutable { Produced::immutable(managed) } else { Produced::from(managed) }))
+    let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
+    Ok(Some(Late { produced, ready }))
 }
 
 /// The duty to complete, shared by those of whom one will.
@@ -315,39 +377,48 @@ pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Pro
 struct Pending {
     completion: Arc<Mutex<Option<Completion>>>,
     result: Use,
-    queue: Option<Arc<SyclQueue>>,
+    on: Option<Arc<On>>,
 }
 
 impl Pending {
-    fn new(completion: Completion, result: Use, queue: Option<Arc<SyclQueue>>) -> Self {
-        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue }
+    fn new(completion: Completion, result: Use, on: Option<Arc<On>>) -> Self {
+        Self { completion: Arc::new(Mutex::new(Some(completion))), result, on }
     }
 
-    /// Ends an operation that may have left work on a queue.
-    fn end_on(completion: Completion, queue: &SyclQueue, outcome: BodyResult<()>) {
-        match (queue.record(), outcome) {
-            (Ok(fence), Ok(())) => completion.complete_after(&fence),
-            // Nobody may use the operands before what was enqueued is done; the error is the function's all the same.
-            (Ok(fence), Err(error)) => {
-                let _ = fence.wait_timeout(None);
-                completion.complete(Err(error));
+    /// The fence of what a function has left on its queue, which its result is behind.
+    fn left_on(queue: &dyn Queue, late: Option<&Late>) -> Result<Fence, DeviceError> {
+        for fence in late.iter().flat_map(|late| &late.ready) {
+            if queue.order_after(fence)? == Order::Host {
+                fence.wait_timeout(None).unwrap_or(Ok(()))?;
             }
-            (Err(error), Ok(())) => completion.complete(Err(error.into())),
-            (Err(_), Err(error)) => completion.complete(Err(error)),
         }
+        queue.record()
     }
 
-    fn end(&self, outcome: BodyResult<Option<Produced>>) {
+    fn end(&self, outcome: BodyResult<Option<Late>>) {
         let taken = self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let Some(completion) = taken else { return };
-        match (self.result, outcome) {
-            (Use::Ignored, outcome) => match &self.queue {
-                Some(queue) => Self::end_on(completion, queue, outcome.map(drop)),
-                None => completion.complete(outcome.map(drop)),
-            },
-            (Use::Produced, Ok(Some(produced))) => completion.produce(Ok(produced)),
-            (Use::Produced, Ok(None)) => completion.produce(Err("the function gave no result".into())),
-            (Use::Produced, Err(error)) => completion.produce(Err(error)),
+        let fence = self
+            .on
+            .as_ref()
+            .map(|on| Self::left_on(&*on.queue, outcome.as_ref().ok().and_then(|late| late.as_ref())));
+        let (fence, outcome) = match fence {
+            None => (None, outcome),
+            Some(Ok(fence)) => (Some(fence), outcome),
+            // What it has left runs on, and nobody will know when it ends.
+            Some(Err(error)) => (Some(estafette::lost(error.clone())), outcome.and(Err(error.into()))),
+        };
+        match (self.result, outcome, &fence) {
+            (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),
+            // Nobody may use the operands before what was enqueued is done, even if the function then failed.
+            (Use::Ignored, outcome, Some(fence)) => completion.complete_after_with(fence, outcome.map(drop)),
+            (Use::Produced, Ok(Some(late)), None) => completion.produce(Ok(late.produced)),
+            (Use::Produced, Ok(Some(late)), Some(fence)) => {
+                completion.produce_after(fence, Ok(late.produced))
+            }
+            (Use::Produced, Ok(None), _) => completion.produce(Err("the function gave no result".into())),
+            (Use::Produced, Err(error), None) => completion.produce(Err(error)),
+            (Use::Produced, Err(error), Some(fence)) => completion.produce_after(fence, Err(error)),
         }
     }
 }
@@ -408,8 +479,9 @@ struct TaskDone {
 impl TaskDone {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
         let py = task.py();
-        let outcome =
-            task.call_method0(intern!(py, "result")).and_then(|value| take_result(&value, self.result));
+        let outcome = task
+            .call_method0(intern!(py, "result"))
+            .and_then(|value| take_late(&value, self.result, self.completion.on.is_some()));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         gate::detach(py, || self.completion.end(outcome));
     }

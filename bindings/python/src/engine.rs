@@ -20,7 +20,7 @@ use crate::copy::copied;
 use crate::error::{OrRaise, raise};
 use crate::export::{EXPORTED, poll_once, until_defined};
 use crate::handle::{EngineHandle, Shared};
-use crate::import::{self, IMPORTED, Wanted, parse_device};
+use crate::import::{self, IMPORTED, Taken, Wanted, parse_device};
 use crate::operation::PyOperation;
 use crate::operators::PyOperators;
 use crate::order::{self, Operands, Order, ResultOptions, parse_like, tensors_of};
@@ -29,7 +29,7 @@ use crate::report;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape, seconds};
 use crate::variable::PyVariable;
 use crate::{
-    call_sites, future, gate, interrupt, mxnet, peers, promise, running_loop, sycl, thread_state, watch,
+    call_sites, future, gate, interrupt, mxnet, peers, promise, running_loop, stream, thread_state, watch,
 };
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
@@ -243,9 +243,8 @@ impl PyEngine {
             };
             return Bound::new(py, self.wrap(tensor));
         }
-        let (managed, immutable) = import::take(x, &wanted)?;
+        let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
-        let ready = import::ready(x, managed.device())?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned.
         let tensor = unsafe { engine.import_ordered(managed, ready, immutable) }.or_raise(py)?;
@@ -327,6 +326,7 @@ impl PyEngine {
             alias_of: tensors_of(alias_of)?,
             like: like.map(parse_like).transpose()?,
             copy,
+            queue: None,
             own: OnceLock::new(),
         };
         let slot = future::Slot::default();
@@ -369,6 +369,7 @@ impl PyEngine {
             alias_of: Vec::new(),
             like: None,
             copy: None,
+            queue: None,
             own: OnceLock::new(),
         };
         let slot = future::Slot::default();
@@ -411,7 +412,7 @@ impl PyEngine {
         let tensor = match device.map(parse_device).transpose()? {
             None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
             Some(device) => {
-                sycl::resolve(py, device)?;
+                stream::device_of(py, device)?;
                 engine.empty_on(device, &shape, dtype)
             }
         };

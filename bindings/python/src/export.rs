@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use estafette::devices::{DLDevice, DeviceType};
 use estafette::exchange::{Abi, ManagedTensor};
-use estafette::{Access, Error, ExportOptions, Lease, Tensor};
+use estafette::{Access, Consumer, Error, ExportOptions, Lease, Tensor};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
@@ -17,7 +17,7 @@ use crate::copy::copied_now;
 use crate::error::{OrRaise, raise, to_py};
 use crate::handle::EngineHandle;
 use crate::unordered::{self, Reason};
-use crate::{capsule, gate, running_loop, site, sycl};
+use crate::{capsule, gate, running_loop, site, stream};
 
 /// Tensors handed out by this process.
 pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
@@ -52,7 +52,7 @@ impl Request<'_, '_> {
         }
         let known = match wanted {
             DLDevice::CPU => true,
-            wanted => sycl::resolve(py, wanted)?.is_some(),
+            wanted => stream::device_of(py, wanted)?.is_some(),
         };
         Ok((known && can_go_to_host(device)).then_some(wanted))
     }
@@ -62,26 +62,17 @@ impl Request<'_, '_> {
         if versioned { Abi::Versioned } else { Abi::Legacy }
     }
 
-    /// What it comes to for memory on `device`.
+    /// What it comes to for memory of `tensor` on `device`.
     ///
     /// # Errors
-    /// `ValueError` for a stream, which host memory has none of; `BufferError` for another device.
-    fn options(&self, py: Python<'_>, access: Access, device: DLDevice) -> PyResult<ExportOptions> {
-        if let Some(stream) = self.stream {
-            // PyTorch's consumers say -1, "do not synchronize"; waiting all the same does no harm.
-            let harmless = stream.extract::<i64>().is_ok_and(|stream| stream == -1);
-            // A SYCL queue is one of the tensor's context, or refused. The lease is granted when the data is there, so whatever
-            // is enqueued there next comes after it.
-            let is_queue =
-                device.device_type == DeviceType::ONE_API && sycl::queue_on(stream, Some(device))?.is_some();
-            if !harmless && !is_queue {
-                return Err(PyValueError::new_err(format!(
-                    "stream must be None{} for memory on {device}, not {}",
-                    if device.device_type == DeviceType::ONE_API { " or a SYCL queue" } else { "" },
-                    stream.repr()?
-                )));
-            }
-        }
+    /// As [`stream::consumer`]; `BufferError` for another device.
+    fn options(
+        &self,
+        py: Python<'_>,
+        tensor: &Tensor,
+        access: Access,
+        device: DLDevice,
+    ) -> PyResult<ExportOptions> {
         if let Some((kind, id)) = self.dl_device {
             let wanted = DLDevice::new(DeviceType(kind), id);
             if wanted != device {
@@ -95,6 +86,7 @@ impl Request<'_, '_> {
             abi: self.abi(),
             copy: self.copy == Some(true),
             copy_to: home_of_copies(device),
+            consumer: stream::consumer(tensor, device, self.stream, py)?,
             ..ExportOptions::new(access)
         })
     }
@@ -108,12 +100,13 @@ pub fn host_can_read(device: DLDevice) -> bool {
 
 /// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
 pub fn home_of_copies(device: DLDevice) -> DLDevice {
-    if device.device_type == DeviceType::ONE_API { device } else { DLDevice::CPU }
+    let own = [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type);
+    if own { device } else { DLDevice::CPU }
 }
 
 /// Devices whose memory comes to the host by a copy at least.
 pub fn can_go_to_host(device: DLDevice) -> bool {
-    host_can_read(device) || device.device_type == DeviceType::ONE_API
+    host_can_read(device) || [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type)
 }
 
 /// What the tensor is exported from.
@@ -159,11 +152,17 @@ pub fn export_from<'py>(
             until_defined(py, tensor)?;
             let device = tensor.device().or_raise(py)?;
             let Some(to) = request.copied_to(py, device)? else { return export(py, from, request) };
-            // Refused first, so that nothing is copied in vain.
-            request.options(py, Access::Alias, to)?;
+            if to == DLDevice::CPU && request.stream.is_some() {
+                // Refused first, so that nothing is copied in vain. The copy is there when this returns.
+                stream::consumer(tensor, to, request.stream, py)?;
+            }
             match copied_now(py, engine, tensor, to)? {
                 Some(copy) => {
-                    let options = ExportOptions { abi: request.abi(), ..ExportOptions::new(Access::Alias) };
+                    let options = ExportOptions {
+                        abi: request.abi(),
+                        consumer: stream::consumer(&copy, to, request.stream, py)?,
+                        ..ExportOptions::new(Access::Alias)
+                    };
                     let managed = copy.export_as_copy(&options).or_raise(py)?;
                     count();
                     capsule::wrap(py, managed)
@@ -201,7 +200,7 @@ pub fn export_managed<'py>(
         until_defined(py, tensor)?;
     }
     let device = tensor.device().or_raise(py)?;
-    let mut options = request.options(py, access, device)?;
+    let mut options = request.options(py, tensor, access, device)?;
     let caller = site::caller(py);
     let immutable = caller.library.is_some_and(|library| library.immutable);
     if options.abi == Abi::Legacy && !options.copy && !immutable {
@@ -258,7 +257,7 @@ fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
 /// As [`export`].
 #[inline(always)]
 pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
-    if body::current_scope(py)?.is_some() {
+    if body::current_scope(py)?.is_some() || tensor.device().is_ok_and(stream::has_default_stream) {
         return Ok(None);
     }
     let managed = tensor.export_at_once(|| site::caller(py).place).or_raise(py)?;
@@ -270,9 +269,12 @@ pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor
 
 fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
     // A tensor that is ready for reading is exported without letting go of the Python lock, which may take milliseconds
-    // to get back; a copy takes its time and is made without it.
+    // to get back; a copy takes its time and is made without it. A consumer's queue waits itself for what was issued.
+    let ordered = !matches!(options.consumer, Consumer::Host);
     let quick = !options.copy
-        && (options.access == Access::Alias || options.access == Access::Read && tensor.is_ready());
+        && (ordered
+            || options.access == Access::Alias
+            || options.access == Access::Read && tensor.is_ready());
     if quick || running_loop::get(py)?.is_some() {
         match poll_once(tensor.export_with(options.clone())) {
             Some(outcome) => return outcome.or_raise(py),

@@ -1,5 +1,6 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
+use estafette::Acquisition;
 use estafette::devices::{DLDevice, DeviceType, Frontier};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
@@ -9,12 +10,12 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
-use crate::error::raise;
+use crate::error::{OrRaise, raise};
 use crate::export::host_can_read;
 use crate::peer_table::PeerTable;
 use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::unordered::{self, Reason};
-use crate::{capsule, export, fastcall, sycl, usm_array};
+use crate::{capsule, cuda_array, export, fastcall, stream, sycl, usm_array};
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -49,28 +50,43 @@ impl Wanted {
     }
 }
 
-/// Takes over the tensor behind a DLPack object or a raw capsule; also says whether nobody may write it although its
-/// struct does not say so.
+/// A tensor that was taken from another library.
+pub struct Taken {
+    pub managed: ManagedTensor,
+    /// Nobody may write it although its struct does not say so.
+    pub immutable: bool,
+    /// When it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
+    pub ready: Frontier,
+}
+
+/// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
 ///
 /// # Errors
 /// `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy
 /// that was not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
-pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<(ManagedTensor, bool)> {
+pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let py = object.py();
     if let Ok(raw) = object.cast::<PyCapsule>() {
         // Nobody says whose it is, so NumPy's rule holds: a legacy struct gives no consent to write.
         let managed = capsule::consume(raw)?;
         let immutable = managed.version().is_none();
         check(py, &managed, wanted)?;
-        if managed.device() != DLDevice::CPU {
-            unordered::note(py, true, Reason::RawCapsule, managed.device().to_string());
+        let device = managed.device();
+        let mut ready = Frontier::default();
+        if device != DLDevice::CPU {
+            unordered::note(py, true, Reason::RawCapsule, device.to_string());
+            if stream::is_cuda(device) {
+                // In want of better, as if it had been made for that stream.
+                ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
+            }
         }
-        return Ok((managed, immutable));
+        return Ok(Taken { managed, immutable, ready });
     }
     let known = peers::of(object);
     let peer = known.peer();
-    let mut managed = match known.table {
+    let (mut managed, ready) = match known.table {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
+        _ if cuda_array::is_all_there_is(object)? => cuda_array::take(object)?,
         _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
         _ => through_protocol(object, peer, wanted)?,
     };
@@ -78,16 +94,20 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<(ManagedTens
     check(py, &managed, wanted)?;
     let device = managed.device();
     if device != DLDevice::CPU {
-        note_device(py, device, peer);
+        note_device(py, device, peer, !ready.is_empty());
     } else if peer.prompt_deleter {
         managed = managed.with_prompt_deleter();
     }
-    Ok((managed, immutable))
+    Ok(Taken { managed, immutable, ready })
 }
 
 /// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to
 /// wait for, and of other devices the table would have to say which stream the producer works on.
-fn through_table(object: &Bound<'_, PyAny>, table: PeerTable, peer: &Peer) -> PyResult<ManagedTensor> {
+fn through_table(
+    object: &Bound<'_, PyAny>,
+    table: PeerTable,
+    peer: &Peer,
+) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
     if let Err(refusal) = peers::refuse_unsaid(object, peer) {
         // Its `__dlpack__` says it in the library's own words, if it looks.
@@ -105,27 +125,41 @@ fn through_table(object: &Bound<'_, PyAny>, table: PeerTable, peer: &Peer) -> Py
     };
     let device = managed.device();
     if device == DLDevice::CPU || !reachable(py, device)? {
-        return Ok(managed);
+        return Ok((managed, Frontier::default()));
     }
-    // Pinned and managed memory: ordered only if the producer says on which stream, and even then by nobody but a device.
     let stream = table.current_stream(py, device)?;
     if stream.is_null() && peer.null_stream == NullStream::Unknown {
         drop(managed);
         return through_protocol(object, peer, &Wanted::default());
     }
-    Ok(managed)
+    if device.device_type == DeviceType::ONE_API {
+        let ready = Frontier::from(sycl::acquire(object, device)?);
+        return Ok((managed, ready));
+    }
+    if !stream::is_cuda(device) {
+        return Ok((managed, Frontier::default()));
+    }
+    // What is enqueued on the producer's stream by now, it may have enqueued for this tensor.
+    let stream = if stream.is_null() { stream::LEGACY } else { stream.expose_provenance() };
+    let ready = stream::fence_of(py, device, stream)?;
+    Ok((managed, Frontier::from_iter(ready)))
 }
 
 /// Takes a tensor through `__dlpack__`.
-fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> PyResult<ManagedTensor> {
+fn through_protocol(
+    object: &Bound<'_, PyAny>,
+    peer: &Peer,
+    wanted: &Wanted,
+) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
     // What a library without devices makes is on the host: no need to ask.
     let device = if peer.stream == Stream::HostOnly { Some(DLDevice::CPU) } else { device_of(object)? };
-    if let Some(device) = device
-        && !reachable(py, wanted.device.unwrap_or(device))?
+    let goal = wanted.device.or(device);
+    if let Some(goal) = goal
+        && !reachable(py, goal)?
     {
         // Said before anything is taken: of a device that is not here, nothing could be given back in order.
-        return Err(not_available(py, wanted.device.unwrap_or(device)));
+        return Err(not_available(py, goal));
     }
     if let (Some(from), Some(to)) = (device, wanted.device)
         && from != to
@@ -136,14 +170,32 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
             return Err(raise(py, "ExchangeError", message));
         }
-        return through_protocol(object, peer, &Wanted { device: None, copy: None });
+        return through_protocol(object, peer, &Wanted::default());
     }
-    let answer = ask(object, device, wanted)?;
+    // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
+    let acquisition = goal.map(|goal| stream::acquisition(py, goal)).transpose()?.flatten();
+    let stream = acquisition.as_ref().map(Acquisition::stream);
+    let (answer, heeded) = ask(object, device, wanted, stream)?;
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
         let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
         PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
     })?;
-    capsule::consume(raw)
+    let managed = capsule::consume(raw)?;
+    let device = managed.device();
+    if device.device_type == DeviceType::ONE_API {
+        let ready = Frontier::from(sycl::acquire(object, device)?);
+        return Ok((managed, ready));
+    }
+    let mut ready = Frontier::default();
+    if let Some(acquisition) = acquisition {
+        // At once: what it stands for is this tensor, and no longer its producer's stream.
+        ready.insert(acquisition.fence().or_raise(py)?);
+        if !heeded || peer.stream == Stream::Ignored {
+            ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
+            unordered::note(py, true, Reason::IgnoredStream, name_of(peer));
+        }
+    }
+    Ok((managed, ready))
 }
 
 /// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know:
@@ -153,22 +205,7 @@ fn through_protocol(object: &Bound<'_, PyAny>, peer: &Peer, wanted: &Wanted) -> 
 /// `BufferError` that says why a device of the device table is not there.
 fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = host_can_read(device) || device.device_type.name().is_none();
-    Ok(known || sycl::resolve(py, device)?.is_some())
-}
-
-/// When the memory behind `object`, which has just been taken, may be read: at once on the host; on devices whose streams are
-/// SYCL queues, when the work that the array's queue had by now is done.
-///
-/// # Errors
-/// `BufferError` for an array that names no queue.
-pub fn ready(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Frontier> {
-    if device.device_type != DeviceType::ONE_API || object.is_instance_of::<PyCapsule>() {
-        return Ok(Frontier::default());
-    }
-    if usm_array::is_all_there_is(object)? {
-        return usm_array::ready(object, device);
-    }
-    sycl::acquire(object, device).map(Frontier::from)
+    Ok(known || stream::device_of(py, device)?.is_some())
 }
 
 fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
@@ -176,17 +213,20 @@ fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
 }
 
 /// Says of memory that a device may be writing what could not be ordered about it.
-fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer) {
-    if device.device_type == DeviceType::ONE_API {
-        // Its queue orders it.
+fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer, ordered: bool) {
+    if ordered {
+        // Its queue or its stream orders it.
         return;
     }
     if device.device_type.name().is_none() {
         unordered::note(py, true, Reason::UnknownDevice, device.to_string());
     } else if peer.omitted != Omitted::HostWait {
-        let library = if peer.root.is_empty() { "a library without a row" } else { peer.root };
-        unordered::note(py, true, Reason::DeviceMemory, format!("{device} from {library}"));
+        unordered::note(py, true, Reason::DeviceMemory, format!("{device} from {}", name_of(peer)));
     }
+}
+
+fn name_of(peer: &Peer) -> &'static str {
+    if peer.root.is_empty() { "a library without a row" } else { peer.root }
 }
 
 /// Where the producer says its data is. Optional in practice: very old producers lack the method.
@@ -201,21 +241,37 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
     Ok(Some(DLDevice::new(DeviceType(kind), id)))
 }
 
-/// Calls `__dlpack__`, leaving out what an older producer does not know. A producer that knows an argument and refuses it
-/// raises something other than `TypeError`.
+/// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
+/// producer that knows an argument and refuses it raises something other than `TypeError`.
 fn ask<'py>(
     object: &Bound<'py, PyAny>,
     device: Option<DLDevice>,
     wanted: &Wanted,
-) -> PyResult<Bound<'py, PyAny>> {
+    stream: Option<usize>,
+) -> PyResult<(Bound<'py, PyAny>, bool)> {
     let py = object.py();
     let name = intern!(py, "__dlpack__");
     let type_error = |error: &PyErr| error.is_instance_of::<PyTypeError>(py);
+    let with_stream = || {
+        let arguments = PyDict::new(py);
+        if let Some(stream) = stream {
+            arguments.set_item(intern!(py, "stream"), stream)?;
+        }
+        PyResult::Ok(arguments)
+    };
+    let least = || {
+        if stream.is_none() {
+            return versioned(object);
+        }
+        let arguments = with_stream()?;
+        arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
+        object.call_method(name, (), Some(&arguments))
+    };
     let moved = wanted.device.filter(|wanted| device != Some(*wanted));
     let mut answer = if moved.is_none() && wanted.copy.is_none() {
-        versioned(object)
+        least()
     } else {
-        let arguments = PyDict::new(py);
+        let arguments = with_stream()?;
         arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
         if let Some(device) = moved {
             arguments.set_item(intern!(py, "dl_device"), (device.device_type.0, device.device_id))?;
@@ -224,14 +280,15 @@ fn ask<'py>(
             arguments.set_item(intern!(py, "copy"), copy)?;
         }
         let answer = object.call_method(name, (), Some(&arguments));
-        if answer.as_ref().is_err_and(type_error) {
-            // Whether the result is what was wanted is checked afterwards; a copy can be made here.
-            versioned(object)
-        } else {
-            answer
-        }
+        // Whether the result is what was wanted is checked afterwards; a copy can be made here.
+        if answer.as_ref().is_err_and(type_error) { least() } else { answer }
     };
+    if stream.is_some() && answer.as_ref().is_err_and(type_error) {
+        answer = object.call_method(name, (), Some(&with_stream()?));
+    }
+    let mut heeded = true;
     if answer.as_ref().is_err_and(type_error) {
+        heeded = false;
         answer = object.call_method0(name);
     }
     match answer {
@@ -239,7 +296,7 @@ fn ask<'py>(
             let kind = object.get_type().fully_qualified_name()?;
             Err(PyTypeError::new_err(format!("{kind} has no `__dlpack__`: it cannot be exchanged")))
         }
-        answer => answer,
+        answer => Ok((answer?, heeded)),
     }
 }
 
@@ -286,10 +343,14 @@ pub fn parse_device(device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
     if let Some(device) = sycl::parse(device.py(), &text)? {
         return Ok(device);
     }
+    let cuda = text.strip_prefix("cuda").map(|number| number.strip_prefix(':').unwrap_or("0"));
+    if let Some(number) = cuda.and_then(|number| number.parse().ok()) {
+        return Ok(DLDevice::new(DeviceType::CUDA, number));
+    }
     match text.as_str() {
         "cpu" | "cpu:0" => Ok(DLDevice::CPU),
         _ => Err(PyValueError::new_err(format!(
-            "device {text}: \"cpu\", \"oneapi:<number>\" and \"sycl:cpu\" are names of devices, and so are DLPack's numbers such as (1, 0)"
+            "device {text}: \"cpu\", \"cuda:<number>\", \"oneapi:<number>\" and \"sycl:cpu\" are names of devices, and so are DLPack's numbers such as (1, 0)"
         ))),
     }
 }

@@ -2,19 +2,18 @@
 
 use std::sync::Arc;
 
-use estafette::devices::DLDevice;
-use estafette::devices::sycl::SyclQueue;
+use estafette::devices::{DLDevice, DeviceType, Queue};
 use estafette::{Engine, OpBuilder, Tensor, Tensors, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::body::{Body, Use};
+use crate::body::{Body, On, Use};
 use crate::import::parse_device;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
 use crate::variable::PyVariable;
-use crate::{sycl, turns};
+use crate::{stream, sycl, turns};
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]
@@ -43,6 +42,8 @@ pub struct Order {
     pub alias_of: Vec<Tensor>,
     pub like: Option<(estafette::DType, Vec<i64>)>,
     pub copy: Option<bool>,
+    /// The queue that the function enqueues on.
+    pub queue: Option<Arc<dyn Queue>>,
     /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
     pub own: OnceLock<Variable>,
 }
@@ -53,13 +54,17 @@ impl Order {
         let read_vars: Vec<&Variable> = read_vars.iter().collect();
         let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
         write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
-        engine
+        let builder = engine
             .op(self.name.clone())
             .reads_slice(reads)
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
             .priority(self.priority)
-            .unhelped()
+            .unhelped();
+        match &self.queue {
+            Some(queue) => builder.on(queue),
+            None => builder,
+        }
     }
 
     pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors, Tensors> {
@@ -91,9 +96,10 @@ pub fn of_submit(
     priority: i32,
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
-    let queue = queue_of(on)?;
+    let on = queue_of(on)?;
+    let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
-    operands.write_vars.extend(queue.iter().map(|queue| turns::on(queue)));
+    operands.write_vars.extend(queue.as_deref().and_then(turns::on));
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
         let Some(list) = list else { continue };
@@ -114,7 +120,7 @@ pub fn of_submit(
             }
         }
     }
-    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(queue);
+    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
     Ok((
         Order {
@@ -124,6 +130,7 @@ pub fn of_submit(
             alias_of: Vec::new(),
             like: None,
             copy: None,
+            queue,
             own: OnceLock::new(),
         },
         body,
@@ -148,19 +155,20 @@ pub fn of_call(
     priority: i32,
 ) -> PyResult<(Order, Body)> {
     let py = function.py();
-    // The result says itself which queue it is from.
-    let queue = queue_of(on)?;
+    let on = queue_of(on)?;
+    let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
-    operands.write_vars.extend(queue.iter().map(|queue| turns::on(queue)));
+    operands.write_vars.extend(queue.as_deref().and_then(turns::on));
     for item in tensors {
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
     }
     let alias_of = tensors_of(result.alias_of)?;
     let like = result.like.map(parse_like).transpose()?;
-    let body = Body::new(function, using, tensors, Use::Produced)?.on(queue);
+    let body = Body::new(function, using, tensors, Use::Produced)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, own: OnceLock::new() }, body))
+    let own = OnceLock::new();
+    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, queue, own }, body))
 }
 
 /// The tensors of a list that may be missing.
@@ -186,23 +194,31 @@ pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i6
 /// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
 ///
 /// # Errors
-/// `ValueError` for what is neither the host, nor a queue, nor a device that has one for everybody.
-fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<SyclQueue>>> {
+/// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let Some(on) = on else { return Ok(None) };
+    if let Some(queue) = stream::queue_of(on)? {
+        return Ok(Some(On::theirs(queue, on)));
+    }
     if let Some(queue) = sycl::queue_on(on, None)? {
-        return Ok(Some(queue));
+        return Ok(Some(On::theirs(queue, on)));
     }
     let device = parse_device(on)?;
     if device == DLDevice::CPU {
         return Ok(None);
     }
-    if let Some(queue) = sycl::cached_queue(on.py(), device)? {
-        return Ok(Some(queue));
+    if device.device_type == DeviceType::ONE_API {
+        // What SYCL's libraries enqueue goes to a queue that they agree on, not to one of ours.
+        let (queue, owner) = sycl::common_queue(on.py(), device)?;
+        return Ok(Some(On::theirs(queue, &owner)));
     }
-    Err(PyValueError::new_err(format!(
-        "on={}: name the queue that the function enqueues on, for example a dpctl.SyclQueue",
-        on.repr()?
-    )))
+    match stream::device_of(on.py(), device)? {
+        Some(device) => Ok(Some(On::ours(device.default_queue()))),
+        None => Err(PyValueError::new_err(format!(
+            "on={}: name a device with queues, or the queue that the function enqueues on: a dpctl.SyclQueue, or a CUDA stream",
+            on.repr()?
+        ))),
+    }
 }
 
 /// What a function calls itself.

@@ -76,21 +76,26 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
     }
 }
 
-/// The queue that dpctl and dpnp use on the device `id` unless they are told otherwise, which dpctl keeps for everybody; `None` for
-/// devices that it keeps none of: those of others, and registered contexts.
+/// The queue that dpctl and dpnp use on the device `id` unless they are told otherwise, which dpctl keeps for everybody, and dpctl's
+/// object of it.
 ///
 /// # Errors
-/// `BufferError` for a number that nobody has registered; `ImportError` without dpctl.
-pub fn cached_queue(py: Python<'_>, id: DLDevice) -> PyResult<Option<Arc<SyclQueue>>> {
-    if resolve(py, id)?.is_none() || id.device_id >= table::FIRST_REGISTERED {
-        return Ok(None);
+/// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that nobody has registered;
+/// `ImportError` without dpctl.
+pub fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
+    resolve(py, id)?;
+    let none = || {
+        let message =
+            format!("on={id}: of a registered context name the queue, for example a dpctl.SyclQueue");
+        PyValueError::new_err(message)
+    };
+    if id.device_id >= table::FIRST_REGISTERED {
+        return Err(none());
     }
-    let dpctl = py.import("dpctl")?;
-    let device = dpctl.call_method0("get_devices")?.get_item(id.device_id)?;
-    // Without an order of its own, as dpctl's own functions ask for it.
+    let device = py.import("dpctl")?.call_method0("get_devices")?.get_item(id.device_id)?;
     let manager = py.import("dpctl._sycl_queue_manager")?;
     let queue = manager.call_method1("get_device_cached_queue", (device,))?;
-    queue_on(&queue, Some(id))
+    Ok((queue_on(&queue, Some(id))?.ok_or_else(none)?, queue))
 }
 
 /// The pointer to the `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.

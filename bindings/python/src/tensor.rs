@@ -22,7 +22,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::{buffer, gate, promise, running_loop, usm_array};
+use crate::{buffer, cuda_array, gate, promise, running_loop, usm_array};
 
 /// A promise of an n-dimensional array.
 ///
@@ -141,6 +141,19 @@ impl PyTensor {
         promise::of_tensor(py, self.tensor(py)?)
     }
 
+    /// The CUDA array interface (version 3), of CUDA memory: other tensors have no such attribute. A view that nobody tracks:
+    /// its user must be done before anything writes the tensor. `t.read()` and `eng.access` give views under a lease.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        cuda_array::describe(py, self.tensor(py)?, None)
+    }
+
+    /// Ends the leases of exports into captures of CUDA graphs, once no such graph will be launched any more; gives their number.
+    fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
+        let tensor = self.tensor(py)?;
+        Ok(gate::detach(py, || tensor.end_captures()))
+    }
+
     /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -248,7 +261,7 @@ impl PyTensor {
     /// the tensor must not be written meanwhile. Missing on memory that is not SYCL's.
     #[getter]
     fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        usm_array::describe(py, self.tensor(py)?, false)
+        usm_array::describe(py, self.tensor(py)?, None)
     }
 
     /// For NumPy, where a buffer will not do: ``np.asarray(t, dtype)``. The array has a read lease, or is a copy.

@@ -9,14 +9,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, Weak};
 
 use estafette::Variable;
+use estafette::devices::Queue;
 use estafette::devices::sycl::SyclQueue;
 use estafette_sync::sync::Mutex;
 
 /// By the identity of the queue, which is that of no other as long as a wrapper of it lives; and those keep the variables.
 static TURNS: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new());
 
-/// The variable of what is behind `queue`. It is kept by the wrapper, and so by the operations under way that have it.
-pub fn on(queue: &SyclQueue) -> Variable {
+/// The variable of what is behind `queue`, if that is a SYCL queue of somebody else's. It is kept by the wrapper, and so by the
+/// operations under way that have it.
+pub fn on(queue: &dyn Queue) -> Option<Variable> {
+    let queue = SyclQueue::from_queue(queue).filter(|queue| queue.is_foreign())?;
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
     let identity = queue.identity();
     let variable = match turns.get(&identity).and_then(Weak::upgrade) {
@@ -31,5 +34,5 @@ pub fn on(queue: &SyclQueue) -> Variable {
     drop(turns);
     let turn = (*variable).clone();
     queue.keep(variable);
-    turn
+    Some(turn)
 }

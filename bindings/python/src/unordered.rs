@@ -24,10 +24,14 @@ pub enum Reason {
     RawCapsule,
     /// Host-readable memory that a device may be writing, from a producer that does not wait for host readers.
     DeviceMemory,
+    /// A consumer on a device said that nobody shall wait, and nobody knows when he is done.
+    NoStream,
+    /// A producer that takes a stream and does nothing about it: its default stream was waited for.
+    IgnoredStream,
+    /// A description of memory that says when it may be used, and not for how long.
+    Untracked,
     /// A consumer got a struct that cannot say that it must not write.
     Unmarked,
-    /// A consumer got an address in an interface by which nobody is told when it is done.
-    Untracked,
 }
 
 impl Reason {
@@ -36,8 +40,10 @@ impl Reason {
             Self::UnknownDevice => "unknown device",
             Self::RawCapsule => "raw capsule of device memory",
             Self::DeviceMemory => "device memory read by the host",
-            Self::Unmarked => "read lease in a struct without flags",
+            Self::NoStream => "no synchronization asked for",
+            Self::IgnoredStream => "producer ignores streams; ordered after its default stream only",
             Self::Untracked => "array interface, whose end of use nobody is told",
+            Self::Unmarked => "read lease in a struct without flags",
         }
     }
 

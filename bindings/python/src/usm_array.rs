@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 use estafette::devices::sycl::SyclDevice;
 use estafette::devices::{DLDevice, Device, DeviceType, Frontier, Queue, table};
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
-use estafette::{DType, Layout, Tensor};
+use estafette::{Access, DType, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
@@ -38,7 +38,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// # Errors
 /// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
 /// it names, or of a context that the device table does not know.
-pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
+pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
     let interface = object.getattr(intern!(py, NAME))?;
     let interface = interface
@@ -56,6 +56,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let dtype = dtype_of(&needed("typestr")?.extract::<String>()?)?;
     let named = needed("syclobj")?;
     let (id, device) = device_of(&named)?;
+    let ready = ready_at(&named, id)?;
     let strides: Option<Vec<i64>> = entry("strides")?.map(|strides| strides.extract()).transpose()?;
     let layout = match strides {
         None => Layout::contiguous(dtype, id, &shape),
@@ -83,22 +84,16 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     };
     let flags = ExportFlags { read_only, is_copied: false };
     // SAFETY: the object vouches for its memory as long as it lives, and it is kept until the deleter is called.
-    Ok(unsafe { export(&layout, data.cast(), flags, Abi::Versioned, let_go) })
+    Ok((unsafe { export(&layout, data.cast(), flags, Abi::Versioned, let_go) }, ready))
 }
 
-/// When memory that was [taken](take) may be read: when what its queue had by now is done. Of one that names no queue, its maker
-/// vouches for it.
-///
-/// # Errors
-/// As [`take`].
-pub fn ready(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Frontier> {
-    let py = object.py();
-    let named = object.getattr(intern!(py, NAME))?.get_item("syclobj")?;
+/// When the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
+fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Frontier> {
     if named.is_instance_of::<PyString>() {
         return Ok(Frontier::default());
     }
-    let Some(queue) = sycl::queue_on(&named, Some(device))? else { return Ok(Frontier::default()) };
-    let fence = queue.record().map_err(|error| raise(py, "ExchangeError", error.to_string()))?;
+    let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(Frontier::default()) };
+    let fence = queue.record().map_err(|error| raise(named.py(), "ExchangeError", error.to_string()))?;
     Ok(Frontier::from(fence))
 }
 
@@ -166,13 +161,19 @@ fn typestr_of(dtype: DType) -> Option<String> {
     whole.then(|| format!("{}{letter}{}", if dtype.bits == 8 { '|' } else { '<' }, dtype.bits / 8))
 }
 
-/// The dictionary of `tensor`, whose data is there.
+/// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
 ///
 /// # Errors
 /// `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
 /// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
-pub fn describe<'py>(py: Python<'py>, tensor: &Tensor, writable: bool) -> PyResult<Bound<'py, PyDict>> {
-    until_defined(py, tensor)?;
+pub fn describe<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    leased: Option<Access>,
+) -> PyResult<Bound<'py, PyDict>> {
+    if leased.is_none() {
+        until_defined(py, tensor)?;
+    }
     let place = tensor.device().or_raise(py)?;
     let lacks = |why: String| PyAttributeError::new_err(format!("no `{NAME}`: {why}"));
     if place.device_type != DeviceType::ONE_API {
@@ -196,11 +197,13 @@ pub fn describe<'py>(py: Python<'py>, tensor: &Tensor, writable: bool) -> PyResu
         )
     }?;
     let context = dpctl.call_method1("SyclContext", (capsule,))?;
-    if !tensor.is_ready() && running_loop::get(py)?.is_some() {
-        return Err(would_block(py, "the tensor"));
+    if leased.is_none() {
+        if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the tensor"));
+        }
+        gate::detach(py, || tensor.wait()).or_raise(py)?;
+        unordered::note(py, false, Reason::Untracked, place.to_string());
     }
-    gate::detach(py, || tensor.wait()).or_raise(py)?;
-    unordered::note(py, false, Reason::Untracked, place.to_string());
     let layout = tensor.layout().or_raise(py)?;
     let dictionary = PyDict::new(py);
     dictionary.set_item("version", VERSION)?;
@@ -209,7 +212,7 @@ pub fn describe<'py>(py: Python<'py>, tensor: &Tensor, writable: bool) -> PyResu
     dictionary.set_item("strides", PyTuple::new(py, layout.strides())?)?;
     dictionary.set_item("offset", 0)?;
     let address = tensor.data_ptr().or_raise(py)?.expose_provenance();
-    dictionary.set_item("data", (address, !writable))?;
+    dictionary.set_item("data", (address, leased != Some(Access::Write)))?;
     dictionary.set_item("syclobj", context)?;
     Ok(dictionary)
 }

@@ -86,6 +86,17 @@ impl<'a> Bench<'a> {
         self.harness.break_queue(queue)
     }
 
+    /// As [`assert_filled`](Self::assert_filled), after a queue was broken: where nothing can be read any more, nothing is.
+    pub(super) fn assert_untouched(&self, memory: &Allocation) {
+        if !self.breaks_the_device() {
+            self.assert_filled(memory, 0);
+        }
+    }
+
+    pub(super) fn breaks_the_device(&self) -> bool {
+        self.harness.breaks_the_device()
+    }
+
     pub(super) fn advance(&self) {
         self.harness.advance();
     }

@@ -30,7 +30,7 @@ fn one_root_error(bench: &Bench<'_>) -> Result<(), Skip> {
         let waited = fence.wait_timeout(None).expect("no timeout");
         assert!(waited.is_err_and(|error| error.same_root(&root)));
     }
-    bench.assert_filled(&memory, 0);
+    bench.assert_untouched(&memory);
     Ok(())
 }
 
@@ -80,7 +80,7 @@ fn waiting_queue(bench: &Bench<'_>) -> Result<(), Skip> {
     let root = bench.settle(&fence).expect_err("its work failed");
     let outcome = bench.settle(&dependent);
     assert!(outcome.is_err_and(|error| error.same_root(&root)), "it can never run as ordered");
-    bench.assert_filled(&memory, 0);
+    bench.assert_untouched(&memory);
     Ok(())
 }
 
@@ -95,7 +95,10 @@ fn callbacks_get_the_error(bench: &Bench<'_>) -> Result<(), Skip> {
     });
     release_broken();
     assert!(bench.settle(&fences[0]).is_err());
-    assert!(telling.try_recv().is_err(), "all of them settle first");
+    // A queue that broke with the other has settled as well.
+    if !bench.breaks_the_device() {
+        assert!(telling.try_recv().is_err(), "all of them settle first");
+    }
     release_fine();
     let error = bench.until(|| telling.try_recv().ok()).expect_err("one of them failed");
     assert_ne!(error.kind(), DeviceErrorKind::Cancelled);

@@ -55,6 +55,12 @@ pub trait Harness {
     /// The device cannot do that, and why.
     fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip>;
 
+    /// Whether what [`Harness::break_queue`] breaks is the whole device, all of its queues and memory: then nothing of it can
+    /// be looked at afterwards. [`Harness::device`] gives another one next time.
+    fn breaks_the_device(&self) -> bool {
+        false
+    }
+
     /// Lets the device make progress, where it does not by itself. Does not wait for anything.
     fn advance(&self) {}
 }

@@ -92,6 +92,7 @@ driver! {
         event_destroy = cuEventDestroy_v2(CUevent);
         event_record = cuEventRecord(CUevent, CUstream);
         event_query = cuEventQuery(CUevent);
+        event_elapsed = cuEventElapsedTime(*mut f32, CUevent, CUevent);
         memory_allocate = cuMemAlloc_v2(*mut CUdeviceptr, usize);
         memory_free = cuMemFree_v2(CUdeviceptr);
         host_allocate = cuMemHostAlloc(*mut *mut c_void, usize, c_uint);

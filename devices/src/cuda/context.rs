@@ -13,9 +13,10 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind};
 use super::api::{Api, Code};
 use super::counters::Counters;
 use super::errors;
-use super::events::Events;
+use super::events::{Events, Purpose};
 use super::handle::Handle;
 use super::stream::Stream;
+use super::timing::DeviceClock;
 use super::words::Words;
 
 /// The primary context of one device, shared with every other library of the process. It is retained for as long as the process
@@ -25,7 +26,10 @@ pub(super) struct Context {
     pub(super) id: DLDevice,
     pub(super) raw: Handle<CUcontext>,
     pub(super) counters: Counters,
-    pub(super) events: Events,
+    marks: Events,
+    timers: Events,
+    /// How the device's clock relates to the host's.
+    pub(super) clock: DeviceClock,
     /// Where streams count, if the device can write there; else events are queried.
     pub(super) words: Option<Words>,
     /// Set after `fault` was.
@@ -47,12 +51,21 @@ impl Context {
             id,
             raw,
             counters: Counters::default(),
-            events: Events::default(),
+            marks: Events::default(),
+            timers: Events::default(),
+            clock: DeviceClock::default(),
             words,
             faulted: AtomicBool::new(false),
             fault: OnceLock::new(),
             streams: Mutex::default(),
         })
+    }
+
+    pub(super) fn events(&self, purpose: Purpose) -> &Events {
+        match purpose {
+            Purpose::Order => &self.marks,
+            Purpose::Time => &self.timers,
+        }
     }
 
     /// Makes this the thread's current context, until the guard goes.

@@ -20,10 +20,24 @@ use super::handle::Handle;
 
 /// Free events that are kept. More at once means a burst; what it needed beyond is destroyed.
 const FREE_MAX: usize = 1_024;
-/// `CU_EVENT_DISABLE_TIMING`: without time stamps, records and waits are cheapest.
-const DISABLE_TIMING: u32 = 2;
 
-/// The events of a context.
+/// What the events of a pool are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To be waited for: without time stamps, records and waits are cheapest.
+    Order,
+    /// To tell when the device got there.
+    Time,
+}
+
+impl Purpose {
+    /// `CU_EVENT_DISABLE_TIMING` and `CU_EVENT_DEFAULT`.
+    fn flags(self) -> u32 {
+        if self == Self::Order { 2 } else { 0 }
+    }
+}
+
+/// Events of a context, all for one purpose.
 #[derive(Default)]
 pub(super) struct Events {
     slots: Mutex<Slots>,
@@ -47,6 +61,7 @@ struct Slot {
 pub(super) struct Event {
     context: Arc<Context>,
     raw: Handle<CUevent>,
+    purpose: Purpose,
     index: usize,
     generation: u64,
     /// It belongs to a graph now, which waits for its last record at every launch.
@@ -58,24 +73,24 @@ impl Event {
     ///
     /// # Errors
     /// The driver gives no more.
-    fn acquire(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
-        let reused = context.events.take();
+    fn acquire(context: &Arc<Context>, purpose: Purpose) -> Result<Arc<Self>, DeviceError> {
+        let reused = context.events(purpose).take();
         let (index, raw, generation) = match reused {
             Some(reused) => reused,
             None => {
                 let mut raw: CUevent = ptr::null_mut();
                 let _entered = context.enter_relaxed()?;
                 // SAFETY: writes one handle, which is ours.
-                let code = unsafe { (context.api.event_create)(&raw mut raw, DISABLE_TIMING) };
+                let code = unsafe { (context.api.event_create)(&raw mut raw, purpose.flags()) };
                 context.check(code, "cannot make an event")?;
                 context.counters.events_created.one();
                 let raw = Handle::new(raw);
-                let (index, generation) = context.events.put(raw);
+                let (index, generation) = context.events(purpose).put(raw);
                 (index, raw, generation)
             }
         };
         let context = Arc::clone(context);
-        Ok(Arc::new(Self { context, raw, index, generation, given_up: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { context, raw, purpose, index, generation, given_up: AtomicBool::new(false) }))
     }
 
     /// An event of everything enqueued on `stream` so far. Whoever calls is in the context, or the stream is no special one.
@@ -86,7 +101,23 @@ impl Event {
     /// # Safety
     /// `stream` is live, and of the context.
     pub(super) unsafe fn record(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
-        let event = Self::acquire(context)?;
+        // SAFETY: by contract.
+        unsafe { Self::record_for(context, stream, Purpose::Order) }
+    }
+
+    /// As [`record`](Self::record), for a purpose.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    pub(super) unsafe fn record_for(
+        context: &Arc<Context>,
+        stream: CUstream,
+        purpose: Purpose,
+    ) -> Result<Arc<Self>, DeviceError> {
+        let event = Self::acquire(context, purpose)?;
         let _entered = context.enter()?;
         // SAFETY: both are live and of one context.
         let code = unsafe { (context.api.event_record)(event.raw(), stream) };
@@ -101,7 +132,7 @@ impl Event {
     /// The driver refused it.
     pub(super) fn record_context(context: &Arc<Context>) -> Option<Result<Arc<Self>, DeviceError>> {
         let record = context.api.context_record?;
-        let recorded = Self::acquire(context).and_then(|event| {
+        let recorded = Self::acquire(context, Purpose::Order).and_then(|event| {
             let _entered = context.enter_relaxed()?;
             // SAFETY: both are live.
             let code = unsafe { record(context.raw.get(), event.raw()) };
@@ -120,7 +151,7 @@ impl Event {
         let mut raw: CUevent = ptr::null_mut();
         let _entered = context.enter_relaxed()?;
         // SAFETY: writes one handle, which is the caller's.
-        let code = unsafe { (context.api.event_create)(&raw mut raw, DISABLE_TIMING) };
+        let code = unsafe { (context.api.event_create)(&raw mut raw, Purpose::Order.flags()) };
         context.check(code, "cannot make an event")?;
         context.counters.events_created.one();
         Ok(Handle::new(raw))
@@ -174,7 +205,7 @@ impl Drop for Event {
         if is_abandoned() || self.given_up.load(Ordering::Relaxed) {
             return;
         }
-        if self.context.events.give_back(self.index, self.generation) {
+        if self.context.events(self.purpose).give_back(self.index, self.generation) {
             destroy(&self.context, self.raw);
         }
     }

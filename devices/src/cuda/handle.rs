@@ -3,9 +3,9 @@
 pub(super) struct Handle<T>(T);
 
 // SAFETY: handles may be used from every thread; the driver has locks of its own.
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T> Send for Handle<*mut T> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T> Sync for Handle<*mut T> {}
 
 impl<T: Copy> Handle<T> {
     pub(super) fn new(raw: T) -> Self {

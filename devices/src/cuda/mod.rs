@@ -43,6 +43,7 @@ mod queue;
 mod runtime;
 mod single;
 mod stream;
+mod timing;
 mod words;
 
 pub use self::{

@@ -3,22 +3,27 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 
 use cudarc::driver::sys::{CUevent, CUstream};
-use estafette_sync::sync::Mutex;
+use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::source::Timeline;
-use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueClock, QueueId};
+use crate::{
+    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueClock, QueueId, Timing,
+};
 
 use super::context::Context;
 use super::events::Event;
 use super::foreign::{Foreign, recording};
 use super::single::{Captured, Single};
 use super::stream::Stream;
+use super::timing::Stretch;
 
 /// A CUDA stream, ours or somebody else's. Work that is enqueued goes on when it is dropped.
 pub struct CudaQueue {
     context: Arc<Context>,
     id: QueueId,
     kind: Kind,
+    /// Who measures what is enqueued until the next record.
+    timings: Mutex<Vec<Arc<Stretch>>>,
 }
 
 enum Kind {
@@ -42,14 +47,18 @@ enum Behind {
 impl CudaQueue {
     pub(super) fn own(context: &Arc<Context>) -> Result<Arc<Self>, DeviceError> {
         let stream = Stream::new(context)?;
-        Ok(Arc::new(Self { context: Arc::clone(context), id: stream.queue(), kind: Kind::Own(stream) }))
+        Ok(Arc::new(Self::new(context, stream.queue(), Kind::Own(stream))))
     }
 
     pub(super) fn foreign(context: &Arc<Context>, foreign: Foreign) -> Arc<Self> {
         let id = QueueId::next();
         // What this acquisition was made to wait for stays ordered before whatever is enqueued there later.
         let clock = Mutex::new(QueueClock::new(id, false));
-        Arc::new(Self { context: Arc::clone(context), id, kind: Kind::Foreign(foreign, clock) })
+        Arc::new(Self::new(context, id, Kind::Foreign(foreign, clock)))
+    }
+
+    fn new(context: &Arc<Context>, id: QueueId, kind: Kind) -> Self {
+        Self { context: Arc::clone(context), id, kind, timings: Mutex::default() }
     }
 
     /// The CUDA queue behind `queue`, if it is one.
@@ -99,17 +108,49 @@ impl CudaQueue {
         command: impl FnOnce(CUstream) -> i32,
     ) -> Result<(), DeviceError> {
         self.intact()?;
-        let stream = match &self.kind {
-            Kind::Own(stream) => stream.raw(),
-            Kind::Foreign(foreign, _) => {
-                foreign.here()?;
-                foreign.raw()
-            }
-        };
+        let stream = self.here()?;
         let _entered = self.context.enter()?;
         self.context.check(command(stream), what)?;
         self.context.counters.commands.one();
         Ok(())
+    }
+
+    /// The stream, for a call by this thread.
+    fn here(&self) -> Result<CUstream, DeviceError> {
+        match &self.kind {
+            Kind::Own(stream) => Ok(stream.raw()),
+            Kind::Foreign(foreign, _) => {
+                foreign.here()?;
+                Ok(foreign.raw())
+            }
+        }
+    }
+
+    /// Begins to measure; `None` in a recording, which runs when it is launched.
+    fn begin_to_measure(&self) -> Result<Option<Arc<Stretch>>, DeviceError> {
+        if self.is_capturing()? {
+            return Ok(None);
+        }
+        // SAFETY: a live stream of the context.
+        let stretch = unsafe { Stretch::begin(&self.context, self.here()?) }?;
+        self.timings().push(Arc::clone(&stretch));
+        Ok(Some(stretch))
+    }
+
+    /// Ends what is being measured. What cannot be told stays untold.
+    fn end_measuring(&self) {
+        let timings = std::mem::take(&mut *self.timings());
+        for stretch in timings {
+            // SAFETY: a live stream of the context.
+            let ended = self.here().and_then(|stream| unsafe { stretch.end(stream) });
+            if let Err(error) = ended {
+                tracing::debug!(%error, queue = %self.id, "device time is not measured");
+            }
+        }
+    }
+
+    fn timings(&self) -> MutexGuard<'_, Vec<Arc<Stretch>>> {
+        self.timings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -256,8 +297,20 @@ impl Queue for CudaQueue {
         }
     }
 
+    /// Between two events with time stamps, which cost a little: so only while somebody asks.
+    fn time(&self) -> Option<Arc<dyn Timing>> {
+        match self.begin_to_measure() {
+            Ok(stretch) => stretch.map(|stretch| stretch as Arc<dyn Timing>),
+            Err(error) => {
+                tracing::debug!(%error, queue = %self.id, "device time is not measured");
+                None
+            }
+        }
+    }
+
     fn record(&self) -> Result<Fence, DeviceError> {
         self.intact()?;
+        self.end_measuring();
         match &self.kind {
             Kind::Own(stream) => {
                 let mut lane = stream.lane();

@@ -325,10 +325,15 @@ impl Stream {
             return Ok(());
         }
         let newest = lane.sequence;
+        let mark = lane.marks.iter().find(|(number, _)| *number >= sequence).cloned();
+        // It may be done already; nobody had a reason to look.
+        if self.is_over(newest, mark.as_ref())? {
+            return Ok(());
+        }
         // An event that is there is more exact than what would be written now, unless they say the same.
         let same = newest == sequence && lane.waited_at < sequence && self.word.is_some();
-        if let Some((number, _)) = lane.marks.iter().find(|(number, _)| *number >= sequence && !same) {
-            self.asked.store(*number, Ordering::Release);
+        if let Some((number, _)) = mark.filter(|_| !same) {
+            self.asked.store(number, Ordering::Release);
             return Ok(());
         }
         let (Some(word), Some(write)) = (self.word, self.context.api.stream_write) else {
@@ -343,6 +348,29 @@ impl Stream {
         self.context.counters.writes.one();
         self.written.store(newest, Ordering::Release);
         Ok(())
+    }
+
+    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number `newest` covers.
+    fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<Event>)>) -> Result<bool, DeviceError> {
+        let (number, over) = match mark {
+            Some((number, event)) => (*number, event.query()?),
+            None => (newest, self.query()?),
+        };
+        if over {
+            self.reach(number);
+        }
+        Ok(over)
+    }
+
+    /// Asks the driver whether everything enqueued here is done. It is no capture's.
+    fn query(&self) -> Result<bool, DeviceError> {
+        let _entered = self.context.enter_relaxed()?;
+        self.context.counters.queue_queries.one();
+        // SAFETY: a live stream.
+        match unsafe { (self.context.api.stream_query)(self.raw()) } {
+            NOT_READY => Ok(false),
+            code => self.context.check(code, "work on the device failed").map(|()| true),
+        }
     }
 
     /// As [`ask`](Self::ask). Who cannot be answered must not wait for ever, so what refuses it breaks the stream.
@@ -410,17 +438,10 @@ impl Stream {
             return;
         }
         let newest = lane.sequence;
-        let Ok(_entered) = self.context.enter_relaxed() else { return };
-        self.context.counters.queue_queries.one();
-        // SAFETY: a live stream.
-        match unsafe { (self.context.api.stream_query)(self.raw()) } {
-            NOT_READY => {}
-            0 => self.reach(newest),
-            code => {
-                drop(lane);
-                let error = self.context.error(code, "work on the device failed");
-                self.fail(&error);
-            }
+        match self.query() {
+            Ok(false) => {}
+            Ok(true) => self.reach(newest),
+            Err(error) => self.fail(&error),
         }
     }
 }

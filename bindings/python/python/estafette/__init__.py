@@ -77,6 +77,7 @@ from ._reports import (
     UnorderedExchange,
     Waiting,
 )
+from ._streams import Stream, current_stream
 
 if TYPE_CHECKING:
     from ._typing import DeviceLike, SupportsDLPack
@@ -110,6 +111,7 @@ __all__ = [
     "ShutdownError",
     "ShutdownReport",
     "Stats",
+    "Stream",
     "Tensor",
     "UnorderedExchange",
     "Variable",
@@ -119,6 +121,7 @@ __all__ = [
     "WouldBlockError",
     "WouldDeadlockError",
     "__version__",
+    "current_stream",
     "default_engine",
     "devices",
     "from_dlpack",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import traceback
 
+from . import _streams
+
 # Which operation the calling code belongs to. A context variable and not a thread-local: it follows an asynchronous
 # body through its event loop, and `copy_context` carries it wherever the body takes it.
 operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estafette.operation", default=None)
@@ -16,6 +18,13 @@ def run(scope, function, using, tensors):
     if using is None:
         return function(*tensors)
     return function(*[using(tensor) for tensor in tensors])
+
+
+def run_on_cuda(scope, function, using, tensors, place):
+    """As `run`, with the stream of `place`, a handle and the number of its device, as the current one of the libraries."""
+    handle, device = place
+    with _streams.entered(handle, device, using):
+        return run(scope, function, using, tensors)
 
 
 def give(value):

@@ -5,7 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{DLDevice, Device, Fence, FenceState, NativeEvent, Outcome, Reactor, Subscriber};
+use estafette_devices::{
+    DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
+};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -108,10 +110,31 @@ unsafe extern "C" fn wait(context: *mut c_void, timeout_ns: u64) -> i32 {
     })
 }
 
-unsafe extern "C" fn order_on(context: *mut c_void, _device: DLDevice, _stream: *mut c_void) -> i32 {
-    // What is done or failed needs no order. For the rest somebody who knows the stream can use the native event.
+unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *mut c_void) -> i32 {
     // SAFETY: called with the context that stands beside it.
-    unsafe { query(context) }
+    let exported = unsafe { exported(context) };
+    // SAFETY: as above.
+    let known = unsafe { query(context) };
+    // What is done or failed needs no order.
+    let Some(own) = exported.device.as_ref().filter(|own| known == PENDING && own.id() == device) else {
+        return known;
+    };
+    if stream.is_null() {
+        return known;
+    }
+    guarded(known, || {
+        // SAFETY: a stream of that device, says the contract of this function; it is used in this call only.
+        let queue = unsafe { own.foreign_queue(stream.expose_provenance()) };
+        match queue.and_then(|queue| queue.order_after(&exported.fence)) {
+            Ok(Order::Nothing | Order::Device) => OK,
+            Ok(Order::Host) => known,
+            // For the rest somebody who knows the stream can use the native event.
+            Err(error) => {
+                tracing::debug!(%error, "a stream cannot be ordered after a fence of ours");
+                known
+            }
+        }
+    })
 }
 
 /// A callback of somebody else, which is called once or taken back.

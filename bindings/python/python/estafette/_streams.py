@@ -1,0 +1,131 @@
+"""How libraries are told which CUDA stream a function's work goes to.
+
+What is known of them is data: a row per library, with its source. None of them is ever imported here: a library that the program
+has not imported has no current stream to set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Stream:
+    """A CUDA stream as others understand it: it has ``__cuda_stream__``. Good for as long as the operation runs.
+
+    device_index: the number of its device.
+    """
+
+    __slots__ = ("_handle", "device_index")
+
+    def __init__(self, handle: int, device_index: int) -> None:
+        self._handle = handle
+        self.device_index = device_index
+
+    @property
+    def handle(self) -> int:
+        """The native handle, a ``cudaStream_t`` as a number."""
+        return self._handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._handle)
+
+    def __repr__(self) -> str:
+        return f"<estafette.Stream {self._handle:#x} of cuda:{self.device_index}>"
+
+
+_current: contextvars.ContextVar[Stream | None] = contextvars.ContextVar("estafette.stream", default=None)
+
+
+def current_stream() -> Stream | None:
+    """The CUDA stream of the operation whose function is running, with ``on=``; None elsewhere.
+
+    For libraries that have no current stream to be told of, such as Numba, whose kernels are launched with one::
+
+        stream = numba.cuda.external_stream(est.current_stream().handle)
+        kernel[blocks, threads, stream](x)
+    """
+    return _current.get()
+
+
+def _torch(torch: Any, handle: int, device: int) -> contextlib.AbstractContextManager[Any] | None:
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=device))
+
+
+@contextlib.contextmanager
+def _cupy(cupy: Any, handle: int, device: int) -> Iterator[None]:
+    with cupy.cuda.Device(device), cupy.cuda.ExternalStream(handle, device):
+        yield
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """How one library is told."""
+
+    root: str
+    """First part of its modules' names."""
+    enter: Callable[[Any, int, int], contextlib.AbstractContextManager[Any] | None] | None
+    """Makes the stream the thread's current one; None where the library has no such notion."""
+    how: str
+    """For people."""
+    source: str
+    """Where this is from."""
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "torch",
+        _torch,
+        "torch.cuda.stream(torch.cuda.ExternalStream(handle)), if it was built with CUDA",
+        "pytorch/pytorch: torch/cuda/streams.py (ExternalStream), torch/cuda/__init__.py (stream)",
+    ),
+    Row(
+        "cupy",
+        _cupy,
+        "cupy.cuda.ExternalStream(handle) as a context",
+        "cupy/cupy: cupy/cuda/stream.pyx (ExternalStream, __enter__)",
+    ),
+    Row(
+        "numba",
+        None,
+        "no current stream; launch with numba.cuda.external_stream(est.current_stream().handle)",
+        "numba/numba: numba/cuda/api.py (external_stream)",
+    ),
+    Row(
+        "jax",
+        None,
+        "no current stream; what goes in and comes out is joined by __dlpack__(stream=)",
+        "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py",
+    ),
+)
+
+
+def _rows(using: Callable[..., Any] | None) -> list[Row]:
+    """The libraries to tell: that of `using`, or, where that says nothing, each that the program has imported."""
+    root = (getattr(using, "__module__", None) or "").partition(".")[0]
+    named = [row for row in ROWS if row.root == root]
+    return named or [row for row in ROWS if row.root in sys.modules]
+
+
+@contextlib.contextmanager
+def entered(handle: int, device: int, using: Callable[..., Any] | None) -> Iterator[None]:
+    """Runs the block with the stream as the current one of this thread, in Estafette and in the libraries that have one."""
+    with contextlib.ExitStack() as stack:
+        for row in _rows(using):
+            library = sys.modules.get(row.root)
+            if row.enter is None or library is None:
+                continue
+            context = row.enter(library, handle, device)
+            if context is not None:
+                stack.enter_context(context)
+        token = _current.set(Stream(handle, device))
+        try:
+            yield
+        finally:
+            _current.reset(token)

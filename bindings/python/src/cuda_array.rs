@@ -1,0 +1,200 @@
+//! The CUDA array interface, version 3, in both directions (numba/numba: docs/source/cuda/cuda_array_interface.rst).
+//!
+//! It describes memory in a dictionary that keeps nothing alive. So of an import the object itself is kept, until the last use
+//! of the memory is over. Of an export nobody tells when the consumer is done: the dictionary of a tensor is a view without a
+//! lease, read-only in what it says, and counted as an exchange that could not be ordered; that of a view (`t.read()`,
+//! `eng.access`) is covered by the view's lease.
+
+use std::ptr;
+
+use estafette::devices::cuda::CudaRuntime;
+use estafette::devices::{DLDevice, DeviceType, Frontier};
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::{Access, Consumer, DType, Layout, Tensor};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::error::{OrRaise, raise, to_py};
+use crate::export::until_defined;
+use crate::unordered::{self, Reason};
+use crate::{gate, stream};
+
+/// The version whose producers name a stream.
+const WITH_STREAM: i64 = 3;
+
+/// Whether an object speaks this interface and not DLPack.
+pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = object.py();
+    Ok(!object.hasattr(intern!(py, "__dlpack__"))?
+        && object.hasattr(intern!(py, "__cuda_array_interface__"))?)
+}
+
+/// Takes over the memory behind an object that has the interface, and keeps the object.
+///
+/// # Errors
+/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
+/// device here knows.
+pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
+    let py = object.py();
+    let interface = object.getattr(intern!(py, "__cuda_array_interface__"))?;
+    let interface = interface
+        .cast_into::<PyDict>()
+        .map_err(|_| PyTypeError::new_err("`__cuda_array_interface__` is no dictionary"))?;
+    let entry = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
+    let needed = |name: &str| {
+        entry(name)?
+            .ok_or_else(|| PyValueError::new_err(format!("`__cuda_array_interface__` has no {name:?}")))
+    };
+    if entry("mask")?.is_some() {
+        return Err(raise(
+            py,
+            "ExchangeError",
+            "a masked array is no tensor (`mask` of `__cuda_array_interface__`)",
+        ));
+    }
+    let version: i64 = needed("version")?.extract()?;
+    let shape: Vec<i64> = needed("shape")?.extract()?;
+    let (address, read_only): (usize, bool) = needed("data")?.extract()?;
+    let dtype = dtype_of(&needed("typestr")?.extract::<String>()?)?;
+    let device = if address == 0 { first_device(py)? } else { device_of(py, address)? };
+    let layout = match entry("strides")? {
+        None => Layout::contiguous(dtype, device, &shape),
+        Some(strides) => {
+            let size = dtype.itemsize() as i64;
+            let strides: Vec<i64> = strides.extract()?;
+            if strides.iter().any(|stride| stride % size != 0) {
+                return Err(PyValueError::new_err(format!(
+                    "strides {strides:?} of `__cuda_array_interface__` are no multiples of the {size} bytes of an element"
+                )));
+            }
+            let strides: Vec<i64> = strides.into_iter().map(|stride| stride / size).collect();
+            Layout::strided(dtype, device, &shape, &strides)
+        }
+    };
+    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
+    let stream = match entry("stream")? {
+        Some(stream) => Some(stream::cuda_handle(&stream)?),
+        None if version < WITH_STREAM => Some(stream::LEGACY),
+        None => None,
+    };
+    let ready = match stream {
+        Some(stream) => Frontier::from_iter(stream::fence_of(py, device, stream)?),
+        None => Frontier::default(),
+    };
+    let keeper = object.clone().unbind();
+    let flags = ExportFlags { read_only, is_copied: false };
+    let data = ptr::with_exposed_provenance_mut(address);
+    let let_go = move || {
+        let mut keeper = Some(keeper);
+        // With the gate closed it is left to the interpreter that is going away.
+        gate::attach(|_| drop(keeper.take()));
+        std::mem::forget(keeper);
+    };
+    // SAFETY: the object vouches for its memory as long as it lives, and it is kept until the deleter is called.
+    Ok((unsafe { export(&layout, data, flags, Abi::Versioned, let_go) }, ready))
+}
+
+/// Where memory is, by the driver's account.
+fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
+    let found = gate::detach(py, || {
+        let runtime = CudaRuntime::get().ok()?;
+        let device = runtime.devices().first()?;
+        device.pointer_info(ptr::with_exposed_provenance(address))
+    });
+    found.map(|info| info.device).ok_or_else(|| {
+        let message = format!("no CUDA device here knows the memory at {address:#x}");
+        raise(py, "ExchangeError", message)
+    })
+}
+
+fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
+    let device = DLDevice::new(DeviceType::CUDA, 0);
+    stream::device_of(py, device).map(|_| device)
+}
+
+/// NumPy's way to write an element type, of those that CUDA's libraries use.
+const TYPES: [(&str, DType); 14] = [
+    ("|b1", DType::BOOL),
+    ("|i1", DType::I8),
+    ("|u1", DType::U8),
+    ("<i2", DType::I16),
+    ("<u2", DType::U16),
+    ("<i4", DType::I32),
+    ("<u4", DType::U32),
+    ("<i8", DType::I64),
+    ("<u8", DType::U64),
+    ("<f2", DType::F16),
+    ("<f4", DType::F32),
+    ("<f8", DType::F64),
+    ("<c8", DType::C64),
+    ("<c16", DType::C128),
+];
+
+fn dtype_of(text: &str) -> PyResult<DType> {
+    let bare = text.trim_start_matches(['|', '<', '=']);
+    let known = TYPES.iter().find(|(name, _)| &name[1..] == bare && !text.starts_with('>'));
+    known.map(|(_, dtype)| *dtype).ok_or_else(|| {
+        PyTypeError::new_err(format!(
+            "typestr {text:?} of `__cuda_array_interface__` is no type that is known"
+        ))
+    })
+}
+
+/// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
+/// lease covers it, and what it allows.
+///
+/// # Errors
+/// `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has
+/// no name for; the failure of the tensor.
+pub fn describe<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    leased: Option<Access>,
+) -> PyResult<Bound<'py, PyDict>> {
+    if leased.is_none() {
+        until_defined(py, tensor)?;
+    }
+    let place = tensor.device().or_raise(py)?;
+    if !stream::is_cuda(place) {
+        return Err(PyAttributeError::new_err(format!(
+            "memory on {place} has no `__cuda_array_interface__`"
+        )));
+    }
+    let dtype = tensor.dtype().or_raise(py)?;
+    let typestr =
+        TYPES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name).ok_or_else(|| {
+            PyAttributeError::new_err(format!(
+                "`__cuda_array_interface__` has no name for elements of type {dtype}"
+            ))
+        })?;
+    // A queue of ours that lives as long as the process: the consumer puts himself behind it.
+    let device = DLDevice::new(DeviceType::CUDA, place.device_id);
+    let device =
+        stream::device_of(py, device)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
+    let queue = device.default_queue();
+    let handle = queue.native();
+    if leased.is_none() {
+        // The lease is over when the waits are enqueued.
+        let consumer = Consumer::Queue(queue);
+        let lease = gate::detach(py, || {
+            tensor.lease_wait_for(Access::Read, None, "a CUDA array interface", &consumer)
+        });
+        drop(lease.or_raise(py)?);
+        unordered::note(py, false, Reason::Untracked, place.to_string());
+    }
+    let layout = tensor.layout().or_raise(py)?;
+    let size = dtype.itemsize() as i64;
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", WITH_STREAM)?;
+    dictionary.set_item("shape", PyTuple::new(py, layout.shape().iter())?)?;
+    dictionary.set_item("typestr", typestr)?;
+    dictionary.set_item("strides", PyTuple::new(py, layout.strides().iter().map(|stride| stride * size))?)?;
+    let empty = layout.is_empty();
+    let address = if empty { 0 } else { tensor.data_ptr().or_raise(py)?.expose_provenance() };
+    dictionary.set_item("data", (address, leased != Some(Access::Write)))?;
+    dictionary.set_item("stream", handle)?;
+    Ok(dictionary)
+}

@@ -1,0 +1,151 @@
+//! When work ran, from pairs of events with time stamps.
+//!
+//! The driver tells the time between two events of a context, as milliseconds in single precision. So a device's time is counted from
+//! an *anchor*: an event on a stream of its own that has nothing else to do. After some seconds single precision gets coarser than the
+//! stamps themselves (half a microsecond), and a new anchor is set.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+
+use cudarc::driver::sys::{CUevent, CUstream};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+
+use crate::{ClockBracket, DeviceError, DeviceSpan, Timing, host_now_ns};
+
+use super::context::Context;
+use super::errors::NOT_READY;
+use super::events::{Event, Purpose};
+use super::stream::Stream;
+
+/// An anchor is used this long. After 4 s a single-precision millisecond is exact to 0.25 microseconds.
+const ANCHOR_NS: u64 = 4_000_000_000;
+
+/// The clock of a context's device.
+#[derive(Default)]
+pub(super) struct DeviceClock {
+    anchor: Mutex<Option<Arc<Anchor>>>,
+}
+
+/// What times are counted from.
+struct Anchor {
+    event: Arc<Event>,
+    set_ns: u64,
+    /// Between nanoseconds since the anchor and the host's.
+    clock: Mutex<ClockBracket>,
+    /// Where the event is.
+    _stream: Arc<Stream>,
+}
+
+impl DeviceClock {
+    /// # Errors
+    /// The driver gives no stream or no event.
+    fn anchor(&self, context: &Arc<Context>) -> Result<Arc<Anchor>, DeviceError> {
+        let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let set_ns = host_now_ns();
+        if let Some(anchor) = anchor.as_ref().filter(|anchor| set_ns - anchor.set_ns < ANCHOR_NS) {
+            return Ok(Arc::clone(anchor));
+        }
+        let stream = match &*anchor {
+            Some(old) => Arc::clone(&old._stream),
+            None => Stream::new(context)?,
+        };
+        // SAFETY: a live stream of the context.
+        let event = unsafe { Event::record_for(context, stream.raw(), Purpose::Time) }?;
+        // It was not recorded before the call: that is known before anything is measured.
+        let mut clock = ClockBracket::default();
+        clock.not_before(0, set_ns);
+        let fresh = Arc::new(Anchor { event, set_ns, clock: Mutex::new(clock), _stream: stream });
+        *anchor = Some(Arc::clone(&fresh));
+        Ok(fresh)
+    }
+}
+
+impl Anchor {
+    fn clock(&self) -> MutexGuard<'_, ClockBracket> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds from the anchor to `event`; `None` while either is not done.
+    ///
+    /// # Errors
+    /// The context is broken.
+    fn until(&self, context: &Context, event: CUevent) -> Result<Option<u64>, DeviceError> {
+        let mut milliseconds = 0.0_f32;
+        let _entered = context.enter_relaxed()?;
+        // SAFETY: live events of the context that have time stamps; writes one number.
+        match unsafe { (context.api.event_elapsed)(&raw mut milliseconds, self.event.raw(), event) } {
+            NOT_READY => Ok(None),
+            code => {
+                context.check(code, "cannot tell the time between two events")?;
+                // Work that began before the anchor was set is not told.
+                Ok((milliseconds >= 0.0).then(|| (f64::from(milliseconds) * 1e6) as u64))
+            }
+        }
+    }
+}
+
+/// What is enqueued between two events.
+pub(super) struct Stretch {
+    context: Arc<Context>,
+    anchor: Arc<Anchor>,
+    begin: Arc<Event>,
+    /// When it was enqueued: it did not run before.
+    called_ns: u64,
+    end: OnceLock<Arc<Event>>,
+}
+
+impl Stretch {
+    /// # Errors
+    /// The driver refused an event.
+    ///
+    /// # Safety
+    /// `stream` is live, of the context, and not recording a graph.
+    pub(super) unsafe fn begin(context: &Arc<Context>, stream: CUstream) -> Result<Arc<Self>, DeviceError> {
+        let anchor = context.clock.anchor(context)?;
+        let called_ns = host_now_ns();
+        // SAFETY: by contract.
+        let begin = unsafe { Event::record_for(context, stream, Purpose::Time) }?;
+        let context = Arc::clone(context);
+        Ok(Arc::new(Self { context, anchor, begin, called_ns, end: OnceLock::new() }))
+    }
+
+    /// # Errors
+    /// The driver refused an event.
+    ///
+    /// # Safety
+    /// As for [`begin`](Self::begin), with the same stream.
+    pub(super) unsafe fn end(&self, stream: CUstream) -> Result<(), DeviceError> {
+        // SAFETY: by contract.
+        let end = unsafe { Event::record_for(&self.context, stream, Purpose::Time) }?;
+        self.end.get_or_init(|| end);
+        Ok(())
+    }
+
+    fn measure(&self) -> Result<Option<DeviceSpan>, DeviceError> {
+        let Some(end) = self.end.get() else { return Ok(None) };
+        let (Some(began), Some(ended)) = (
+            self.anchor.until(&self.context, self.begin.raw())?,
+            self.anchor.until(&self.context, end.raw())?,
+        ) else {
+            return Ok(None);
+        };
+        let mut clock = self.anchor.clock();
+        clock.not_before(began, self.called_ns);
+        clock.not_after(ended, host_now_ns());
+        let span = clock.host_ns(began).zip(clock.host_ns(ended.max(began)));
+        Ok(span.map(|(began_ns, ended_ns)| DeviceSpan { began_ns, ended_ns }))
+    }
+}
+
+impl Timing for Stretch {
+    fn span(&self) -> Option<DeviceSpan> {
+        // A context that is broken tells nothing, and whoever waits for the work is told why.
+        self.measure().unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for Stretch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stretch(from {:?} to {:?})", self.begin, self.end.get())
+    }
+}

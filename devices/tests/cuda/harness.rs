@@ -1,0 +1,234 @@
+//! The driver that the tests run on, one test at a time, and what they do with it again and again.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::sys::{self, CUcontext, CUresult, CUstream};
+use estafette_cuda_sim_client::Simulator;
+use estafette_devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
+use estafette_devices::{Allocation, Device, Fence, Order, Outcome, Queue};
+
+/// Whoever waits this long has lost something.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough to notice what should not happen.
+pub const MOMENT: Duration = Duration::from_millis(30);
+/// A test that breaks a device leaves it broken, so there are enough of them.
+const DEVICES: u32 = 48;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// One device that works, for one test.
+pub struct Bench {
+    /// `None` on a GPU.
+    simulator: Option<&'static Simulator>,
+    pub device: Arc<CudaDevice>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+pub fn is_gpu() -> bool {
+    std::env::var_os("ESTAFETTE_CUDA").is_some_and(|what| what == "gpu")
+}
+
+/// The simulator, unless the tests are to run on the machine's own driver.
+pub fn simulator() -> Option<&'static Simulator> {
+    if is_gpu() {
+        return None;
+    }
+    let simulator = Simulator::load().expect("the simulator is built with the tests");
+    simulator.devices(DEVICES);
+    Some(simulator)
+}
+
+/// A device that nothing has broken yet.
+pub fn device() -> Arc<CudaDevice> {
+    intact_devices().into_iter().next().expect("there is a device that still works")
+}
+
+pub fn intact_devices() -> Vec<Arc<CudaDevice>> {
+    simulator();
+    let runtime = CudaRuntime::get().unwrap_or_else(|error| panic!("{error}"));
+    runtime.devices().iter().filter(|device| device.fault().is_none()).cloned().collect()
+}
+
+pub fn bench() -> Bench {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let simulator = simulator();
+    let device = device();
+    if let Some(simulator) = simulator {
+        simulator.reset();
+    }
+    Bench { simulator, device, _turn: turn }
+}
+
+impl Bench {
+    /// The simulator; `None`, said aloud, on a GPU.
+    pub fn simulator(&self, why: &str) -> Option<&'static Simulator> {
+        if self.simulator.is_none() {
+            eprintln!("skipped on a GPU: {why}");
+        }
+        self.simulator
+    }
+
+    /// A second device that works.
+    pub fn another_device(&self) -> Option<Arc<CudaDevice>> {
+        let other = intact_devices().into_iter().find(|other| other.ordinal() != self.device.ordinal());
+        if other.is_none() {
+            eprintln!("skipped: there is one device only");
+        }
+        other
+    }
+
+    pub fn queue(&self) -> Arc<CudaQueue> {
+        self.device.queue().expect("a device gives a few queues")
+    }
+
+    /// Memory filled with zeros.
+    pub fn memory(&self, bytes: usize) -> Allocation {
+        let memory = self.device.allocate(bytes, 64).expect("there is room for a few bytes");
+        let queue = self.queue();
+        fill(&queue, &memory, 0);
+        assert!(settle(&record(&queue)).is_ok());
+        memory
+    }
+
+    /// A copy within the device, or from and to the host.
+    pub fn copy(&self, queue: &CudaQueue, from: &Allocation, to: &Allocation) {
+        assert_eq!(from.len(), to.len());
+        // SAFETY: tests settle what they enqueue before they drop their memory, and order accesses with the waits under test.
+        unsafe { self.device.copy(queue, from.ptr().as_ptr(), to.ptr().as_ptr(), from.len()) }
+            .expect("a queue that has not failed takes work");
+    }
+
+    pub fn read(&self, memory: &Allocation) -> Vec<u8> {
+        let mut host = vec![0xee; memory.len()];
+        let queue = self.queue();
+        // SAFETY: both are valid for that length, and the fence is settled before either is used again.
+        unsafe { self.device.copy(&*queue, memory.ptr().as_ptr(), host.as_mut_ptr(), memory.len()) }
+            .expect("a fresh queue takes work");
+        assert!(settle(&record(&queue)).is_ok());
+        host
+    }
+
+    #[track_caller]
+    pub fn assert_filled(&self, memory: &Allocation, value: u8) {
+        let bytes = self.read(memory);
+        assert!(bytes.iter().all(|&byte| byte == value), "expected only {value}, found {bytes:?}");
+    }
+
+    /// The simulator has seen nothing that was not ordered, no use after a release and no forbidden call.
+    #[track_caller]
+    pub fn assert_nothing_wrong(&self) {
+        if let Some(simulator) = self.simulator {
+            assert_eq!(simulator.violations(), [""; 0]);
+            assert_eq!(simulator.calls("cuCtxSynchronize"), 0, "nothing waits for a whole context");
+        }
+    }
+
+    /// A stream of somebody else's, in this device's context.
+    pub fn foreign_stream(&self) -> ForeignStream {
+        ForeignStream::new(&self.device)
+    }
+}
+
+pub fn fill(queue: &CudaQueue, memory: &Allocation, value: u8) {
+    // SAFETY: tests keep the memory alive and order accesses to it.
+    unsafe { queue.fill(memory.ptr().as_ptr(), value, memory.len()) }
+        .expect("a queue that has not failed takes work");
+}
+
+pub fn record(queue: &CudaQueue) -> Fence {
+    queue.record().expect("a queue that has not failed gives fences")
+}
+
+pub fn order(queue: &CudaQueue, fence: &Fence) -> Order {
+    queue.order_after(fence).expect("neither queue nor fence has failed")
+}
+
+/// Waits until the fence has settled.
+#[track_caller]
+pub fn settle(fence: &Fence) -> Outcome {
+    fence.wait_timeout(Some(PATIENCE)).expect("it settles in time")
+}
+
+/// Enqueues a wait that ends when the returned function is called.
+pub fn block(queue: &dyn Queue) -> Box<dyn FnOnce() + Send> {
+    let runtime = CudaRuntime::get().expect("the queue is of some device");
+    let device = runtime.device(queue.device().device_id).expect("the queue's");
+    hold(device, ptr::with_exposed_provenance_mut(queue.native()))
+}
+
+/// The same on a stream of the device.
+pub fn hold(device: &CudaDevice, stream: CUstream) -> Box<dyn FnOnce() + Send> {
+    let mut place: *mut c_void = ptr::null_mut();
+    inside(device, || {
+        // SAFETY: a page of pinned memory for every hold stays for good: the device reads it while it waits. The stream is
+        // live; CU_STREAM_WAIT_VALUE_EQ is 1.
+        unsafe {
+            assert_ok(sys::cuMemHostAlloc(&raw mut place, 4_096, 1));
+            place.cast::<u32>().write(0);
+            let flag = place.expose_provenance() as u64;
+            assert_ok(sys::cuStreamWaitValue32_v2(stream, flag, 1, 1));
+        }
+    });
+    // SAFETY: the page, which stays.
+    let flag = unsafe { place.cast::<AtomicU32>().as_ref() }.expect("there is room for a page");
+    Box::new(move || flag.store(1, Ordering::SeqCst))
+}
+
+#[track_caller]
+pub fn assert_ok(code: CUresult) {
+    assert_eq!(code, CUresult::CUDA_SUCCESS);
+}
+
+/// A stream that the test has made itself, as another library would.
+pub struct ForeignStream(pub CUstream);
+
+impl ForeignStream {
+    fn new(device: &CudaDevice) -> Self {
+        let mut stream = ptr::null_mut();
+        inside(device, || {
+            // SAFETY: writes one handle; non-blocking.
+            unsafe { assert_ok(sys::cuStreamCreate(&raw mut stream, 1)) };
+        });
+        Self(stream)
+    }
+
+    pub fn handle(&self) -> usize {
+        self.0.expose_provenance()
+    }
+
+    pub fn fill(&self, memory: &Allocation, value: u8) {
+        let at = memory.ptr().as_ptr().expose_provenance() as u64;
+        // SAFETY: tests keep the memory alive and order accesses to it.
+        unsafe { assert_ok(sys::cuMemsetD8Async(at, value, memory.len(), self.0)) };
+    }
+}
+
+impl Drop for ForeignStream {
+    fn drop(&mut self) {
+        // SAFETY: destroyed this once; what is enqueued goes on.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
+    }
+}
+
+/// Runs `f` in the device's primary context, as a library that uses the runtime interface does.
+pub fn inside<R>(device: &CudaDevice, f: impl FnOnce() -> R) -> R {
+    let mut context: CUcontext = ptr::with_exposed_provenance_mut(device.native_context());
+    // SAFETY: a context that stays; what is pushed is popped.
+    unsafe {
+        assert_ok(sys::cuCtxPushCurrent_v2(context));
+        let result = f();
+        assert_ok(sys::cuCtxPopCurrent_v2(&raw mut context));
+        result
+    }
+}
+
+/// The next command that begins on `queue` after what is enqueued there fails, and with it the device.
+pub fn break_next(simulator: &Simulator, queue: &CudaQueue) {
+    const ILLEGAL_ADDRESS: i32 = 700;
+    let stream = queue.native();
+    simulator.fault(stream, simulator.pending(stream) + 1, ILLEGAL_ADDRESS);
+}

@@ -1,0 +1,56 @@
+use std::sync::Arc;
+
+use estafette_devices::conformance::{Harness, Skip, run};
+use estafette_devices::cuda::CudaQueue;
+use estafette_devices::{Allocation, Device, DeviceError, Queue};
+
+use crate::harness::{bench, block, break_next, device, is_gpu, simulator};
+
+/// Any CUDA device.
+struct CudaHarness;
+
+fn cuda(queue: &dyn Queue) -> &CudaQueue {
+    CudaQueue::from_queue(queue).expect("a CUDA queue")
+}
+
+impl Harness for CudaHarness {
+    fn device(&self) -> Arc<dyn Device> {
+        device()
+    }
+
+    fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) -> Result<(), DeviceError> {
+        // SAFETY: the suite keeps the memory alive and orders accesses to it.
+        unsafe { cuda(queue).fill(memory.ptr().as_ptr(), value, memory.len()) }
+    }
+
+    fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
+        Ok(block(queue))
+    }
+
+    fn break_queue(&self, queue: &dyn Queue) -> Result<(), Skip> {
+        let Some(simulator) = simulator() else {
+            return Err(Skip::because("a fault of a GPU ends the process's use of it for good"));
+        };
+        break_next(simulator, cuda(queue));
+        // What fails.
+        let memory = Box::leak(Box::new(device().allocate(1, 1).expect("there is room for a byte")));
+        self.fill(queue, memory, 0).map_err(|error| Skip::because(error.message()))
+    }
+
+    fn breaks_the_device(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn cuda_devices_pass_the_suite_of_all_devices() {
+    let bench = bench();
+    let report = run(&CudaHarness);
+    if is_gpu() {
+        assert!(report.skipped_names().iter().all(|name| name.starts_with("failure: ")), "{report:?}");
+    } else {
+        assert_eq!(report.skipped, [], "nothing is left out");
+    }
+    assert!(report.passed.len() > 35, "{report:?}");
+    bench.assert_nothing_wrong();
+}

@@ -1,0 +1,165 @@
+//! Streams by their native handles: those of others, and ours that producers are told to order their work before.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError, Weak};
+
+use estafette_devices::{DLDevice, Device, DeviceType, Fence, Queue};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::consumer::Consumer;
+use crate::core_ref::CoreRef;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::exchange::quarantine::device_of;
+use crate::tensor::Tensor;
+
+/// Queues for acquisitions that are kept per device. A producer's wait on a queue holds up what is acquired there next, so
+/// each acquisition gets one with nothing pending; past this many, the one that has waited longest.
+const KEPT: usize = 8;
+
+/// The queues that no acquisition uses right now, by their device, with what each waits for, the oldest first. A device goes
+/// with the last handle that others have of it.
+static LANES: Mutex<Vec<(Weak<dyn Device>, VecDeque<Lane>)>> = Mutex::new(Vec::new());
+
+struct Lane {
+    queue: Arc<dyn Queue>,
+    last: Option<Fence>,
+}
+
+impl Lane {
+    fn is_free(&self) -> bool {
+        self.last.as_ref().is_none_or(Fence::is_done)
+    }
+}
+
+fn lanes() -> MutexGuard<'static, Vec<(Weak<dyn Device>, VecDeque<Lane>)>> {
+    LANES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is(known: &Weak<dyn Device>, device: &Arc<dyn Device>) -> bool {
+    std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(device))
+}
+
+/// A queue with nothing pending, if there is one or too many have something.
+fn take(device: &Arc<dyn Device>) -> Option<Lane> {
+    let mut devices = lanes();
+    let (_, lanes) = devices.iter_mut().find(|(known, _)| is(known, device))?;
+    let full = lanes.len() >= KEPT;
+    // The oldest are done first; asking more than these calls the driver in vain.
+    match lanes.front() {
+        Some(lane) if full || lane.is_free() => lanes.pop_front(),
+        _ => None,
+    }
+}
+
+fn put(device: &Arc<dyn Device>, lane: Lane) {
+    let gone: Vec<_> = {
+        let mut devices = lanes();
+        let gone = devices.extract_if(.., |(known, _)| known.strong_count() == 0).collect();
+        match devices.iter_mut().find(|(known, _)| is(known, device)) {
+            Some((_, lanes)) => lanes.push_back(lane),
+            None => devices.push((Arc::downgrade(device), VecDeque::from([lane]))),
+        }
+        gone
+    };
+    // Queues call the driver as they go.
+    drop(gone);
+}
+
+/// A queue of ours that a producer orders its work before, for one tensor. See [`Engine::acquisition`].
+#[derive(Debug)]
+pub struct Acquisition {
+    device: Arc<dyn Device>,
+    queue: Arc<dyn Queue>,
+    stream: usize,
+}
+
+impl Acquisition {
+    /// As [`Engine::acquisition`], on a device by itself.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when it gives no queue.
+    pub fn on(device: Arc<dyn Device>) -> Result<Self, Error> {
+        let queue = match take(&device) {
+            Some(lane) => lane.queue,
+            None => device.create_queue()?,
+        };
+        let stream = queue.native();
+        if stream == 0 {
+            return Err(Error::invalid(format!("queues of {} have no handles", device.id())));
+        }
+        Ok(Self { device, queue, stream })
+    }
+
+    /// The native handle, for the producer.
+    pub fn stream(&self) -> usize {
+        self.stream
+    }
+
+    /// The fence of what the producer has ordered before the queue by now. Ask at once: what somebody else enqueues on his
+    /// own streams afterwards is none of this tensor's.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the device has failed.
+    pub fn fence(self) -> Result<Fence, Error> {
+        let fence = self.queue.record()?;
+        let lane = Lane { queue: self.queue, last: Some(fence.clone()) };
+        put(&self.device, lane);
+        Ok(fence)
+    }
+}
+
+impl Engine {
+    /// A queue of `device` for a producer to order its work before: give it [`Acquisition::stream`], and import with
+    /// [`Acquisition::fence`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device that the engine does not have or whose queues have no handles; [`Error::Device`] when it
+    /// gives no queue.
+    pub fn acquisition(&self, device: DLDevice) -> Result<Acquisition, Error> {
+        Acquisition::on(device_with_streams(self.core(), device)?)
+    }
+
+    /// The fence of what is enqueued by now on somebody else's stream.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device that the engine does not have; [`Error::Device`] for a stream of another device, or when
+    /// the driver refuses.
+    ///
+    /// # Safety
+    /// As for [`Device::foreign_queue`].
+    pub unsafe fn fence_of_stream(&self, device: DLDevice, stream: usize) -> Result<Fence, Error> {
+        // SAFETY: by contract.
+        let queue = unsafe { device_with_streams(self.core(), device)?.foreign_queue(stream) }?;
+        Ok(queue.record()?)
+    }
+}
+
+/// The device whose queues use memory of `device`.
+fn device_with_streams(core: &CoreRef, device: DLDevice) -> Result<Arc<dyn Device>, Error> {
+    let id = device_of(device);
+    core.device(id).ok_or_else(|| Error::invalid(format!("device {id} is not available in this engine")))
+}
+
+impl Tensor {
+    /// A consumer that uses the tensor on `stream`, a native handle, of `device`: the memory's own, or, for pinned and managed
+    /// memory, any CUDA device.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device that the memory is not on, or that the engine does not have; [`Error::Device`] for a stream
+    /// of another device.
+    ///
+    /// # Safety
+    /// As for [`Device::foreign_queue`], for as long as the consumer is used.
+    pub unsafe fn consumer_on(&self, device: DLDevice, stream: usize) -> Result<Consumer, Error> {
+        let place = self.device()?;
+        let shared = [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED].contains(&place.device_type);
+        let fits = device == place || shared && device_of(device).device_type == DeviceType::CUDA;
+        if !fits {
+            return Err(Error::invalid(format!("device: the memory is on {place}, not on {device}")));
+        }
+        let device = device_with_streams(&self.inner.core, device)?;
+        // SAFETY: by contract.
+        Ok(Consumer::Queue(unsafe { device.foreign_queue(stream) }?))
+    }
+}

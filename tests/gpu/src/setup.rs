@@ -1,0 +1,101 @@
+//! The device under test, an engine that has it, and what every step uses.
+
+use std::sync::Arc;
+
+use estafette::devices::cuda::{CudaDevice, CudaRuntime};
+use estafette::devices::{Device, Queue};
+use estafette::{DType, Engine, Tensor};
+
+use crate::driver::Driver;
+use crate::failure::Failure;
+
+pub struct Setup {
+    pub device: Arc<CudaDevice>,
+    pub driver: Driver,
+    pub driver_version: i32,
+    pub simulated: bool,
+}
+
+/// Takes the simulated driver in place of a real one, before anything looks for CUDA.
+#[cfg(feature = "simulator")]
+pub fn take_the_simulator() -> Result<(), Failure> {
+    estafette_cuda_sim_client::Simulator::load()
+        .map(|_| ())
+        .map_err(|error| Failure::wrong(error.to_string()))
+}
+
+/// This program was built without it.
+#[cfg(not(feature = "simulator"))]
+pub fn take_the_simulator() -> Result<(), Failure> {
+    Err(Failure::wrong("this program was built without the feature `simulator`"))
+}
+
+impl Setup {
+    /// Looks for a device; says why there is none.
+    pub fn new(simulated: bool) -> Result<Self, String> {
+        let runtime = CudaRuntime::get().map_err(|error| error.to_string())?;
+        let device = runtime.devices().first().ok_or("the driver has no device")?.clone();
+        let driver = Driver::new(device.ordinal())
+            .map_err(|error| format!("the kernels cannot be loaded: {error:?}"))?;
+        Ok(Self { device, driver, driver_version: runtime.driver_version(), simulated })
+    }
+
+    pub fn engine(&self) -> Result<Engine, Failure> {
+        Ok(Engine::builder().workers(1).device(self.device.clone()).build()?)
+    }
+
+    pub fn queue(&self) -> Result<Arc<dyn Queue>, Failure> {
+        Ok(self.device.create_queue()?)
+    }
+
+    /// A tensor of bytes on the device, and where it is.
+    pub fn bytes(&self, engine: &Engine, count: usize) -> Result<(Tensor, u64), Failure> {
+        place(engine.empty_on(self.device.id(), &[count as i64], DType::U8)?)
+    }
+
+    /// A tensor of numbers on the device, and where it is.
+    pub fn floats(&self, engine: &Engine, count: usize) -> Result<(Tensor, u64), Failure> {
+        place(engine.empty_on(self.device.id(), &[count as i64], DType::F32)?)
+    }
+
+    /// What the simulated driver found wrong with how it was used; nothing on a real one.
+    #[cfg(feature = "simulator")]
+    pub fn violations(&self) -> Vec<String> {
+        use estafette_cuda_sim_client::Simulator;
+        if self.simulated {
+            Simulator::load().map(Simulator::violations).unwrap_or_default()
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// A real driver does not tell.
+    #[cfg(not(feature = "simulator"))]
+    pub fn violations(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Forgets mistakes that were made on purpose.
+    pub fn forget(&self) {
+        #[cfg(feature = "simulator")]
+        if self.simulated
+            && let Ok(simulator) = estafette_cuda_sim_client::Simulator::load()
+        {
+            simulator.forget_violations();
+        }
+    }
+
+    /// The simulated driver must have found nothing.
+    pub fn expect_no_violation(&self) -> Result<(), Failure> {
+        match self.violations().first() {
+            None => Ok(()),
+            Some(text) => Err(Failure::wrong(text)),
+        }
+    }
+}
+
+fn place(tensor: Tensor) -> Result<(Tensor, u64), Failure> {
+    tensor.wait()?;
+    let address = tensor.data_ptr()?.expose_provenance() as u64;
+    Ok((tensor, address))
+}

@@ -1,0 +1,151 @@
+//! Figure: from the device being done to the awaiting task running.
+//!
+//! A stream waits for a word of pinned memory, which the host sets: that moment is known on the host's own clock. What
+//! follows on the stream happens a little later; how much later is measured too, by a word that the stream sets and the
+//! host spins on: the *floor* under all of them, which is taken off.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use estafette::devices::Fence;
+use futures::channel::oneshot;
+use futures::executor::block_on;
+
+use crate::driver::Flag;
+use crate::failure::Failure;
+use crate::record::{Figure, Record, Spread};
+use crate::setup::Setup;
+
+const ROUNDS: usize = 400;
+/// Long enough for threads that have nothing to do to fall asleep.
+const SETTLE: Duration = Duration::from_millis(1);
+
+pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
+    let flag = setup.driver.flag()?;
+    let probe = setup.driver.stream()?;
+    if let Err(error) = setup.driver.wait_for(probe, flag) {
+        record.skipped("wake", &format!("the device does not wait for a word of the host: {error:?}"));
+        return Ok(());
+    }
+    flag.set(1);
+    setup.driver.synchronize(probe)?;
+    let mut times = [const { Vec::new() }; 4];
+    for round in 0..if setup.simulated { 20 } else { ROUNDS } {
+        let measured =
+            [floor(setup, flag)?, called(setup, flag)?, awaited(setup, flag)?, polled(setup, flag)?];
+        if round >= 5 {
+            times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
+        }
+    }
+    let lowest = Spread::of(times[0].clone()).median;
+    let [floor, called, idle, spinning] = times.map(Spread::of);
+    let above = |spread: &Spread| spread.median - lowest;
+    record.figure(Figure {
+        quantity: "device done → awaiting task running, idle".to_owned(),
+        ours: format!("{:.2} µs above the floor; {}", above(&idle), idle.show("µs")),
+        baseline: format!("host callback {:.2} µs above; floor {}", above(&called), floor.show("µs")),
+        target: "≤ 8 µs".to_owned(),
+        met: above(&idle) <= 8.0,
+    });
+    record.figure(Figure {
+        quantity: "device done → seen, polled while spinning".to_owned(),
+        ours: format!("{:.2} µs above the floor; {}", above(&spinning), spinning.show("µs")),
+        baseline: format!("floor {}", floor.show("µs")),
+        target: "≤ 1.5 µs".to_owned(),
+        met: above(&spinning) <= 1.5,
+    });
+    record.passed("wake", &called.show("µs by host callback"));
+    Ok(())
+}
+
+fn microseconds(begin: Instant) -> f64 {
+    begin.elapsed().as_secs_f64() * 1e6
+}
+
+/// Lets go of the stream, and notes when.
+fn release(flag: Flag) -> Instant {
+    let begin = Instant::now();
+    flag.set(1);
+    begin
+}
+
+/// The device sets a word, and the host spins on it.
+fn floor(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
+    let done = setup.driver.flag()?;
+    let stream = setup.driver.stream()?;
+    flag.set(0);
+    setup.driver.wait_for(stream, flag)?;
+    setup.driver.set_by(stream, done)?;
+    std::thread::sleep(SETTLE);
+    let begin = release(flag);
+    while done.get() == 0 {
+        std::hint::spin_loop();
+    }
+    let time = microseconds(begin);
+    setup.driver.synchronize(stream)?;
+    Ok(time)
+}
+
+/// The driver calls a function, which wakes the task.
+fn called(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
+    unsafe extern "C" fn wake(sender: *mut c_void) {
+        // SAFETY: the box below, given to this one call.
+        let sender = unsafe { Box::from_raw(sender.cast::<oneshot::Sender<()>>()) };
+        let _ = sender.send(());
+    }
+    let (sender, receiver) = oneshot::channel::<()>();
+    let stream = setup.driver.stream()?;
+    flag.set(0);
+    setup.driver.wait_for(stream, flag)?;
+    let argument = Box::into_raw(Box::new(sender)).cast();
+    // SAFETY: the function takes the box, and is called once.
+    unsafe { setup.driver.call(stream, wake, argument) }?;
+    let time = asleep_until(flag, async move {
+        let _ = receiver.await;
+    });
+    setup.driver.synchronize(stream)?;
+    Ok(time)
+}
+
+/// A fence of ours behind the same wait.
+fn fence(setup: &Setup, flag: Flag) -> Result<(Arc<dyn estafette::devices::Queue>, Fence), Failure> {
+    let queue = setup.queue()?;
+    flag.set(0);
+    setup.driver.wait_for(queue.native(), flag)?;
+    let fence = queue.record()?;
+    Ok((queue, fence))
+}
+
+/// A task on a sleeping thread awaits the fence.
+fn awaited(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
+    let (_queue, fence) = fence(setup, flag)?;
+    Ok(asleep_until(flag, async move {
+        let _ = fence.settled().await;
+    }))
+}
+
+/// A thread asks until it is done.
+fn polled(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
+    let (_queue, fence) = fence(setup, flag)?;
+    // The first question tells the device that somebody will ask.
+    let _ = fence.is_done();
+    std::thread::sleep(SETTLE);
+    let begin = release(flag);
+    while !fence.is_done() {
+        std::hint::spin_loop();
+    }
+    Ok(microseconds(begin))
+}
+
+/// Awaits a future on a thread of its own that has had time to fall asleep. How long after the release it runs again.
+fn asleep_until(flag: Flag, future: impl Future<Output = ()> + Send + 'static) -> f64 {
+    let waiter = std::thread::spawn(move || {
+        block_on(future);
+        Instant::now()
+    });
+    std::thread::sleep(SETTLE);
+    let begin = release(flag);
+    let end = waiter.join().expect("the waiting thread does not panic");
+    end.saturating_duration_since(begin).as_secs_f64() * 1e6
+}
