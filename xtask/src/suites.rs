@@ -38,7 +38,8 @@ impl Model {
 }
 
 /// Features of tests that need the runtime of a device, which a plain test run has not got.
-pub const NEEDING_A_RUNTIME: &str = "estafette-devices/sycl-tests,tests/sycl-tests";
+pub const NEEDING_A_RUNTIME: &str =
+    "estafette-devices/sycl-tests,tests/sycl-tests,estafette-gpu-suite/simulator";
 
 /// The Rust tests leave out the extension: it has no interpreter to run in.
 const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
@@ -214,6 +215,25 @@ pub const SUITES: &[Suite] = &[
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
             environment.name_opencl(&mut tests);
             vec![tests]
+        },
+    },
+    Suite {
+        name: "gpu-rehearsal",
+        about: "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
+        fast: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| {
+            let suite =
+                ["run", "--package", "estafette-gpu-suite", "--features", "estafette-gpu-suite/simulator"];
+            let rehearse =
+                |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
+            let files =
+                names_in("tests/gpu/python", "py").into_iter().filter(|file| file.starts_with("gpu_"));
+            let mut commands = vec![cargo(&context.target, &suite, &["--", "--simulator"])];
+            commands.extend(files.map(|file| rehearse(&file)));
+            commands
         },
     },
     Suite {
