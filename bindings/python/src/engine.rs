@@ -235,7 +235,12 @@ impl PyEngine {
             let tensor = promise::import(x, engine, promise)?;
             imported(py);
             let copies = wanted.device.is_some() || copy == Some(true);
-            let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
+            let tensor = if copies {
+                let to = wanted.home(tensor.device().ok());
+                copied(py, &self.handle, &tensor, to)?
+            } else {
+                tensor
+            };
             return Bound::new(py, self.wrap(tensor));
         }
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
@@ -252,7 +257,12 @@ impl PyEngine {
         }
         let moved = wanted.device.is_some_and(|wanted| tensor.device().is_ok_and(|device| device != wanted));
         let copies = moved || copy == Some(true) && !made_a_copy;
-        let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
+        let tensor = if copies {
+            let to = wanted.home(tensor.device().ok());
+            copied(py, &self.handle, &tensor, to)?
+        } else {
+            tensor
+        };
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -673,7 +683,7 @@ impl PyEngine {
         if !copies {
             return Ok(tensor.clone());
         }
-        Bound::new(py, self.wrap(copied(py, &self.handle, inner)?))
+        Bound::new(py, self.wrap(copied(py, &self.handle, inner, wanted.home(inner.device().ok()))?))
     }
 
     /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
