@@ -21,7 +21,7 @@ pub(crate) const BROKEN_FENCES: u32 = 8;
 /// Small, so that it shares a cache line with the variable's queue: what few variables ever have is kept apart.
 #[derive(Debug, Default)]
 pub(crate) struct VarState {
-    /// Number of finished writes.
+    /// Number of finished writes, and [`TURNS`].
     version: u64,
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
@@ -64,9 +64,16 @@ pub(crate) enum Ending<'a> {
 /// Failures that newer versions replace. They are rare, and dropped where no bit is held.
 pub(crate) type Replaced = Option<Vec<OperationError>>;
 
+/// Bit of [`VarState::version`]: bodies take turns by this variable, and their device work does not matter. Counting never gets there.
+const TURNS: u64 = 1 << 63;
+
 impl VarState {
+    pub(crate) fn for_turns() -> Self {
+        Self { version: TURNS, ..Self::default() }
+    }
+
     pub(crate) fn version(&self) -> u64 {
-        self.version
+        self.version & !TURNS
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
@@ -121,6 +128,7 @@ impl VarState {
         match (mode, ending) {
             (_, Ending::Looked) | (Mode::Read, Ending::Ran { fence: None, .. } | Ending::Skipped { .. }) => {}
             (_, Ending::Ran { fence: None, failure: None }) => self.finish_well(mode, flags, replaced),
+            _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
             _ => self.finish_carrying(mode, ending, flags, replaced),
         }
     }
@@ -175,7 +183,7 @@ impl VarState {
 
     /// Adds what this variable carries to `sum`.
     pub(crate) fn move_into(&mut self, sum: &mut Self, flags: &mut u32) {
-        sum.version += self.version;
+        sum.version += self.version();
         if let Some(carried) = &mut self.carried {
             carried.prune(flags);
             carried.add_to(sum.carried());

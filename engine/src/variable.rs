@@ -16,6 +16,12 @@ impl Variable {
         Self { var: crate::core::graph().var(VarState::default()) }
     }
 
+    /// A variable that the bodies of its writers take turns by, and nothing else: device work that one leaves behind is in nobody's
+    /// way, and its failure neither.
+    pub fn for_turns() -> Self {
+        Self { var: crate::core::graph().var(VarState::for_turns()) }
+    }
+
     /// Identity in traces and diagnoses.
     pub fn id(&self) -> u64 {
         self.var.id().get()

@@ -17,7 +17,7 @@ use crate::export::{self, From, Request, poll_once};
 use crate::handle::EngineHandle;
 use crate::process::Own;
 use crate::tensor::{PyTensor, device_object};
-use crate::{buffer, call_sites, cuda_array, gate, running_loop, site};
+use crate::{buffer, call_sites, cuda_array, gate, running_loop, site, usm_array};
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -260,6 +260,13 @@ impl PyView {
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let lease = self.lease(py)?;
         cuda_array::describe(py, lease.tensor(), Some(lease.access()))
+    }
+
+    /// The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is not SYCL's.
+    #[getter]
+    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let lease = self.lease(py)?;
+        usm_array::describe(py, lease.tensor(), Some(lease.access()))
     }
 
     /// ``memoryview(view)``: the memory under this lease, which lasts until the last view of it is released.

@@ -10,12 +10,12 @@ use crate::export::poll_once;
 use crate::handle::EngineHandle;
 use crate::{gate, running_loop};
 
-/// The promise of a copy in host memory.
+/// The promise of a copy in memory of the device `to`.
 ///
 /// # Errors
 /// `WindowFullError` where waiting for room would stop an event loop; `ShutdownError`.
-pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor) -> PyResult<Tensor> {
-    submit(py, handle, tensor, DLDevice::CPU)?.or_raise(py)
+pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevice) -> PyResult<Tensor> {
+    submit(py, handle, tensor, to)?.or_raise(py)
 }
 
 /// As [`copied`], in memory of the device `to`, waiting until the copy is there; `None` when the engine takes no more operations.

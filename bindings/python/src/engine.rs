@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::devices::DLDevice;
+use estafette::devices::{DLDevice, Frontier};
 use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Access, Completion, Engine, Tensor, journal};
 use estafette_sync::sync::OnceLock;
@@ -235,7 +235,12 @@ impl PyEngine {
             let tensor = promise::import(x, engine, promise)?;
             imported(py);
             let copies = wanted.device.is_some() || copy == Some(true);
-            let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
+            let tensor = if copies {
+                let to = wanted.home(tensor.device().ok());
+                copied(py, &self.handle, &tensor, to)?
+            } else {
+                tensor
+            };
             return Bound::new(py, self.wrap(tensor));
         }
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
@@ -252,7 +257,12 @@ impl PyEngine {
         }
         let moved = wanted.device.is_some_and(|wanted| tensor.device().is_ok_and(|device| device != wanted));
         let copies = moved || copy == Some(true) && !made_a_copy;
-        let tensor = if copies { copied(py, &self.handle, &tensor)? } else { tensor };
+        let tensor = if copies {
+            let to = wanted.home(tensor.device().ok());
+            copied(py, &self.handle, &tensor, to)?
+        } else {
+            tensor
+        };
         Bound::new(py, self.wrap(tensor))
     }
 
@@ -673,14 +683,22 @@ impl PyEngine {
         if !copies {
             return Ok(tensor.clone());
         }
-        Bound::new(py, self.wrap(copied(py, &self.handle, inner)?))
+        Bound::new(py, self.wrap(copied(py, &self.handle, inner, wanted.home(inner.device().ok()))?))
     }
 
     /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
         let immutable = managed.version().is_none();
+        let device = managed.device();
+        let mut ready = Frontier::default();
+        if stream::has_default_stream(device)
+            && let Some(device) = stream::device_of(py, device)?
+        {
+            // What is given to our exchange table is ordered before the stream that it says is ours, by now.
+            ready.insert(device.default_queue().record().map_err(estafette::Error::from).or_raise(py)?);
+        }
         // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
-        let tensor = unsafe { self.engine(py)?.import_ordered(managed, Default::default(), immutable) };
+        let tensor = unsafe { self.engine(py)?.import_ordered(managed, ready, immutable) };
         IMPORTED.fetch_add(1, Ordering::Relaxed);
         Bound::new(py, self.wrap(tensor.or_raise(py)?))
     }

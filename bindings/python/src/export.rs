@@ -99,7 +99,7 @@ pub fn host_can_read(device: DLDevice) -> bool {
 }
 
 /// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
-fn home_of_copies(device: DLDevice) -> DLDevice {
+pub fn home_of_copies(device: DLDevice) -> DLDevice {
     let own = [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type);
     if own { device } else { DLDevice::CPU }
 }

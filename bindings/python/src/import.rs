@@ -15,7 +15,7 @@ use crate::export::host_can_read;
 use crate::peer_table::PeerTable;
 use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::unordered::{self, Reason};
-use crate::{capsule, cuda_array, export, fastcall, stream, sycl};
+use crate::{capsule, cuda_array, export, fastcall, stream, sycl, usm_array};
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -35,7 +35,13 @@ pub struct Wanted {
 impl Wanted {
     /// Whether a copy that is made here gives what is wanted, where the producer did not.
     pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
-        self.device == Some(DLDevice::CPU) && self.copy != Some(false) && export::can_go_to_host(device)
+        let reachable = |to: DLDevice| to == DLDevice::CPU || to.device_type == DeviceType::ONE_API;
+        self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
+    }
+
+    /// Where a copy of memory on `device` goes that is made here.
+    pub fn home(&self, device: Option<DLDevice>) -> DLDevice {
+        self.device.unwrap_or_else(|| device.map_or(DLDevice::CPU, export::home_of_copies))
     }
 
     /// Whether the memory is taken as and where it is.
@@ -81,6 +87,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let (mut managed, ready) = match known.table {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
         _ if cuda_array::is_all_there_is(object)? => cuda_array::take(object)?,
+        _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
         _ => through_protocol(object, peer, wanted)?,
     };
     let immutable = managed.version().is_none() && peer.legacy == Legacy::ReadOnly;
@@ -153,6 +160,17 @@ fn through_protocol(
     {
         // Said before anything is taken: of a device that is not here, nothing could be given back in order.
         return Err(not_available(py, goal));
+    }
+    if let (Some(from), Some(to)) = (device, wanted.device)
+        && from != to
+        && to.device_type == DeviceType::ONE_API
+    {
+        // The numbers of the device table are ours to understand; a producer knows its own at best.
+        if !wanted.can_be_moved_from(from) {
+            let message = format!("memory on {from} cannot be imported on {to} without a copy");
+            return Err(raise(py, "ExchangeError", message));
+        }
+        return through_protocol(object, peer, &Wanted::default());
     }
     // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
     let acquisition = goal.map(|goal| stream::acquisition(py, goal)).transpose()?.flatten();

@@ -11,7 +11,8 @@
 //! | `buffer`, `copy` | Python's buffer protocol; copies as operations |
 //! | `exchange_table`, `peer_table` | DLPack's C exchange table, ours and others' |
 //! | `peers` | what we know of other libraries, by name |
-//! | `sycl` | queues of dpctl, USM arrays, the device table |
+//! | `sycl`, `turns` | queues of dpctl, the device table; functions on one queue take turns |
+//! | `usm_array` | the SYCL USM array interface, both ways |
 //! | `unordered` | exchanges that nobody could order |
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
@@ -68,7 +69,9 @@ mod suspension;
 mod sycl;
 mod tensor;
 mod thread_state;
+mod turns;
 mod unordered;
+mod usm_array;
 mod variable;
 mod watch;
 

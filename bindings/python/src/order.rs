@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DLDevice, Queue};
+use estafette::devices::{DLDevice, DeviceType, Queue};
 use estafette::{Engine, OpBuilder, Tensor, Tensors, Variable};
 use estafette_sync::sync::OnceLock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -13,7 +13,7 @@ use crate::body::{Body, On, Use};
 use crate::import::parse_device;
 use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
 use crate::variable::PyVariable;
-use crate::{stream, sycl};
+use crate::{stream, sycl, turns};
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]
@@ -99,6 +99,7 @@ pub fn of_submit(
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
+    operands.write_vars.extend(queue.as_deref().and_then(turns::on));
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
         let Some(list) = list else { continue };
@@ -157,6 +158,7 @@ pub fn of_call(
     let on = queue_of(on)?;
     let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
     let mut operands = Operands::default();
+    operands.write_vars.extend(queue.as_deref().and_then(turns::on));
     for item in tensors {
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
@@ -204,6 +206,11 @@ fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
     let device = parse_device(on)?;
     if device == DLDevice::CPU {
         return Ok(None);
+    }
+    if device.device_type == DeviceType::ONE_API {
+        // What SYCL's libraries enqueue goes to a queue that they agree on, not to one of ours.
+        let (queue, owner) = sycl::common_queue(on.py(), device)?;
+        return Ok(Some(On::theirs(queue, &owner)));
     }
     match stream::device_of(on.py(), device)? {
         Some(device) => Ok(Some(On::ours(device.default_queue()))),

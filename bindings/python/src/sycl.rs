@@ -76,6 +76,58 @@ pub fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
     }
 }
 
+/// The queue that dpctl and dpnp use on the device `id` unless they are told otherwise, which dpctl keeps for everybody, and dpctl's
+/// object of it.
+///
+/// # Errors
+/// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that nobody has registered;
+/// `ImportError` without dpctl.
+pub fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
+    resolve(py, id)?;
+    let none = || {
+        let message =
+            format!("on={id}: of a registered context name the queue, for example a dpctl.SyclQueue");
+        PyValueError::new_err(message)
+    };
+    if id.device_id >= table::FIRST_REGISTERED {
+        return Err(none());
+    }
+    let device = py.import("dpctl")?.call_method0("get_devices")?.get_item(id.device_id)?;
+    let manager = py.import("dpctl._sycl_queue_manager")?;
+    let queue = manager.call_method1("get_device_cached_queue", (device,))?;
+    Ok((queue_on(&queue, Some(id))?.ok_or_else(none)?, queue))
+}
+
+/// The pointer to the `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.
+pub fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
+    let py = object.py();
+    if let Ok(capsule) = object.cast::<PyCapsule>() {
+        let pointer = capsule.pointer_checked(Some(c"SyclContextRef"));
+        return pointer
+            .map(Some)
+            .map_err(|_| PyTypeError::new_err("this capsule holds no SYCL context (`SyclContextRef`)"));
+    }
+    if object.hasattr(intern!(py, "sycl_context"))? {
+        return Ok(None);
+    }
+    let Some(address) = object.getattr_opt(intern!(py, "addressof_ref"))? else { return Ok(None) };
+    Ok(NonNull::new(ptr::with_exposed_provenance_mut(address.call0()?.extract::<usize>()?)))
+}
+
+/// The number of the first device of `context`, a live context, if the device table knows it.
+pub fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Option<DLDevice>> {
+    suggest(py)?;
+    let entries = gate::detach(py, table::entries);
+    let found = entries.iter().find(|entry| {
+        let device = entry.device.as_ref().map(|device| &**device as &dyn std::any::Any);
+        // SAFETY: the object is alive and vouches for its pointer.
+        device
+            .and_then(|device| device.downcast_ref::<sycl::SyclDevice>())
+            .is_some_and(|device| unsafe { device.is_of_context(context) })
+    });
+    Ok(found.map(|entry| entry.id))
+}
+
 /// The pointer to the `sycl::queue` of a `dpctl.SyclQueue` or of its capsule; `None` for anything else.
 fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
     let py = object.py();
@@ -84,6 +136,9 @@ fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
         pointer.map_err(|_| PyTypeError::new_err("this capsule holds no SYCL queue (`SyclQueueRef`)"))
     };
     if let Ok(capsule) = object.cast::<PyCapsule>() {
+        if capsule.pointer_checked(Some(c"SyclContextRef")).is_ok() {
+            return Ok(None);
+        }
         return named(capsule).map(Some);
     }
     if !object.hasattr(intern!(py, "sycl_context"))? {

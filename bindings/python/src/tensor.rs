@@ -22,7 +22,7 @@ use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::{buffer, cuda_array, gate, promise, running_loop};
+use crate::{buffer, cuda_array, gate, promise, running_loop, usm_array};
 
 /// A promise of an n-dimensional array.
 ///
@@ -257,6 +257,13 @@ impl PyTensor {
         unsafe { buffer::release(view) };
     }
 
+    /// The memory for libraries of SYCL that know no DLPack. Waits until the data is there; nobody is told when the consumer is done, so
+    /// the tensor must not be written meanwhile. Missing on memory that is not SYCL's.
+    #[getter]
+    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        usm_array::describe(py, self.tensor(py)?, None)
+    }
+
     /// For NumPy, where a buffer will not do: ``np.asarray(t, dtype)``. The array has a read lease, or is a copy.
     #[pyo3(signature = (dtype = None, copy = None))]
     fn __array__<'py>(
@@ -279,7 +286,7 @@ impl PyTensor {
                 Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
             }
             // Where it will be is not known before it is defined, so the operation finds out.
-            _ => Bound::new(py, Self::new(copied(py, engine, tensor)?, engine.clone())),
+            _ => Bound::new(py, Self::new(copied(py, engine, tensor, DLDevice::CPU)?, engine.clone())),
         }
     }
 

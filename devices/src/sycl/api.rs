@@ -90,6 +90,7 @@ functions! {
     queue_copy = b"DPCTLQueue_Copy\0": fn(Object) -> Object;
     queue_delete = b"DPCTLQueue_Delete\0": fn(Object);
     queue_in_order = b"DPCTLQueue_IsInOrder\0": fn(Object) -> bool;
+    queue_hash = b"DPCTLQueue_Hash\0": fn(Object) -> usize;
     queue_profiles = b"DPCTLQueue_HasEnableProfiling\0": fn(Object) -> bool;
     queue_context = b"DPCTLQueue_GetContext\0": fn(Object) -> Object;
     queue_device = b"DPCTLQueue_GetDevice\0": fn(Object) -> Object;

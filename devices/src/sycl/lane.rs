@@ -272,6 +272,11 @@ impl Lane {
         Ok(self.handles[0].handle.raw())
     }
 
+    /// The runtime's queue, for calls that enqueue nothing.
+    pub(super) fn raw(&self) -> Object {
+        self.handles[0].handle.raw()
+    }
+
     /// An event of everything enqueued so far, and whether there was anything since the last one. The number goes up if so.
     pub(super) fn record(&mut self) -> Result<Option<Arc<Event>>, DeviceError> {
         if self.fresh.is_empty() {

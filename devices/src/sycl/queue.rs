@@ -2,7 +2,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
 use crate::source::Timeline;
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId, Timing};
@@ -21,6 +21,8 @@ pub struct SyclQueue {
     /// The numbers of a queue of ours. Others enqueue on a foreign one, so there every fence stands alone.
     progress: Option<Arc<Progress>>,
     lane: Mutex<Lane>,
+    /// What whoever made it wants kept as long as it is.
+    kept: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 impl SyclQueue {
@@ -49,7 +51,14 @@ impl SyclQueue {
         // Of a foreign queue the order is not known here: what others enqueue comes between.
         let handles = handles.map(|handle| Native::new(shared, handle, progress.is_none())).collect();
         let lane = Lane::new(shared, handles, id, in_order && progress.is_some());
-        Arc::new(Self { shared: Arc::clone(shared), id, in_order, progress, lane: Mutex::new(lane) })
+        Arc::new(Self {
+            shared: Arc::clone(shared),
+            id,
+            in_order,
+            progress,
+            lane: Mutex::new(lane),
+            kept: OnceLock::new(),
+        })
     }
 
     /// The SYCL queue behind `queue`, if it is one.
@@ -60,6 +69,18 @@ impl SyclQueue {
     /// Whether others enqueue on it too.
     pub fn is_foreign(&self) -> bool {
         self.progress.is_none()
+    }
+
+    /// What tells the runtime's queue from others as long as a wrapper of it lives. Two wrappers of one queue have it in common.
+    pub fn identity(&self) -> usize {
+        let lane = self.lane();
+        // SAFETY: a live queue.
+        unsafe { (self.shared.api().queue_hash)(lane.raw()) }
+    }
+
+    /// Keeps `what` for as long as this wrapper lives. Only the first call counts.
+    pub fn keep(&self, what: Arc<dyn Any + Send + Sync>) {
+        let _ = self.kept.set(what);
     }
 
     /// Enqueues setting `bytes` bytes at `at` to `value`.

@@ -1,0 +1,218 @@
+//! The SYCL USM array interface, version 1, in both directions (IntelPython/dpctl: docs, "USM memory manager and array
+//! interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is known by.
+//!
+//! It keeps nothing alive and says nothing of order. So of an import the object itself is kept until the last use of the memory is
+//! over, and what its queue had by then comes first, where `syclobj` is one. Of an export nobody tells when the consumer is done:
+//! the dictionary of a tensor is that of memory that is ready, without a lease, and counted as an exchange that could not be
+//! ordered.
+
+use std::ptr::{self, NonNull};
+
+use estafette::devices::sycl::SyclDevice;
+use estafette::devices::{DLDevice, Device, DeviceType, Frontier, Queue, table};
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::{Access, DType, Layout, Tensor};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use crate::body::would_block;
+use crate::error::{OrRaise, raise, to_py};
+use crate::export::until_defined;
+use crate::unordered::{self, Reason};
+use crate::{gate, running_loop, sycl};
+
+const NAME: &str = "__sycl_usm_array_interface__";
+const VERSION: i64 = 1;
+
+/// Whether an object speaks this interface and not DLPack, as `dpctl.memory`'s do.
+pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = object.py();
+    Ok(!object.hasattr(intern!(py, "__dlpack__"))? && object.hasattr(intern!(py, NAME))?)
+}
+
+/// Takes over the memory behind an object that has the interface, and keeps the object.
+///
+/// # Errors
+/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
+/// it names, or of a context that the device table does not know.
+pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
+    let py = object.py();
+    let interface = object.getattr(intern!(py, NAME))?;
+    let interface = interface
+        .cast_into::<PyDict>()
+        .map_err(|_| PyTypeError::new_err(format!("`{NAME}` is no dictionary")))?;
+    let entry = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
+    let needed =
+        |name: &str| entry(name)?.ok_or_else(|| PyValueError::new_err(format!("`{NAME}` has no {name:?}")));
+    let version: i64 = needed("version")?.extract()?;
+    if version != VERSION {
+        return Err(PyValueError::new_err(format!("`{NAME}` is of version {version}; {VERSION} is known")));
+    }
+    let shape: Vec<i64> = needed("shape")?.extract()?;
+    let (address, read_only): (usize, bool) = needed("data")?.extract()?;
+    let dtype = dtype_of(&needed("typestr")?.extract::<String>()?)?;
+    let named = needed("syclobj")?;
+    let (id, device) = device_of(&named)?;
+    let ready = ready_at(&named, id)?;
+    let strides: Option<Vec<i64>> = entry("strides")?.map(|strides| strides.extract()).transpose()?;
+    let layout = match strides {
+        None => Layout::contiguous(dtype, id, &shape),
+        Some(strides) => Layout::strided(dtype, id, &shape, &strides),
+    };
+    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let offset: i64 = entry("offset")?.map_or(Ok(0), |offset| offset.extract())?;
+    let bytes = isize::try_from(offset).ok().and_then(|offset| offset.checked_mul(dtype.itemsize() as isize));
+    let first = bytes.and_then(|bytes| address.checked_add_signed(bytes)).ok_or_else(|| {
+        PyValueError::new_err(format!("offset {offset} of `{NAME}` leads out of the address space"))
+    })?;
+    let data: *mut u8 = ptr::with_exposed_provenance_mut(first);
+    let empty = layout.is_empty();
+    let known = device.downcast::<SyclDevice>().is_some_and(|device| device.usm_kind_of(data).is_some());
+    if !empty && !known {
+        let message = format!("the memory at {first:#x} is no unified shared memory of the context of {id}");
+        return Err(raise(py, "ExchangeError", message));
+    }
+    let keeper = object.clone().unbind();
+    let let_go = move || {
+        let mut keeper = Some(keeper);
+        // With the gate closed it is left to the interpreter that is going away.
+        gate::attach(|_| drop(keeper.take()));
+        std::mem::forget(keeper);
+    };
+    let flags = ExportFlags { read_only, is_copied: false };
+    // SAFETY: the object vouches for its memory as long as it lives, and it is kept until the deleter is called.
+    Ok((unsafe { export(&layout, data.cast(), flags, Abi::Versioned, let_go) }, ready))
+}
+
+/// When the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
+fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Frontier> {
+    if named.is_instance_of::<PyString>() {
+        return Ok(Frontier::default());
+    }
+    let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(Frontier::default()) };
+    let fence = queue.record().map_err(|error| raise(named.py(), "ExchangeError", error.to_string()))?;
+    Ok(Frontier::from(fence))
+}
+
+/// The device that `syclobj` stands for: a queue or its capsule, a context, or a device's filter string.
+fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Known)> {
+    let py = named.py();
+    if let Ok(text) = named.cast::<PyString>() {
+        let dpctl = py.import("dpctl")?;
+        let device = dpctl.call_method1("SyclDevice", (text,))?;
+        let number: i32 = dpctl.call_method0("get_devices")?.call_method1("index", (device,))?.extract()?;
+        return entry(py, DLDevice::new(DeviceType::ONE_API, number));
+    }
+    if let Some(queue) = sycl::queue_on(named, None)? {
+        return entry(py, queue.device());
+    }
+    let context = sycl::context_of(named)?.ok_or_else(|| {
+        PyTypeError::new_err(format!(
+            "`syclobj` of `{NAME}` is {}: no SYCL queue, context or filter string",
+            named.repr().map_or_else(|_| "an object".into(), |text| text.to_string())
+        ))
+    })?;
+    sycl::device_of_context(py, context)?.map_or_else(
+        || {
+            let message = "the memory is of a context that the device table does not know; register it";
+            Err(raise(py, "ExchangeError", message.to_owned()))
+        },
+        |id| entry(py, id),
+    )
+}
+
+/// A device of the table.
+struct Known(std::sync::Arc<dyn Device>);
+
+impl Known {
+    fn downcast<D: Device>(&self) -> Option<&D> {
+        let device: &dyn std::any::Any = &*self.0;
+        device.downcast_ref()
+    }
+}
+
+fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Known)> {
+    let entry = gate::detach(py, || table::resolve(id));
+    let device = entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device;
+    let device =
+        device.ok_or_else(|| raise(py, "ExchangeError", format!("{id} is a context without a device")))?;
+    Ok((id, Known(device)))
+}
+
+/// NumPy's letters for DLPack's codes of element types.
+const KINDS: [(char, u8); 5] = [('i', 0), ('u', 1), ('f', 2), ('c', 5), ('b', 6)];
+
+fn dtype_of(text: &str) -> PyResult<DType> {
+    let wrong = || PyTypeError::new_err(format!("typestr {text:?} of `{NAME}` is no type that is known"));
+    let bare = text.strip_prefix(['|', '<', '=']).ok_or_else(wrong)?;
+    let (kind, bytes) = bare.split_at_checked(1).ok_or_else(wrong)?;
+    let bytes: u8 = bytes.parse().map_err(|_| wrong())?;
+    let code = KINDS.iter().find(|(letter, _)| kind.starts_with(*letter)).map(|(_, code)| *code);
+    let code = code.filter(|_| bytes.is_power_of_two() && bytes <= 16).ok_or_else(wrong)?;
+    Ok(DType::new(code, bytes * 8))
+}
+
+fn typestr_of(dtype: DType) -> Option<String> {
+    let letter = KINDS.iter().find(|(_, code)| *code == dtype.code).map(|(letter, _)| *letter)?;
+    let whole = dtype.lanes == 1 && dtype.bits % 8 == 0;
+    whole.then(|| format!("{}{letter}{}", if dtype.bits == 8 { '|' } else { '<' }, dtype.bits / 8))
+}
+
+/// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
+///
+/// # Errors
+/// `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
+/// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
+pub fn describe<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    leased: Option<Access>,
+) -> PyResult<Bound<'py, PyDict>> {
+    if leased.is_none() {
+        until_defined(py, tensor)?;
+    }
+    let place = tensor.device().or_raise(py)?;
+    let lacks = |why: String| PyAttributeError::new_err(format!("no `{NAME}`: {why}"));
+    if place.device_type != DeviceType::ONE_API {
+        return Err(lacks(format!("the memory is on {place}")));
+    }
+    let dtype = tensor.dtype().or_raise(py)?;
+    let typestr =
+        typestr_of(dtype).ok_or_else(|| lacks(format!("it has no name for elements of type {dtype}")))?;
+    let (_, device) = entry(py, place)?;
+    let device =
+        device.downcast::<SyclDevice>().ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
+    // A context and no queue of ours: dpctl enqueues on its own.
+    let context = NonNull::new(ptr::with_exposed_provenance_mut(device.native_context()))
+        .ok_or_else(|| lacks("the context is gone".into()))?;
+    let dpctl = py.import("dpctl").map_err(|_| lacks("dpctl is not here".into()))?;
+    // SAFETY: a live context for as long as the device lives; dpctl copies it below.
+    let capsule = unsafe {
+        Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyCapsule_New(context.as_ptr(), c"SyclContextRef".as_ptr(), None),
+        )
+    }?;
+    let context = dpctl.call_method1("SyclContext", (capsule,))?;
+    if leased.is_none() {
+        if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the tensor"));
+        }
+        gate::detach(py, || tensor.wait()).or_raise(py)?;
+        unordered::note(py, false, Reason::Untracked, place.to_string());
+    }
+    let layout = tensor.layout().or_raise(py)?;
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", VERSION)?;
+    dictionary.set_item("typestr", typestr)?;
+    dictionary.set_item("shape", PyTuple::new(py, layout.shape())?)?;
+    dictionary.set_item("strides", PyTuple::new(py, layout.strides())?)?;
+    dictionary.set_item("offset", 0)?;
+    let address = tensor.data_ptr().or_raise(py)?.expose_provenance();
+    dictionary.set_item("data", (address, leased != Some(Access::Write)))?;
+    dictionary.set_item("syclobj", context)?;
+    Ok(dictionary)
+}
