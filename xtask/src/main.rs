@@ -4,6 +4,7 @@
 //! library alone: a handful of flags needs no argument parser, and a chore that compiles in a second gets used.
 
 mod counts;
+mod gpu;
 mod install;
 mod instructions;
 mod lint;
@@ -45,10 +46,16 @@ commands
                  --check      measure nothing; compare each peer's result with the sequential one
                  --install    install the Debian packages that the peers need (apt-get, as root)
                  --save       write the tables to benches/results/DATE-peers.md
+  gpu [--only STEP,...]
+               checks and figures on a real GPU, with the libraries of the machine's Python: what is there is run, the rest is
+               skipped with the reason; writes benches/results/DATE-gpu.md. Without a driver or device it says so
+                 --only       these steps, without a record; `gpu-suite --help` has their names
+  gpu --package FOLDER
+               the same as a folder for a machine without Rust: `sh run.sh` there runs it
   help         this text
 
 environment
-  ESTAFETTE_PYTHON   the Python interpreter (3.11 or newer) to make the environment with
+  ESTAFETTE_PYTHON   the Python interpreter (3.11 or newer) to make the environment with; for `gpu`, the one to run with
 ";
 
 fn main() -> ExitCode {
@@ -67,6 +74,7 @@ fn main() -> ExitCode {
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
         ["peers", rest @ ..] => peers::Options::parse(rest).and_then(|options| peers::run(&options)),
+        ["gpu", rest @ ..] => gpu::Options::parse(rest).and_then(|options| gpu::run(&options)),
         ["install", prefix] => install::run(prefix),
         ["wheel"] => wheel(),
         ["venv"] => venv(python::Peers::All),

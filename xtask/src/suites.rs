@@ -37,8 +37,13 @@ impl Model {
     }
 }
 
-/// Features of tests that need the runtime of a device, which a plain test run has not got.
-pub const NEEDING_A_RUNTIME: &str = "estafette-devices/sycl-tests,tests/sycl-tests";
+/// Features of tests that need the runtime of a device, which a plain test run has not got, or a simulator of it, which takes
+/// its time.
+pub const NEEDING_A_RUNTIME: &str =
+    "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/cuda-tests,tests/sycl-tests";
+
+/// The feature of the GPU suite that lets it run without a GPU.
+pub const REHEARSAL: &str = "estafette-gpu-suite/simulator";
 
 /// The Rust tests leave out the extension: it has no interpreter to run in.
 const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
@@ -214,6 +219,53 @@ pub const SUITES: &[Suite] = &[
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
             environment.name_opencl(&mut tests);
             vec![tests]
+        },
+    },
+    Suite {
+        name: "cuda",
+        about: "CUDA devices on a simulated driver, which finds what nothing ordered; no GPU",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            vec![cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
+                &["--features", NEEDING_A_RUNTIME],
+            )]
+        },
+    },
+    Suite {
+        name: "cuda-python",
+        about: "CUDA memory and streams in Python, with doubles of libraries, on a simulated driver; no GPU",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(10),
+        commands: |context| {
+            let build = cargo(&context.target, &["build", "--package", "estafette-cuda-sim"], &[]);
+            let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/cuda"]);
+            tests.env("ESTAFETTE_CUDA_SIM", context.target.join("debug/libestafette_cuda_sim.so"));
+            vec![build, tests]
+        },
+    },
+    Suite {
+        name: "gpu-rehearsal",
+        about: "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
+        fast: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| {
+            let suite = ["run", "--package", "estafette-gpu-suite", "--features", REHEARSAL];
+            let rehearse =
+                |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
+            let files =
+                names_in("tests/gpu/python", "py").into_iter().filter(|file| file.starts_with("gpu_"));
+            let mut commands = vec![cargo(&context.target, &suite, &["--", "--simulator"])];
+            commands.extend(files.map(|file| rehearse(&file)));
+            commands
         },
     },
     Suite {

@@ -20,6 +20,9 @@ use super::stream::Stream;
 /// An anchor is used this long. After 4 s a single-precision millisecond is exact to 0.25 microseconds.
 const ANCHOR_NS: u64 = 4_000_000_000;
 
+/// What the device's clock says at the anchor, in nanoseconds: more than anything can have begun before it.
+const ANCHOR_AT_NS: f64 = 1e15;
+
 /// The clock of a context's device.
 #[derive(Default)]
 pub(super) struct DeviceClock {
@@ -30,7 +33,7 @@ pub(super) struct DeviceClock {
 struct Anchor {
     event: Arc<Event>,
     set_ns: u64,
-    /// Between nanoseconds since the anchor and the host's.
+    /// Between the device's clock and the host's.
     clock: Mutex<ClockBracket>,
     /// Where the event is.
     _stream: Arc<Stream>,
@@ -53,7 +56,7 @@ impl DeviceClock {
         let event = unsafe { Event::record_for(context, stream.raw(), Purpose::Time) }?;
         // It was not recorded before the call: that is known before anything is measured.
         let mut clock = ClockBracket::default();
-        clock.not_before(0, set_ns);
+        clock.not_before(ANCHOR_AT_NS as u64, set_ns);
         let fresh = Arc::new(Anchor { event, set_ns, clock: Mutex::new(clock), _stream: stream });
         *anchor = Some(Arc::clone(&fresh));
         Ok(fresh)
@@ -65,7 +68,7 @@ impl Anchor {
         self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nanoseconds from the anchor to `event`; `None` while either is not done.
+    /// When the device got to `event`, by its clock; `None` while either is not done.
     ///
     /// # Errors
     /// The context is broken.
@@ -77,8 +80,8 @@ impl Anchor {
             NOT_READY => Ok(None),
             code => {
                 context.check(code, "cannot tell the time between two events")?;
-                // Work that began before the anchor was set is not told.
-                Ok((milliseconds >= 0.0).then(|| (f64::from(milliseconds) * 1e6) as u64))
+                // Below the anchor's own time: work that was enqueued just after the anchor may have begun before it.
+                Ok(Some((ANCHOR_AT_NS + f64::from(milliseconds) * 1e6) as u64))
             }
         }
     }

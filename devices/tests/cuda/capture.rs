@@ -1,1 +1,225 @@
+//! Recordings of graphs: ours, and those of others that we must not disturb.
 
+use std::ptr;
+
+use cudarc::driver::sys::{self, CUgraph, CUstreamCaptureMode};
+use estafette_devices::cuda::CudaQueue;
+use estafette_devices::{Device, DeviceErrorKind, Fence, FenceState, Order, Queue, Reactor};
+
+use crate::harness::{ForeignStream, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle};
+
+fn begin(stream: &ForeignStream, mode: CUstreamCaptureMode) {
+    // SAFETY: a live stream.
+    unsafe { assert_ok(sys::cuStreamBeginCapture_v2(stream.raw, mode)) };
+}
+
+/// Ends the recording, which must be sound, and destroys what was recorded.
+fn end(stream: &ForeignStream) {
+    let mut graph: CUgraph = ptr::null_mut();
+    // SAFETY: the recording was begun on this thread.
+    unsafe {
+        assert_ok(sys::cuStreamEndCapture(stream.raw, &raw mut graph));
+        assert_ok(sys::cuGraphDestroy(graph));
+    }
+}
+
+fn is_done(fence: &Fence) -> bool {
+    matches!(fence.state(), FenceState::Done)
+}
+
+#[test]
+fn work_is_recorded_once_and_launched_often() {
+    let bench = bench();
+    let queue = bench.queue();
+    let [source, target] = [(); 2].map(|()| bench.memory(4_096));
+    fill(&queue, &source, 6);
+    settle(&record(&queue)).expect("nothing failed");
+    let graph = queue
+        .capture(|_| {
+            bench.copy(&queue, &source, &target);
+            fill(&queue, &source, 7);
+            Ok(())
+        })
+        .expect("the driver has graphs");
+    bench.assert_filled(&target, 0);
+    let before = bench.device.counters().graph_launches;
+    let release = block(&*queue);
+    let first = graph.launch(&queue).expect("it works");
+    let second = graph.launch(&queue).expect("it works");
+    assert!(!is_done(&first));
+    release();
+    settle(&first).expect("nothing failed");
+    settle(&second).expect("nothing failed");
+    bench.assert_filled(&target, 7);
+    assert_eq!(bench.device.counters().graph_launches - before, 2);
+    // A graph may go while it runs.
+    let release = block(&*queue);
+    let third = graph.launch(&queue).expect("it works");
+    drop(graph);
+    release();
+    settle(&third).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn a_recording_waits_for_nothing_outside_and_is_not_disturbed_by_who_asks() {
+    let bench = bench();
+    let (queue, other) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let release = block(&*other);
+    let outside = record(&other);
+    let held = block(&*queue);
+    fill(&queue, &memory, 1);
+    let before = record(&queue);
+    let mut inner = None;
+    let graph = queue.capture(|_| {
+        assert!(queue.is_capturing()?);
+        fill(&queue, &memory, 2);
+        assert_eq!(queue.order_after(&outside).expect_err("outside").kind(), DeviceErrorKind::Invalid);
+        // Asking for what came before is answered without touching the recording.
+        assert!(!before.is_done());
+        assert_eq!(other.order_after(&before)?, Order::Device);
+        assert!(other.allocates_beside(&*bench.device));
+        inner = Some(queue.record()?);
+        Ok(())
+    });
+    let graph = graph.expect("nothing disturbed it");
+    let inner = inner.expect("it was recorded");
+    assert!(!inner.is_done(), "it has no time");
+    let error = settle(&inner).expect_err("nobody waits for it for ever");
+    assert!(error.message().contains("graph"), "{error}");
+    assert!(queue.order_after(&inner).is_err(), "it means nothing outside");
+    held();
+    release();
+    settle(&before).expect("nothing failed");
+    settle(&graph.launch(&queue).expect("it works")).expect("nothing failed");
+    bench.assert_filled(&memory, 2);
+    bench.assert_nothing_wrong();
+}
+
+trait Beside {
+    fn allocates_beside(&self, device: &dyn Device) -> bool;
+}
+
+impl Beside for CudaQueue {
+    /// Makes and frees memory, which a recording must not notice.
+    fn allocates_beside(&self, device: &dyn Device) -> bool {
+        device.allocate(64, 64).is_ok() && device.create_queue().is_ok()
+    }
+}
+
+#[test]
+fn a_recording_that_goes_wrong_leaves_the_queue_as_it_was() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let refused = queue.capture(|_| {
+        fill(&queue, &memory, 1);
+        Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "changed its mind"))
+    });
+    assert_eq!(refused.expect_err("it said so").message(), "changed its mind");
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        queue.capture(|_| -> Result<(), _> { panic!("on purpose") }).map(drop)
+    }));
+    assert!(panicked.is_err());
+    let nested = queue.capture(|_| queue.capture(|_| Ok(())).map(drop));
+    assert_eq!(nested.expect_err("it records already").kind(), DeviceErrorKind::Invalid);
+    assert!(!queue.is_capturing().expect("it works"));
+    fill(&queue, &memory, 3);
+    settle(&record(&queue)).expect("nothing failed");
+    bench.assert_filled(&memory, 3);
+    bench.assert_nothing_wrong();
+}
+
+/// PyTorch records in global mode: then a query on any thread, of anything, would break its recording.
+#[test]
+fn a_recording_of_somebody_else_is_not_disturbed() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let stranger = bench.foreign_stream();
+    inside(&bench.device, || {
+        begin(&stranger, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        fill(&queue, &memory, 1);
+        let fence = record(&queue);
+        assert!(fence.wait_timeout(Some(crate::harness::PATIENCE)).expect("in time").is_ok());
+        assert!(queue.allocates_beside(&*bench.device));
+        let lone = bench.foreign_stream();
+        // SAFETY: the stream lives to the end of the block.
+        let acquired = unsafe { bench.device.foreign_queue(lone.handle()) }.expect("it is of the device");
+        settle(&acquired.record().expect("it works")).expect("nothing failed");
+        end(&stranger);
+    });
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn a_stream_that_records_gets_waits_and_records_and_no_query() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let [stranger, joined] = [(); 2].map(|()| bench.foreign_stream());
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    let written = record(&queue);
+    inside(&bench.device, || {
+        begin(&stranger, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+        // SAFETY: the streams live to the end of the test.
+        let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+        assert!(acquired.is_capturing().expect("the driver says"));
+        let before = bench.device.counters();
+        assert_eq!(acquired.order_after(&written).expect("a graph may wait for it"), Order::Device);
+        assert_eq!(bench.device.counters().events_given_up - before.events_given_up, 1);
+        stranger.fill(&memory, 2);
+        let point = acquired.record().expect("it works");
+        assert!(!point.observed_done());
+        assert!(settle(&point).is_err(), "it has no time");
+        // Within the same recording it means something: another stream joins, and is joined again.
+        // SAFETY: as above.
+        let second = unsafe { bench.device.foreign_queue(joined.handle()) }.expect("it is of the device");
+        assert!(second.order_after(&point).is_err(), "a stream that does not record does not join unasked");
+        let after = bench.device.counters();
+        assert_eq!(after.event_queries, before.event_queries, "nothing of it was queried");
+        end(&stranger);
+    });
+    release();
+    settle(&written).expect("nothing failed");
+    assert_eq!(order(&queue, &written), Order::Nothing);
+    bench.assert_nothing_wrong();
+}
+
+/// A stream of ours whose handle somebody has may be recorded on. What is asked of it meanwhile is answered afterwards.
+#[test]
+fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
+    let bench = bench();
+    let (queue, other) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    let before = record(&queue);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let stream = ptr::with_exposed_provenance_mut(queue.native());
+    inside(&bench.device, || {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream.
+        unsafe { assert_ok(sys::cuStreamBeginCapture_v2(stream, mode)) };
+        assert!(queue.is_capturing().expect("the driver says"));
+        assert!(!before.is_done());
+        Reactor::global().when_settled([&before], move |outcome| {
+            sender.send(outcome).expect("the test listens");
+        });
+        assert!(other.order_after(&before).is_err(), "no event can be recorded for it now");
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the recording was begun on this thread.
+        unsafe {
+            assert_ok(sys::cuStreamEndCapture(stream, &raw mut graph));
+            assert_ok(sys::cuGraphDestroy(graph));
+        }
+    });
+    assert_eq!(order(&other, &before), Order::Device);
+    release();
+    let told = receiver.recv_timeout(PATIENCE).expect("who asked meanwhile is told");
+    assert!(told.is_ok());
+    settle(&record(&other)).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}

@@ -1,1 +1,136 @@
+//! What an operation on one stream costs the driver.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Bench, MOMENT, bench, block, fill, order, record, settle};
+
+#[test]
+fn a_chain_on_one_stream_records_no_event_and_writes_nothing() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let before = bench.device.counters();
+    let release = block(&*queue);
+    let mut last = record(&queue);
+    for round in 0..500 {
+        order(&queue, &last);
+        fill(&queue, &memory, round as u8);
+        last = record(&queue);
+    }
+    let chained = bench.device.counters();
+    assert_eq!(chained.events_recorded, before.events_recorded);
+    assert_eq!((chained.waits, chained.writes), (before.waits, before.writes));
+    assert_eq!(chained.queue_queries, before.queue_queries, "nobody asked");
+    release();
+    settle(&last).expect("nothing failed");
+    let after = bench.device.counters();
+    assert_eq!(after.writes - before.writes, 1, "the host asked once");
+    assert_eq!(after.events_recorded, before.events_recorded);
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn asking_again_is_a_load() {
+    const ASKED: u32 = 100_000;
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    let fence = record(&queue);
+    assert!(!fence.is_done(), "asked once, and now the device tells");
+    let before = bench.device.counters();
+    let start = Instant::now();
+    for _ in 0..ASKED {
+        assert!(!fence.is_done());
+    }
+    let took = start.elapsed();
+    let after = bench.device.counters();
+    assert_eq!(after.event_queries, before.event_queries);
+    assert_eq!(after.writes, before.writes);
+    // Now and then it is made sure that the device still works, as often as time allows.
+    let most = took.as_micros() / 200 + 1;
+    assert!(u128::from(after.queue_queries - before.queue_queries) <= most, "{after:?} after {took:?}");
+    eprintln!("{:?} for each time a pending fence was asked (simulator, not a result)", took / ASKED);
+    release();
+    settle(&fence).expect("nothing failed");
+    assert!(took < Duration::from_secs(10));
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn what_is_done_is_found_done_when_it_is_first_asked_for() {
+    let bench = bench();
+    let (queue, consumer) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    fill(&queue, &memory, 1);
+    let first = record(&queue);
+    order(&consumer, &first);
+    settle(&record(&consumer)).expect("nothing failed");
+    assert!(first.is_done(), "its event was there already");
+    fill(&queue, &memory, 2);
+    let second = record(&queue);
+    // Another queue's fence is done after a wait for it; so is what it waited for.
+    order(&consumer, &second);
+    settle(&record(&consumer)).expect("nothing failed");
+    assert!(second.is_done());
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn events_are_used_again_and_again() {
+    let bench = bench();
+    let (queue, consumer) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let round = || {
+        for _ in 0..100 {
+            fill(&queue, &memory, 1);
+            let fence = record(&queue);
+            order(&consumer, &fence);
+        }
+        settle(&record(&consumer)).expect("nothing failed");
+        settle(&record(&queue)).expect("nothing failed");
+    };
+    round();
+    let before = bench.device.counters();
+    (0..10).for_each(|_| round());
+    let after = bench.device.counters();
+    assert!(after.events_recorded - before.events_recorded >= 1_000);
+    let created = after.events_created - before.events_created;
+    assert!(created < 100, "{created} more events, though none is held");
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn a_stream_goes_with_its_last_fence_and_its_work_goes_on() {
+    let bench = bench();
+    let memory = bench.memory(64);
+    // More streams than one page has words, with a number on its way to each word; only the last fence is kept.
+    let held_back = |bench: &Bench| {
+        let queue = bench.queue();
+        let release = block(&*queue);
+        let fence = record(&queue);
+        assert!(!fence.is_done());
+        (queue, fence, release)
+    };
+    let old: Vec<_> = (0..100).map(|_| held_back(&bench)).collect();
+    let mut releases: Vec<_> = old.into_iter().map(|(_, _, release)| release).collect();
+    let (queue, _, release) = held_back(&bench);
+    fill(&queue, &memory, 7);
+    let last = record(&queue);
+    releases.push(release);
+    drop(queue);
+    let fresh: Vec<_> = (0..100).map(|_| held_back(&bench)).collect();
+    releases.into_iter().for_each(|release| release());
+    settle(&last).expect("nothing failed");
+    thread::sleep(MOMENT);
+    // A word that had been used again would have got the number of the stream that it was of before.
+    assert!(fresh.iter().all(|(_, fence, _)| !fence.is_done()), "these are still held back");
+    for (_, fence, release) in fresh {
+        release();
+        settle(&fence).expect("nothing failed");
+    }
+    bench.assert_filled(&memory, 7);
+    bench.assert_nothing_wrong();
+}

@@ -1,1 +1,148 @@
+//! A fault breaks all of its context. Only a simulator can be broken and go on.
 
+use estafette_devices::{Device, DeviceErrorKind, FenceState, Queue, Reactor};
+
+use crate::harness::{PATIENCE, bench, block, break_next, fill, order, record, settle};
+
+const ILLEGAL_ADDRESS: i64 = 700;
+const WHY: &str = "a fault ends a process's use of a GPU for good";
+
+/// Successors that were issued before anybody saw the fault fail with its cause, on other streams too.
+#[test]
+fn a_fault_is_seen_after_its_successors_were_issued() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let (broken, waiting, aside) = (bench.queue(), bench.queue(), bench.queue());
+    let [memory, copy] = [(); 2].map(|()| bench.memory(64));
+    let release = block(&*broken);
+    break_next(simulator, &broken);
+    fill(&broken, &memory, 1);
+    let faulty = record(&broken);
+    order(&waiting, &faulty);
+    bench.copy(&waiting, &memory, &copy);
+    let successor = record(&waiting);
+    let hold = block(&*aside);
+    let unrelated = record(&aside);
+    release();
+    let root = settle(&faulty).expect_err("its work failed");
+    assert_eq!((root.kind(), root.code()), (DeviceErrorKind::Fault, Some(ILLEGAL_ADDRESS)));
+    assert!(root.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{root}");
+    for fence in [&successor, &unrelated, &faulty] {
+        let error = settle(fence).expect_err("the context is broken");
+        assert!(error.same_root(&root), "{error} is not {root}");
+    }
+    assert!(broken.record().is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.create_queue().is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.allocate(64, 64).is_err_and(|error| error.same_root(&root)));
+    assert!(bench.device.fault().is_some_and(|error| error.same_root(&root)));
+    hold();
+    bench.assert_nothing_wrong();
+}
+
+/// What came before the fault and was seen done stays done; nothing after it is.
+#[test]
+fn a_fault_in_the_middle_of_a_chain() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let (first, second) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    fill(&first, &memory, 1);
+    let before = record(&first);
+    settle(&before).expect("nothing failed yet");
+    let release = block(&*first);
+    fill(&first, &memory, 2);
+    let earlier = record(&first);
+    break_next(simulator, &first);
+    fill(&first, &memory, 3);
+    let middle = record(&first);
+    order(&second, &middle);
+    fill(&second, &memory, 4);
+    let crossed = record(&second);
+    order(&first, &crossed);
+    fill(&first, &memory, 5);
+    let last = record(&first);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    Reactor::global().when_settled([&middle, &last], move |outcome| {
+        sender.send(outcome).expect("the test listens");
+    });
+    release();
+    let told = receiver.recv_timeout(PATIENCE).expect("nobody hangs").expect_err("the chain broke");
+    for fence in [&middle, &crossed, &last] {
+        let FenceState::Failed(error) = fence.state() else { panic!("{fence:?} cannot be done") };
+        assert!(error.same_root(&told));
+        // As often as it is asked.
+        assert!(matches!(fence.state(), FenceState::Failed(again) if again.same_root(&error)));
+    }
+    assert!(before.is_done());
+    // Nobody had asked about this one: it may be known to be done, or lost with the rest, and stays what it is.
+    let known = matches!(settle(&earlier), Ok(()));
+    assert_eq!(known, earlier.is_done());
+}
+
+/// Memory that broken work may still write to is leaked, never given to anybody else.
+#[test]
+fn memory_of_a_broken_device_is_leaked_and_counted() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let queue = bench.queue();
+    let (memory, pinned) = (bench.memory(640), bench.device.allocate_pinned(64, 64).expect("there is room"));
+    let release = block(&*queue);
+    break_next(simulator, &queue);
+    fill(&queue, &memory, 1);
+    release();
+    assert!(settle(&record(&queue)).is_err());
+    let freed = ["cuMemFreeAsync", "cuMemFree_v2", "cuMemFreeHost"].map(|function| simulator.calls(function));
+    drop((memory, pinned));
+    let counters = bench.device.counters();
+    assert_eq!((counters.leaked_allocations, counters.leaked_bytes), (2, 704));
+    let after = ["cuMemFreeAsync", "cuMemFree_v2", "cuMemFreeHost"].map(|function| simulator.calls(function));
+    assert_eq!(freed, after);
+}
+
+/// A queue of a sound device that waits for work of a broken one would wait for ever.
+#[test]
+fn a_queue_of_another_device_that_waits_for_a_broken_one_fails() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let Some(other) = bench.another_device() else { return };
+    let (broken, there, free) =
+        (bench.queue(), other.queue().expect("it works"), other.queue().expect("it works"));
+    let memory = bench.memory(64);
+    let release = block(&*broken);
+    break_next(simulator, &broken);
+    fill(&broken, &memory, 1);
+    let faulty = record(&broken);
+    order(&there, &faulty);
+    let dependent = record(&there);
+    release();
+    let root = settle(&faulty).expect_err("its work failed");
+    assert!(settle(&dependent).is_err_and(|error| error.same_root(&root)));
+    assert!(other.fault().is_none(), "its own context is sound");
+    settle(&record(&free)).expect("and so are its other queues");
+}
+
+/// Where nobody waits for the host, the host finds the fault by asking for what is pending.
+#[test]
+fn whoever_asks_again_and_again_finds_the_fault() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator(WHY) else { return };
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    let fence = record(&queue);
+    assert!(fence.state().is_pending(), "and a number is on its way");
+    break_next(simulator, &queue);
+    fill(&queue, &memory, 2);
+    simulator.fault_device(bench.device.ordinal() as u32, 719);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let error = loop {
+        match fence.state() {
+            FenceState::Failed(error) => break error,
+            FenceState::Done => panic!("it was held back"),
+            FenceState::Pending => assert!(std::time::Instant::now() < deadline, "the fault is never seen"),
+        }
+    };
+    assert_eq!(error.code(), Some(719));
+    release();
+}

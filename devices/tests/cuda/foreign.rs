@@ -1,1 +1,222 @@
+//! Streams of others.
 
+use std::thread;
+
+use cudarc::driver::sys;
+use estafette_devices::{Device, DeviceErrorKind, FenceState, Order, Queue};
+
+use crate::harness::{MOMENT, bench, block, fill, inside, order, record, settle};
+
+#[test]
+fn handles_have_64_bits() {
+    let bench = bench();
+    let own = bench.queue();
+    let stranger = bench.foreign_stream();
+    if let Some(simulator) = bench.simulator("where the driver puts its streams is its own business") {
+        assert!(own.native() > u32::MAX as usize && stranger.handle() > u32::MAX as usize);
+        // Half a handle is no stream.
+        // SAFETY: the simulator knows its streams; it follows no address.
+        let cut = unsafe { bench.device.foreign_queue(stranger.handle() & 0xffff_ffff) };
+        assert_eq!(cut.expect_err("no such stream").kind(), DeviceErrorKind::Invalid);
+        assert_eq!(simulator.violations().len(), 1, "and the simulator says so");
+        simulator.forget_violations();
+    }
+    // SAFETY: the stream lives to the end of the test.
+    let whole = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    assert_eq!(whole.native(), stranger.handle());
+}
+
+#[test]
+fn work_of_a_stranger_is_waited_for_and_waits() {
+    let bench = bench();
+    let queue = bench.queue();
+    let [given, taken, copied] = [(); 3].map(|()| bench.memory(4_096));
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let acquire = || unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    let release = block(&*queue);
+    fill(&queue, &given, 1);
+    let written = record(&queue);
+    // What the stranger does from here on comes after our work.
+    assert_eq!(acquire().order_after(&written).expect("it works"), Order::Device);
+    stranger.fill(&given, 2);
+    let theirs = acquire().record().expect("it works");
+    assert!(theirs.queue().is_none(), "its fences stand alone");
+    stranger.fill(&taken, 9);
+    assert!(theirs.state().is_pending());
+    // And ours after what he did.
+    assert_eq!(order(&queue, &theirs), Order::Device);
+    bench.copy(&queue, &given, &copied);
+    let end = record(&queue);
+    assert!(end.wait_timeout(Some(MOMENT)).is_none());
+    release();
+    settle(&end).expect("nothing failed");
+    assert!(theirs.is_done());
+    bench.assert_filled(&copied, 2);
+    // What the stranger did after his fence is nobody's but his: only he is waited for here.
+    settle(&acquire().record().expect("it works")).expect("nothing failed");
+    bench.assert_filled(&taken, 9);
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn every_acquisition_is_a_new_queue_and_is_recorded_at_once() {
+    let bench = bench();
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let acquire = || unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    let (first, second) = (acquire(), acquire());
+    assert_ne!(first.id(), second.id());
+    assert!(!first.in_order() && !first.may_be_kept());
+    let before = bench.device.counters();
+    let fence = first.record().expect("it works");
+    let after = bench.device.counters();
+    assert_eq!(after.events_recorded - before.events_recorded, 1);
+    drop((first, second, stranger));
+    settle(&fence).expect("the fence needs no stream");
+}
+
+#[test]
+fn what_is_no_stream_of_the_device_is_refused() {
+    let bench = bench();
+    // SAFETY: 0 is never followed.
+    let nothing = unsafe { bench.device.foreign_queue(0) }.expect_err("0 is ambiguous");
+    assert!(nothing.message().contains("say 1") && nothing.kind() == DeviceErrorKind::Invalid, "{nothing}");
+    let Some(other) = bench.another_device() else { return };
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let refused = unsafe { other.foreign_queue(stranger.handle()) }.expect_err("it is of another context");
+    assert_eq!(refused.kind(), DeviceErrorKind::Invalid);
+    assert!(refused.message().contains(&other.id().to_string()), "{refused}");
+}
+
+#[test]
+fn the_default_streams_are_taken_by_their_numbers() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(4_096);
+    let release = block(&*queue);
+    fill(&queue, &memory, 4);
+    let written = record(&queue);
+    for number in [1, 2] {
+        // SAFETY: the default streams are always there.
+        let default = unsafe { bench.device.foreign_queue(number) }.expect("it is of every device");
+        assert_eq!(default.order_after(&written).expect("it works"), Order::Device);
+        assert_eq!(default.may_be_kept(), number == 1);
+        let fence = default.record().expect("it works");
+        assert!(fence.state().is_pending(), "the default stream {number} waits");
+    }
+    release();
+    settle(&written).expect("nothing failed");
+    for number in [1, 2] {
+        // SAFETY: as above.
+        let default = unsafe { bench.device.foreign_queue(number) }.expect("it is of every device");
+        settle(&default.record().expect("it works")).expect("nothing failed");
+    }
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn the_stream_of_each_thread_is_not_used_on_another() {
+    let bench = bench();
+    // SAFETY: this thread's own.
+    let mine = unsafe { bench.device.foreign_queue(2) }.expect("it is of every device");
+    let fence = record(&bench.queue());
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| {
+            assert_eq!(mine.record().expect_err("another thread's").kind(), DeviceErrorKind::Invalid);
+            let pending = bench.queue();
+            let release = block(&*pending);
+            let refused = mine.order_after(&record(&pending));
+            release();
+            refused.expect_err("another thread's")
+        });
+        let error = asked.join().expect("it does not panic");
+        assert!(error.message().contains("each thread's own"), "{error}");
+    });
+    settle(&fence).expect("nothing failed");
+    settle(&mine.record().expect("it works here")).expect("nothing failed");
+}
+
+#[test]
+fn calls_leave_the_context_of_the_thread_as_it_was() {
+    let bench = bench();
+    let current = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        unsafe { crate::harness::assert_ok(sys::cuCtxGetCurrent(&raw mut context)) };
+        context
+    };
+    let work = || {
+        let queue = bench.queue();
+        fill(&queue, &bench.memory(64), 1);
+        settle(&record(&queue)).expect("nothing failed");
+    };
+    let before = current();
+    work();
+    assert_eq!(current(), before);
+    let Some(other) = bench.another_device() else { return };
+    inside(&other, || {
+        let before = current();
+        work();
+        assert_eq!(current(), before);
+    });
+    assert_eq!(current(), before);
+}
+
+#[test]
+fn events_cross_to_others_and_back() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    let fence = record(&queue);
+    let event = bench.device.event_of_fence(&fence).expect("a device has events");
+    // SAFETY: a pointer to an event, which lives until below.
+    let raw = unsafe { *event.pointer().as_ptr().cast::<sys::CUevent>() };
+    // SAFETY: alive.
+    assert_eq!(unsafe { sys::cuEventQuery(raw) }, sys::CUresult::CUDA_ERROR_NOT_READY);
+    // SAFETY: alive until it has settled.
+    let back = unsafe { bench.device.fence_of_event(event.pointer()) }.expect("an event is a fence");
+    assert!(back.state().is_pending());
+    let consumer = bench.queue();
+    assert_eq!(order(&consumer, &back), Order::Device);
+    let end = record(&consumer);
+    assert!(end.wait_timeout(Some(MOMENT)).is_none());
+    release();
+    settle(&end).expect("nothing failed");
+    settle(&back).expect("nothing failed");
+    // SAFETY: alive.
+    assert_eq!(unsafe { sys::cuEventQuery(raw) }, sys::CUresult::CUDA_SUCCESS);
+    drop(event);
+    let done = bench.device.event_of_fence(&fence).expect("what is done has an event too");
+    // SAFETY: a pointer to an event.
+    let raw = unsafe { *done.pointer().as_ptr().cast::<sys::CUevent>() };
+    // SAFETY: alive.
+    assert_eq!(unsafe { sys::cuEventQuery(raw) }, sys::CUresult::CUDA_SUCCESS);
+    let (_completer, promise) = estafette_devices::host::promise("a promise");
+    assert_eq!(
+        bench.device.event_of_fence(&promise).expect_err("the host's").kind(),
+        DeviceErrorKind::Invalid
+    );
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn a_barrier_is_over_all_that_anybody_has_enqueued() {
+    let bench = bench();
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    let release = block(&*acquired);
+    let theirs = acquired.record().expect("it works");
+    let device = bench.device.clone();
+    let barrier = thread::spawn(move || device.barrier().map(|fence| settle(&fence)));
+    thread::sleep(MOMENT);
+    assert!(!barrier.is_finished(), "a stranger's work is under way");
+    release();
+    let settled = barrier.join().expect("it does not panic").expect("the device has one");
+    assert!(settled.is_ok());
+    assert!(matches!(theirs.state(), FenceState::Done));
+}

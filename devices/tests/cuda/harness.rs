@@ -37,7 +37,7 @@ pub fn simulator() -> Option<&'static Simulator> {
     if is_gpu() {
         return None;
     }
-    let simulator = Simulator::load().expect("the simulator is built with the tests");
+    let simulator = Simulator::load_without(crate::MISSING).expect("the simulator is built with the tests");
     simulator.devices(DEVICES);
     Some(simulator)
 }
@@ -184,33 +184,40 @@ pub fn assert_ok(code: CUresult) {
 }
 
 /// A stream that the test has made itself, as another library would.
-pub struct ForeignStream(pub CUstream);
+pub struct ForeignStream {
+    pub raw: CUstream,
+    device: Arc<CudaDevice>,
+}
 
 impl ForeignStream {
-    fn new(device: &CudaDevice) -> Self {
+    fn new(device: &Arc<CudaDevice>) -> Self {
         let mut stream = ptr::null_mut();
         inside(device, || {
             // SAFETY: writes one handle; non-blocking.
             unsafe { assert_ok(sys::cuStreamCreate(&raw mut stream, 1)) };
         });
-        Self(stream)
+        Self { raw: stream, device: Arc::clone(device) }
     }
 
     pub fn handle(&self) -> usize {
-        self.0.expose_provenance()
+        self.raw.expose_provenance()
     }
 
     pub fn fill(&self, memory: &Allocation, value: u8) {
         let at = memory.ptr().as_ptr().expose_provenance() as u64;
-        // SAFETY: tests keep the memory alive and order accesses to it.
-        unsafe { assert_ok(sys::cuMemsetD8Async(at, value, memory.len(), self.0)) };
+        inside(&self.device, || {
+            // SAFETY: tests keep the memory alive and order accesses to it.
+            unsafe { assert_ok(sys::cuMemsetD8Async(at, value, memory.len(), self.raw)) };
+        });
     }
 }
 
 impl Drop for ForeignStream {
     fn drop(&mut self) {
-        // SAFETY: destroyed this once; what is enqueued goes on.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
+        inside(&self.device, || {
+            // SAFETY: destroyed this once; what is enqueued goes on.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        });
     }
 }
 

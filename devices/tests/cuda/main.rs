@@ -9,4 +9,9 @@ mod foreign;
 mod harness;
 mod memory;
 mod ordering;
+mod programs;
 mod suite;
+mod timing;
+
+/// What the driver lacks.
+const MISSING: &[&str] = &[];

@@ -1,1 +1,243 @@
+//! Queues that wait for each other: the cases in which others have lost a wait.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use estafette_devices::{Device, Order};
+
+use crate::harness::{MOMENT, bench, block, fill, order, record, settle};
+
+/// Each of two streams reads what the other one writes.
+#[test]
+fn crossed_streams() {
+    let bench = bench();
+    let (a, b) = (bench.queue(), bench.queue());
+    let [x, y, from_x, from_y] = [(); 4].map(|()| bench.memory(4_096));
+    let releases = [block(&*a), block(&*b)];
+    fill(&a, &x, 1);
+    let x_written = record(&a);
+    fill(&b, &y, 2);
+    let y_written = record(&b);
+    assert_eq!(order(&a, &y_written), Order::Device);
+    bench.copy(&a, &y, &from_y);
+    assert_eq!(order(&b, &x_written), Order::Device);
+    bench.copy(&b, &x, &from_x);
+    let ends = [record(&a), record(&b)];
+    releases.into_iter().for_each(|release| release());
+    ends.iter().for_each(|end| settle(end).expect("nothing failed"));
+    bench.assert_filled(&from_x, 1);
+    bench.assert_filled(&from_y, 2);
+    bench.assert_nothing_wrong();
+}
+
+/// One event per variable would know the last reader only.
+#[test]
+fn a_writer_after_two_readers_on_two_streams() {
+    let bench = bench();
+    let (first, second, writer) = (bench.queue(), bench.queue(), bench.queue());
+    let [shared, a, b] = [(); 3].map(|()| bench.memory(4_096));
+    fill(&writer, &shared, 1);
+    let written = record(&writer);
+    let release_first = block(&*first);
+    order(&first, &written);
+    bench.copy(&first, &shared, &a);
+    let first_read = record(&first);
+    order(&second, &written);
+    bench.copy(&second, &shared, &b);
+    let second_read = record(&second);
+    for read in [&first_read, &second_read] {
+        order(&writer, read);
+    }
+    fill(&writer, &shared, 2);
+    let rewritten = record(&writer);
+    settle(&second_read).expect("nothing holds it up");
+    assert!(rewritten.wait_timeout(Some(MOMENT)).is_none(), "one reader is not done");
+    release_first();
+    settle(&rewritten).expect("nothing failed");
+    bench.assert_filled(&a, 1);
+    bench.assert_filled(&b, 1);
+    bench.assert_nothing_wrong();
+}
+
+/// A ring of 64 events would have been used more than thrice, and the first waits be for other work.
+#[test]
+fn far_more_than_64_operations_in_flight() {
+    const COUNT: usize = 200;
+    let bench = bench();
+    let (producer, consumer) = (bench.queue(), bench.queue());
+    let pairs: Vec<_> = (0..COUNT).map(|_| [bench.memory(256), bench.memory(256)]).collect();
+    let before = bench.device.counters();
+    let release = block(&*producer);
+    let mut fences = Vec::new();
+    for (number, [source, _]) in pairs.iter().enumerate() {
+        fill(&producer, source, number as u8);
+        // Asked for one by one, so that each has an event of its own.
+        let written = record(&producer);
+        let elsewhere = bench.queue();
+        order(&elsewhere, &written);
+        fences.push(written);
+    }
+    for ([source, target], written) in pairs.iter().zip(&fences) {
+        assert_eq!(order(&consumer, written), Order::Device);
+        bench.copy(&consumer, source, target);
+    }
+    let end = record(&consumer);
+    assert!(end.wait_timeout(Some(MOMENT)).is_none());
+    let between = bench.device.counters();
+    assert!(between.events_recorded - before.events_recorded >= COUNT as u64);
+    release();
+    settle(&end).expect("nothing failed");
+    for (number, [_, target]) in pairs.iter().enumerate() {
+        bench.assert_filled(target, number as u8);
+    }
+    assert!(fences.iter().all(|fence| fence.is_done()));
+    bench.assert_nothing_wrong();
+}
+
+/// A number means what was enqueued before it was given, whatever another thread enqueues at that moment.
+#[test]
+fn a_number_is_taken_while_another_thread_enqueues() {
+    let bench = bench();
+    let (shared, consumer) = (bench.queue(), bench.queue());
+    let [noise, source, target] = [(); 3].map(|()| bench.memory(4_096));
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                fill(&shared, &noise, 9);
+                record(&shared);
+                thread::yield_now();
+            }
+        });
+        for round in 1..=100 {
+            fill(&shared, &source, round);
+            let written = record(&shared);
+            order(&consumer, &written);
+            bench.copy(&consumer, &source, &target);
+            let read = record(&consumer);
+            order(&shared, &read);
+            if round % 10 == 0 {
+                settle(&read).expect("nothing failed");
+                bench.assert_filled(&target, round);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    settle(&record(&shared)).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
+/// What is recorded late covers what was enqueued meanwhile; a wait for somebody else must not be among it, or whoever he waits
+/// for would wait for him.
+#[test]
+fn an_event_that_is_recorded_after_a_foreign_wait() {
+    let bench = bench();
+    let (queue, consumer) = (bench.queue(), bench.queue());
+    let [source, target] = [(); 2].map(|()| bench.memory(4_096));
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    let release = block(&*acquired);
+    let foreign = acquired.record().expect("it works");
+    fill(&queue, &source, 3);
+    let written = record(&queue);
+    assert_eq!(order(&queue, &foreign), Order::Device);
+    // From here on the stream is stuck, and what is asked of `written` is asked too late.
+    order(&consumer, &written);
+    bench.copy(&consumer, &source, &target);
+    settle(&record(&consumer)).expect("the consumer does not wait for the stranger");
+    settle(&written).expect("and neither does the host");
+    assert!(written.is_done());
+    let after = record(&queue);
+    assert!(after.wait_timeout(Some(MOMENT)).is_none(), "what comes after the wait waits");
+    release();
+    settle(&after).expect("nothing failed");
+    bench.assert_filled(&target, 3);
+    bench.assert_nothing_wrong();
+}
+
+/// The same where the first to ask is the host.
+#[test]
+fn the_host_asks_after_a_foreign_wait() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
+    let acquired = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    let release = block(&*acquired);
+    let foreign = acquired.record().expect("it works");
+    fill(&queue, &memory, 3);
+    let written = record(&queue);
+    order(&queue, &foreign);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    estafette_devices::Reactor::global().when_settled([&written], move |outcome| {
+        sender.send(outcome).expect("the test listens");
+    });
+    let told =
+        receiver.recv_timeout(crate::harness::PATIENCE).expect("the host need not wait for the stranger");
+    assert!(told.is_ok());
+    release();
+    settle(&record(&queue)).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
+/// Two streams take turns with one tensor: one wait for each crossing, and the host waits for none.
+#[test]
+fn a_thousand_crossings() {
+    const ROUNDS: usize = 1_000;
+    let bench = bench();
+    let queues = [bench.queue(), bench.queue()];
+    let memory = bench.memory(64);
+    let before = bench.device.counters();
+    let release = block(&*queues[0]);
+    let start = Instant::now();
+    let mut last = None;
+    for round in 0..ROUNDS {
+        let queue = &queues[round % 2];
+        if let Some(last) = &last {
+            order(queue, last);
+            assert_eq!(order(queue, last), Order::Nothing, "once is enough");
+        }
+        fill(queue, &memory, round as u8);
+        last = Some(record(queue));
+    }
+    let enqueued = start.elapsed();
+    let last = last.expect("there were some");
+    assert!(last.state().is_pending(), "nothing ran yet, after {enqueued:?}");
+    release();
+    settle(&last).expect("nothing failed");
+    bench.assert_filled(&memory, (ROUNDS - 1) as u8);
+    let after = bench.device.counters();
+    assert_eq!(after.waits - before.waits, ROUNDS as u64 - 1);
+    assert!(after.events_recorded - before.events_recorded <= ROUNDS as u64);
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn queues_of_two_devices_wait_for_each_other() {
+    let bench = bench();
+    let Some(other) = bench.another_device() else { return };
+    let (here, there) = (bench.queue(), other.queue().expect("it gives queues"));
+    let source = bench.memory(4_096);
+    let target = other.allocate(4_096, 64).expect("there is room");
+    let release = block(&*here);
+    fill(&here, &source, 5);
+    let written = record(&here);
+    assert_eq!(order(&there, &written), Order::Device);
+    // SAFETY: ordered by the wait, and settled before either is dropped.
+    unsafe { other.copy(&*there, source.ptr().as_ptr(), target.ptr().as_ptr(), 4_096) }
+        .expect("devices copy from each other");
+    let read = record(&there);
+    assert!(read.same_or_later_on_queue(&written));
+    assert!(read.wait_timeout(Some(MOMENT)).is_none());
+    release();
+    settle(&read).expect("nothing failed");
+    let mut host = vec![0; 4_096];
+    // SAFETY: settled at once.
+    unsafe { other.copy(&*there, target.ptr().as_ptr(), host.as_mut_ptr(), host.len()) }.expect("it works");
+    settle(&record(&there)).expect("nothing failed");
+    assert_eq!(host, [5; 4_096]);
+    bench.assert_nothing_wrong();
+}

@@ -1,5 +1,6 @@
 //! What makes commands happen: a thread per stream, or whoever moves the virtual clock.
 
+use std::sync::{Arc, Condvar};
 use std::time::Duration;
 
 use crate::command::{CommandId, Progress};
@@ -9,7 +10,8 @@ use crate::state::Session;
 const LOOK: Duration = Duration::from_micros(20);
 
 /// Starts the thread that works on a stream. It ends with the stream.
-pub(crate) fn employ(stream: usize) {
+pub(crate) fn employ(stream: usize, bell: &Arc<Condvar>) {
+    let bell = Arc::clone(bell);
     let work = move || {
         let mut session = Session::open();
         loop {
@@ -22,7 +24,7 @@ pub(crate) fn employ(stream: usize) {
                 Some(command) => run(&mut session, command),
                 None => {
                     let looks = !session.script.virtual_clock && session.waits_for_value(stream);
-                    session.sleep(looks.then_some(LOOK));
+                    session.sleep_until(&bell, looks.then_some(LOOK));
                 }
             }
         }
@@ -81,7 +83,7 @@ pub(crate) fn step(session: &mut Session, limit: Option<u64>) -> bool {
 }
 
 fn start_what_is_ready(session: &mut Session) {
-    for stream in 0..session.streams.len() {
+    for stream in session.busy.clone() {
         if let Some(id) = session.ready(stream) {
             let kind = session.commands[&id].kind;
             let latency = session.script.latency(stream, kind);

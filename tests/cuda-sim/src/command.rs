@@ -153,6 +153,8 @@ impl State {
         this.count = count;
         this.clock = clock.clone();
         this.queue.push_back(id);
+        self.busy.insert(stream);
+        self.news = true;
         let (kind, work, touches) = (request.kind, request.work, request.touches);
         self.commands
             .insert(id, Command { stream, kind, after, work, touches, progress: Progress::Queued, clock });
@@ -225,7 +227,8 @@ impl State {
             self.fault(context, ILLEGAL_ADDRESS);
             return None;
         }
-        if let Work::HostFunction { .. } = work {
+        // The host may read a value that is written as soon as it is there, before this command is over.
+        if let Work::HostFunction { .. } | Work::WriteValue { .. } = work {
             self.host.merge(&clock);
         }
         Some(work)
@@ -235,7 +238,15 @@ impl State {
     pub(crate) fn finish(&mut self, id: CommandId) {
         // It is gone already if its context failed meanwhile.
         let Some(command) = self.commands.remove(&id) else { return };
-        self.streams[command.stream].queue.pop_front();
+        self.news = true;
+        let stream = &mut self.streams[command.stream];
+        stream.queue.pop_front();
+        if stream.queue.is_empty() {
+            self.busy.remove(&command.stream);
+            if stream.destroyed {
+                stream.bell.notify_one();
+            }
+        }
         match command.work {
             Work::Record { event } => {
                 let now = self.now();
@@ -245,8 +256,6 @@ impl State {
                     event.reached = Some(now);
                 }
             }
-            // The host may read it from here on, and nobody sees when it does.
-            Work::WriteValue { .. } => self.host.merge(&command.clock),
             Work::Free { base } => self.memory.release(base),
             _ => {}
         }
@@ -258,8 +267,10 @@ impl State {
         let streams: Vec<usize> =
             (0..self.streams.len()).filter(|stream| self.streams[*stream].context == context).collect();
         self.commands.retain(|_, command| !streams.contains(&command.stream));
+        self.news = true;
         for stream in streams {
             self.streams[stream].queue.clear();
+            self.busy.remove(&stream);
         }
     }
 }

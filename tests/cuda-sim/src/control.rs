@@ -46,6 +46,7 @@ pub extern "C" fn cusim_reset() {
     session.streams.iter_mut().for_each(|stream| stream.blocked = false);
     session.calls.clear();
     session.violations.clear();
+    session.news = true;
     session.changed();
 }
 
@@ -56,6 +57,7 @@ pub extern "C" fn cusim_virtual_clock(seed: u64) {
     let mut session = Session::open();
     session.script.virtual_clock = true;
     session.script.seed(seed);
+    session.news = true;
     session.changed();
 }
 
@@ -108,6 +110,7 @@ pub extern "C" fn cusim_block(stream: u64, blocked: c_int) -> c_int {
     let mut session = Session::open();
     let Some(stream) = place(&session, stream) else { return 0 };
     session.streams[stream].blocked = blocked != 0;
+    session.news = true;
     session.changed();
     1
 }
@@ -149,6 +152,7 @@ pub extern "C" fn cusim_fault(stream: u64, nth: u64, code: c_int) -> c_int {
     } else {
         session.script.faults.insert(stream, (nth, code));
     }
+    session.news = true;
     session.changed();
     1
 }
@@ -161,6 +165,7 @@ pub extern "C" fn cusim_fault_device(device: u32, code: c_int) -> c_int {
         return 0;
     }
     session.fault(device as usize, code);
+    session.news = true;
     session.changed();
     1
 }

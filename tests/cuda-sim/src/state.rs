@@ -1,7 +1,7 @@
 //! All of the simulated driver, under one lock.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -56,6 +56,12 @@ pub(crate) struct State {
     pub(crate) initialized: bool,
     pub(crate) contexts: Vec<Context>,
     pub(crate) streams: Vec<Stream>,
+    /// Streams that were made and not destroyed, by their handles.
+    pub(crate) by_handle: HashMap<u64, usize>,
+    /// Streams that hold something.
+    pub(crate) busy: BTreeSet<usize>,
+    /// Whether something has changed that others may wait for.
+    pub(crate) news: bool,
     pub(crate) events: HashMap<u64, Event>,
     pub(crate) commands: HashMap<CommandId, Command>,
     pub(crate) last_command: CommandId,
@@ -96,6 +102,9 @@ fn driver() -> &'static Driver {
             initialized: false,
             contexts: Vec::new(),
             streams: Vec::new(),
+            by_handle: HashMap::new(),
+            busy: BTreeSet::new(),
+            news: false,
             events: HashMap::new(),
             commands: HashMap::new(),
             last_command: 0,
@@ -125,18 +134,30 @@ impl Session {
         Self(Some(driver().state.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Tells everybody who waits that something has changed.
-    pub(crate) fn changed(&self) {
+    /// Tells whoever waits what has changed, if anything has: hosts, and the threads of streams that have something to do.
+    pub(crate) fn changed(&mut self) {
+        if !std::mem::take(&mut self.news) {
+            return;
+        }
         driver().changed.notify_all();
+        for place in &self.busy {
+            if self.waits_for_value(*place) || self.ready(*place).is_some() {
+                self.streams[*place].bell.notify_one();
+            }
+        }
     }
 
     /// Sleeps until something has changed, or for so long.
     pub(crate) fn sleep(&mut self, limit: Option<Duration>) {
+        self.sleep_until(&driver().changed, limit);
+    }
+
+    /// The same, until somebody rings that bell.
+    pub(crate) fn sleep_until(&mut self, bell: &Condvar, limit: Option<Duration>) {
         let guard = self.0.take().expect("taken only while asleep or unlocked");
-        let changed = &driver().changed;
         self.0 = Some(match limit {
-            None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => changed.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
+            None => bell.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => bell.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0,
         });
     }
 

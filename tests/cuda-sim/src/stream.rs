@@ -1,6 +1,7 @@
 //! Streams: lanes of commands, and how the legacy stream orders those that did not opt out.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Condvar};
 use std::thread::ThreadId;
 
 use crate::codes::{Code, INVALID_HANDLE};
@@ -41,6 +42,8 @@ pub(crate) struct Stream {
     /// The capture it takes part in, and the nodes its next one comes after.
     pub(crate) capture: Option<u64>,
     pub(crate) tail: Vec<usize>,
+    /// Wakes the thread that works on it.
+    pub(crate) bell: Arc<Condvar>,
 }
 
 impl Stream {
@@ -73,8 +76,12 @@ impl State {
             destroyed: false,
             capture: None,
             tail: Vec::new(),
+            bell: Arc::default(),
         });
-        crate::clockwork::employ(place);
+        if origin == Origin::Created {
+            self.by_handle.insert(handle, place);
+        }
+        crate::clockwork::employ(place, &self.streams[place].bell);
         place
     }
 
@@ -91,8 +98,7 @@ impl State {
             0 | LEGACY => Origin::Legacy,
             PER_THREAD => Origin::PerThread(std::thread::current().id()),
             _ => {
-                let found =
-                    self.streams.iter().position(|stream| stream.handle == handle && !stream.destroyed);
+                let found = self.by_handle.get(&handle).copied();
                 if found.is_none() {
                     self.violation(format!("stream {handle:#x} is used, but was never made or is destroyed"));
                 }

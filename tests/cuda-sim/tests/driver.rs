@@ -108,7 +108,7 @@ fn the_per_thread_stream_is_another_one_on_each_thread() {
 fn small_copies_from_pageable_memory_are_not_staged_early() {
     let bench = bench();
     let (stream, memory) = (non_blocking(), device_memory(4));
-    let mut source = vec![1_u8; 4];
+    let mut source = [1_u8; 4];
     bench.simulator.block(handle(stream));
     // SAFETY: the source outlives the copy.
     ok(unsafe { sys::cuMemcpyHtoDAsync_v2(memory, source.as_ptr().cast(), 4, stream) });

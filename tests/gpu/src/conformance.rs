@@ -1,21 +1,27 @@
 //! The suite that every device has to pass, on this one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use estafette::devices::conformance::{self, Harness, Skip};
 use estafette::devices::cuda::CudaQueue;
 use estafette::devices::{Allocation, Device, DeviceError, Queue};
+use estafette_sync::sync::Mutex;
 
+use crate::driver::Flag;
 use crate::failure::Failure;
 use crate::record::Record;
 use crate::setup::Setup;
 
-struct Cuda<'a>(&'a Setup);
+struct Cuda<'a> {
+    setup: &'a Setup,
+    /// What blocked queues wait for.
+    flags: Mutex<Vec<Flag>>,
+}
 
 impl Harness for Cuda<'_> {
     fn device(&self) -> Arc<dyn Device> {
-        self.0.device.clone()
+        self.setup.device.clone()
     }
 
     fn fill(&self, queue: &dyn Queue, memory: &Allocation, value: u8) -> Result<(), DeviceError> {
@@ -27,8 +33,9 @@ impl Harness for Cuda<'_> {
     fn block(&self, queue: &dyn Queue) -> Result<Box<dyn FnOnce() + Send>, Skip> {
         let reason =
             |error| Skip::because(format!("the device does not wait for a word of the host: {error:?}"));
-        let flag = self.0.driver.flag().map_err(reason)?;
-        self.0.driver.wait_for(queue.native(), flag).map_err(reason)?;
+        let flag = self.setup.driver.flag().map_err(reason)?;
+        self.setup.driver.wait_for(queue.native(), flag).map_err(reason)?;
+        self.flags.lock().unwrap_or_else(PoisonError::into_inner).push(flag);
         Ok(Box::new(move || flag.set(1)))
     }
 
@@ -40,7 +47,11 @@ impl Harness for Cuda<'_> {
 }
 
 pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
-    let outcome = catch_unwind(AssertUnwindSafe(|| conformance::run(&Cuda(setup))));
+    let cuda = Cuda { setup, flags: Mutex::new(Vec::new()) };
+    let outcome = catch_unwind(AssertUnwindSafe(|| conformance::run(&cuda)));
+    // Some checks leave their queue blocked. A later step that waits for the whole context, as cudarc does when it makes a
+    // stream, would never come back.
+    cuda.flags.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().for_each(|flag| flag.set(1));
     let report = outcome.map_err(|_| Failure::wrong("a check failed; its name is above"))?;
     for (name, Skip(reason)) in &report.skipped {
         record.skipped(&format!("conformance: {name}"), reason);

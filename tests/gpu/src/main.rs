@@ -47,6 +47,7 @@ usage: gpu-suite [options]
   --files FOLDER    where the Python files of the suite are
   --python PROGRAM  the interpreter for them (python3)
   --only NAME,...   only these steps: conformance, races, programs, faults, ping-pong, wake, ready, python, sanitizer
+  --probe           only look for a device; ends with 3 where there is none
   --simulator       on the simulated driver, where this program has one; figures are no results
   --help            this text
 ";
@@ -58,6 +59,7 @@ struct Options {
     python: Option<String>,
     only: Vec<String>,
     simulator: bool,
+    probe: bool,
     /// What a child of this program does.
     child: Option<String>,
 }
@@ -89,6 +91,7 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Options>, Str
             "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
             "--child" => options.child = Some(value()?),
             "--simulator" => options.simulator = true,
+            "--probe" => options.probe = true,
             "--help" => return Ok(None),
             other => return Err(format!("cannot make sense of `{other}`; see --help")),
         }
@@ -116,8 +119,10 @@ fn main() -> ExitCode {
         }
     };
     match run(&options) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(Ended::Passed) => ExitCode::SUCCESS,
+        Ok(Ended::NoDevice) if options.probe => ExitCode::from(NO_DEVICE),
+        Ok(Ended::NoDevice) => ExitCode::SUCCESS,
+        Ok(Ended::Failed) => ExitCode::FAILURE,
         Err(failure) => {
             eprintln!("error: {failure}");
             ExitCode::FAILURE
@@ -125,8 +130,16 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether everything passed.
-fn run(options: &Options) -> Result<bool, Failure> {
+/// How `--probe` says that there is no device.
+const NO_DEVICE: u8 = 3;
+
+enum Ended {
+    Passed,
+    Failed,
+    NoDevice,
+}
+
+fn run(options: &Options) -> Result<Ended, Failure> {
     if options.simulator {
         setup::take_the_simulator()?;
     }
@@ -134,11 +147,14 @@ fn run(options: &Options) -> Result<bool, Failure> {
         Ok(setup) => setup,
         Err(why) => {
             println!("skipped: no device ({why})");
-            return Ok(true);
+            return Ok(Ended::NoDevice);
         }
     };
+    if options.probe {
+        return Ok(Ended::Passed);
+    }
     if let Some(child) = &options.child {
-        return faults::child(&setup, child).map(|()| true);
+        return faults::child(&setup, child).map(|()| Ended::Passed);
     }
     let mut record = Record::new(&setup);
     for (name, step) in STEPS {
@@ -156,5 +172,5 @@ fn run(options: &Options) -> Result<bool, Failure> {
         record.write(path)?;
         println!("wrote {}", path.display());
     }
-    Ok(record.all_passed())
+    Ok(if record.all_passed() { Ended::Passed } else { Ended::Failed })
 }

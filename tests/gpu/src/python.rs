@@ -21,6 +21,19 @@ pub fn run(setup: &Setup, options: &Options, record: &mut Record) -> Result<(), 
         return Ok(());
     };
     let python = options.python.as_deref().unwrap_or("python3");
+    let imports = Command::new(python).args(["-c", "import estafette"]).output();
+    let reason = match imports {
+        Ok(output) if output.status.success() => None,
+        Ok(output) => {
+            let text = String::from_utf8_lossy(&output.stderr).trim().lines().last().map(str::to_owned);
+            Some(format!("{python} cannot import estafette: {}", text.unwrap_or_default()))
+        }
+        Err(error) => Some(format!("{python} does not start: {error}")),
+    };
+    if let Some(reason) = reason {
+        record.skipped("python", &reason);
+        return Ok(());
+    }
     let mut files: Vec<_> = std::fs::read_dir(folder)?
         .flatten()
         .map(|entry| entry.path())
@@ -29,14 +42,7 @@ pub fn run(setup: &Setup, options: &Options, record: &mut Record) -> Result<(), 
     files.sort();
     for file in files {
         let name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-        let started = Command::new(python).arg("-u").arg(&file).stdout(Stdio::piped()).spawn();
-        let mut child = match started {
-            Ok(child) => child,
-            Err(error) => {
-                record.skipped("python", &format!("{python} does not start: {error}"));
-                return Ok(());
-            }
-        };
+        let mut child = Command::new(python).arg("-u").arg(&file).stdout(Stdio::piped()).spawn()?;
         let output = child.stdout.take().expect("piped above");
         for line in BufReader::new(output).lines() {
             let line = line?;

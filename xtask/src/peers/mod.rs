@@ -5,7 +5,7 @@
 
 mod engines;
 mod json;
-mod machine;
+pub mod machine;
 mod markdown;
 mod measurement;
 mod tables;

@@ -47,7 +47,11 @@ driver! {
             session.invalidate(capture);
         }
         // Its commands still happen.
-        session.streams[stream].destroyed = true;
+        let this = &mut session.streams[stream];
+        this.destroyed = true;
+        this.bell.notify_one();
+        let handle = this.handle;
+        session.by_handle.remove(&handle);
         Ok(())
     }
 

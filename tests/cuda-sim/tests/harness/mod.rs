@@ -1,6 +1,6 @@
 //! What the simulator's own tests share: its driver through cudarc, one test at a time.
 
-#![allow(dead_code, reason = "no test uses all of it")]
+#![allow(dead_code, clippy::unwrap_used, reason = "tests panic, and none uses all of it")]
 
 use std::ffi::c_void;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,98 @@
+//! Device time: what a queue says of when its work ran.
+
+use std::time::Duration;
+
+use estafette_cuda_sim_client::Kind;
+use estafette_devices::{Queue, host_now_ns};
+
+use super::harness::{bench, block, fill, order, record, settle};
+
+/// How long a fill takes here.
+const WORK: Duration = Duration::from_millis(20);
+
+#[test]
+fn a_measured_stretch_is_as_long_as_its_work_and_lies_where_the_host_saw_it() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("how long a fill takes cannot be said there") else { return };
+    let (memory, queue) = (bench.memory(64), bench.queue());
+    simulator.latency(Some(queue.native()), Some(Kind::Set), WORK.as_nanos() as u64);
+
+    let before = host_now_ns();
+    let timing = queue.time().expect("a stream can be measured");
+    fill(&queue, &memory, 1);
+    assert!(timing.span().is_none(), "it has not ended");
+    let fence = record(&queue);
+    assert!(settle(&fence).is_ok());
+    let span = timing.span().expect("it has ended");
+    let after = host_now_ns();
+
+    let took = Duration::from_nanos(span.ended_ns - span.began_ns);
+    assert!((WORK..10 * WORK).contains(&took), "{took:?}");
+    assert!(before <= span.began_ns && span.ended_ns <= after, "{before} {span:?} {after}");
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn work_that_waits_for_another_queue_begins_when_that_ends() {
+    let bench = bench();
+    let Some(simulator) = bench.simulator("how long a fill takes cannot be said there") else { return };
+    let (memory, first, second) = (bench.memory(64), bench.queue(), bench.queue());
+    simulator.latency(Some(first.native()), Some(Kind::Set), WORK.as_nanos() as u64);
+
+    let earlier = first.time().expect("a stream can be measured");
+    fill(&first, &memory, 1);
+    let fence = record(&first);
+    order(&second, &fence);
+    let later = second.time().expect("a stream can be measured");
+    fill(&second, &memory, 2);
+    assert!(settle(&record(&second)).is_ok());
+
+    let (earlier, later) = (earlier.span().expect("it has ended"), later.span().expect("it has ended"));
+    // Single precision and the middle of a bracket: within some microseconds.
+    assert!(later.began_ns + 1_000_000 >= earlier.ended_ns, "{earlier:?} {later:?}");
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn nobody_pays_for_what_is_not_measured_and_a_measurement_ends_with_the_next_record() {
+    let bench = bench();
+    let (memory, queue) = (bench.memory(64), bench.queue());
+    let recorded = || bench.device.counters().events_recorded;
+
+    let before = recorded();
+    fill(&queue, &memory, 1);
+    let unmeasured = record(&queue);
+    assert_eq!(recorded(), before, "a chain records no event");
+    assert!(settle(&unmeasured).is_ok());
+
+    let timing = queue.time().expect("a stream can be measured");
+    fill(&queue, &memory, 2);
+    assert!(settle(&record(&queue)).is_ok());
+    let span = timing.span().expect("it has ended");
+    fill(&queue, &memory, 3);
+    assert!(settle(&record(&queue)).is_ok());
+    let again = timing.span().expect("it has ended");
+    let moved = again.ended_ns.abs_diff(span.ended_ns);
+    assert!(
+        moved < 1_000_000,
+        "what came later is not in it, though the clocks are known better now: {moved}"
+    );
+    bench.assert_nothing_wrong();
+}
+
+#[test]
+fn work_of_somebody_elses_stream_is_measured_and_an_unfinished_one_is_not_told() {
+    let bench = bench();
+    let (memory, stream) = (bench.memory(64), bench.foreign_stream());
+    // SAFETY: the stream lives as long as the test.
+    let queue = unsafe { bench.device.foreign(stream.handle()) }.expect("it is of this context");
+    let release = block(&*queue);
+    let timing = queue.time().expect("a stream can be measured");
+    fill(&queue, &memory, 1);
+    let fence = record(&queue);
+    assert!(timing.span().is_none());
+    release();
+    assert!(settle(&fence).is_ok());
+    assert!(timing.span().is_some());
+    bench.assert_nothing_wrong();
+}

@@ -1,0 +1,153 @@
+//! `cargo xtask gpu`: the GPU suite of `tests/gpu`, here or packed for a machine without Rust.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+use crate::peers::machine;
+use crate::python::{Environment, Peers};
+use crate::shell;
+
+/// What a package may hold, so that it travels easily.
+const PACKAGE_MIB_MAX: u64 = 64;
+/// What `gpu-suite --probe` ends with where there is no device.
+const NO_DEVICE: i32 = 3;
+/// The Python files, for the suite and its package.
+const FILES: &str = "tests/gpu/python";
+
+/// What the command line asked for.
+#[derive(Debug, Default, PartialEq)]
+pub struct Options {
+    package: Option<PathBuf>,
+    only: Option<String>,
+}
+
+impl Options {
+    /// Reads the arguments that follow `gpu`.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Options::default();
+        let mut arguments = arguments.iter();
+        while let Some(&argument) = arguments.next() {
+            let mut value = || arguments.next().ok_or_else(|| format!("`{argument}` wants a value"));
+            match argument {
+                "--package" => options.package = Some(value()?.into()),
+                "--only" => options.only = Some((*value()?).to_owned()),
+                other => return Err(format!("`gpu` does not know `{other}`; see `cargo xtask help`")),
+            }
+        }
+        if options.package.is_some() && options.only.is_some() {
+            return Err("a package runs everything; give `--only` to its `run.sh`".to_owned());
+        }
+        Ok(options)
+    }
+}
+
+/// Runs the suite, or packs it; true when nothing failed.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let target = shell::target()?;
+    shell::run(shell::cargo(&target, &["build", "--release", "--package", "estafette-gpu-suite"]))?;
+    let suite = target.join("release").join("gpu-suite");
+    match &options.package {
+        Some(folder) => package(&suite, folder).map(|()| true),
+        None => run_here(&suite, &target, options),
+    }
+}
+
+fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, String> {
+    // Without a device there is no reason to build the wheel.
+    let mut probe = shell::command(suite);
+    probe.arg("--probe");
+    if status(probe)?.code() == Some(NO_DEVICE) {
+        return Ok(true);
+    }
+    let wheel = Environment::prepare(Peers::Small)?.build_wheel()?;
+    // The machine's own libraries, and our package beside them.
+    let python = std::env::var("ESTAFETTE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let site = target.join("gpu-site");
+    if site.exists() {
+        std::fs::remove_dir_all(&site)
+            .map_err(|error| format!("cannot empty {}: {error}", site.display()))?;
+    }
+    let mut unpack = shell::command(&python);
+    unpack.args(["-m", "zipfile", "-e"]).args([&wheel, &site]);
+    shell::run(unpack)?;
+    let mut command = shell::command(suite);
+    command.args(["--files", FILES, "--python", &python]).env("PYTHONPATH", &site);
+    match &options.only {
+        Some(steps) => command.args(["--only", steps]),
+        // A record is of the whole suite.
+        None => command.arg("--record").arg(format!("benches/results/{}-gpu.md", machine::date()?)),
+    };
+    Ok(status(command)?.success())
+}
+
+/// Program, wheel and Python files in a folder with a script that runs them.
+fn package(suite: &Path, folder: &Path) -> Result<(), String> {
+    let wheel = Environment::prepare(Peers::Small)?.build_wheel()?;
+    let folder = &shell::root().join(folder);
+    let python = folder.join("python");
+    std::fs::create_dir_all(&python).map_err(|error| format!("cannot make {}: {error}", python.display()))?;
+    let program = folder.join("gpu-suite");
+    copy(suite, &program)?;
+    let mut strip = shell::command("strip");
+    strip.arg(&program);
+    shell::run(strip)?;
+    copy(&wheel, &folder.join(wheel.file_name().unwrap_or_default()))?;
+    let files = std::fs::read_dir(shell::root().join(FILES))
+        .map_err(|error| format!("cannot read {FILES}: {error}"))?;
+    for file in files.flatten().map(|entry| entry.path()) {
+        if file.extension().is_some_and(|extension| extension == "py") {
+            copy(&file, &python.join(file.file_name().unwrap_or_default()))?;
+        }
+    }
+    let script = folder.join("run.sh");
+    copy(&shell::root().join("tests/gpu/run.sh"), &script)?;
+    let bytes = size(folder)?;
+    println!(
+        "{}: {:.1} MiB; `sh run.sh` there runs the suite",
+        folder.display(),
+        bytes as f64 / f64::from(1 << 20)
+    );
+    if bytes > PACKAGE_MIB_MAX << 20 {
+        return Err(format!("the package is larger than {PACKAGE_MIB_MAX} MiB"));
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), String> {
+    std::fs::copy(from, to)
+        .map(|_| ())
+        .map_err(|error| format!("cannot copy {} to {}: {error}", from.display(), to.display()))
+}
+
+/// The bytes of all files in a folder.
+fn size(folder: &Path) -> Result<u64, String> {
+    let unreadable = |error: std::io::Error| format!("cannot read {}: {error}", folder.display());
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        let about = entry.metadata().map_err(unreadable)?;
+        bytes += if about.is_dir() { size(&entry.path())? } else { about.len() };
+    }
+    Ok(bytes)
+}
+
+/// How a command ended whose failure says something.
+fn status(mut command: Command) -> Result<ExitStatus, String> {
+    command.status().map_err(|error| format!("cannot start {}: {error}", command.get_program().display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_is_whole() {
+        assert_eq!(
+            Options::parse(&["--package", "here"]),
+            Ok(Options { package: Some("here".into()), only: None })
+        );
+        assert!(Options::parse(&["--package"]).is_err_and(|why| why.contains("wants a value")));
+        assert!(Options::parse(&["--package", "here", "--only", "races"]).is_err());
+        assert!(Options::parse(&["--fast"]).is_err());
+    }
+}
