@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 
+use crate::reactor::spin;
 use crate::source::{Event, Outcome, Subscriber, Timeline, Watch};
 use crate::{Clock, DLDevice, DeviceError, QueueId, Reactor};
 
@@ -201,9 +202,20 @@ impl Fence {
         if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             return None;
         }
+        if let Some(outcome) = spin(self) {
+            return Some(outcome);
+        }
         let gate = Arc::new(Gate::default());
         Reactor::global().watch(self, gate.clone());
         gate.wait(deadline)
+    }
+
+    /// Whether asking again and again costs a load each, and nobody is told.
+    pub(crate) fn is_cheap_to_ask(&self) -> bool {
+        match &self.source {
+            Source::Point(timeline) => timeline.is_cheap_to_ask(),
+            Source::Event(_) => false,
+        }
     }
 
     /// Asks the source to tell `subscriber`.
@@ -243,6 +255,9 @@ impl Future for Settled {
             Some(slot) => slot.clone(),
             None => {
                 if let Some(outcome) = self.fence.state().outcome() {
+                    return Poll::Ready(outcome);
+                }
+                if let Some(outcome) = spin(&self.fence) {
                     return Poll::Ready(outcome);
                 }
                 let slot = Arc::new(Slot::default());

@@ -50,6 +50,11 @@ pub trait Timeline: Send + Sync + Debug + Any {
         self.poll()
     }
 
+    /// Whether asking again and again costs a load each, and nobody is told: then who waits asks himself for a moment.
+    fn is_cheap_to_ask(&self) -> bool {
+        false
+    }
+
     /// Arranges that `subscriber` learns how `sequence` settled. A queue that records native events lazily makes sure
     /// now that one covers `sequence`.
     fn watch(&self, sequence: u64, subscriber: &Arc<dyn Subscriber>) -> Watch;

@@ -37,9 +37,13 @@ impl Model {
     }
 }
 
-/// Features of tests that need the runtime of a device, which a plain test run has not got.
+/// Features of tests that need the runtime of a device, which a plain test run has not got, or a simulator of it, which takes
+/// its time.
 pub const NEEDING_A_RUNTIME: &str =
-    "estafette-devices/sycl-tests,tests/sycl-tests,estafette-gpu-suite/simulator";
+    "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/sycl-tests";
+
+/// What lets the GPU suite run without a GPU.
+pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 
 /// The Rust tests leave out the extension: it has no interpreter to run in.
 const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
@@ -225,8 +229,7 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(15),
         commands: |context| {
-            let suite =
-                ["run", "--package", "estafette-gpu-suite", "--features", "estafette-gpu-suite/simulator"];
+            let suite = ["run", "--package", "estafette-gpu-suite", "--features", SIMULATED];
             let rehearse =
                 |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
             let files =
@@ -234,6 +237,21 @@ pub const SUITES: &[Suite] = &[
             let mut commands = vec![cargo(&context.target, &suite, &["--", "--simulator"])];
             commands.extend(files.map(|file| rehearse(&file)));
             commands
+        },
+    },
+    Suite {
+        name: "cuda",
+        about: "CUDA devices on a simulated driver, which finds what nothing ordered; no GPU",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| {
+            vec![cargo(
+                &context.target,
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
+                &["--features", NEEDING_A_RUNTIME],
+            )]
         },
     },
     Suite {

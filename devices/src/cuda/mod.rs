@@ -20,7 +20,8 @@
 //! | `runtime` | what was found |
 //! | `context` | primary contexts, entered and left; faults |
 //! | `device`, `queue` | the traits |
-//! | `stream`, `words` | streams of ours and how far they have come; the pinned words that they count in |
+//! | `stream`, `lane` | streams of ours; what is enqueued on them and the events that cover it |
+//! | `progress`, `words` | how far they have come; the pinned words that they count in |
 //! | `foreign` | streams of others |
 //! | `events`, `single` | native events; fences that are one |
 //! | `graph` | work of a queue, recorded once and launched often |
@@ -36,9 +37,11 @@ mod events;
 mod foreign;
 mod graph;
 mod handle;
+mod lane;
 mod library;
 mod memory;
 mod peers;
+mod progress;
 mod queue;
 mod runtime;
 mod single;

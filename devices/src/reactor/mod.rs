@@ -4,6 +4,10 @@
 //! Promises and simulated queues push: they call their subscribers themselves and the thread is not even started for
 //! them. A fence of a driver must be polled: [`Watch::MustPoll`] puts it in the reactor's inbox.
 //!
+//! # Who waits himself, for a moment
+//! Work that is nearly done is not worth two changes of thread. Where asking is a load, and there are cores to spare, who waits
+//! asks again and again for some microseconds before he leaves it to the thread (`spin.rs`).
+//!
 //! # Sleeping protocol
 //! `armed` counts the subscriptions in the inbox and in the lanes.
 //! 1. *Arm*: under the lock of the inbox, push into it and `armed += 1` (SeqCst). If it was 0, unpark the thread.
@@ -18,12 +22,15 @@
 mod gather;
 mod lanes;
 mod settled;
+mod spin;
 mod thread;
 
 use std::sync::Arc;
 
 use crate::source::{Subscriber, Watch, deliver};
 use crate::{DeviceError, DeviceErrorKind, Fence, Outcome};
+
+pub(crate) use self::spin::spin;
 
 use self::gather::Gather;
 use self::lanes::Armed;

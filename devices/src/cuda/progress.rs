@@ -1,0 +1,193 @@
+//! How the host learns how far a stream of ours has come.
+
+use std::sync::Arc;
+
+use estafette_sync::sync::atomic::Ordering;
+
+use crate::DeviceError;
+use crate::source::{Subscriber, Timeline, Watch};
+use crate::{DLDevice, QueueId};
+
+use super::errors::NOT_READY;
+use super::events::Event;
+use super::stream::{FROZEN, Stream};
+
+/// How often the driver is asked whether a stream still works, at most.
+const HEALTH_NS: u64 = 200_000;
+/// Readers of the word look at the clock once in as many times.
+const HEALTH_READS: u64 = 64;
+
+impl Timeline for Stream {
+    fn queue(&self) -> QueueId {
+        self.id
+    }
+
+    fn device(&self) -> DLDevice {
+        self.context.id
+    }
+
+    #[inline]
+    fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire) & !FROZEN
+    }
+
+    #[inline]
+    fn failure(&self) -> Option<DeviceError> {
+        // The failure is there before the bit is.
+        let frozen = self.completed.load(Ordering::Acquire) & FROZEN != 0;
+        if frozen { self.failure.get().cloned() } else { None }
+    }
+
+    fn poll(&self) -> u64 {
+        if self.completed.load(Ordering::Acquire) & FROZEN == 0 {
+            self.read();
+            let completed = self.completed();
+            if completed < self.asked.load(Ordering::Acquire) {
+                let retired = self.retire(&mut self.lane());
+                if let Err(error) = retired {
+                    self.fail(&error);
+                }
+            } else if completed < self.written.load(Ordering::Acquire) {
+                self.look();
+            }
+        }
+        self.completed()
+    }
+
+    #[inline]
+    fn poll_for(&self, sequence: u64) -> u64 {
+        if self.written.load(Ordering::Acquire) >= sequence {
+            self.read();
+            let completed = self.completed();
+            if completed >= sequence {
+                return completed;
+            }
+            let reads = self.reads.load(Ordering::Relaxed).wrapping_add(1);
+            // Some reads of several threads may go uncounted; they only pace a query.
+            self.reads.store(reads, Ordering::Relaxed);
+            if !reads.is_multiple_of(HEALTH_READS) {
+                return completed;
+            }
+        } else if self.asked.load(Ordering::Acquire) < sequence {
+            self.ask_or_break(sequence);
+        }
+        self.poll()
+    }
+
+    fn is_cheap_to_ask(&self) -> bool {
+        self.word.is_some()
+    }
+
+    fn watch(&self, sequence: u64, _subscriber: &Arc<dyn Subscriber>) -> Watch {
+        self.ask_or_break(sequence);
+        if self.completed() >= sequence {
+            return Watch::Settled(Ok(()));
+        }
+        match self.failure() {
+            // The failure froze the number.
+            Some(_) if self.completed() >= sequence => Watch::Settled(Ok(())),
+            Some(error) => Watch::Settled(Err(error)),
+            None => Watch::MustPoll,
+        }
+    }
+}
+
+impl Stream {
+    /// Sees to it that the host can learn of number `sequence` by polling.
+    fn ask(&self, sequence: u64) -> Result<(), DeviceError> {
+        let mut lane = self.lane();
+        let known = self.completed().max(self.written.load(Ordering::Relaxed));
+        if known.max(self.asked.load(Ordering::Relaxed)) >= sequence || self.failure().is_some() {
+            return Ok(());
+        }
+        if lane.capture || lane.touched && self.captured_by_others()? {
+            // Nothing can be enqueued for it now; the next who asks tries again.
+            return Ok(());
+        }
+        let newest = lane.sequence;
+        let mark = lane.marks.iter().find(|(number, _)| *number >= sequence).cloned();
+        // It may be done already; nobody had a reason to look.
+        if self.is_over(newest, mark.as_ref())? {
+            return Ok(());
+        }
+        // An event that is there is more exact than what would be written now, unless they say the same.
+        let same = newest == sequence && lane.waited_at < sequence && self.word.is_some();
+        if let Some((number, _)) = mark.filter(|_| !same) {
+            self.asked.store(number, Ordering::Release);
+            return Ok(());
+        }
+        let (Some(word), Some(write)) = (self.word, self.context.api.stream_write) else {
+            self.mark(&mut lane)?;
+            self.asked.store(newest, Ordering::Release);
+            return Ok(());
+        };
+        let _entered = self.context.enter()?;
+        // SAFETY: a live stream, and a word that stays and is this stream's alone.
+        let code = unsafe { write(self.raw(), word.address(), newest, 0) };
+        self.context.check(code, "cannot write a number")?;
+        self.context.counters.writes.one();
+        self.written.store(newest, Ordering::Release);
+        Ok(())
+    }
+
+    /// Asks the driver whether what `mark` covers is done, or all that is enqueued here, which is what number `newest` covers.
+    fn is_over(&self, newest: u64, mark: Option<&(u64, Arc<Event>)>) -> Result<bool, DeviceError> {
+        let (number, over) = match mark {
+            Some((number, event)) => (*number, event.query()?),
+            None => (newest, self.query()?),
+        };
+        if over {
+            self.reach(number);
+        }
+        Ok(over)
+    }
+
+    /// Asks the driver whether everything enqueued here is done. It is no capture's.
+    fn query(&self) -> Result<bool, DeviceError> {
+        let _entered = self.context.enter_relaxed()?;
+        self.context.counters.queue_queries.one();
+        // SAFETY: a live stream.
+        match unsafe { (self.context.api.stream_query)(self.raw()) } {
+            NOT_READY => Ok(false),
+            code => self.context.check(code, "work on the device failed").map(|()| true),
+        }
+    }
+
+    /// As [`ask`](Self::ask). Who cannot be answered must not wait for ever, so what refuses it breaks the stream.
+    fn ask_or_break(&self, sequence: u64) {
+        if let Err(error) = self.ask(sequence) {
+            self.fail(&error);
+        }
+    }
+
+    /// Reads the word.
+    #[inline]
+    fn read(&self) {
+        if let Some(word) = self.word {
+            let number = word.read();
+            if number > self.completed.load(Ordering::Relaxed) & !FROZEN {
+                self.reach(number);
+            }
+        }
+    }
+
+    /// Asks the driver whether the stream still works, if it is time.
+    fn look(&self) {
+        let now = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if now.saturating_sub(self.looked_ns.load(Ordering::Relaxed)) < HEALTH_NS {
+            return;
+        }
+        self.looked_ns.store(now, Ordering::Relaxed);
+        let lane = self.lane();
+        // A capturing stream is not queried.
+        if lane.capture || lane.touched && self.captured_by_others().unwrap_or(true) {
+            return;
+        }
+        let newest = lane.sequence;
+        match self.query() {
+            Ok(false) => {}
+            Ok(true) => self.reach(newest),
+            Err(error) => self.fail(&error),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+use std::time::{Duration, Instant};
+
+use estafette_sync::sync::OnceLock;
+
+use crate::{Fence, Outcome};
+
+/// How long who waits for a fence asks again and again before he sleeps: about what going to sleep and waking up would cost.
+const BUDGET: Duration = Duration::from_micros(20);
+/// Loads between two looks at the clock.
+const ROUND: u32 = 16;
+
+/// Whether a thread that spins takes nothing from those that work: with two cores or fewer it does.
+pub(super) fn has_spare_cores() -> bool {
+    static SPARE: OnceLock<bool> = OnceLock::new();
+    *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
+}
+
+/// Asks `fence` for a moment, if asking is as cheap as a load. `None` if it is still pending then.
+pub(crate) fn spin(fence: &Fence) -> Option<Outcome> {
+    if fence.is_cheap_to_ask() && has_spare_cores() { spin_for(fence, BUDGET) } else { None }
+}
+
+fn spin_for(fence: &Fence, budget: Duration) -> Option<Outcome> {
+    let deadline = Instant::now() + budget;
+    loop {
+        for _ in 0..ROUND {
+            if let Some(outcome) = fence.state().outcome() {
+                return Some(outcome);
+            }
+            estafette_sync::hint::spin_loop();
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host;
+
+    #[test]
+    fn a_spin_ends_when_the_fence_settles_or_when_the_time_is_up() {
+        let (completer, fence) = host::promise("spin");
+        let start = Instant::now();
+        assert!(spin_for(&fence, BUDGET).is_none());
+        assert!(start.elapsed() >= BUDGET);
+        assert!(!fence.is_cheap_to_ask(), "who is told need not ask");
+        assert!(spin(&fence).is_none());
+        let waiter = {
+            let fence = fence.clone();
+            std::thread::spawn(move || spin_for(&fence, Duration::from_secs(20)))
+        };
+        completer.complete();
+        assert!(waiter.join().expect("it does not panic").is_some_and(|outcome| outcome.is_ok()));
+    }
+}
