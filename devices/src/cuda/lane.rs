@@ -158,21 +158,21 @@ impl Stream {
     /// # Errors
     /// What is enqueued now is recorded into a graph.
     fn not_capturing(&self, lane: &Lane) -> Result<(), DeviceError> {
-        if !lane.capture && !(lane.touched && self.captured_by_others()?) {
+        if !self.records(lane)? {
             return Ok(());
         }
         let message = format!("{} is recording a graph: nothing outside of it can be waited for", self.id);
         Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id))
     }
 
-    pub(super) fn captured_by_others(&self) -> Result<bool, DeviceError> {
-        is_capturing(&self.context, self.raw())
+    /// Whether what is enqueued now is recorded into a graph, ours or that of somebody who has the handle.
+    pub(super) fn records(&self, lane: &Lane) -> Result<bool, DeviceError> {
+        Ok(lane.capture || lane.touched && is_capturing(&self.context, self.raw())?)
     }
 
     /// Whether what is enqueued now is recorded into a graph.
     pub(super) fn is_capturing(&self) -> Result<bool, DeviceError> {
-        let lane = self.lane();
-        Ok(lane.capture || lane.touched && self.captured_by_others()?)
+        self.records(&self.lane())
     }
 
     /// From here on, what is enqueued is recorded into a graph. Everything before has an event: none could be had later.

@@ -41,6 +41,10 @@ impl Timeline for Stream {
     fn poll(&self) -> u64 {
         if self.completed.load(Ordering::Acquire) & FROZEN == 0 {
             self.read();
+            let wanted = self.wanted.load(Ordering::Acquire);
+            if wanted > self.completed() {
+                self.ask_or_break(wanted);
+            }
             let completed = self.completed();
             if completed < self.asked.load(Ordering::Acquire) {
                 let retired = self.retire(&mut self.lane());
@@ -100,8 +104,9 @@ impl Stream {
         if known.max(self.asked.load(Ordering::Relaxed)) >= sequence || self.failure().is_some() {
             return Ok(());
         }
-        if lane.capture || lane.touched && self.captured_by_others()? {
-            // Nothing can be enqueued for it now; the next who asks tries again.
+        if self.records(&lane)? {
+            // Nothing can be enqueued for it now.
+            self.wanted.fetch_max(sequence, Ordering::AcqRel);
             return Ok(());
         }
         let newest = lane.sequence;
@@ -180,7 +185,7 @@ impl Stream {
         self.looked_ns.store(now, Ordering::Relaxed);
         let lane = self.lane();
         // A capturing stream is not queried.
-        if lane.capture || lane.touched && self.captured_by_others().unwrap_or(true) {
+        if self.records(&lane).unwrap_or(true) {
             return;
         }
         let newest = lane.sequence;

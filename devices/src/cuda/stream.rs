@@ -54,6 +54,8 @@ pub(super) struct Stream {
     pub(super) written: AtomicU64,
     /// The newest number that the host has asked for and that only an event tells of. Goes up under the lane's lock.
     pub(super) asked: AtomicU64,
+    /// The newest number that the host has asked for while nothing could be enqueued for it: whoever polls sees to it later.
+    pub(super) wanted: AtomicU64,
     pub(super) reads: AtomicU64,
     /// When the driver was asked about the stream last, since `born`.
     pub(super) looked_ns: AtomicU64,
@@ -85,6 +87,7 @@ impl Stream {
             word: None,
             written: AtomicU64::new(0),
             asked: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
             born: Instant::now(),

@@ -4,9 +4,9 @@ use std::ptr;
 
 use cudarc::driver::sys::{self, CUgraph, CUstreamCaptureMode};
 use estafette_devices::cuda::CudaQueue;
-use estafette_devices::{Device, DeviceErrorKind, Fence, FenceState, Order, Queue};
+use estafette_devices::{Device, DeviceErrorKind, Fence, FenceState, Order, Queue, Reactor};
 
-use crate::harness::{ForeignStream, assert_ok, bench, block, fill, inside, order, record, settle};
+use crate::harness::{ForeignStream, PATIENCE, assert_ok, bench, block, fill, inside, order, record, settle};
 
 fn begin(stream: &ForeignStream, mode: CUstreamCaptureMode) {
     // SAFETY: a live stream.
@@ -185,5 +185,41 @@ fn a_stream_that_records_gets_waits_and_records_and_no_query() {
     release();
     settle(&written).expect("nothing failed");
     assert_eq!(order(&queue, &written), Order::Nothing);
+    bench.assert_nothing_wrong();
+}
+
+/// A stream of ours whose handle somebody has may be recorded on. What is asked of it meanwhile is answered afterwards.
+#[test]
+fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
+    let bench = bench();
+    let (queue, other) = (bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let release = block(&*queue);
+    fill(&queue, &memory, 1);
+    let before = record(&queue);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let stream = ptr::with_exposed_provenance_mut(queue.native());
+    inside(&bench.device, || {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: a live stream.
+        unsafe { assert_ok(sys::cuStreamBeginCapture_v2(stream, mode)) };
+        assert!(queue.is_capturing().expect("the driver says"));
+        assert!(!before.is_done());
+        Reactor::global().when_settled([&before], move |outcome| {
+            sender.send(outcome).expect("the test listens");
+        });
+        assert!(other.order_after(&before).is_err(), "no event can be recorded for it now");
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the recording was begun on this thread.
+        unsafe {
+            assert_ok(sys::cuStreamEndCapture(stream, &raw mut graph));
+            assert_ok(sys::cuGraphDestroy(graph));
+        }
+    });
+    assert_eq!(order(&other, &before), Order::Device);
+    release();
+    let told = receiver.recv_timeout(PATIENCE).expect("who asked meanwhile is told");
+    assert!(told.is_ok());
+    settle(&record(&other)).expect("nothing failed");
     bench.assert_nothing_wrong();
 }

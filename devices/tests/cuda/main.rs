@@ -9,6 +9,7 @@ mod foreign;
 mod harness;
 mod memory;
 mod ordering;
+mod programs;
 mod suite;
 mod timing;
 
