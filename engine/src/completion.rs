@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use estafette_devices::Fence;
+use estafette_devices::{Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -22,6 +22,7 @@ use crate::lease::{Access, LeaseInner, check_writable};
 use crate::operands::Declared;
 use crate::operation::{OpTag, Panic, bury};
 use crate::run::{self, ReadyList, Running};
+use crate::submit::lost;
 use crate::tensor::Tensor;
 
 /// The duty to say how an operation ended. Send it wherever the work goes; dropping it unused fails the operation.
@@ -91,14 +92,15 @@ impl Completion {
         self.scope.take().expect("the end is told once")
     }
 
-    /// Ends the operation. For operations that produce a tensor use [`produce`](Self::produce).
+    /// Ends the operation; one that was submitted [`on`](crate::OpBuilder::on) a queue when what it has enqueued there is done.
+    /// For operations that produce a tensor use [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
         self.into_scope().end(None, result.map(|()| None));
     }
 
     /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
     pub(crate) fn conclude(self, result: Ended) {
-        self.into_scope().end_with(None, |_running, _none, _held| result);
+        self.into_scope().end_with(None, |_running, _none, _held, _fence| result);
     }
 
     /// Ends an operation that produces a tensor, with its result.
@@ -113,7 +115,8 @@ impl Completion {
 
     /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
     pub fn cancel(self, why: BodyError) {
-        self.into_scope().end_with(None, |running, _produced, _held| Err(running.tag().called_off(why)));
+        self.into_scope()
+            .end_with(None, |running, _produced, _held, _fence| Err(running.tag().called_off(why)));
     }
 
     /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
@@ -162,6 +165,11 @@ impl Scope {
     /// Identity of the operation.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// The queue that the operation enqueues on, if it was submitted [`on`](crate::OpBuilder::on) one and has not ended.
+    pub fn queue(&self) -> Option<Arc<dyn Queue>> {
+        self.lock().running.as_ref().and_then(|running| running.op().payload().queue().cloned())
     }
 
     /// The engine that runs the operation, until it has ended.
@@ -231,26 +239,33 @@ impl Scope {
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);
         drop(inner);
+        let left = left_on_queue(&running);
         hand_over(&running, views, None);
-        dispatch_next(running.finish(Err(failure)));
+        dispatch_next(running.finish_with(left.as_ref(), Err(failure)));
         drop(operands);
     }
 
     fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
-        self.end_with(fence, |running, produced, held| {
+        self.end_with(fence, |running, produced, held, fence| {
             settle(&running.tag(), Ok(outcome), produced, held, fence)
         });
     }
 
-    fn end_with(&self, fence: Option<&Fence>, outcome: impl FnOnce(&Running, Target<'_>, Held<'_>) -> Ended) {
+    fn end_with(
+        &self,
+        fence: Option<&Fence>,
+        outcome: impl FnOnce(&Running, Target<'_>, Held<'_>, Option<&Fence>) -> Ended,
+    ) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else { return };
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);
         let produced = inner.produced.take();
         drop(inner);
+        let left = if fence.is_none() { left_on_queue(&running) } else { None };
+        let fence = fence.or(left.as_ref());
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
-        let result = outcome(&running, produced.as_ref(), &held);
+        let result = outcome(&running, produced.as_ref(), &held, fence);
         let aliased = produced.as_ref().map(|(tensor, _)| tensor);
         hand_over(&running, views, aliased);
         dispatch_next(running.finish_with(fence, result));
@@ -264,6 +279,13 @@ impl Inner {
         let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor)).map(|(_, mode)| *mode);
         modes.reduce(|a, b| if a == b { a } else { Mode::Update })
     }
+}
+
+/// The fence of what an operation on a device has enqueued on its queue: that is the operation, however it ends.
+fn left_on_queue(running: &Running) -> Option<Fence> {
+    let queue = running.op().payload().queue()?;
+    // What it has enqueued may run even if nobody will know when it ends.
+    Some(queue.record().unwrap_or_else(lost))
 }
 
 /// Turns the views that are still alive into leases. Not those of tensors that `aliased`, the result, was declared an

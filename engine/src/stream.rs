@@ -110,6 +110,14 @@ impl Acquisition {
 }
 
 impl Engine {
+    /// The queue of `device` for work that asks for no particular one. The same at every call.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a device that the engine does not have.
+    pub fn queue_on(&self, device: DLDevice) -> Result<Arc<dyn Queue>, Error> {
+        Ok(device_with_streams(self.core(), device)?.default_queue())
+    }
+
     /// A queue of `device` for a producer to order its work before: give it [`Acquisition::stream`], and import with
     /// [`Acquisition::fence`].
     ///

@@ -14,7 +14,7 @@ use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
 use estafette::exchange::{Abi, ExportFlags, Layout, export};
 use estafette::{Access, Consumer, DType, Engine, ExportOptions, Lease, Op, Tensor};
 use estafette_c::estafette_status::ESTAFETTE_OK;
-use estafette_c::{estafette_lease, estafette_lease_release, estafette_order_on};
+use estafette_c::*;
 use estafette_cuda_sim_client::Simulator;
 use tests::ops::{get, tensor, until, waits};
 use tests::watchdog::Watchdog;
@@ -400,6 +400,78 @@ fn the_c_interface_orders_a_cuda_stream() {
     }
     // SAFETY: given up once above.
     drop(unsafe { Tensor::from_raw(raw) });
+    bench.silent();
+}
+
+/// The body of an operation in C: it fills the memory behind its context on the stream that it is given.
+unsafe extern "C" fn fills_nine(context: *mut c_void, op: *mut estafette_op) {
+    let mut stream = ptr::null_mut();
+    // SAFETY: what the library gave, and a place.
+    assert_eq!(unsafe { estafette_op_stream(op, &mut stream) }, ESTAFETTE_OK);
+    let device = &CudaRuntime::get().unwrap().devices()[0];
+    // SAFETY: a live stream; the operation has the memory to itself.
+    unsafe {
+        let queue = device.foreign(stream.expose_provenance()).unwrap();
+        queue.fill(context.cast(), 9, BYTES as usize).unwrap();
+        assert_eq!(estafette_op_complete(op, 0, ptr::null()), ESTAFETTE_OK);
+    }
+}
+
+#[test]
+fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
+    let bench = bench();
+    let (x, y) = (bench.bytes(), bench.bytes());
+    bench.simulator.block(bench.ours.native());
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    let mut engine: *mut estafette_engine = ptr::null_mut();
+    let raw = x.clone().into_raw();
+    // SAFETY: live objects and places; the memory is the tensor's.
+    unsafe {
+        assert_eq!(estafette_engine_create(ptr::null(), &mut engine), ESTAFETTE_OK);
+        let on = estafette_submit_options {
+            size: size_of::<estafette_submit_options>() as u32,
+            priority: 0,
+            name: c"fills".as_ptr(),
+            nonblocking: 0,
+            reserved: 0,
+            on: bench.device.id(),
+        };
+        let mut op = ptr::null_mut();
+        let writes = [raw.as_ptr().cast()];
+        let memory = x.data_ptr().unwrap().cast_mut().cast();
+        let submitted = estafette_submit_with(
+            engine,
+            &on,
+            Some(fills_nine),
+            memory,
+            None,
+            ptr::null(),
+            0,
+            writes.as_ptr(),
+            1,
+            &mut op,
+        );
+        assert_eq!(submitted, ESTAFETTE_OK);
+        // Issued behind what has not run.
+        assert_eq!(estafette_op_wait(op, u64::MAX), ESTAFETTE_OK);
+        assert!(!x.is_ready());
+        assert_eq!(estafette_op_release(op), ESTAFETTE_OK);
+    }
+    let device = Arc::clone(&bench.device);
+    let other = bench.device.create_queue().unwrap();
+    let copy = bench.engine.op("copy").reads([&x]).writes([&y]).on(&other);
+    copy.run_on(move |queue, [x], [mut y]| {
+        // SAFETY: the engine keeps both until the work is done.
+        Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
+    })
+    .unwrap();
+    bench.simulator.unblock(bench.ours.native());
+    assert_eq!((bench.first(&x), bench.first(&y)), (9, 9));
+    // SAFETY: given up once each.
+    unsafe {
+        drop(Tensor::from_raw(raw));
+        estafette_engine_destroy(engine);
+    }
     bench.silent();
 }
 

@@ -40,7 +40,7 @@ impl Model {
 /// Features of tests that need the runtime of a device, which a plain test run has not got, or a simulator of it, which takes
 /// its time.
 pub const NEEDING_A_RUNTIME: &str =
-    "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/sycl-tests";
+    "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/cuda-tests,tests/sycl-tests";
 
 /// What lets the GPU suite run without a GPU.
 pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
@@ -252,6 +252,20 @@ pub const SUITES: &[Suite] = &[
                 &["test", "--package", "estafette-devices", "--package", "tests", "--test", "cuda*"],
                 &["--features", NEEDING_A_RUNTIME],
             )]
+        },
+    },
+    Suite {
+        name: "cuda-python",
+        about: "CUDA memory and streams in Python, with doubles of libraries, on a simulated driver; no GPU",
+        fast: false,
+        needs: &[Need::Python],
+        counted: true,
+        limit: minutes(10),
+        commands: |context| {
+            let build = cargo(&context.target, &["build", "--package", "estafette-cuda-sim"], &[]);
+            let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/cuda"]);
+            tests.env("ESTAFETTE_CUDA_SIM", context.target.join("debug/libestafette_cuda_sim.so"));
+            vec![build, tests]
         },
     },
     Suite {

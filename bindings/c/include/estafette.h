@@ -619,6 +619,12 @@ typedef struct estafette_submit_options {
    * 0.
    */
   int32_t reserved;
+  /**
+   * The device that the function enqueues on; `device_type` 0 for functions that work on the host. What comes before the
+   * operation on that device is waited for there, and not on the host; the function asks `estafette_op_stream` for the
+   * stream, and what it has enqueued there by the end that it tells is the operation.
+   */
+  DLDevice on;
 } estafette_submit_options;
 
 /**
@@ -1067,6 +1073,19 @@ estafette_status estafette_set_log(int32_t level,
 estafette_status estafette_op_complete(struct estafette_op *op,
                                        int32_t status,
                                        const char *message);
+
+/**
+ * The stream of an operation that was submitted for a device, to `*stream`: a `CUstream`, or a pointer to a `sycl::queue`. `op` is
+ * what the operation's function was given. The stream is the library's; it may be used until the end of the operation was told.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not begun or has ended;
+ * `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * `stream` is NULL or may be written. `op` may be any value.
+ */
+estafette_status estafette_op_stream(struct estafette_op *op,
+                                     void **stream);
 
 /**
  * Ends an operation whose function was called when `fence` is done: what comes next on the same device is ordered behind it

@@ -1,6 +1,6 @@
 //! Operations in flight: telling how one ended, waiting for it, calling it off.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
 
 use estafette::exchange::promise::RawFence;
@@ -8,7 +8,7 @@ use estafette::{ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;
 use crate::engine::timeout;
-use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, text};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place, text};
 use crate::fence::outcome_of;
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
@@ -48,6 +48,30 @@ pub unsafe extern "C" fn estafette_op_complete(
             Some(_) => completion.complete(Err(message.into())),
         }
         drop(context);
+        DONE
+    })
+}
+
+/// The stream of an operation that was submitted for a device, to `*stream`: a `CUstream`, or a pointer to a `sycl::queue`. `op` is
+/// what the operation's function was given. The stream is the library's; it may be used until the end of the operation was told.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for an operation of the host, or one that has not begun or has ended;
+/// `ESTAFETTE_FORKED`. `*stream` is written only on success. May be called by any thread.
+///
+/// # Safety
+/// `stream` is NULL or may be written. `op` may be any value.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_op_stream(
+    op: *mut estafette_op,
+    stream: *mut *mut c_void,
+) -> estafette_status {
+    entry(|| {
+        let place = place(stream, "stream")?;
+        let queue = slots::scope(op)?.queue();
+        let queue =
+            queue.ok_or_else(|| Refusal::invalid("op: the operation works on the host and has no stream"))?;
+        // SAFETY: writable, by contract.
+        unsafe { place.write(std::ptr::with_exposed_provenance_mut(queue.native())) };
         DONE
     })
 }

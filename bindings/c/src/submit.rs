@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
-use estafette::{Completion, Op};
+use estafette::devices::{DLDevice, DeviceType, Queue};
+use estafette::{Completion, Engine, Op};
 
 use crate::context::{Context, estafette_drop};
 use crate::engine::estafette_engine;
@@ -34,6 +36,10 @@ pub struct estafette_submit_options {
     pub nonblocking: i32,
     /// 0.
     pub reserved: i32,
+    /// The device that the function enqueues on; `device_type` 0 for functions that work on the host. What comes before the
+    /// operation on that device is waited for there, and not on the host; the function asks `estafette_op_stream` for the
+    /// stream, and what it has enqueued there by the end that it tells is the operation.
+    pub on: DLDevice,
 }
 
 // SAFETY: numbers and a pointer, the size first.
@@ -96,7 +102,8 @@ pub unsafe extern "C" fn estafette_submit(
     writes: *const *mut estafette_tensor,
     n_writes: usize,
 ) -> estafette_status {
-    let options = estafette_submit_options { size: 24, priority: 0, name, nonblocking: 0, reserved: 0 };
+    let options =
+        estafette_submit_options { size: 24, priority: 0, name, nonblocking: 0, reserved: 0, on: HOST };
     let given = Given {
         engine,
         function,
@@ -173,6 +180,10 @@ pub unsafe extern "C" fn estafette_produce(
         // SAFETY: by contract of this function.
         let (name, reads) = unsafe { (name_of(&options)?, tensors(reads, n_reads, "reads")?) };
         let op = engine.engine.op(name).priority(options.priority).reads_owned(reads);
+        let op = match queue(&engine.engine, options.on)? {
+            Some(queue) => op.on(&queue),
+            None => op,
+        };
         let admitted = if nonblocking(&options)? { op.try_admit() } else { op.admit() }?;
         let context = Context::new(context, drop_context);
         let waiting = Waiting { function, context, held: None };
@@ -206,6 +217,10 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
         (tensors(given.reads.0, given.reads.1, "reads")?, tensors(given.writes.0, given.writes.1, "writes")?)
     };
     let op = engine.engine.op(name).priority(options.priority).reads_owned(reads).writes_owned(writes);
+    let op = match queue(&engine.engine, options.on)? {
+        Some(queue) => op.on(&queue),
+        None => op,
+    };
     let admitted = if nonblocking(options)? { op.try_admit() } else { op.admit() }?;
     // One holder is the operation, the other the caller. Nothing can fail after this.
     let entered = if out.is_null() { None } else { Some(slots::enter()?) };
@@ -219,6 +234,17 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
         unsafe { out.write(handle) };
     }
     DONE
+}
+
+/// No device.
+const HOST: DLDevice = DLDevice { device_type: DeviceType(0), device_id: 0 };
+
+/// The queue for work on `device`; `None` for the host.
+fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn Queue>>, Refusal> {
+    if device == HOST || device == DLDevice::CPU {
+        return Ok(None);
+    }
+    Ok(Some(engine.queue_on(device)?))
 }
 
 /// # Safety

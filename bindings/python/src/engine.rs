@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette::devices::DLDevice;
+use estafette::devices::{DLDevice, Frontier};
 use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Access, Completion, Engine, Tensor, journal};
 use estafette_sync::sync::OnceLock;
@@ -679,8 +679,16 @@ impl PyEngine {
     /// Takes over a tensor that nobody vouches for: what nothing but a legacy struct says may not be written.
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
         let immutable = managed.version().is_none();
+        let device = managed.device();
+        let mut ready = Frontier::default();
+        if stream::has_default_stream(device)
+            && let Some(device) = stream::device_of(py, device)?
+        {
+            // What is given to our exchange table is ordered before the stream that it says is ours, by now.
+            ready.insert(device.default_queue().record().map_err(estafette::Error::from).or_raise(py)?);
+        }
         // SAFETY: whoever gives a DLPack struct away vouches for its memory; on the host its content is ready by then.
-        let tensor = unsafe { self.engine(py)?.import_ordered(managed, Default::default(), immutable) };
+        let tensor = unsafe { self.engine(py)?.import_ordered(managed, ready, immutable) };
         IMPORTED.fetch_add(1, Ordering::Relaxed);
         Bound::new(py, self.wrap(tensor.or_raise(py)?))
     }

@@ -6,7 +6,7 @@
 //! | description from object | waits likewise; nothing is leased, so it is for calls that are over when control comes back |
 //! | object from tensor | `from_dlpack` of the default engine |
 //! | allocator | zeroed host memory that belongs to its receiver; needs no engine and no Python |
-//! | current stream | NULL: the host has none |
+//! | current stream | of a CUDA device the engine's own, before which what is taken is ordered; else NULL: the host has none |
 //!
 //! "No sync" in the names of the specification is about streams. Host memory has none, so what is not ready is waited for.
 //!
@@ -31,6 +31,7 @@ use crate::body;
 use crate::engine::PyEngine;
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::{self, From, Request};
+use crate::stream;
 use crate::tensor::{Exporter, PyTensor};
 
 static TENSORS: Published = Published(Table {
@@ -103,6 +104,14 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
     if let Ok(tensor) = object.cast::<PyTensor>() {
         let tensor = tensor.get().tensor(py)?;
+        export::until_defined(py, tensor)?;
+        let device = tensor.device().or_raise(py)?;
+        if stream::has_default_stream(device) {
+            // Ordered before the stream that we say is ours.
+            let ours = work_stream(py, device)?.into_pyobject(py)?.into_any();
+            let request = Request { stream: Some(&ours), ..request };
+            return export::export_managed(py, From::Tensor(tensor, Access::Read), &request);
+        }
         return match export::at_once(py, tensor)? {
             Some(managed) => Ok(managed),
             None => export::export_managed(py, From::Tensor(tensor, Access::Read), &request),
@@ -117,6 +126,12 @@ fn take(object: &Bound<'_, PyAny>) -> PyResult<ManagedTensor> {
     }
     let kind = object.get_type().fully_qualified_name()?;
     Err(PyTypeError::new_err(format!("{kind} is not of the type whose C exchange table this is")))
+}
+
+/// The stream that our work on a CUDA device goes to, and that consumers of this table come after.
+fn work_stream(py: Python<'_>, device: DLDevice) -> PyResult<usize> {
+    let device = stream::device_of(py, device)?;
+    Ok(device.map_or(stream::LEGACY, |device| device.default_queue().native()))
 }
 
 unsafe extern "C" fn describe(object: *mut c_void, out: *mut DLTensor) -> c_int {
@@ -161,6 +176,12 @@ unsafe extern "C" fn current_stream(kind: DLDeviceType, id: i32, out: *mut *mut 
     for_c(|py| {
         let out = NonNull::new(out).ok_or_else(null_argument)?;
         let device = DLDevice::new(DeviceType(kind.0 as i32), id);
+        if stream::has_default_stream(device) {
+            let stream = work_stream(py, device)?;
+            // SAFETY: the place is the caller's.
+            unsafe { out.write(std::ptr::with_exposed_provenance_mut(stream)) };
+            return Ok(());
+        }
         if !export::host_can_read(device) {
             // Never NULL there, which would say "the default stream".
             return Err(raise(py, "ExchangeError", format!("no work is done on device {device} here")));

@@ -106,7 +106,13 @@ pub fn consumer(
 }
 
 fn on_cuda(py: Python<'_>, tensor: &Tensor, device: DLDevice, handle: usize) -> PyResult<Consumer> {
-    device_of(py, device)?;
+    if let Some(device) = device_of(py, device)? {
+        let ours = device.default_queue();
+        if ours.native() == handle {
+            // Known to last, so it is looked at again when the lease ends.
+            return Ok(Consumer::Queue(ours));
+        }
+    }
     // SAFETY: whoever passes a stream vouches for it for the length of the call; default streams always are.
     unsafe { tensor.consumer_on(device, handle) }.map_err(|error| PyValueError::new_err(error.to_string()))
 }

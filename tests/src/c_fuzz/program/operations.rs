@@ -1,6 +1,7 @@
 //! Calls about operations.
 
 use super::*;
+use estafette::devices::{DLDevice, DeviceType};
 
 impl Program {
     pub(super) fn body(&mut self, bytes: &mut Bytes<'_>, operand: *mut estafette_tensor) -> *mut Body {
@@ -70,6 +71,7 @@ impl Program {
             name: [c"fuzzed".as_ptr(), ptr::null(), c"\xff".as_ptr()][bytes.below(16).saturating_sub(13)],
             nonblocking: bytes.below(2) as i32,
             reserved: 0,
+            on: DLDevice::new(DeviceType(0), 0),
         };
         let mut op = ptr::null_mut();
         let out = if bytes.one_in(3) { ptr::null_mut() } else { &raw mut op };

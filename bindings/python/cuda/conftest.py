@@ -1,0 +1,116 @@
+"""The simulated CUDA driver, in the place of the real one, before anything asks for it. Nothing here has seen a GPU.
+
+`cargo xtask test --suite cuda-python` builds it and names it in ESTAFETTE_CUDA_SIM.
+"""
+
+import ctypes
+import os
+
+import pytest
+
+_LIBRARY = os.environ.get("ESTAFETTE_CUDA_SIM")
+if _LIBRARY is None:
+    raise pytest.UsageError("ESTAFETTE_CUDA_SIM is not set; run `cargo xtask test --suite cuda-python`")
+_SIM = ctypes.CDLL(_LIBRARY, mode=ctypes.RTLD_GLOBAL)
+
+
+class Simulator:
+    """The driver and its controls. Streams and memory of "other libraries" are made here, with the driver's own functions."""
+
+    def __init__(self):
+        _SIM.cusim_block.argtypes = [ctypes.c_uint64, ctypes.c_int]
+        _SIM.cusim_violations.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        _SIM.cusim_violations.restype = ctypes.c_size_t
+        _SIM.cusim_calls.argtypes = [ctypes.c_char_p]
+        _SIM.cusim_calls.restype = ctypes.c_uint64
+        self.context = ctypes.c_void_p()
+        self("cuInit", 0)
+        self("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+
+    def __call__(self, name, *arguments):
+        """A function of the driver, in the primary context of the first device."""
+        if name not in ("cuInit", "cuDevicePrimaryCtxRetain"):
+            _SIM.cuCtxSetCurrent(self.context)
+        code = getattr(_SIM, name)(*arguments)
+        assert code == 0, f"{name}: {code}"
+
+    def stream(self):
+        stream = ctypes.c_void_p()
+        self("cuStreamCreate", ctypes.byref(stream), 1)
+        return stream.value
+
+    def memory(self, size):
+        pointer = ctypes.c_uint64()
+        self("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        return pointer.value
+
+    def fill(self, stream, pointer, value, size):
+        self("cuMemsetD8Async", ctypes.c_uint64(pointer), ctypes.c_ubyte(value), ctypes.c_size_t(size), _handle(stream))
+
+    def copy(self, stream, to, source, size):
+        self(
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(size),
+            _handle(stream),
+        )
+
+    def read(self, stream, pointer, size):
+        """What is there when everything on the stream is done."""
+        buffer = (ctypes.c_ubyte * size)()
+        self("cuMemcpyDtoHAsync_v2", buffer, ctypes.c_uint64(pointer), ctypes.c_size_t(size), _handle(stream))
+        self("cuStreamSynchronize", _handle(stream))
+        return bytes(buffer)
+
+    def order(self, first, then):
+        """Makes stream `then` wait for what is on stream `first`."""
+        event = ctypes.c_void_p()
+        self("cuEventCreate", ctypes.byref(event), 2)
+        self("cuEventRecord", event, _handle(first))
+        self("cuStreamWaitEvent", _handle(then), event, 0)
+
+    def block(self, stream):
+        assert _SIM.cusim_block(stream, 1) == 1
+
+    def unblock(self, stream):
+        assert _SIM.cusim_block(stream, 0) == 1
+
+    def calls(self, name):
+        return _SIM.cusim_calls(name.encode())
+
+    def violations(self):
+        size = _SIM.cusim_violations(None, 0)
+        text = ctypes.create_string_buffer(size + 1)
+        _SIM.cusim_violations(text, size)
+        return text.value.decode().splitlines()
+
+    def forget(self):
+        _SIM.cusim_forget_violations()
+        _SIM.cusim_forget_calls()
+
+
+def _handle(stream):
+    return ctypes.c_void_p(stream)
+
+
+@pytest.fixture(scope="session")
+def driver():
+    return Simulator()
+
+
+@pytest.fixture
+def sim(driver):
+    driver.forget()
+    yield driver
+    found = driver.violations()
+    assert not found, found
+    assert driver.calls("cuCtxSynchronize") == 0
+
+
+@pytest.fixture
+def eng(driver):
+    import estafette as est
+
+    with est.Engine(workers=2) as engine:
+        yield engine

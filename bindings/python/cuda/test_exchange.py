@@ -1,0 +1,202 @@
+"""CUDA memory comes in and goes out: every value of `stream`, and who waits for whom, on the simulated driver."""
+
+import gc
+import time
+
+import pytest
+from doubles import Array, Described, Library, Stream
+
+import estafette as est
+
+SIZE = 64
+
+
+def filled(eng, lib, value):
+    """A tensor of ours whose last write is a kernel on the engine's stream that has not run: the stream is blocked."""
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    handles = []
+
+    def fill(x):
+        stream = est.current_stream()
+        handles.append(stream.handle)
+        lib.sim.block(stream.handle)
+        lib.sim.fill(stream.handle, x, value, SIZE)
+
+    eng.submit(fill, writes=[x], using=lambda t: t.data_ptr, on="cuda").wait()
+    return x, handles[0]
+
+
+def overwrite(eng, lib, x, value):
+    fill = lambda x: lib.sim.fill(est.current_stream().handle, x, value, SIZE)
+    return eng.submit(fill, writes=[x], using=lambda t: t.data_ptr, on="cuda")
+
+
+def read(eng, lib, x):
+    """What a tensor holds, by a copy on a stream of the library's."""
+    view = lib.from_dlpack(x)
+    data = lib.copied(view).bytes()
+    del view
+    return data
+
+
+@pytest.fixture
+def lib(sim):
+    return Library(sim)
+
+
+def test_the_consumers_stream_waits_and_the_host_does_not(sim, eng, lib):
+    x, ours = filled(eng, lib, 5)
+    begin = time.monotonic()
+    view = lib.from_dlpack(x)
+    result = lib.copied(view)
+    assert time.monotonic() - begin < 1, "the host waited for a blocked stream"
+    sim.unblock(ours)
+    assert result.bytes() == bytes([5]) * SIZE
+
+
+@pytest.mark.parametrize("form", ["handle", "object", "default", "legacy", "thread"])
+def test_every_form_of_stream(sim, eng, lib, form):
+    stream = {"handle": lib.current, "object": Stream(lib.current), "default": None, "legacy": 1, "thread": 2}[form]
+    working = {"handle": lib.current, "object": lib.current, "default": 1, "legacy": 1, "thread": 2}[form]
+    x, ours = filled(eng, lib, 7)
+    capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
+    result = sim.memory(SIZE)
+    sim.copy(working, result, x.data_ptr, SIZE)
+    sim.unblock(ours)
+    assert sim.read(working, result, SIZE) == bytes([7]) * SIZE
+    del capsule
+
+
+@pytest.mark.parametrize(
+    "stream, error, words",
+    [
+        (0, ValueError, "1 for the legacy one"),
+        (-2, ValueError, "no handle"),
+        (True, TypeError, "bool"),
+        ("cuda", TypeError, "no CUDA stream"),
+        (object(), TypeError, "__cuda_stream__"),
+    ],
+)
+def test_what_is_no_stream_is_refused_by_name(sim, eng, stream, error, words):
+    x = eng.empty((SIZE,), "uint8", device="cuda:0")
+    with pytest.raises(error, match=words):
+        x.__dlpack__(stream=stream, max_version=(1, 0))
+
+
+def test_a_consumer_that_wants_no_synchronization_is_counted(sim, eng, lib):
+    x, ours = filled(eng, lib, 5)
+    before = eng.stats().unordered
+    waits = sim.calls("cuStreamWaitEvent")
+    capsule = x.__dlpack__(stream=-1, max_version=(1, 0))
+    assert sim.calls("cuStreamWaitEvent") == waits
+    assert eng.stats().unordered == before + 1
+    assert est.unordered_exchanges()[-1].reason == "no synchronization asked for"
+    # It is a lease all the same.
+    later = overwrite(eng, lib, x, 6)
+    sim.unblock(ours)
+    with pytest.raises(est.LeaseHeldError, match="test_a_consumer_that_wants"):
+        later.wait(timeout=0.05)
+    del capsule
+    later.wait()
+
+
+def test_a_write_waits_for_a_consumer_that_let_go_before_its_kernel_ran(sim, eng, lib):
+    x, ours = filled(eng, lib, 5)
+    sim.unblock(ours)
+    sim.block(lib.current)
+    view = lib.from_dlpack(x)
+    result = lib.copied(view)
+    del view
+    gc.collect()
+    later = overwrite(eng, lib, x, 6)
+    with pytest.raises(TimeoutError):
+        later.wait(timeout=0.05)
+    sim.unblock(lib.current)
+    later.wait()
+    assert result.bytes() == bytes([5]) * SIZE
+    assert read(eng, lib, x) == bytes([6]) * SIZE
+
+
+def test_an_import_is_ordered_on_a_stream_of_ours(sim, eng, lib):
+    sim.block(lib.current)
+    t = eng.from_dlpack(lib.full(3))
+    assert lib.seen[-1]["stream"] > 2
+    assert not t.is_ready()
+    other = Library(sim)
+    result = other.copied(other.from_dlpack(t))
+    sim.unblock(lib.current)
+    assert result.bytes() == bytes([3]) * SIZE
+    t.wait(timeout=30)
+
+
+def test_a_producer_that_takes_no_stream_is_waited_for_by_the_default_stream_and_counted(sim, eng):
+    lib = Library(sim, takes_stream=False)
+    with lib.stream(1):
+        array = lib.full(4)
+        before = eng.stats().unordered
+        t = eng.from_dlpack(array)
+        assert eng.stats().unordered == before + 1
+        other = Library(sim)
+        assert other.copied(other.from_dlpack(t)).bytes() == bytes([4]) * SIZE
+
+
+def test_managed_memory_is_waited_for_by_host_readers(sim, eng, lib):
+    np = pytest.importorskip("numpy")
+    x = eng.empty((SIZE,), "uint8", device=(13, 0))
+    fill = lambda x: sim.fill(est.current_stream().handle, x, 8, SIZE)
+    eng.submit(fill, writes=[x], using=lambda t: t.data_ptr, on="cuda")
+    assert np.from_dlpack(x).tolist() == [8] * SIZE
+
+
+def test_memory_goes_to_the_host_as_a_copy(sim, eng, lib):
+    np = pytest.importorskip("numpy")
+    x, ours = filled(eng, lib, 9)
+    sim.unblock(ours)
+    assert np.from_dlpack(x, device="cpu").tolist() == [9] * SIZE
+    with pytest.raises(BufferError):
+        x.__dlpack__(dl_device=(1, 0), copy=False, max_version=(1, 0))
+    with pytest.raises(ValueError, match="None"):
+        x.__dlpack__(stream=lib.current, dl_device=(1, 0), max_version=(1, 0))
+
+
+def test_the_cuda_array_interface_comes_in_with_its_stream_and_keeps_the_owner(sim, eng, lib):
+    sim.block(lib.current)
+    owner = Described(lib.full(2))
+    t = eng.from_dlpack(owner)
+    assert (t.shape, t.dtype, t.device) == ((SIZE,), "uint8", (2, 0))
+    assert not t.is_ready()
+    sim.unblock(lib.current)
+    t.wait(timeout=30)
+    del owner
+    gc.collect()
+    assert read(eng, lib, t) == bytes([2]) * SIZE
+    array = lib.full(1)
+    assert sim.read(lib.current, array.pointer, SIZE) == bytes([1]) * SIZE
+    # Its own words: no stream, nothing to wait for.
+    assert eng.from_dlpack(Described(array, stream=None)).is_ready()
+    for entries, words in [
+        ({"stream": 0}, "legacy"),
+        ({"mask": array}, "mask"),
+        ({"typestr": ">f4"}, "typestr"),
+        ({"data": None}, "data"),
+    ]:
+        with pytest.raises((ValueError, TypeError, BufferError), match=words):
+            eng.from_dlpack(Described(array, **entries))
+
+
+def test_the_cuda_array_interface_goes_out_behind_the_stream_that_it_names(sim, eng, lib):
+    x, ours = filled(eng, lib, 5)
+    interface = x.__cuda_array_interface__
+    assert interface["version"] == 3 and interface["data"] == (x.data_ptr, True)
+    sim.order(interface["stream"], lib.current)
+    result = lib.copied(Array(lib, interface["data"][0], SIZE))
+    sim.unblock(ours)
+    assert result.bytes() == bytes([5]) * SIZE
+    with x.write() as view:
+        assert view.__cuda_array_interface__["data"] == (x.data_ptr, False)
+    assert not hasattr(eng.zeros(3, "int32"), "__cuda_array_interface__")
+
+
+def test_a_device_that_is_not_there_is_said_so(sim, eng):
+    with pytest.raises(BufferError, match="no device cuda:9"):
+        eng.empty((1,), "uint8", device="cuda:9")

@@ -1,0 +1,128 @@
+"""Functions on the device: `on=`, what is the current stream of which library, and results that are still being computed."""
+
+import sys
+import types
+
+import pytest
+from doubles import Library, Stream
+
+import estafette as est
+
+SIZE = 64
+
+
+@pytest.fixture
+def lib(sim, monkeypatch):
+    """A double of PyTorch with CUDA: `torch.cuda.stream(torch.cuda.ExternalStream(handle))` makes it the current one."""
+    lib = Library(sim)
+    torch = types.ModuleType("torch")
+    torch.cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        ExternalStream=lambda handle, device: (handle, device),
+        stream=lambda external: lib.stream(external[0]),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    return lib
+
+
+def test_what_the_function_launches_is_the_operation(sim, eng, lib):
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    y = eng.empty((SIZE,), "uint8", device="cuda")
+    streams = []
+
+    def fill(x):
+        streams.append((lib.current, est.current_stream().handle))
+        sim.block(lib.current)
+        sim.fill(lib.current, x.pointer, 5, SIZE)
+
+    def copy(x, y):
+        sim.copy(lib.current, y.pointer, x.pointer, SIZE)
+
+    # Issued, both, while nothing has run.
+    eng.submit(fill, writes=[x], using=lib.from_dlpack, on="cuda").wait(timeout=30)
+    eng.submit(copy, reads=[x], writes=[y], using=lib.from_dlpack, on="cuda:0").wait(timeout=30)
+    (told, own), = streams
+    assert told == own and own != lib.default and est.current_stream() is None
+    assert lib.current == lib.default, "the thread's current stream is put back"
+    assert not y.is_ready()
+    sim.unblock(own)
+    y.wait(timeout=30)
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([5]) * SIZE
+
+
+def test_a_stream_object_of_somebody_else_is_an_operations_queue(sim, eng, lib):
+    theirs = Stream(sim.stream())
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    fill = lambda x: sim.fill(lib.current, x.pointer, 6, SIZE)
+    sim.block(theirs.handle)
+    eng.submit(fill, writes=[x], using=lib.from_dlpack, on=theirs).wait(timeout=30)
+    y = eng.empty((SIZE,), "uint8", device="cuda")
+    copy = lambda x, y: sim.copy(lib.current, y.pointer, x.pointer, SIZE)
+    eng.submit(copy, reads=[x], writes=[y], using=lib.from_dlpack, on="cuda").wait(timeout=30)
+    assert not y.is_ready()
+    sim.unblock(theirs.handle)
+    y.wait(timeout=30)
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([6]) * SIZE
+
+
+def test_a_result_is_chained_on_while_it_is_computed(sim, eng, lib):
+    def compute():
+        sim.block(lib.current)
+        blocked.append(lib.current)
+        return lib.full(7)
+
+    blocked = []
+    z = eng.call(compute, on="cuda")
+    w = eng.call(lambda z: lib.copied(z), z, using=lib.from_dlpack, on="cuda")
+    assert w.shape == (SIZE,) if w.is_ready() else True
+    while not blocked:
+        pass
+    assert not z.is_ready()
+    sim.unblock(blocked[0])
+    w.wait(timeout=30)
+    assert lib.copied(lib.from_dlpack(w)).bytes() == bytes([7]) * SIZE
+
+
+def test_a_function_that_fails_after_it_launched_leaves_its_kernel_in_the_way(sim, eng, lib):
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+
+    def fails(x):
+        sim.block(lib.current)
+        handles.append(lib.current)
+        sim.fill(lib.current, x.pointer, 1, SIZE)
+        raise RuntimeError("after the launch")
+
+    handles = []
+    with pytest.raises(est.OperationError, match="after the launch"):
+        eng.submit(fails, writes=[x], using=lib.from_dlpack, on="cuda").wait(timeout=30)
+    other = Stream(sim.stream())
+    heal = lambda x: sim.fill(lib.current, x.pointer, 2, SIZE)
+    eng.submit(heal, writes=[x], using=lib.from_dlpack, on=other)
+    sim.unblock(handles[0])
+    assert lib.copied(lib.from_dlpack(x)).bytes() == bytes([2]) * SIZE
+
+
+def test_a_library_with_a_stream_of_its_own_is_joined_by_the_protocol(sim, eng):
+    """JAX has no current stream to be told: its own is passed to `__dlpack__`, and its result is ordered after that."""
+    jax = Library(sim)
+    x = eng.call(lambda: jax.full(3), on="cuda")
+    y = eng.call(lambda x: jax.copied(x), x, using=jax.from_dlpack, on="cuda")
+    y.wait(timeout=30)
+    assert jax.copied(jax.from_dlpack(y)).bytes() == bytes([3]) * SIZE
+
+
+def test_what_cannot_be_an_operations_queue_is_refused(sim, eng):
+    async def asynchronous():
+        pass
+
+    async def submit():
+        eng.submit(asynchronous, on="cuda")
+
+    import asyncio
+
+    with pytest.raises(TypeError, match="async def"):
+        asyncio.run(submit())
+    with pytest.raises(ValueError, match="another one on the thread"):
+        eng.submit(lambda: None, on=Stream(2))
+    with pytest.raises(BufferError, match="cuda:9"):
+        eng.submit(lambda: None, on="cuda:9")
