@@ -229,7 +229,8 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(15),
         commands: |context| {
-            let suite = ["run", "--package", "estafette-gpu-suite", "--features", SIMULATED];
+            // Without `--package`, so that what it is made of has the features that other suites have built it with.
+            let suite = ["run", "--bin", "gpu-suite", "--features", SIMULATED];
             let rehearse =
                 |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
             let files =
