@@ -345,24 +345,29 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> 
     Ok(Arrival { layout, data, storage, read_only })
 }
 
-/// A row-major copy in fresh memory of the device `to`, for somebody else. To another device than the host it goes by way of
-/// the host, which every context can be copied from and to; the thread waits for both ways.
+/// A row-major copy in fresh memory of the device `to`, for somebody else. Memory without gaps is copied on its own device; else,
+/// to another device than the host, it goes by way of the host, which every context can be copied from and to. The thread waits.
 pub(crate) fn copied(
     core: &Core,
     layout: &Layout,
     data: *const u8,
     to: DLDevice,
 ) -> Result<(Layout, Storage), Error> {
-    let copy = copy_of(core, layout, data)?;
-    if to == DLDevice::CPU {
+    let within = to == layout.device() && to != DLDevice::CPU && layout.is_contiguous();
+    let copy = if within { None } else { Some(copy_of(core, layout, data)?) };
+    if to == DLDevice::CPU
+        && let Some(copy) = copy
+    {
         return Ok((copy.layout, copy.storage));
     }
     let target = Layout::contiguous(layout.dtype(), to, layout.shape())?.with_padding(layout.is_padded());
     let storage = fresh(core, &target, false)?;
     let device = core.device(to).ok_or_else(|| Error::invalid(format!("device {to} is not available")))?;
     let queue = device.create_queue()?;
-    // SAFETY: both are row-major of one type and shape, fresh and ours, and stay until the fence has settled.
-    unsafe { device.copy(&*queue, copy.data, storage.data(), target.byte_len()) }?;
+    let from = copy.as_ref().map_or(data, |copy| copy.data.cast_const());
+    // SAFETY: both are row-major of one type and shape; the target is fresh and ours, and what is copied may be read. Both stay
+    // until the fence has settled.
+    unsafe { device.copy(&*queue, from, storage.data(), target.byte_len()) }?;
     queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
     Ok((target, storage))
 }

@@ -19,7 +19,9 @@ const KEPT: usize = 8;
 
 /// The queues that no acquisition uses right now, by their device, with what each waits for, the oldest first. A device goes
 /// with the last handle that others have of it.
-static LANES: Mutex<Vec<(Weak<dyn Device>, VecDeque<Lane>)>> = Mutex::new(Vec::new());
+static LANES: Mutex<Devices> = Mutex::new(Vec::new());
+
+type Devices = Vec<(Weak<dyn Device>, VecDeque<Lane>)>;
 
 struct Lane {
     queue: Arc<dyn Queue>,
@@ -32,7 +34,7 @@ impl Lane {
     }
 }
 
-fn lanes() -> MutexGuard<'static, Vec<(Weak<dyn Device>, VecDeque<Lane>)>> {
+fn lanes() -> MutexGuard<'static, Devices> {
     LANES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -171,6 +171,24 @@ fn memory_that_is_dropped_with_a_raw_consumer_behind_it_is_freed_after_the_barri
 }
 
 #[test]
+fn a_quarantine_that_is_paused_asks_no_device_until_the_pause_is_over() {
+    let _alone = alone();
+    let (device, engine, watchdog) = sim(1, raw());
+    let (ours, theirs) = (queue(&device), device.queue(false));
+    let x = on_device(&device, &engine);
+    let before = engine.stats().quarantine;
+    let pause = estafette::exchange::quarantine::pause();
+    drop(lease(&x, Access::Read, &acquired(&device, &theirs)));
+    let overwrite = write_on(&engine, &ours, "overwrite", &x, 6.0);
+    assert!(overwrite.wait_timeout(Some(Duration::from_millis(60))).is_err());
+    assert_eq!(engine.stats().quarantine.barriers, before.barriers);
+    drop(pause);
+    overwrite.wait().unwrap();
+    assert_eq!(engine.stats().quarantine.released, before.released + 1);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_quarantine_that_does_not_end_leaks_the_memory_and_lets_writes_go_on() {
     let _alone = alone();
     let device = SimDevice::new(raw()).unwrap();

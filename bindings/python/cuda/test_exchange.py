@@ -1,10 +1,11 @@
 """CUDA memory comes in and goes out: every value of `stream`, and who waits for whom, on the simulated driver."""
 
+import ctypes
 import gc
 import time
 
 import pytest
-from doubles import Array, Described, Library, Stream
+from doubles import Array, Described, Library, Managed, Stream
 
 import estafette as est
 
@@ -200,3 +201,44 @@ def test_the_cuda_array_interface_goes_out_behind_the_stream_that_it_names(sim, 
 def test_a_device_that_is_not_there_is_said_so(sim, eng):
     with pytest.raises(BufferError, match="no device cuda:9"):
         eng.empty((1,), "uint8", device="cuda:9")
+
+
+class Table(ctypes.Structure):
+    """`DLPackExchangeAPI` of dlpack.h, version 1.3."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint32 * 2),
+        ("prev_api", ctypes.c_void_p),
+        ("allocator", ctypes.c_void_p),
+        ("from_object", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.POINTER(Managed)))),
+        ("to_object", ctypes.c_void_p),
+        ("describe", ctypes.c_void_p),
+        ("current_stream", ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))),
+    ]
+
+
+def test_our_exchange_table_orders_before_the_stream_that_it_names(sim, eng, lib):
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    address = get(est.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    table = ctypes.cast(address, ctypes.POINTER(Table)).contents
+    x, ours = filled(eng, lib, 5)
+    stream, managed = ctypes.c_void_p(), ctypes.POINTER(Managed)()
+    assert table.current_stream(2, 0, ctypes.byref(stream)) == 0 and stream.value > 2
+    assert table.from_object(x, ctypes.byref(managed)) == 0
+    result = sim.memory(SIZE)
+    sim.copy(stream.value, result, managed.contents.tensor.data, SIZE)
+    managed.contents.deleter(managed)
+    # The stream is one that lasts, so its work is the end of the lease.
+    overwrite(eng, lib, x, 6).wait(timeout=30)
+    sim.unblock(ours)
+    assert sim.read(stream.value, result, SIZE) == bytes([5]) * SIZE
+    assert read(eng, lib, x) == bytes([6]) * SIZE
+    with pytest.raises(BufferError):
+        table.current_stream(8, 0, ctypes.byref(stream))
+
+
+def test_memory_of_another_device_than_its_struct_says_is_refused(sim, eng, lib):
+    other = eng.empty((SIZE,), "uint8", device="cuda:1")
+    array = Array(lib, other.data_ptr, SIZE)
+    with pytest.raises(BufferError, match="says cuda:0.*of cuda:1"):
+        eng.from_dlpack(array)

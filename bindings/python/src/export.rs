@@ -52,6 +52,8 @@ impl Request<'_, '_> {
         }
         let known = match wanted {
             DLDevice::CPU => true,
+            // Without a driver there is no such place to export to.
+            wanted if stream::has_default_stream(wanted) => stream::device_of(py, wanted).is_ok(),
             wanted => stream::device_of(py, wanted)?.is_some(),
         };
         Ok((known && can_go_to_host(device)).then_some(wanted))

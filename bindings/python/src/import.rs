@@ -328,6 +328,7 @@ fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<(
     if !reachable(py, managed.device())? {
         return Err(not_available(py, managed.device()));
     }
+    stream::check_place(py, managed)?;
     if wanted.copy == Some(false) && managed.is_copied() {
         return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
     }

@@ -13,7 +13,9 @@
 
 use std::sync::Arc;
 
+use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
+use estafette::exchange::ManagedTensor;
 use estafette::{Acquisition, Consumer, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -172,6 +174,27 @@ pub fn acquisition(py: Python<'_>, device: DLDevice) -> PyResult<Option<Acquisit
     };
     let Some(device) = device_of(py, device)? else { return Ok(None) };
     Acquisition::on(device).map(Some).or_raise(py)
+}
+
+/// Refuses CUDA memory that the driver knows to be of another device than its struct says: everything would be ordered there.
+///
+/// # Errors
+/// `BufferError` that names both.
+pub fn check_place(py: Python<'_>, managed: &ManagedTensor) -> PyResult<()> {
+    let said = managed.device();
+    if !has_default_stream(said) {
+        return Ok(());
+    }
+    let Ok(runtime) = CudaRuntime::get() else { return Ok(()) };
+    let known = runtime.device(said.device_id).and_then(|device| device.pointer_info(managed.data()));
+    match known {
+        Some(info) if info.ordinal != said.device_id => {
+            let message =
+                format!("the struct says {said}, and the driver that the memory is of cuda:{}", info.ordinal);
+            Err(raise(py, "ExchangeError", message))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The fence of what is enqueued by now on `stream`, a native handle, for memory on `device`; `None` where there is no driver.

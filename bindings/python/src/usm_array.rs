@@ -157,7 +157,7 @@ fn dtype_of(text: &str) -> PyResult<DType> {
 
 fn typestr_of(dtype: DType) -> Option<String> {
     let letter = KINDS.iter().find(|(_, code)| *code == dtype.code).map(|(letter, _)| *letter)?;
-    let whole = dtype.lanes == 1 && dtype.bits % 8 == 0;
+    let whole = dtype.lanes == 1 && dtype.bits.is_multiple_of(8);
     whole.then(|| format!("{}{letter}{}", if dtype.bits == 8 { '|' } else { '<' }, dtype.bits / 8))
 }
 

@@ -200,8 +200,8 @@ def test_priorities_and_places_are_accepted(eng, gate):
     eng.wait_all()
     assert all(op.is_done() for op in blockers)
     assert sorted(order) == ["high", "low"]
-    with pytest.raises(ValueError, match="cuda"):
-        eng.submit(lambda: None, on="cuda:0")
+    with pytest.raises(BufferError, match="cuda:7"):
+        eng.submit(lambda: None, on="cuda:7")
 
 
 def test_wait_all_waits_for_everything(eng):

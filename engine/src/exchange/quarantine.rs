@@ -10,6 +10,10 @@
 //! 3. *Released* when the barrier is done. If it has failed, or cannot be had, or is not done in time, the promise fails as
 //!    broken, and the reaper leaks the memory: *given up*, and logged. Writes that waited for it go on then.
 //!
+//! A driver may refuse a barrier for the time being: CUDA does while anybody records a graph in the context, and then that
+//! recording is lost, of which it tells nobody beforehand. So barriers that were refused are asked for again, and a program that
+//! records graphs while others give memory back can hold them off by [`pause`].
+//!
 //! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
 
 use std::collections::HashMap;
@@ -20,12 +24,36 @@ use estafette_devices::host::{self, Completer};
 use estafette_devices::{
     DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Outcome, Reactor,
 };
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::thread;
 
 /// How long the thread of a device stays when nothing comes.
 const IDLE: Duration = Duration::from_secs(10);
+
+/// How long a barrier that was refused for the time being waits before it is asked for again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// How many [`Pause`]s there are.
+static PAUSED: AtomicUsize = AtomicUsize::new(0);
+
+/// Holds off barriers until it is dropped.
+#[derive(Debug)]
+#[must_use = "dropping it ends the pause"]
+pub struct Pause(());
+
+/// Asks no device for a barrier until the result is dropped: for the time in which a graph is recorded, which a barrier would
+/// spoil. Memory in quarantine stays there meanwhile, and its time runs.
+pub fn pause() -> Pause {
+    PAUSED.fetch_add(1, Ordering::AcqRel);
+    Pause(())
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        PAUSED.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// How much went through, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -174,19 +202,38 @@ impl Ward {
     }
 
     fn run(&self) {
-        while let Some(covered) = self.next() {
+        while let Some(mut covered) = self.next() {
+            covered.retain(|one| one.waits());
+            if covered.is_empty() {
+                continue;
+            }
+            if PAUSED.load(Ordering::Acquire) > 0 {
+                self.later(covered);
+                continue;
+            }
             BARRIERS.fetch_add(1, Ordering::Relaxed);
             match self.device.barrier() {
                 Ok(barrier) => Reactor::global().when_settled([barrier], move |outcome| {
                     let outcome = outcome.map_err(|error| unknowable(&error.to_string()));
                     covered.iter().for_each(|one| one.settle(outcome.clone()));
                 }),
+                // The driver's own word, and not that it is broken.
+                Err(error) if error.code().is_some() && error.kind() != DeviceErrorKind::Fault => {
+                    tracing::debug!(%error, "a barrier was refused for now");
+                    self.later(covered);
+                }
                 Err(error) => {
                     let error = unknowable(&error.to_string());
                     covered.iter().for_each(|one| one.settle(Err(error.clone())));
                 }
             }
         }
+    }
+
+    /// Puts uses back, after a while.
+    fn later(&self, uses: Vec<Arc<Use>>) {
+        thread::sleep(AGAIN);
+        self.uses().extend(uses);
     }
 
     /// Waits for uses, and takes them; `None` once it has closed, since nobody came for long.

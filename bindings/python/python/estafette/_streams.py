@@ -15,16 +15,18 @@ from typing import Any
 
 
 class Stream:
-    """A CUDA stream as others understand it: it has ``__cuda_stream__``. Good for as long as the operation runs.
+    """A CUDA stream as others understand it: it has ``__cuda_stream__``. Good for as long as the operation runs."""
 
-    device_index: the number of its device.
-    """
-
-    __slots__ = ("_handle", "device_index")
+    __slots__ = ("_device_index", "_handle")
 
     def __init__(self, handle: int, device_index: int) -> None:
         self._handle = handle
-        self.device_index = device_index
+        self._device_index = device_index
+
+    @property
+    def device_index(self) -> int:
+        """The number of its device."""
+        return self._device_index
 
     @property
     def handle(self) -> int:
@@ -35,7 +37,7 @@ class Stream:
         return (0, self._handle)
 
     def __repr__(self) -> str:
-        return f"<estafette.Stream {self._handle:#x} of cuda:{self.device_index}>"
+        return f"<estafette.Stream {self._handle:#x} of cuda:{self._device_index}>"
 
 
 _current: contextvars.ContextVar[Stream | None] = contextvars.ContextVar("estafette.stream", default=None)
