@@ -33,6 +33,12 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     /// The queue has failed or the driver refused the marker.
     fn record(&self) -> Result<Fence, DeviceError>;
 
+    /// Whether [`record`](Queue::record) may be called by whatever code of others runs, such as the deleter of a tensor. Of a runtime that
+    /// lets its threads run such code while others wait for it under a lock of its own, it may not.
+    fn records_anywhere(&self) -> bool {
+        true
+    }
+
     /// Begins to measure when the work runs that is enqueued here from now until the next [`record`](Queue::record). The answer is
     /// there once that record's fence is done. `None` where nobody can tell (the default). Measuring may cost driver calls, so it is
     /// asked for only while somebody records where the time goes.

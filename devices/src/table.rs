@@ -160,10 +160,10 @@ pub fn resolve(id: DLDevice) -> Result<Entry, DeviceError> {
             DeviceError::new(DeviceErrorKind::Invalid, format!("device {id} is not available: {error}"))
         })?;
         return runtime.device(id.device_id).map(cuda_entry).ok_or_else(|| {
-            let count = runtime.devices().len();
+            let count = runtime.count();
             DeviceError::new(
                 DeviceErrorKind::Invalid,
-                format!("there is no device {id}: {count} can be used"),
+                format!("there is no device {id} that can be used, of {count}"),
             )
         });
     }

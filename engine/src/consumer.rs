@@ -14,7 +14,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use estafette_devices::{DLDevice, Fence, FenceState, Frontier, Order, Queue};
+use estafette_devices::host::{self, Completer};
+use estafette_devices::{DLDevice, Fence, FenceState, Frontier, Order, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
 
 use crate::clock;
@@ -81,9 +82,13 @@ impl After {
         if let Self::Queue(queue) = &self
             // The legacy stream says so too while another one is being captured: it may not be touched then.
             && matches!(queue.is_capturing(), Ok(false))
-            && let Ok(fence) = queue.record()
         {
-            return fence;
+            if !queue.records_anywhere() {
+                return recorded_soon(Arc::clone(queue));
+            }
+            if let Ok(fence) = queue.record() {
+                return fence;
+            }
         }
         quarantine::enter(core.device(quarantine::device_of(device)), core.quarantine_timeout)
     }
@@ -96,6 +101,31 @@ impl After {
                 Self::Queue(one)
             }
             _ => Self::Unknown,
+        }
+    }
+}
+
+/// The fence of what is enqueued on `queue` by the time that the reactor gets to it, which covers what is there now.
+fn recorded_soon(queue: Arc<dyn Queue>) -> Fence {
+    let (completer, fence) = host::promise("the end of a lease on a queue");
+    let recorder = Recorder { queue, completer: Mutex::new(Some(completer)) };
+    Reactor::global().deliver_soon(Arc::new(recorder), Ok(()));
+    fence
+}
+
+/// Records a queue on the reactor's thread.
+struct Recorder {
+    queue: Arc<dyn Queue>,
+    completer: Mutex<Option<Completer>>,
+}
+
+impl Subscriber for Recorder {
+    fn settled(self: Arc<Self>, _: Outcome) {
+        let completer = self.completer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(completer) = completer else { return };
+        match self.queue.record() {
+            Ok(fence) => Reactor::global().when_settled([fence], |outcome| completer.settle(outcome)),
+            Err(error) => completer.fail(error),
         }
     }
 }

@@ -16,11 +16,9 @@ NumPy runs in their place if not; without scikit-learn, which has the digits, ma
 import argparse
 import asyncio
 import contextlib
-import gc
 import importlib.util
 import os
 import sys
-import threading
 import time
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -28,6 +26,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import numpy as np
 
 import estafette as est
+from closing import Ledger, complain, settled_stats, show
 
 BATCH = 64
 PARTS = 16
@@ -35,21 +34,6 @@ CLASSES = 10
 # JAX copies host memory that is aligned to less, so the track is laid out for it.
 ALIGNMENT = 64
 TRACE, PAGE = "relay.pftrace", "relay.html"
-
-
-class Ledger:
-    """Counts what crossed a border, and checks each time that it was the same memory on both sides."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self.crossings = self.bytes = self.copies = 0
-        self.waited = 0.0
-
-    def crossed(self, pointer_before, pointer_after, nbytes):
-        with self._lock:
-            self.crossings += 1
-            self.bytes += nbytes
-            self.copies += pointer_before != pointer_after
 
 
 class Runner:
@@ -244,11 +228,7 @@ def main():
             relay(eng, options.rounds, options.in_flight, images, labels, model, ledger, legs)
         )
         took = time.perf_counter() - began
-        gc.collect()
-        deadline = time.monotonic() + 10
-        while eng.stats().releasing and time.monotonic() < deadline:
-            time.sleep(0.001)
-        after = eng.stats()
+        after = settled_stats(eng, before)
 
     imported, deleters = after.imported - before.imported, after.deleters - before.deleters
     mean, parts, centres = model
@@ -258,7 +238,7 @@ def main():
 
     rows = [
         ("tensors", f"{tensors:,}"),
-        ("handed over", f"{ledger.crossings:,} times, {ledger.bytes / 1e6:,.1f} MB"),
+        ("handed over", ledger.handed_over()),
         ("copies", f"{ledger.copies:,}"),
         ("operations", f"{operations:,}"),
         ("time waited", f"{ledger.waited:.3f} s in {options.in_flight} tasks"),
@@ -266,25 +246,17 @@ def main():
         ("deleters run", f"{deleters:,} for {imported:,} tensors imported"),
         ("right", f"{(predictions == labels).mean():.1%} of the digits; {agree:.2%} as in a plain loop"),
     ]
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+    show(rows)
 
     if recording is not None:
         print("", recording.report(short=True, html=PAGE), f"the timeline: {PAGE}", sep="\n")
 
     # Libraries add in different orders, so a digit half-way between two classes may go either way.
-    problems = [
-        text
-        for text, wrong in (
-            ("something was copied", ledger.copies != 0),
-            ("not every imported tensor was given back", deleters != imported),
-            ("the predictions differ from those of a plain loop", agree < 0.999),
-        )
-        if wrong
-    ]
-    for problem in problems:
-        print("error:", problem, file=sys.stderr)
-    return 1 if problems else 0
+    return complain(
+        ("something was copied", ledger.copies != 0),
+        ("not every imported tensor was given back", deleters != imported),
+        ("the predictions differ from those of a plain loop", agree < 0.999),
+    )
 
 
 if __name__ == "__main__":

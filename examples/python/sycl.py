@@ -16,11 +16,9 @@ of the processor. Without them it says so and ends (with `--require`: fails). Nu
 
 import argparse
 import asyncio
-import gc
 import importlib.util
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -34,29 +32,11 @@ if _driver.exists() and "OCL_ICD_FILENAMES" not in os.environ:
 import numpy as np
 
 import estafette as est
+from closing import Ledger, complain, settled_stats, show
 
 BATCH, LENGTH = 64, 4096
 # JAX copies host memory that is aligned to less.
 ALIGNMENT = 64
-
-
-class Ledger:
-    """Counts crossings, and copies that were to be none; what a queue moves between host and device is counted apart."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self.crossings = self.bytes = self.copies = self.moves = self.moved = 0
-        self.uploads_beside = 0
-        self.waited = 0.0
-
-    def crossed(self, before, after, nbytes):
-        with self._lock:
-            self.crossings, self.bytes = self.crossings + 1, self.bytes + nbytes
-            self.copies += before != after
-
-    def move(self, nbytes):
-        with self._lock:
-            self.moves, self.moved = self.moves + 1, self.moved + nbytes
 
 
 def host_pointer(array):
@@ -97,11 +77,9 @@ def loudest_with(library):
 class Device:
     """The two queues, and what is enqueued on each."""
 
-    def __init__(self, dpctl, dpnp, eng, ledger):
+    def __init__(self, dpctl, dpnp, ledger):
         self.dpnp, self.ledger = dpnp, ledger
-        # Two threads that enqueue with dpnp on one queue at once can block each other for ever, in dpctl's list of what a queue
-        # was given. So whoever does writes this variable: they take turns, and nobody waits.
-        self.turn = eng.var()
+        self.uploads_beside = 0
         self.up, self.clean = dpctl.SyclQueue(), dpctl.SyclQueue()
         self.window = dpnp.asarray(np.hanning(LENGTH).astype(np.float32), sycl_queue=self.clean)
         self._busy = None
@@ -118,7 +96,7 @@ class Device:
     def upload(self, batch, raw):
         busy = self._busy
         if busy is not None and busy.execution_status.name != "complete":
-            self.ledger.uploads_beside += 1
+            self.uploads_beside += 1
         self.up.memcpy_async(raw.get_array().usm_data, batch, batch.nbytes)
         self.ledger.move(batch.nbytes)
 
@@ -151,13 +129,9 @@ async def run(eng, device, library, hear, sound, in_flight, ledger):
             eng.submit(
                 device.upload, reads=[batch], writes=[raw], using=device.borrow(device.up), on=device.up, name="upload"
             )
+            # Functions that name one queue take turns there.
             eng.submit(
-                device.filter,
-                reads=[raw],
-                writes=[cleaned, device.turn],
-                using=device.borrow(device.clean),
-                on=device.clean,
-                name="clean",
+                device.filter, reads=[raw], writes=[cleaned], using=device.borrow(device.clean), on=device.clean, name="clean"
             )
             # The way back is a queue operation too, since JAX sees the host's memory alone.
             back = cleaned.to_host()
@@ -224,17 +198,13 @@ def main():
     print(f"notes: NumPy -> dpnp on {dpctl.select_default_device().name.strip()} -> {listener} -> NumPy")
 
     with est.Engine(workers=2) as eng:
-        device = Device(dpctl, dpnp, eng, ledger)
+        device = Device(dpctl, dpnp, ledger)
         before = eng.stats()
         hear = loudest_with(library)
         began = time.perf_counter()
         heard, tensors, operations = asyncio.run(run(eng, device, library, hear, sound, options.in_flight, ledger))
         took = time.perf_counter() - began
-        gc.collect()
-        deadline = time.monotonic() + 10
-        while eng.stats().releasing and time.monotonic() < deadline:
-            time.sleep(0.001)
-        after = eng.stats()
+        after = settled_stats(eng, before, copies=len(sound))
 
     imported, deleters = after.imported - before.imported, after.deleters - before.deleters
     # A copy on the host has memory of its own, which is given back by a deleter too.
@@ -245,32 +215,24 @@ def main():
 
     rows = [
         ("tensors", f"{tensors:,}"),
-        ("handed over", f"{ledger.crossings:,} times, {ledger.bytes / 1e6:,.1f} MB"),
+        ("handed over", ledger.handed_over()),
         ("copies", f"{ledger.copies:,}"),
         ("host and device", f"{ledger.moves:,} moves, {ledger.moved / 1e6:,.1f} MB"),
-        ("overlapped", f"{ledger.uploads_beside} of {len(sound)} uploads began while the other queue was at work"),
+        ("overlapped", f"{device.uploads_beside} of {len(sound)} uploads began while the other queue was at work"),
         ("operations", f"{operations:,}"),
         ("time waited", f"{ledger.waited:.3f} s in {options.in_flight} tasks"),
         ("time in all", f"{took:.3f} s"),
         ("deleters run", f"{deleters:,} for {imported:,} tensors imported and {len(sound):,} copied to the host"),
         ("right", f"{(heard == notes).mean():.1%} of the notes; {agree:.2%} as in plain NumPy"),
     ]
-    width = max(len(name) for name, _ in rows)
-    print("\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+    show(rows)
 
     # Libraries round differently, so of two frequencies that are equally loud either may win.
-    problems = [
-        text
-        for text, wrong in (
-            ("something was copied that is handed over", ledger.copies != 0),
-            ("not every imported or copied tensor was given back", deleters != owed),
-            ("what was heard differs from what plain NumPy hears", agree < 0.999),
-        )
-        if wrong
-    ]
-    for problem in problems:
-        print("error:", problem, file=sys.stderr)
-    return 1 if problems else 0
+    return complain(
+        ("something was copied that is handed over", ledger.copies != 0),
+        ("not every imported or copied tensor was given back", deleters != owed),
+        ("what was heard differs from what plain NumPy hears", agree < 0.999),
+    )
 
 
 if __name__ == "__main__":

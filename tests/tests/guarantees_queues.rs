@@ -3,11 +3,12 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimQueue};
 use estafette::devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId};
-use estafette::{Engine, Error, FailureKind, TensorState};
+use estafette::{Engine, Error, FailureKind, TensorState, Variable};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::on_device::{copy_on, fault, on_device, queue, read_on, sim, started, write_on};
@@ -278,4 +279,36 @@ fn what_was_skipped_or_cancelled_leaves_the_fences_as_they_were() {
     write.wait().unwrap();
     assert_eq!(get(&x), 2.0);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn bodies_take_turns_and_their_device_work_does_not() {
+    let (device, engine, _watchdog) = sim(2, SimOptions::default());
+    let queue = queue(&device);
+    let turn = Variable::for_turns();
+    let inside = Arc::new(AtomicUsize::new(0));
+    let most = Arc::new(AtomicUsize::new(0));
+    let ops: Vec<_> = (0..8)
+        .map(|number: u64| {
+            let (inside, most) = (Arc::clone(&inside), Arc::clone(&most));
+            let op = engine.op("turn").writes_vars(&[&turn]).on(&queue);
+            op.run_on(move |queue, [], []| {
+                most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                std::thread::yield_now();
+                SimQueue::from_queue(queue).unwrap().launch("work", 1_000, || {})?;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                if number == 3 { Err("on purpose".into()) } else { Ok(()) }
+            })
+            .unwrap()
+        })
+        .collect();
+    // Nobody lets time pass: what the bodies have left on the device is in nobody's way, and neither is a failure.
+    let host = engine.op("host").writes_vars(&[&turn]).run(|[], []| Ok(())).unwrap();
+    host.wait().unwrap();
+    assert_eq!(device.unfinished(), 8);
+    assert_eq!(most.load(Ordering::SeqCst), 1, "one body at a time");
+    assert_eq!(turn.version(), 9);
+    device.run_until_idle();
+    let failed = ops.iter().filter(|op| op.wait().is_err()).count();
+    assert_eq!(failed, 1);
 }

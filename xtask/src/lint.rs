@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::shell;
-use crate::suites::{MODELS, NEEDING_A_RUNTIME, REHEARSAL};
+use crate::suites::{MODELS, NEEDING_A_RUNTIME, SIMULATED};
 
 /// Runs every check, so that one failure does not hide the next; true when all pass.
 pub fn run() -> Result<bool, String> {
@@ -32,8 +32,9 @@ fn format() -> Command {
 
 /// The Python extension is checked too. Its stable ABI needs no interpreter, so this works on a machine without one.
 fn clippy(target: &std::path::Path) -> Command {
-    let mut arguments = vec!["clippy", "--workspace", "--all-targets"];
-    arguments.extend(["--features", NEEDING_A_RUNTIME, "--features", REHEARSAL, "--", "-D", "warnings"]);
+    let features = format!("{NEEDING_A_RUNTIME},{SIMULATED}");
+    let arguments =
+        ["clippy", "--workspace", "--all-targets", "--features", &features, "--", "-D", "warnings"];
     let mut command = shell::cargo(target, &arguments);
     command.env("PYO3_NO_PYTHON", "1");
     command

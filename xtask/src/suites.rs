@@ -42,8 +42,8 @@ impl Model {
 pub const NEEDING_A_RUNTIME: &str =
     "estafette-devices/cuda-tests,estafette-devices/sycl-tests,tests/cuda-tests,tests/sycl-tests";
 
-/// The feature of the GPU suite that lets it run without a GPU.
-pub const REHEARSAL: &str = "estafette-gpu-suite/simulator";
+/// What lets the GPU suite run without a GPU.
+pub const SIMULATED: &str = "estafette-gpu-suite/simulator";
 
 /// The Rust tests leave out the extension: it has no interpreter to run in.
 const TESTED: &[&str] = &["--workspace", "--exclude", "estafette-python"];
@@ -222,6 +222,24 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "gpu-rehearsal",
+        about: "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
+        fast: false,
+        needs: &[Need::Python],
+        counted: false,
+        limit: minutes(15),
+        commands: |context| {
+            let suite = ["run", "--package", "estafette-gpu-suite", "--features", SIMULATED];
+            let rehearse =
+                |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
+            let files =
+                names_in("tests/gpu/python", "py").into_iter().filter(|file| file.starts_with("gpu_"));
+            let mut commands = vec![cargo(&context.target, &suite, &["--", "--simulator"])];
+            commands.extend(files.map(|file| rehearse(&file)));
+            commands
+        },
+    },
+    Suite {
         name: "cuda",
         about: "CUDA devices on a simulated driver, which finds what nothing ordered; no GPU",
         fast: false,
@@ -248,24 +266,6 @@ pub const SUITES: &[Suite] = &[
             let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/cuda"]);
             tests.env("ESTAFETTE_CUDA_SIM", context.target.join("debug/libestafette_cuda_sim.so"));
             vec![build, tests]
-        },
-    },
-    Suite {
-        name: "gpu-rehearsal",
-        about: "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
-        fast: false,
-        needs: &[Need::Python],
-        counted: false,
-        limit: minutes(15),
-        commands: |context| {
-            let suite = ["run", "--package", "estafette-gpu-suite", "--features", REHEARSAL];
-            let rehearse =
-                |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
-            let files =
-                names_in("tests/gpu/python", "py").into_iter().filter(|file| file.starts_with("gpu_"));
-            let mut commands = vec![cargo(&context.target, &suite, &["--", "--simulator"])];
-            commands.extend(files.map(|file| rehearse(&file)));
-            commands
         },
     },
     Suite {

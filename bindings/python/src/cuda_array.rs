@@ -99,11 +99,8 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
 
 /// Where memory is, by the driver's account.
 fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
-    let found = gate::detach(py, || {
-        let runtime = CudaRuntime::get().ok()?;
-        let device = runtime.devices().first()?;
-        device.pointer_info(ptr::with_exposed_provenance(address))
-    });
+    let found =
+        gate::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(address)));
     found.map(|info| info.device).ok_or_else(|| {
         let message = format!("no CUDA device here knows the memory at {address:#x}");
         raise(py, "ExchangeError", message)

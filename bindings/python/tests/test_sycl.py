@@ -229,6 +229,7 @@ def test_an_import_moves_to_the_device_that_is_asked_for(eng):
             host = np.arange(12, dtype="float32").reshape(3, 4).T
             for source, device in [(x.T, number), (host, number), (host, (ONE_API, 0)), (host, "sycl:cpu")]:
                 t = eng.from_dlpack(source, device=device)
+                t.wait()
                 assert tuple(t.device) == (device if isinstance(device, tuple) else (ONE_API, 0))
                 np.testing.assert_array_equal(np.from_dlpack(t.to_host()), wanted)
                 with pytest.raises(BufferError, match=r"cannot be imported on oneapi:\d+ without a copy"):
@@ -236,6 +237,7 @@ def test_an_import_moves_to_the_device_that_is_asked_for(eng):
             # A tensor of ours moves too, and one that is there already does not.
             t = eng.from_dlpack(x)
             there = eng.from_dlpack(t, device=number)
+            there.wait()
             assert tuple(there.device) == number
             assert eng.from_dlpack(there, device=number).data_ptr == there.data_ptr
             np.testing.assert_array_equal(np.from_dlpack(there.to_host()), dpnp.asnumpy(x))
@@ -244,6 +246,7 @@ def test_an_import_moves_to_the_device_that_is_asked_for(eng):
             with pytest.raises(BufferError, match="no context is registered"):
                 eng.from_dlpack(x, device=(ONE_API, number[1] + 1000))
             copy = eng.from_dlpack(x, copy=True)
+            copy.wait()
             assert tuple(copy.device) == (ONE_API, 0)
             assert copy.data_ptr != t.data_ptr
             del t, there, copy
@@ -316,11 +319,11 @@ def test_dpctls_memory_is_imported_and_kept_until_its_last_use(eng):
     ("change", "error", "words"),
     [
         ({"version": 2}, ValueError, "version 2"),
-        ({"shape": None}, ValueError, "has no 'shape'"),
-        ({"typestr": "|V7"}, TypeError, r"typestr '\|V7'"),
+        ({"shape": None}, ValueError, 'has no "shape"'),
+        ({"typestr": "|V7"}, TypeError, r'typestr "\|V7"'),
         ({"typestr": ">i4"}, TypeError, "typestr"),
         ({"syclobj": 3}, TypeError, "no SYCL queue, context or filter string"),
-        ({"syclobj": None}, ValueError, "has no 'syclobj'"),
+        ({"syclobj": None}, ValueError, 'has no "syclobj"'),
         ({"data": (1 << 40, False)}, BufferError, "no unified shared memory"),
         ({"offset": 1 << 62}, ValueError, "offset"),
         ({"shape": (-1,)}, (ValueError, BufferError), "shape"),

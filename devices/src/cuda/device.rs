@@ -4,7 +4,6 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent};
-use estafette_sync::sync::OnceLock;
 
 use crate::{
     Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
@@ -30,13 +29,12 @@ pub struct CudaDevice {
     name: String,
     memory_bytes: u64,
     default_queue: Arc<CudaQueue>,
-    /// Known once all devices are.
-    pub(super) peers: OnceLock<Peers>,
+    peers: Peers,
 }
 
 impl CudaDevice {
-    /// Opens device number `ordinal`.
-    pub(super) fn new(api: &'static Api, ordinal: i32) -> Result<Self, DeviceError> {
+    /// Opens device number `ordinal` of `count`.
+    pub(super) fn new(api: &'static Api, ordinal: i32, count: usize) -> Result<Self, DeviceError> {
         let id = DLDevice::new(DeviceType::CUDA, ordinal);
         let check = |code, what: &str| match code {
             0 => Ok(()),
@@ -71,7 +69,7 @@ impl CudaDevice {
             let memory_bytes = memory_bytes as u64;
             let pool = if pools { Pool::new(&context, memory_bytes).map(Arc::new) } else { None };
             let default_queue = CudaQueue::own(&context)?;
-            Ok(Self { context, pool, name, memory_bytes, default_queue, peers: OnceLock::new() })
+            Ok(Self { context, pool, name, memory_bytes, default_queue, peers: Peers::new(count) })
         };
         opened().inspect_err(|_| {
             // SAFETY: gives back what was retained above.
@@ -235,10 +233,8 @@ impl Device for CudaDevice {
     ) -> Result<(), DeviceError> {
         let ours = CudaQueue::from_queue(queue).filter(|queue| Arc::ptr_eq(queue.context(), &self.context));
         let queue = ours.ok_or_else(|| not_ours(queue, self.context.id))?;
-        if let Some(peers) = self.peers.get() {
-            peers.reach(self, src);
-            peers.reach(self, dst);
-        }
+        self.peers.reach(self, src);
+        self.peers.reach(self, dst);
         // SAFETY: by contract.
         unsafe { queue.copy(src, dst, bytes) }
     }

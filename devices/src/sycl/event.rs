@@ -14,7 +14,6 @@ use super::errors;
 use super::handle::Handle;
 use super::progress::Progress;
 use super::push;
-use super::waiter;
 
 /// One native event: what stands behind every fence here.
 pub(super) struct Event {
@@ -23,9 +22,11 @@ pub(super) struct Event {
     signal: Signal,
     /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
-    /// Whether it is of a queue that others enqueue on: then nothing of it is asked that its owner does not ask as well.
+    /// Whether it is of a queue that others enqueue on: then it is asked for its status and for nothing else. Its native event may not be
+    /// there yet; and whoever waits for it holds a lock of the scheduler (DPC++ 2026) as long as a host task in front of it runs,
+    /// which may itself wait for somebody who wants that lock: dpctl's do, for the Python lock.
     foreign: bool,
-    /// Whether the driver or the waiter will settle it, once somebody wanted to know.
+    /// Whether the driver will settle it, once somebody wanted to know.
     pushed: OnceLock<bool>,
 }
 
@@ -71,8 +72,8 @@ impl Event {
         debug_assert!(fresh, "an event gets one number");
     }
 
-    /// Blocks until it has settled.
-    pub(super) fn wait(&self) {
+    /// Blocks until it has settled; called for what is complete.
+    fn wait(&self) {
         // SAFETY: a live event.
         let outcome = errors::catch(|| unsafe { (self.shared.api().event_wait)(self.raw()) });
         self.settle(outcome);
@@ -94,13 +95,7 @@ impl Event {
         match unsafe { (self.shared.api().event_status)(self.raw()) } {
             STATUS_COMPLETE => Status::Complete,
             STATUS_UNKNOWN => Status::Unknown,
-            _ => {
-                if self.foreign {
-                    // Asking alone would never make it progress.
-                    self.pushed.get_or_init(|| waiter::hand(self));
-                }
-                Status::Pending
-            }
+            _ => Status::Pending,
         }
     }
 
@@ -141,7 +136,7 @@ impl Event {
         if let Some(outcome) = self.signal.state().outcome() {
             return Watch::Settled(outcome);
         }
-        let arm = || if self.foreign { waiter::hand(self) } else { self.shared.pushes && push::arm(self) };
+        let arm = || !self.foreign && self.shared.pushes && push::arm(self);
         if !*self.pushed.get_or_init(arm) {
             return Watch::MustPoll;
         }

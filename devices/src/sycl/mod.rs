@@ -14,7 +14,7 @@
 //! - On OpenCL the driver calls back when an event completes (`push.rs`), so nobody polls and no thread blocks. Elsewhere
 //!   the reactor polls.
 //! - Asynchronous errors come back through events, each on the thread that settles it (`errors.rs`).
-//! - Work of others is not flushed, so one thread of the process waits for it (`waiter.rs`).
+//! - Work of others is asked for its status and never waited for: waits hold a lock of the runtime (`event.rs`).
 //! - A queue of somebody else's ([`SyclDevice::foreign_queue`]) gets a barrier at once for every wait and for every fence,
 //!   and a new identity at each acquisition.
 //!
@@ -27,7 +27,7 @@
 //! | `context` | contexts, and which one memory and queues belong to |
 //! | `device`, `queue`, `lane` | the traits |
 //! | `event`, `progress` | fences |
-//! | `push`, `waiter` | completion callbacks of OpenCL; the thread that waits for work of others |
+//! | `push` | completion callbacks of OpenCL |
 //! | `errors` | asynchronous errors |
 //! | `timing` | when commands ran |
 
@@ -44,7 +44,6 @@ mod push;
 mod queue;
 mod runtime;
 mod timing;
-mod waiter;
 
 pub use self::{
     context::UsmKind,

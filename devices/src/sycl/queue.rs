@@ -206,6 +206,12 @@ impl Queue for SyclQueue {
         Ok(Fence::point(Arc::clone(progress) as Arc<dyn Timeline>, sequence, seen))
     }
 
+    /// dpctl lets go of arrays in host tasks of the runtime. Enqueueing there waits for a lock of the scheduler (DPC++ 2026), which
+    /// whoever waits for that very task may hold.
+    fn records_anywhere(&self) -> bool {
+        false
+    }
+
     /// A queue of ours works on queues of the runtime with profiling from here on, until something is enqueued that nobody measures.
     /// One of somebody else's is measured if its owner has made it so, between two barriers.
     fn time(&self) -> Option<Arc<dyn Timing>> {

@@ -1,10 +1,11 @@
 //! Queues that wait for each other: the cases in which others have lost a wait.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use estafette_devices::{Device, Order};
+use estafette_devices::{Device, Fence, Order};
 
 use crate::harness::{MOMENT, bench, block, fill, order, record, settle};
 
@@ -239,5 +240,53 @@ fn queues_of_two_devices_wait_for_each_other() {
     unsafe { other.copy(&*there, target.ptr().as_ptr(), host.as_mut_ptr(), host.len()) }.expect("it works");
     settle(&record(&there)).expect("nothing failed");
     assert_eq!(host, [5; 4_096]);
+    bench.assert_nothing_wrong();
+}
+
+/// Several threads ask for the same fences at the same moment, some for their queues and some for themselves.
+#[test]
+fn threads_that_pass_tensors_around() {
+    const THREADS: usize = 4;
+    const ROUNDS: usize = 30;
+    let bench = bench();
+    let memory: Vec<Vec<_>> =
+        (0..=ROUNDS).map(|_| (0..THREADS).map(|_| bench.memory(256)).collect()).collect();
+    let origin = bench.queue();
+    let mut first = Vec::new();
+    for (number, target) in memory[0].iter().enumerate() {
+        fill(&origin, target, number as u8 + 1);
+        first.push(record(&origin));
+    }
+    let passed: Vec<Mutex<Vec<Fence>>> = first.into_iter().map(|fence| Mutex::new(vec![fence])).collect();
+    thread::scope(|scope| {
+        for own in 0..THREADS {
+            let (bench, memory, passed) = (&bench, &memory, &passed);
+            scope.spawn(move || {
+                let queue = bench.queue();
+                for round in 1..=ROUNDS {
+                    // From the next thread, once it has passed on what it had in the round before.
+                    let from = (own + 1) % THREADS;
+                    let given = loop {
+                        let given = passed[from].lock().expect("nobody panics").get(round - 1).cloned();
+                        if let Some(given) = given {
+                            break given;
+                        }
+                        thread::yield_now();
+                    };
+                    if round % 3 == own % 3 {
+                        let _ = given.is_done();
+                    }
+                    order(&queue, &given);
+                    bench.copy(&queue, &memory[round - 1][from], &memory[round][own]);
+                    passed[own].lock().expect("nobody panics").push(record(&queue));
+                }
+            });
+        }
+    });
+    for (own, fences) in passed.iter().enumerate() {
+        let fences = fences.lock().expect("nobody panics");
+        settle(&fences[ROUNDS]).expect("nothing failed");
+        bench.assert_filled(&memory[ROUNDS][own], ((own + ROUNDS) % THREADS) as u8 + 1);
+    }
     bench.assert_nothing_wrong();
 }

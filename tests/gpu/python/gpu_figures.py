@@ -37,6 +37,7 @@ def check_handing_over() -> None:
                     measured = statistics.median(microseconds(function, calls))
                     if round_ > 0:
                         times.append(measured)
+                engine.wait_all(timeout=60)
             ratio = statistics.median(a / b for a, b in zip(*kept, strict=True))
             figure(
                 f"handing over, {producer.name} → {consumer.name}",

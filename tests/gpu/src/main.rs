@@ -174,3 +174,26 @@ fn run(options: &Options) -> Result<Ended, Failure> {
     }
     Ok(if record.all_passed() { Ended::Passed } else { Ended::Failed })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Option<Options>, String> {
+        parse(arguments.iter().map(|argument| (*argument).to_owned()))
+    }
+
+    #[test]
+    fn a_simulator_has_nothing_to_record() {
+        let refused = parsed(&["--simulator", "--record", "file.md"]);
+        assert!(refused.is_err_and(|why| why.contains("no results")));
+        assert!(parsed(&["--record", "file.md"]).is_ok_and(|options| options.is_some()));
+    }
+
+    #[test]
+    fn steps_are_known_by_name() {
+        assert!(parsed(&["--only", "races,faults"]).is_ok_and(|options| options.is_some()));
+        assert!(parsed(&["--only", "race"]).is_err_and(|why| why.contains("`race`")));
+        assert!(parsed(&["--only"]).is_err_and(|why| why.contains("wants a value")));
+    }
+}

@@ -170,3 +170,33 @@ impl Spread {
         format!("{:.3} {unit} [{:.3} to {:.3}]", self.median, self.low, self.high)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_leaves_out_the_rare() {
+        let values = (0..=100).map(f64::from).rev().collect();
+        let Spread { median, low, high } = Spread::of(values);
+        assert_eq!((low, median, high), (10.0, 50.0, 90.0));
+        assert!(Spread::of(Vec::new()).median.is_nan());
+    }
+
+    #[test]
+    fn a_record_names_what_failed_and_what_was_skipped() {
+        let mut record =
+            Record { simulated: false, heading: Vec::new(), checks: Vec::new(), figures: Vec::new() };
+        record.passed("good", "");
+        record.skipped("absent", "no `a|b` here");
+        assert!(record.all_passed());
+        record.failed("bad", "two\nlines");
+        assert!(!record.all_passed());
+        let path = std::env::temp_dir().join(format!("estafette-gpu-record-{}.md", std::process::id()));
+        record.write(&path).expect("a file in the folder for such");
+        let text = std::fs::read_to_string(&path).expect("just written");
+        std::fs::remove_file(&path).expect("just read");
+        assert!(text.contains("| absent | skipped | no `a\\|b` here |"), "{text}");
+        assert!(text.contains("| bad | FAILED | two lines |"), "{text}");
+    }
+}

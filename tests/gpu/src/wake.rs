@@ -8,11 +8,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use estafette::devices::Fence;
+use estafette::devices::{Fence, Queue};
 use futures::channel::oneshot;
 use futures::executor::block_on;
 
-use crate::driver::Flag;
+use crate::driver::{Flag, Stream};
 use crate::failure::Failure;
 use crate::record::{Figure, Record, Spread};
 use crate::setup::Setup;
@@ -21,19 +21,27 @@ const ROUNDS: usize = 400;
 /// Long enough for threads that have nothing to do to fall asleep.
 const SETTLE: Duration = Duration::from_millis(1);
 
+/// What all four measure with: a flag that the host sets, and what stands behind it.
+struct Bench<'a> {
+    setup: &'a Setup,
+    flag: Flag,
+    done: Flag,
+    stream: Stream,
+    queue: Arc<dyn Queue>,
+}
+
 pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
-    let flag = setup.driver.flag()?;
-    let probe = setup.driver.stream()?;
-    if let Err(error) = setup.driver.wait_for(probe, flag) {
+    let (flag, done) = (setup.driver.flag()?, setup.driver.flag()?);
+    let bench = Bench { setup, flag, done, stream: setup.driver.stream()?, queue: setup.queue()? };
+    if let Err(error) = setup.driver.wait_for(bench.stream, flag) {
         record.skipped("wake", &format!("the device does not wait for a word of the host: {error:?}"));
         return Ok(());
     }
     flag.set(1);
-    setup.driver.synchronize(probe)?;
+    setup.driver.synchronize(bench.stream)?;
     let mut times = [const { Vec::new() }; 4];
     for round in 0..if setup.simulated { 20 } else { ROUNDS } {
-        let measured =
-            [floor(setup, flag)?, called(setup, flag)?, awaited(setup, flag)?, polled(setup, flag)?];
+        let measured = [bench.floor()?, bench.called()?, bench.awaited()?, bench.polled()?];
         if round >= 5 {
             times.iter_mut().zip(measured).for_each(|(times, time)| times.push(time));
         }
@@ -59,10 +67,6 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     Ok(())
 }
 
-fn microseconds(begin: Instant) -> f64 {
-    begin.elapsed().as_secs_f64() * 1e6
-}
-
 /// Lets go of the stream, and notes when.
 fn release(flag: Flag) -> Instant {
     let begin = Instant::now();
@@ -70,72 +74,74 @@ fn release(flag: Flag) -> Instant {
     begin
 }
 
-/// The device sets a word, and the host spins on it.
-fn floor(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
-    let done = setup.driver.flag()?;
-    let stream = setup.driver.stream()?;
-    flag.set(0);
-    setup.driver.wait_for(stream, flag)?;
-    setup.driver.set_by(stream, done)?;
-    std::thread::sleep(SETTLE);
-    let begin = release(flag);
-    while done.get() == 0 {
-        std::hint::spin_loop();
+impl Bench<'_> {
+    /// The device sets a word, and the host spins on it.
+    fn floor(&self) -> Result<f64, Failure> {
+        self.flag.set(0);
+        self.done.set(0);
+        self.setup.driver.wait_for(self.stream, self.flag)?;
+        self.setup.driver.set_by(self.stream, self.done)?;
+        std::thread::sleep(SETTLE);
+        let begin = release(self.flag);
+        while self.done.get() == 0 {
+            std::hint::spin_loop();
+        }
+        let time = microseconds(begin);
+        self.setup.driver.synchronize(self.stream)?;
+        Ok(time)
     }
-    let time = microseconds(begin);
-    setup.driver.synchronize(stream)?;
-    Ok(time)
-}
 
-/// The driver calls a function, which wakes the task.
-fn called(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
-    unsafe extern "C" fn wake(sender: *mut c_void) {
-        // SAFETY: the box below, given to this one call.
-        let sender = unsafe { Box::from_raw(sender.cast::<oneshot::Sender<()>>()) };
-        let _ = sender.send(());
+    /// The driver calls a function, which wakes the task.
+    fn called(&self) -> Result<f64, Failure> {
+        unsafe extern "C" fn wake(sender: *mut c_void) {
+            // SAFETY: the box below, given to this one call.
+            let sender = unsafe { Box::from_raw(sender.cast::<oneshot::Sender<()>>()) };
+            let _ = sender.send(());
+        }
+        let (sender, receiver) = oneshot::channel::<()>();
+        self.flag.set(0);
+        self.setup.driver.wait_for(self.stream, self.flag)?;
+        let argument = Box::into_raw(Box::new(sender)).cast();
+        // SAFETY: the function takes the box, and is called once.
+        unsafe { self.setup.driver.call(self.stream, wake, argument) }?;
+        let time = asleep_until(self.flag, async move {
+            let _ = receiver.await;
+        });
+        self.setup.driver.synchronize(self.stream)?;
+        Ok(time)
     }
-    let (sender, receiver) = oneshot::channel::<()>();
-    let stream = setup.driver.stream()?;
-    flag.set(0);
-    setup.driver.wait_for(stream, flag)?;
-    let argument = Box::into_raw(Box::new(sender)).cast();
-    // SAFETY: the function takes the box, and is called once.
-    unsafe { setup.driver.call(stream, wake, argument) }?;
-    let time = asleep_until(flag, async move {
-        let _ = receiver.await;
-    });
-    setup.driver.synchronize(stream)?;
-    Ok(time)
-}
 
-/// A fence of ours behind the same wait.
-fn fence(setup: &Setup, flag: Flag) -> Result<(Arc<dyn estafette::devices::Queue>, Fence), Failure> {
-    let queue = setup.queue()?;
-    flag.set(0);
-    setup.driver.wait_for(queue.native(), flag)?;
-    let fence = queue.record()?;
-    Ok((queue, fence))
-}
-
-/// A task on a sleeping thread awaits the fence.
-fn awaited(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
-    let (_queue, fence) = fence(setup, flag)?;
-    Ok(asleep_until(flag, async move {
-        let _ = fence.settled().await;
-    }))
-}
-
-/// A thread asks until it is done.
-fn polled(setup: &Setup, flag: Flag) -> Result<f64, Failure> {
-    let (_queue, fence) = fence(setup, flag)?;
-    // The first question tells the device that somebody will ask.
-    let _ = fence.is_done();
-    std::thread::sleep(SETTLE);
-    let begin = release(flag);
-    while !fence.is_done() {
-        std::hint::spin_loop();
+    /// A fence of ours behind the same wait.
+    fn fence(&self) -> Result<Fence, Failure> {
+        self.flag.set(0);
+        self.setup.driver.wait_for(self.queue.native(), self.flag)?;
+        Ok(self.queue.record()?)
     }
-    Ok(microseconds(begin))
+
+    /// A task on a sleeping thread awaits the fence.
+    fn awaited(&self) -> Result<f64, Failure> {
+        let fence = self.fence()?;
+        Ok(asleep_until(self.flag, async move {
+            let _ = fence.settled().await;
+        }))
+    }
+
+    /// A thread asks until it is done.
+    fn polled(&self) -> Result<f64, Failure> {
+        let fence = self.fence()?;
+        // The first question tells the device that somebody will ask.
+        let _ = fence.is_done();
+        std::thread::sleep(SETTLE);
+        let begin = release(self.flag);
+        while !fence.is_done() {
+            std::hint::spin_loop();
+        }
+        Ok(microseconds(begin))
+    }
+}
+
+fn microseconds(begin: Instant) -> f64 {
+    begin.elapsed().as_secs_f64() * 1e6
 }
 
 /// Awaits a future on a thread of its own that has had time to fall asleep. How long after the release it runs again.

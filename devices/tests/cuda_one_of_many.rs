@@ -1,0 +1,25 @@
+//! A process that uses one of several devices opens that one: each context takes memory of its device.
+
+use estafette_cuda_sim_client::Simulator;
+use estafette_devices::cuda::CudaRuntime;
+use estafette_devices::{DLDevice, DeviceType, Queue, table};
+
+#[test]
+fn only_what_is_asked_for_is_opened() {
+    let simulator = Simulator::load().expect("the simulator is built with the tests");
+    assert!(simulator.devices(8));
+    let runtime = CudaRuntime::get().expect("there is a driver");
+    assert_eq!(runtime.count(), 8);
+    let retained = || simulator.calls("cuDevicePrimaryCtxRetain");
+    assert_eq!(retained(), 0, "looking for the driver opens nothing");
+    let fifth = runtime.device(5).expect("it is there");
+    assert_eq!((fifth.ordinal(), retained()), (5, 1));
+    let named = table::resolve(DLDevice::new(DeviceType::CUDA, 5)).expect("it has a number");
+    assert_eq!((named.id, retained()), (fifth.queue().expect("it works").device(), 1));
+    let local = [0_u8; 8];
+    assert_eq!(runtime.pointer_info(local.as_ptr()), None);
+    assert_eq!(retained(), 1, "any open device knows all memory");
+    assert!(runtime.device(8).is_none() && runtime.device(-1).is_none());
+    assert_eq!(runtime.devices().len(), 8);
+    assert_eq!(retained(), 8);
+}
