@@ -6,15 +6,15 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use estafette_devices::{Fence, Queue};
+use estafette_devices::{DLDevice, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::consumer::Consumer;
+use crate::consumer::{Consumer, is_released_early};
 use crate::context::Current;
 use crate::core_ref::CoreRef;
 use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
-use crate::exchange::ManagedTensor;
+use crate::exchange::{ManagedTensor, quarantine};
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
 use crate::journal::{self, hooks};
@@ -48,6 +48,8 @@ struct Inner {
     operands: Declared,
     produced: Option<(Tensor, Copying)>,
     views: Vec<(Weak<LeaseInner>, Mode)>,
+    /// The device of an operand that was lent to somebody who uses it on queues that only he knows.
+    lent_on: Option<DLDevice>,
 }
 
 /// A scope whose operation has not begun.
@@ -55,7 +57,13 @@ pub(crate) struct Prepared(Arc<Mutex<Inner>>);
 
 impl Prepared {
     pub(crate) fn new(operands: Declared, produced: Option<(Tensor, Copying)>) -> Self {
-        Self(Arc::new(Mutex::new(Inner { running: None, operands, produced, views: Vec::new() })))
+        Self(Arc::new(Mutex::new(Inner {
+            running: None,
+            operands,
+            produced,
+            views: Vec::new(),
+            lent_on: None,
+        })))
     }
 
     /// Starts the body of an operation; a panic in it fails the operation.
@@ -205,6 +213,12 @@ impl Scope {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
         let queue = inner.running.as_ref().and_then(|running| running.op().payload().queue().cloned());
+        if queue.is_none()
+            && !options.copy
+            && (options.consumer.orders_itself() || is_released_early(&tensor.inner))
+        {
+            inner.lent_on = tensor.device().ok();
+        }
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
         let taker = options.taker.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
@@ -238,8 +252,9 @@ impl Scope {
         let failure = running.tag().panic_failure(panic);
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);
+        let lent_on = inner.lent_on;
         drop(inner);
-        let left = left_on_queue(&running);
+        let left = left_on_queue(&running).or_else(|| after_lending(&running, lent_on?));
         hand_over(&running, views, None);
         dispatch_next(running.finish_with(left.as_ref(), Err(failure)));
         drop(operands);
@@ -261,8 +276,10 @@ impl Scope {
         let operands = std::mem::take(&mut inner.operands);
         let views = std::mem::take(&mut inner.views);
         let produced = inner.produced.take();
+        let lent_on = inner.lent_on;
         drop(inner);
         let left = if fence.is_none() { left_on_queue(&running) } else { None };
+        let left = left.or_else(|| after_lending(&running, lent_on.filter(|_| fence.is_none())?));
         let fence = fence.or(left.as_ref());
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
         let result = outcome(&running, produced.as_ref(), &held, fence);
@@ -286,6 +303,14 @@ fn left_on_queue(running: &Running) -> Option<Fence> {
     let queue = running.op().payload().queue()?;
     // What it has enqueued may run even if nobody will know when it ends.
     Some(queue.record().unwrap_or_else(lost))
+}
+
+/// The fence of what a function on the host may have launched with memory of `device`: it said nothing of its streams, so a
+/// quarantine has to tell.
+fn after_lending(running: &Running, device: DLDevice) -> Option<Fence> {
+    let core = &running.op().payload().core;
+    let device = core.device(quarantine::device_of(device))?;
+    device.is_released_early().then(|| quarantine::enter(Some(device), core.quarantine_timeout))
 }
 
 /// Turns the views that are still alive into leases. Not those of tensors that `aliased`, the result, was declared an

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::Pool;
 use estafette_devices::tally::Tally;
-use estafette_devices::{DLDevice, Device, DeviceType, table};
+use estafette_devices::{DLDevice, Device, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -166,10 +166,8 @@ impl Core {
     /// A device that the engine was given, or one that the process's device table knows.
     pub(crate) fn device(&self, id: DLDevice) -> Option<Arc<dyn Device>> {
         let own = self.devices.iter().find(|device| device.id() == id);
-        // Looking into the table may load a runtime, so it is asked for nothing else.
-        let looked_up = [DeviceType::ONE_API, DeviceType::CUDA].contains(&id.device_type);
-        let in_table = || looked_up.then(|| table::resolve(id).ok()).flatten();
-        own.cloned().or_else(|| in_table()?.device)
+        // Looking there loads the runtime that such a device belongs to, and no other.
+        own.cloned().or_else(|| table::resolve(id).ok()?.device)
     }
 
     /// Runs an asynchronous body. The runtime is made at first use.

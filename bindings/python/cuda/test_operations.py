@@ -126,3 +126,17 @@ def test_what_cannot_be_an_operations_queue_is_refused(sim, eng):
         eng.submit(lambda: None, on=Stream(2))
     with pytest.raises(BufferError, match="cuda:9"):
         eng.submit(lambda: None, on="cuda:9")
+
+
+def test_a_function_that_names_no_stream_is_followed_by_a_quarantine(sim, eng, lib):
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+
+    def fill(x):
+        sim.block(lib.current)
+        sim.fill(lib.current, x.pointer, 4, SIZE)
+
+    eng.submit(fill, writes=[x], using=lib.from_dlpack).wait(timeout=30)
+    assert not x.is_ready(), "it has returned, and its kernel has not run"
+    y = eng.call(lambda x: lib.copied(x), x, using=lib.from_dlpack, on="cuda")
+    sim.unblock(lib.default)
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([4]) * SIZE

@@ -1,6 +1,5 @@
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-
-use estafette_sync::sync::OnceLock;
 
 use crate::{Fence, Outcome};
 
@@ -11,6 +10,7 @@ const ROUND: u32 = 16;
 
 /// Whether a thread that spins takes nothing from those that work: with two cores or fewer it does.
 pub(super) fn has_spare_cores() -> bool {
+    // A fact about the machine, outside of every protocol: a plain std cell, so that it may be a static under model checkers too.
     static SPARE: OnceLock<bool> = OnceLock::new();
     *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
 }

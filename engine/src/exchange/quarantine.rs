@@ -2,7 +2,7 @@
 //! to look at any more.
 //!
 //! # The way of such memory
-//! 1. *Entered* by [`enter`], which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
+//! 1. *Entered* by `enter`, which gives the fence of its last use: a promise. Engine writes of the memory, and its deleter,
 //!    wait for that promise; nobody else does.
 //! 2. *Covered* by a barrier over everything that its device has been given ([`Device::barrier`]), on a thread per device: the
 //!    barrier may block. Whatever entered before the barrier was asked for is covered by it, so a busy device is asked once
