@@ -345,6 +345,7 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
     let bench = bench();
     let theirs = bench.theirs();
     let x = bench.bytes();
+    bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let graph: CudaGraph = theirs
         .queue
@@ -363,6 +364,8 @@ fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
     let overwrite = bench.fill(&bench.ours, &x, 6);
     for _ in 0..2 {
         graph.launch(&theirs.queue).unwrap();
+        // The first launch comes before the producer has run, and waits for it.
+        bench.simulator.unblock(bench.ours.native());
         assert_eq!(theirs.read(), 5);
     }
     assert!(waits(&bench.engine, &overwrite), "another launch would read it again");
