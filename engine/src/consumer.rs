@@ -14,7 +14,6 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use estafette_devices::host::{self, Completer};
 use estafette_devices::{DLDevice, Fence, FenceState, Frontier, Order, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
 
@@ -22,7 +21,8 @@ use crate::clock;
 use crate::context;
 use crate::core::Core;
 use crate::error::Error;
-use crate::exchange::{Storage, quarantine, reaper};
+use crate::exchange::quarantine::{self, LastUse};
+use crate::exchange::{Storage, reaper};
 use crate::lease::{Access, Lease, LeaseInner};
 use crate::tensor::{Tensor, TensorInner};
 
@@ -107,8 +107,8 @@ impl After {
 
 /// The fence of what is enqueued on `queue` by the time that the reactor gets to it, which covers what is there now.
 fn recorded_soon(queue: Arc<dyn Queue>) -> Fence {
-    let (completer, fence) = host::promise("the end of a lease on a queue");
-    let recorder = Recorder { queue, completer: Mutex::new(Some(completer)) };
+    let (last, fence) = LastUse::promised("the end of a lease on a queue");
+    let recorder = Recorder { queue, last: Mutex::new(Some(last)) };
     Reactor::global().deliver_soon(Arc::new(recorder), Ok(()));
     fence
 }
@@ -116,16 +116,16 @@ fn recorded_soon(queue: Arc<dyn Queue>) -> Fence {
 /// Records a queue on the reactor's thread.
 struct Recorder {
     queue: Arc<dyn Queue>,
-    completer: Mutex<Option<Completer>>,
+    last: Mutex<Option<LastUse>>,
 }
 
 impl Subscriber for Recorder {
     fn settled(self: Arc<Self>, _: Outcome) {
-        let completer = self.completer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(completer) = completer else { return };
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(last) = last else { return };
         match self.queue.record() {
-            Ok(fence) => Reactor::global().when_settled([fence], |outcome| completer.settle(outcome)),
-            Err(error) => completer.fail(error),
+            Ok(fence) => Reactor::global().when_settled([fence], |outcome| last.settle(outcome)),
+            Err(error) => last.settle(Err(quarantine::unknowable(&error.to_string()))),
         }
     }
 }
@@ -294,4 +294,56 @@ fn wait_on_host(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+
+    use estafette_devices::{DeviceError, DeviceErrorKind, QueueId};
+
+    use super::*;
+
+    /// A queue whose driver has nothing more to say.
+    #[derive(Debug)]
+    struct Mute(QueueId);
+
+    impl Queue for Mute {
+        fn id(&self) -> QueueId {
+            self.0
+        }
+
+        fn device(&self) -> DLDevice {
+            DLDevice::CPU
+        }
+
+        fn in_order(&self) -> bool {
+            true
+        }
+
+        fn order_after(&self, _: &Fence) -> Result<Order, DeviceError> {
+            Ok(Order::Host)
+        }
+
+        fn record(&self) -> Result<Fence, DeviceError> {
+            Err(DeviceError::new(DeviceErrorKind::Other, "no markers left"))
+        }
+
+        fn as_any(&self) -> &dyn Any {
+            self
+        }
+    }
+
+    #[test]
+    fn a_last_use_that_cannot_be_marked_is_never_taken_for_over() {
+        let fence = recorded_soon(Arc::new(Mute(QueueId::next())));
+        let outcome = fence.wait_timeout(Some(Duration::from_secs(20))).expect("the reactor gets to it");
+        let error = outcome.expect_err("nobody can know");
+        assert_eq!(error.kind(), DeviceErrorKind::Fault, "a kind that leaks the memory");
+        assert!(error.message().contains("no markers left"), "{error}");
+
+        let (last, fence) = LastUse::promised("a use that is forgotten");
+        drop(last);
+        assert!(matches!(fence.state(), FenceState::Failed(error) if error.kind() == DeviceErrorKind::Fault));
+    }
 }

@@ -84,20 +84,44 @@ pub fn stats() -> QuarantineStats {
     }
 }
 
+/// The promise of the end of a use. Dropped unsettled it fails as broken, so that the memory is leaked and not given back early.
+pub(crate) struct LastUse(Option<Completer>);
+
+impl LastUse {
+    pub(crate) fn promised(name: &'static str) -> (Self, Fence) {
+        let (completer, fence) = host::promise(name);
+        (Self(Some(completer)), fence)
+    }
+
+    pub(crate) fn settle(mut self, outcome: Outcome) {
+        if let Some(completer) = self.0.take() {
+            completer.settle(outcome);
+        }
+    }
+}
+
+impl Drop for LastUse {
+    fn drop(&mut self) {
+        if let Some(completer) = self.0.take() {
+            completer.fail(unknowable("nobody is left who would tell"));
+        }
+    }
+}
+
 /// One use, which settles once.
 struct Use {
-    completer: Mutex<Option<Completer>>,
+    last: Mutex<Option<LastUse>>,
     deadline: Instant,
 }
 
 impl Use {
     fn waits(&self) -> bool {
-        self.completer.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn settle(&self, outcome: Outcome) {
-        let completer = self.completer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(completer) = completer else { return };
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(last) = last else { return };
         match &outcome {
             Ok(()) => RELEASED.fetch_add(1, Ordering::AcqRel),
             Err(error) => {
@@ -105,7 +129,7 @@ impl Use {
                 GIVEN_UP.fetch_add(1, Ordering::AcqRel)
             }
         };
-        completer.settle(outcome);
+        last.settle(outcome);
     }
 }
 
@@ -143,10 +167,10 @@ pub(crate) fn device_of(device: DLDevice) -> DLDevice {
 
 /// The fence of a use of memory on `device` that was given back just now. It is given up after `timeout`.
 pub(crate) fn enter(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence {
-    let (completer, fence) = host::promise("the end of a quarantine");
+    let (last, fence) = LastUse::promised("the end of a quarantine");
     ENTERED.fetch_add(1, Ordering::AcqRel);
     let deadline = Instant::now().checked_add(timeout).unwrap_or_else(far);
-    let one = Arc::new(Use { completer: Mutex::new(Some(completer)), deadline });
+    let one = Arc::new(Use { last: Mutex::new(Some(last)), deadline });
     match device {
         Some(device) => admit(device, &one),
         None => one.settle(Err(unknowable("its device is not known here any more"))),
@@ -159,7 +183,7 @@ fn far() -> Instant {
     Instant::now() + Duration::from_secs(1 << 32)
 }
 
-fn unknowable(why: &str) -> DeviceError {
+pub(crate) fn unknowable(why: &str) -> DeviceError {
     DeviceError::new(
         DeviceErrorKind::Fault,
         format!("the end of a consumer's device work cannot be known: {why}"),
