@@ -107,7 +107,7 @@ fn a_write_waits_for_a_consumer_that_has_given_the_memory_back_before_its_work_r
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let (ours, theirs) = (queue(&device), device.queue(false));
     let x = on_device(&device, &engine);
-    write_on(&engine, &ours, "produce", &x, 5.0);
+    write_on(&engine, &ours, "produce", &x, 5.0).wait().unwrap();
     let held = lease(&x, Access::Read, &acquired(&device, &theirs));
     let read = reads_on(&theirs, "consume", &x);
     drop(held);
