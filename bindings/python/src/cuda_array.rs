@@ -10,7 +10,7 @@ use std::ptr;
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, DeviceType, Frontier};
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
-use estafette::{Access, Consumer, DType, Layout, Tensor};
+use estafette::{Access, Consumer, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::until_defined;
 use crate::unordered::{self, Reason};
-use crate::{gate, stream};
+use crate::{gate, stream, typestr};
 
 /// The version whose producers name a stream.
 const WITH_STREAM: i64 = 3;
@@ -57,7 +57,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let version: i64 = needed("version")?.extract()?;
     let shape: Vec<i64> = needed("shape")?.extract()?;
     let (address, read_only): (usize, bool) = needed("data")?.extract()?;
-    let dtype = dtype_of(&needed("typestr")?.extract::<String>()?)?;
+    let dtype = typestr::parse(&needed("typestr")?.extract::<String>()?, "__cuda_array_interface__")?;
     let device = if address == 0 { first_device(py)? } else { device_of(py, address)? };
     let layout = match entry("strides")? {
         None => Layout::contiguous(dtype, device, &shape),
@@ -112,34 +112,6 @@ fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
     stream::device_of(py, device).map(|_| device)
 }
 
-/// NumPy's way to write an element type, of those that CUDA's libraries use.
-const TYPES: [(&str, DType); 14] = [
-    ("|b1", DType::BOOL),
-    ("|i1", DType::I8),
-    ("|u1", DType::U8),
-    ("<i2", DType::I16),
-    ("<u2", DType::U16),
-    ("<i4", DType::I32),
-    ("<u4", DType::U32),
-    ("<i8", DType::I64),
-    ("<u8", DType::U64),
-    ("<f2", DType::F16),
-    ("<f4", DType::F32),
-    ("<f8", DType::F64),
-    ("<c8", DType::C64),
-    ("<c16", DType::C128),
-];
-
-fn dtype_of(text: &str) -> PyResult<DType> {
-    let bare = text.trim_start_matches(['|', '<', '=']);
-    let known = TYPES.iter().find(|(name, _)| &name[1..] == bare && !text.starts_with('>'));
-    known.map(|(_, dtype)| *dtype).ok_or_else(|| {
-        PyTypeError::new_err(format!(
-            "typestr {text:?} of `__cuda_array_interface__` is no type that is known"
-        ))
-    })
-}
-
 /// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
 /// lease covers it, and what it allows.
 ///
@@ -161,12 +133,11 @@ pub fn describe<'py>(
         )));
     }
     let dtype = tensor.dtype().or_raise(py)?;
-    let typestr =
-        TYPES.iter().find(|(_, known)| *known == dtype).map(|(name, _)| *name).ok_or_else(|| {
-            PyAttributeError::new_err(format!(
-                "`__cuda_array_interface__` has no name for elements of type {dtype}"
-            ))
-        })?;
+    let typestr = typestr::of(dtype).ok_or_else(|| {
+        PyAttributeError::new_err(format!(
+            "`__cuda_array_interface__` has no name for elements of type {dtype}"
+        ))
+    })?;
     // A queue of ours that lives as long as the process: the consumer puts himself behind it.
     let device = DLDevice::new(DeviceType::CUDA, place.device_id);
     let device =

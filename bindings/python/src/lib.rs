@@ -70,6 +70,7 @@ mod sycl;
 mod tensor;
 mod thread_state;
 mod turns;
+mod typestr;
 mod unordered;
 mod usm_array;
 mod variable;

@@ -11,7 +11,7 @@ use std::ptr::{self, NonNull};
 use estafette::devices::sycl::SyclDevice;
 use estafette::devices::{DLDevice, Device, DeviceType, Frontier, Queue, table};
 use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
-use estafette::{Access, DType, Layout, Tensor};
+use estafette::{Access, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::intern;
@@ -22,7 +22,7 @@ use crate::body::would_block;
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::until_defined;
 use crate::unordered::{self, Reason};
-use crate::{gate, running_loop, sycl};
+use crate::{gate, running_loop, sycl, typestr};
 
 const NAME: &str = "__sycl_usm_array_interface__";
 const VERSION: i64 = 1;
@@ -53,7 +53,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     }
     let shape: Vec<i64> = needed("shape")?.extract()?;
     let (address, read_only): (usize, bool) = needed("data")?.extract()?;
-    let dtype = dtype_of(&needed("typestr")?.extract::<String>()?)?;
+    let dtype = typestr::parse(&needed("typestr")?.extract::<String>()?, NAME)?;
     let named = needed("syclobj")?;
     let (id, device) = device_of(&named)?;
     let ready = ready_at(&named, id)?;
@@ -142,25 +142,6 @@ fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Known)> {
     Ok((id, Known(device)))
 }
 
-/// NumPy's letters for DLPack's codes of element types.
-const KINDS: [(char, u8); 5] = [('i', 0), ('u', 1), ('f', 2), ('c', 5), ('b', 6)];
-
-fn dtype_of(text: &str) -> PyResult<DType> {
-    let wrong = || PyTypeError::new_err(format!("typestr {text:?} of `{NAME}` is no type that is known"));
-    let bare = text.strip_prefix(['|', '<', '=']).ok_or_else(wrong)?;
-    let (kind, bytes) = bare.split_at_checked(1).ok_or_else(wrong)?;
-    let bytes: u8 = bytes.parse().map_err(|_| wrong())?;
-    let code = KINDS.iter().find(|(letter, _)| kind.starts_with(*letter)).map(|(_, code)| *code);
-    let code = code.filter(|_| bytes.is_power_of_two() && bytes <= 16).ok_or_else(wrong)?;
-    Ok(DType::new(code, bytes * 8))
-}
-
-fn typestr_of(dtype: DType) -> Option<String> {
-    let letter = KINDS.iter().find(|(_, code)| *code == dtype.code).map(|(letter, _)| *letter)?;
-    let whole = dtype.lanes == 1 && dtype.bits.is_multiple_of(8);
-    whole.then(|| format!("{}{letter}{}", if dtype.bits == 8 { '|' } else { '<' }, dtype.bits / 8))
-}
-
 /// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
 ///
 /// # Errors
@@ -181,7 +162,7 @@ pub fn describe<'py>(
     }
     let dtype = tensor.dtype().or_raise(py)?;
     let typestr =
-        typestr_of(dtype).ok_or_else(|| lacks(format!("it has no name for elements of type {dtype}")))?;
+        typestr::of(dtype).ok_or_else(|| lacks(format!("it has no name for elements of type {dtype}")))?;
     let (_, device) = entry(py, place)?;
     let device =
         device.downcast::<SyclDevice>().ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
