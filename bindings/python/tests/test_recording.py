@@ -181,17 +181,22 @@ class TestTheFile:
 
     def test_threads_that_submit_while_it_begins_and_ends(self, eng, np, path):
         stop = threading.Event()
+        steps = [0, 0]
 
-        def submit():
+        def submit(which):
             while not stop.is_set():
                 eng.submit(lambda: None, name="step").wait()
+                steps[which] += 1
 
-        threads = [threading.Thread(target=submit) for _ in range(2)]
+        threads = [threading.Thread(target=submit, args=(which,)) for which in range(2)]
         for thread in threads:
             thread.start()
         for _ in range(5):
             with est.record(path):
-                time.sleep(0.01)
+                # The first of each thread may have been submitted before.
+                goal, patience = sum(steps) + 4, time.monotonic() + 30
+                while sum(steps) < goal and time.monotonic() < patience:
+                    time.sleep(0.001)
             assert est.report(path).data["totals"]["operations"] > 0
         stop.set()
         for thread in threads:
