@@ -185,12 +185,13 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
         problems.push("there is nothing to run".to_owned());
     }
     for command in commands {
+        let counted = suite.counted && !builds(&command);
         let mut counts = Counts::default();
         let left = deadline.saturating_duration_since(Instant::now());
         match shell::watch(command, left, |line| counts.read_line(line)) {
             Ok(Ended::Exit(status)) if status.success() => {
                 // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
-                if suite.counted && counts.executed() == 0 && counts.reasons.is_empty() {
+                if counted && counts.executed() == 0 && counts.reasons.is_empty() {
                     problems.push("a command executed no test".to_owned());
                 }
             }
@@ -204,6 +205,11 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
         total.merge(counts);
     }
     judge(options.require, total, problems)
+}
+
+/// Whether a command only builds what the next ones use: it runs no test.
+fn builds(command: &std::process::Command) -> bool {
+    command.get_args().next().is_some_and(|first| first == "build")
 }
 
 /// What the counts of a suite, and what went wrong in it, amount to.
@@ -323,6 +329,8 @@ mod tests {
         assert_eq!(run_scripts(true, commands), "a command executed no test");
         assert_eq!(run_scripts(false, commands), "passed 3");
         assert_eq!(run_scripts(false, |_| Vec::new()), "there is nothing to run");
+        let built = |_: &Context| vec![echo("build"), echo("test result: ok. 3 passed")];
+        assert_eq!(run_scripts(true, built), "passed 3", "what builds runs no test");
     }
 
     #[test]
