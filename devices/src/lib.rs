@@ -2,9 +2,9 @@
 //!
 //! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`Frontier`] is a set of fences, at most the
 //! newest one per in-order queue. The [`Reactor`] watches pending fences and calls whoever waits for them, so that no
-//! thread blocks for a device. Three devices live here: the host ([`host`], with the worker pool in [`cpu`]), those of
-//! a SYCL runtime where there is one (`sycl`), and a simulated one ([`sim`]) with virtual time. All pass the same
-//! [`conformance`] suite.
+//! thread blocks for a device. Four kinds live here: the host ([`host`], with the worker pool in [`cpu`]), those of a
+//! SYCL runtime (`sycl`) and of a CUDA driver (`cuda`) where there is one, and a simulated one ([`sim`]) with virtual
+//! time. All pass the same [`conformance`] suite, CUDA on a simulator of the driver so far.
 //!
 //! This crate never knows an operation, a tensor, or any type of DLPack but [`DLDevice`].
 //!

@@ -19,23 +19,23 @@ const KEPT: usize = 8;
 
 /// The queues that no acquisition uses right now, by their device, with what each waits for, the oldest first. A device goes
 /// with the last handle that others have of it.
-static LANES: Mutex<Devices> = Mutex::new(Vec::new());
+static SPARES: Mutex<Devices> = Mutex::new(Vec::new());
 
-type Devices = Vec<(Weak<dyn Device>, VecDeque<Lane>)>;
+type Devices = Vec<(Weak<dyn Device>, VecDeque<Spare>)>;
 
-struct Lane {
+struct Spare {
     queue: Arc<dyn Queue>,
     last: Option<Fence>,
 }
 
-impl Lane {
+impl Spare {
     fn is_free(&self) -> bool {
         self.last.as_ref().is_none_or(Fence::is_done)
     }
 }
 
-fn lanes() -> MutexGuard<'static, Devices> {
-    LANES.lock().unwrap_or_else(PoisonError::into_inner)
+fn spares() -> MutexGuard<'static, Devices> {
+    SPARES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn is(known: &Weak<dyn Device>, device: &Arc<dyn Device>) -> bool {
@@ -43,24 +43,24 @@ fn is(known: &Weak<dyn Device>, device: &Arc<dyn Device>) -> bool {
 }
 
 /// A queue with nothing pending, if there is one or too many have something.
-fn take(device: &Arc<dyn Device>) -> Option<Lane> {
-    let mut devices = lanes();
-    let (_, lanes) = devices.iter_mut().find(|(known, _)| is(known, device))?;
-    let full = lanes.len() >= KEPT;
+fn take(device: &Arc<dyn Device>) -> Option<Spare> {
+    let mut devices = spares();
+    let (_, spares) = devices.iter_mut().find(|(known, _)| is(known, device))?;
+    let full = spares.len() >= KEPT;
     // The oldest are done first; asking more than these calls the driver in vain.
-    match lanes.front() {
-        Some(lane) if full || lane.is_free() => lanes.pop_front(),
+    match spares.front() {
+        Some(spare) if full || spare.is_free() => spares.pop_front(),
         _ => None,
     }
 }
 
-fn put(device: &Arc<dyn Device>, lane: Lane) {
+fn put(device: &Arc<dyn Device>, spare: Spare) {
     let gone: Vec<_> = {
-        let mut devices = lanes();
+        let mut devices = spares();
         let gone = devices.extract_if(.., |(known, _)| known.strong_count() == 0).collect();
         match devices.iter_mut().find(|(known, _)| is(known, device)) {
-            Some((_, lanes)) => lanes.push_back(lane),
-            None => devices.push((Arc::downgrade(device), VecDeque::from([lane]))),
+            Some((_, spares)) => spares.push_back(spare),
+            None => devices.push((Arc::downgrade(device), VecDeque::from([spare]))),
         }
         gone
     };
@@ -83,7 +83,7 @@ impl Acquisition {
     /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when it gives no queue.
     pub fn on(device: Arc<dyn Device>) -> Result<Self, Error> {
         let queue = match take(&device) {
-            Some(lane) => lane.queue,
+            Some(spare) => spare.queue,
             None => device.create_queue()?,
         };
         let stream = queue.native();
@@ -105,8 +105,8 @@ impl Acquisition {
     /// [`Error::Device`] when the device has failed.
     pub fn fence(self) -> Result<Fence, Error> {
         let fence = self.queue.record()?;
-        let lane = Lane { queue: self.queue, last: Some(fence.clone()) };
-        put(&self.device, lane);
+        let spare = Spare { queue: self.queue, last: Some(fence.clone()) };
+        put(&self.device, spare);
         Ok(fence)
     }
 }

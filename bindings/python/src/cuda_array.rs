@@ -9,26 +9,25 @@ use std::ptr;
 
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, DeviceType, Frontier};
-use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::exchange::ManagedTensor;
 use estafette::{Access, Consumer, Layout, Tensor};
-use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
-use pyo3::intern;
+use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::array_interface::{self, Dictionary};
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::until_defined;
 use crate::unordered::{self, Reason};
 use crate::{gate, stream, typestr};
 
+const NAME: &str = "__cuda_array_interface__";
 /// The version whose producers name a stream.
 const WITH_STREAM: i64 = 3;
 
 /// Whether an object speaks this interface and not DLPack.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = object.py();
-    Ok(!object.hasattr(intern!(py, "__dlpack__"))?
-        && object.hasattr(intern!(py, "__cuda_array_interface__"))?)
+    array_interface::is_all_there_is(object, NAME)
 }
 
 /// Takes over the memory behind an object that has the interface, and keeps the object.
@@ -38,28 +37,20 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// device here knows.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
-    let interface = object.getattr(intern!(py, "__cuda_array_interface__"))?;
-    let interface = interface
-        .cast_into::<PyDict>()
-        .map_err(|_| PyTypeError::new_err("`__cuda_array_interface__` is no dictionary"))?;
-    let entry = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
-    let needed = |name: &str| {
-        entry(name)?
-            .ok_or_else(|| PyValueError::new_err(format!("`__cuda_array_interface__` has no {name:?}")))
-    };
-    if entry("mask")?.is_some() {
+    let interface = Dictionary::of(object, NAME)?;
+    if interface.entry("mask")?.is_some() {
         return Err(raise(
             py,
             "ExchangeError",
             "a masked array is no tensor (`mask` of `__cuda_array_interface__`)",
         ));
     }
-    let version: i64 = needed("version")?.extract()?;
-    let shape: Vec<i64> = needed("shape")?.extract()?;
-    let (address, read_only): (usize, bool) = needed("data")?.extract()?;
-    let dtype = typestr::parse(&needed("typestr")?.extract::<String>()?, "__cuda_array_interface__")?;
+    let version: i64 = interface.needed("version")?.extract()?;
+    let shape: Vec<i64> = interface.needed("shape")?.extract()?;
+    let (address, read_only): (usize, bool) = interface.needed("data")?.extract()?;
+    let dtype = typestr::parse(&interface.needed("typestr")?.extract::<String>()?, NAME)?;
     let device = if address == 0 { first_device(py)? } else { device_of(py, address)? };
-    let layout = match entry("strides")? {
+    let layout = match interface.entry("strides")? {
         None => Layout::contiguous(dtype, device, &shape),
         Some(strides) => {
             let size = dtype.itemsize() as i64;
@@ -75,7 +66,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     };
     let layout = layout.map_err(|error| to_py(py, &error.into()))?;
     // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
-    let stream = match entry("stream")? {
+    let stream = match interface.entry("stream")? {
         Some(stream) => Some(stream::cuda_handle(&stream)?),
         None if version < WITH_STREAM => Some(stream::LEGACY),
         None => None,
@@ -84,17 +75,9 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
         Some(stream) => Frontier::from_iter(stream::fence_of(py, device, stream)?),
         None => Frontier::default(),
     };
-    let keeper = object.clone().unbind();
-    let flags = ExportFlags { read_only, is_copied: false };
     let data = ptr::with_exposed_provenance_mut(address);
-    let let_go = move || {
-        let mut keeper = Some(keeper);
-        // With the gate closed it is left to the interpreter that is going away.
-        gate::attach(|_| drop(keeper.take()));
-        std::mem::forget(keeper);
-    };
-    // SAFETY: the object vouches for its memory as long as it lives, and it is kept until the deleter is called.
-    Ok((unsafe { export(&layout, data, flags, Abi::Versioned, let_go) }, ready))
+    // SAFETY: the object vouches for its memory as long as it lives.
+    Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
 }
 
 /// Where memory is, by the driver's account.

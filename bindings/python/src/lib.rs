@@ -30,6 +30,7 @@
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 
 mod access;
+mod array_interface;
 mod arrow;
 mod attached;
 mod awaiting;

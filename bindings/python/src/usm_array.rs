@@ -10,14 +10,14 @@ use std::ptr::{self, NonNull};
 
 use estafette::devices::sycl::SyclDevice;
 use estafette::devices::{DLDevice, Device, DeviceType, Frontier, Queue, table};
-use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use estafette::exchange::ManagedTensor;
 use estafette::{Access, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
+use crate::array_interface::{self, Dictionary};
 use crate::body::would_block;
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::until_defined;
@@ -29,8 +29,7 @@ const VERSION: i64 = 1;
 
 /// Whether an object speaks this interface and not DLPack, as `dpctl.memory`'s do.
 pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = object.py();
-    Ok(!object.hasattr(intern!(py, "__dlpack__"))? && object.hasattr(intern!(py, NAME))?)
+    array_interface::is_all_there_is(object, NAME)
 }
 
 /// Takes over the memory behind an object that has the interface, and keeps the object.
@@ -40,30 +39,25 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// it names, or of a context that the device table does not know.
 pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
-    let interface = object.getattr(intern!(py, NAME))?;
-    let interface = interface
-        .cast_into::<PyDict>()
-        .map_err(|_| PyTypeError::new_err(format!("`{NAME}` is no dictionary")))?;
-    let entry = |name: &str| Ok::<_, PyErr>(interface.get_item(name)?.filter(|value| !value.is_none()));
-    let needed =
-        |name: &str| entry(name)?.ok_or_else(|| PyValueError::new_err(format!("`{NAME}` has no {name:?}")));
-    let version: i64 = needed("version")?.extract()?;
+    let interface = Dictionary::of(object, NAME)?;
+    let version: i64 = interface.needed("version")?.extract()?;
     if version != VERSION {
         return Err(PyValueError::new_err(format!("`{NAME}` is of version {version}; {VERSION} is known")));
     }
-    let shape: Vec<i64> = needed("shape")?.extract()?;
-    let (address, read_only): (usize, bool) = needed("data")?.extract()?;
-    let dtype = typestr::parse(&needed("typestr")?.extract::<String>()?, NAME)?;
-    let named = needed("syclobj")?;
+    let shape: Vec<i64> = interface.needed("shape")?.extract()?;
+    let (address, read_only): (usize, bool) = interface.needed("data")?.extract()?;
+    let dtype = typestr::parse(&interface.needed("typestr")?.extract::<String>()?, NAME)?;
+    let named = interface.needed("syclobj")?;
     let (id, device) = device_of(&named)?;
     let ready = ready_at(&named, id)?;
-    let strides: Option<Vec<i64>> = entry("strides")?.map(|strides| strides.extract()).transpose()?;
+    let strides: Option<Vec<i64>> =
+        interface.entry("strides")?.map(|strides| strides.extract()).transpose()?;
     let layout = match strides {
         None => Layout::contiguous(dtype, id, &shape),
         Some(strides) => Layout::strided(dtype, id, &shape, &strides),
     };
     let layout = layout.map_err(|error| to_py(py, &error.into()))?;
-    let offset: i64 = entry("offset")?.map_or(Ok(0), |offset| offset.extract())?;
+    let offset: i64 = interface.entry("offset")?.map_or(Ok(0), |offset| offset.extract())?;
     let bytes = isize::try_from(offset).ok().and_then(|offset| offset.checked_mul(dtype.itemsize() as isize));
     let first = bytes.and_then(|bytes| address.checked_add_signed(bytes)).ok_or_else(|| {
         PyValueError::new_err(format!("offset {offset} of `{NAME}` leads out of the address space"))
@@ -75,16 +69,8 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
         let message = format!("the memory at {first:#x} is no unified shared memory of the context of {id}");
         return Err(raise(py, "ExchangeError", message));
     }
-    let keeper = object.clone().unbind();
-    let let_go = move || {
-        let mut keeper = Some(keeper);
-        // With the gate closed it is left to the interpreter that is going away.
-        gate::attach(|_| drop(keeper.take()));
-        std::mem::forget(keeper);
-    };
-    let flags = ExportFlags { read_only, is_copied: false };
-    // SAFETY: the object vouches for its memory as long as it lives, and it is kept until the deleter is called.
-    Ok((unsafe { export(&layout, data.cast(), flags, Abi::Versioned, let_go) }, ready))
+    // SAFETY: the object vouches for its memory as long as it lives.
+    Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
 }
 
 /// When the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
