@@ -163,7 +163,8 @@ pub(super) fn record(
     if queue.is_foreign() {
         return Err(DeviceError::new(DeviceErrorKind::Invalid, "graphs are recorded on queues of our own"));
     }
-    let made: Vec<_> = (0..lanes.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
+    let made: Vec<_> =
+        (0..lanes.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
     let queues: Vec<Arc<dyn Queue>> = made.iter().map(|queue| Arc::clone(queue) as Arc<dyn Queue>).collect();
     let others: Vec<&CudaQueue> = made[1..].iter().map(|queue| &**queue).collect();
     let graph = made[0].capture_across(&others, |_| enqueue(&queues))?;

@@ -7,8 +7,8 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::source::Timeline;
 use crate::{
-    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock, QueueId,
-    Recorded, Timing,
+    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock,
+    QueueId, Recorded, Timing,
 };
 
 use super::context::Context;
@@ -363,7 +363,8 @@ impl Queue for CudaQueue {
 
     fn records_graphs(&self) -> bool {
         let api = self.context.api;
-        let known = api.capture_begin.is_some() && api.graph_instantiate.is_some() && api.graph_launch.is_some();
+        let known =
+            api.capture_begin.is_some() && api.graph_instantiate.is_some() && api.graph_launch.is_some();
         known && !self.is_foreign()
     }
 

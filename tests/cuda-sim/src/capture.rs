@@ -180,7 +180,8 @@ impl Graph {
         let mut launched = Vec::with_capacity(self.nodes.len());
         let mut left: Vec<usize> = (0..self.nodes.len()).collect();
         while !left.is_empty() {
-            let is_free = |node: &usize| self.nodes[*node].after.iter().all(|before| places[*before].is_some());
+            let is_free =
+                |node: &usize| self.nodes[*node].after.iter().all(|before| places[*before].is_some());
             let free: Vec<usize> = (0..left.len()).filter(|at| is_free(&left[*at])).collect();
             let node = left.remove(free[draw(free.len() as u64) as usize]);
             let after = self.nodes[node].after.iter().filter_map(|before| places[*before]).collect();
