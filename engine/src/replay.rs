@@ -50,6 +50,7 @@ mod builder;
 mod failures;
 mod footprint;
 mod graph;
+mod inputs;
 mod issue;
 mod node;
 mod pace;
@@ -60,6 +61,7 @@ mod run;
 mod shared;
 
 pub use builder::NodeBuilder;
+pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
 pub use program::Program;
 pub use recorder::Recorder;

@@ -16,7 +16,7 @@ use crate::bodies::sync_body;
 use crate::builder::{Nothing, OpBuilder};
 use crate::completion::Scope;
 use crate::core_ref::CoreRef;
-use crate::operation::Name;
+use crate::operation::{Name, Role};
 
 /// How often a thread that finds nothing to run looks again before it leaves. This takes about as long as it takes to
 /// wake a helper up, so leaving too early and staying too long cost the same at worst.
@@ -172,7 +172,8 @@ impl Shared {
     }
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
-        let helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
+        let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
+        helper.draft.payload_mut().set_role(Role::Part(self.run.op));
         if self.run.plan.unhelped { helper.unhelped() } else { helper }
     }
 
