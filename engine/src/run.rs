@@ -96,7 +96,7 @@ fn run_at_once(granted: OpGranted) {
 
 /// Pushes a granted operation to its engine's pool.
 #[inline]
-fn push(granted: OpGranted) {
+pub(crate) fn push(granted: OpGranted) {
     if granted.payload().noted {
         hooks::ready(granted.id());
     }

@@ -7,6 +7,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body, Repeated};
@@ -181,15 +182,9 @@ impl PyProgram {
         if recording { Ok(slf) } else { Err(slf.get().error("is finished already, or was given up")) }
     }
 
-    #[pyo3(signature = (kind, _value, _traceback, /))]
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        kind: &Bound<'_, PyAny>,
-        _value: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        if kind.is_none() {
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if _exception.is_empty() || _exception.get_item(0)?.is_none() {
             return if matches!(&*self.stage(), Stage::Ready(_)) { Ok(()) } else { self.finish(py) };
         }
         let given_up = std::mem::replace(&mut *self.stage(), Stage::Abandoned);
