@@ -60,7 +60,7 @@ mod recorder;
 mod run;
 mod shared;
 
-pub use builder::NodeBuilder;
+pub use builder::{CheckedNode, NodeBuilder};
 pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
 pub use program::Program;

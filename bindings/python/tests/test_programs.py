@@ -130,7 +130,7 @@ def test_a_view_that_is_kept_becomes_a_lease_when_the_replay_ends(np, eng):
 
 def test_replays_are_awaited(np):
     async def main():
-        with est.Engine(workers=2) as eng:
+        async with est.Engine(workers=2) as eng:
             x = eng.zeros(1, "float64")
 
             async def slow(x):
