@@ -23,7 +23,7 @@ pub fn emit_events(on: bool) -> bool {
 }
 
 #[inline]
-fn are_emitted() -> bool {
+pub(crate) fn are_emitted() -> bool {
     OPEN.load(Ordering::Relaxed) & EVENTS != 0
 }
 
@@ -42,9 +42,6 @@ pub(super) fn ready(id: u64) {
 
 /// The span that a body runs in.
 pub(crate) fn body(granted: &OpGranted) -> Span {
-    if !are_emitted() {
-        return Span::none();
-    }
     debug_span!(target: "estafette::op", "operation", id = granted.id().get(), operation = granted.payload().name.as_str())
 }
 
