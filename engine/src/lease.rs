@@ -69,7 +69,7 @@ impl Lease {
     /// Tells a recording which library the holder has given the memory to; does nothing while none is made.
     pub fn note_library(&self, library: &'static str) {
         if journal::is_open()
-            && let Some(id) = self.inner.operation()
+            && let Some(id) = self.inner.known_as()
         {
             hooks::lends(id.get(), library);
         }

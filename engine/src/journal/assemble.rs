@@ -99,6 +99,14 @@ impl Assembly<'_> {
         draft
     }
 
+    fn taken(&mut self, reading: &Reading, id: u64, [text, site]: [u64; 2]) {
+        let (text, library) = halves(text);
+        let library = reading.known(library);
+        let library = self.library(library.as_deref());
+        let taker = Taker { text: reading.text(text), library, site: reading.site(site as u32) };
+        self.draft(id).taker = Some(taker);
+    }
+
     fn began(&mut self, id: u64, at: Nanos, lane: LaneId) {
         let operation = &mut self.draft(id).operation;
         operation.began = Some(at);
@@ -228,12 +236,16 @@ impl Assembly<'_> {
             Tells::Name => {
                 self.named.insert(id, reading.text(words[0] as u32));
             }
-            Tells::Taker => {
-                let (text, library) = halves(words[0]);
-                let library = reading.known(library);
-                let library = self.library(library.as_deref());
-                let taker = Taker { text: reading.text(text), library, site: reading.site(words[1] as u32) };
-                self.draft(id).taker = Some(taker);
+            Tells::Taker => self.taken(reading, id, words),
+            Tells::Held => {
+                let draft = self.draft(id);
+                draft.submitted = Some(Use::Lease);
+                draft.operation.submitted = at;
+                draft.operation.submitter = Some(lane);
+                draft.operation.name = "lease".into();
+                draft.operation.accesses = access_in(words[0]).into_iter().collect();
+                self.taken(reading, id, [entry.word(1), entry.word(2)]);
+                self.began(id, at, lane);
             }
             Tells::Library => {
                 let library = reading.known(words[0] as u32);

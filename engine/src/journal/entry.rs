@@ -52,10 +52,12 @@ pub(super) enum Tells {
     Brief,
     /// [`Began`](Self::Began) and [`Ended`](Self::Ended) well, on one thread: the ticks between them beside the identity.
     Ran,
+    /// A lease was asked for and had at once: its access, and what [`Taker`](Self::Taker) tells.
+    Held,
 }
 
 impl Tells {
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Submitted,
         Self::Accesses,
         Self::Ready,
@@ -73,6 +75,7 @@ impl Tells {
         Self::Library,
         Self::Brief,
         Self::Ran,
+        Self::Held,
     ];
 
     fn from_bits(bits: u64) -> Option<Self> {

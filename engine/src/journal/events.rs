@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use tracing::{Span, debug, debug_span};
 
 use super::{EVENTS, OPEN};
-use crate::operation::{OpGranted, OpState};
+use crate::operation::OpGranted;
 use crate::taker::Taker;
 
 /// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Says what was
@@ -27,9 +27,8 @@ pub(crate) fn are_emitted() -> bool {
     OPEN.load(Ordering::Relaxed) & EVENTS != 0
 }
 
-pub(super) fn submitted(id: u64, state: &OpState, accesses: usize) {
+pub(super) fn submitted(id: u64, name: &str, accesses: usize) {
     if are_emitted() {
-        let name = state.name.as_str();
         debug!(target: "estafette::op", id, operation = name, accesses, "submitted");
     }
 }

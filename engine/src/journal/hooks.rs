@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use estafette_devices::{Fence, Reactor, Timing};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{Mode, OpId, VarId};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -94,7 +94,7 @@ fn once(first: u64, rest: &[u64]) -> impl ExactSizeIterator<Item = u64> {
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(draft: &OpDraft<'_>) {
-    events::submitted(draft.id().get(), draft.payload(), draft.accesses().len());
+    events::submitted(draft.id().get(), draft.payload().name.as_str(), draft.accesses().len());
     writer::with(|writer| {
         let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
         writer.submitted(draft.id().get(), draft.payload(), accesses);
@@ -105,7 +105,7 @@ pub(crate) fn submitted(draft: &OpDraft<'_>) {
 #[cold]
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
-    events::submitted(granted.id().get(), granted.payload(), granted.accesses().len());
+    events::submitted(granted.id().get(), granted.payload().name.as_str(), granted.accesses().len());
     writer::with(|writer| {
         let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
         writer.submitted(granted.id().get(), granted.payload(), accesses);
@@ -351,6 +351,36 @@ pub(crate) fn taken(id: OpId, taker: &Taker) {
         let words = writer.taker(taker);
         writer.write(Tells::Taker, now, id.get(), words);
     });
+}
+
+/// A lease was had at once, without an operation.
+#[cold]
+#[inline(never)]
+pub(crate) fn holds(id: OpId, taker: &Taker, tensor: &Tensor, var: VarId) {
+    events::submitted(id.get(), "lease", 1);
+    events::taken(id.get(), taker);
+    events::held(id.get());
+    writer::with(|writer| {
+        let now = writer.now();
+        let [text, site] = writer.taker(taker);
+        writer.write(Tells::Held, now, id.get(), [access(var.get(), Mode::Read), text, site]);
+        describe(writer, &tensor.inner, None);
+    });
+}
+
+/// The end of such a lease; whether device work goes on.
+#[cold]
+#[inline(never)]
+pub(crate) fn hold_ends(id: OpId, fence: Option<&Fence>) {
+    events::ended(id.get(), "ok", None);
+    writer::with(|writer| {
+        let now = writer.now();
+        let about = u32::from(How::Well as u8) | u32::from(fence.is_some()) << 8;
+        writer.write(Tells::Ended, now, id.get(), [pair(about, NONE)]);
+    });
+    if let Some(fence) = fence {
+        watch(id, fence, None);
+    }
 }
 
 /// The body of `id` lends an operand to a library.
