@@ -62,7 +62,7 @@ impl Lease {
     }
 
     /// Notes what kind of object the holder has made of the memory, for diagnoses. Only the first note counts.
-    pub fn note_object(&self, kind: &str) {
+    pub fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.inner.note_object(kind);
     }
 

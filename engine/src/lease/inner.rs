@@ -238,7 +238,7 @@ impl LeaseInner {
     }
 
     /// See [`Lease::note_object`].
-    pub(crate) fn note_object(&self, kind: &str) {
+    pub(crate) fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.label.object.get_or_init(|| kind.into());
     }
 
