@@ -82,7 +82,7 @@ pub use self::{
     fence::{Fence, FenceState, Settled},
     frontier::Frontier,
     native_event::NativeEvent,
-    queue::{Order, Queue, QueueId},
+    queue::{Entered, Order, Queue, QueueId},
     reactor::{AsFence, Reactor},
     source::{Event, Outcome, Subscriber, Timeline, Watch},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},

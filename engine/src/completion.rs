@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use estafette_devices::{DLDevice, Fence, Queue};
+use estafette_devices::{DLDevice, Entered, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -74,8 +74,15 @@ impl Prepared {
         let op = Current::of(running.op());
         let id = op.op.get();
         let scope = Scope { inner: self.0, id };
+        let queue = running.op().payload().queue().cloned();
         scope.lock().running = Some(running);
         let fallback = scope.clone();
+        let _entered = match queue.as_deref().map(Entered::new).transpose() {
+            Ok(entered) => entered,
+            Err(error) => {
+                return scope.end_with(None, |running, _, _, _| Err(running.tag().device_failure(error)));
+            }
+        };
         let _current = crate::context::enter(op);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
             // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.

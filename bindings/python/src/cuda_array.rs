@@ -13,11 +13,12 @@ use estafette::exchange::ManagedTensor;
 use estafette::{Access, Consumer, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::array_interface::{self, Dictionary};
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::until_defined;
+use crate::peers::{Peer, ZeroStream};
 use crate::unordered::{self, Reason};
 use crate::{gate, stream, typestr};
 
@@ -35,7 +36,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// # Errors
 /// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
 /// device here knows.
-pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
+pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
     if interface.entry("mask")?.is_some() {
@@ -67,6 +68,7 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let layout = layout.map_err(|error| to_py(py, &error.into()))?;
     // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
     let stream = match interface.entry("stream")? {
+        Some(stream) if peer.zero_stream == ZeroStream::Default && is_zero(&stream) => Some(stream::LEGACY),
         Some(stream) => Some(stream::cuda_handle(&stream)?),
         None if version < WITH_STREAM => Some(stream::LEGACY),
         None => None,
@@ -78,6 +80,10 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let data = ptr::with_exposed_provenance_mut(address);
     // SAFETY: the object vouches for its memory as long as it lives.
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
+}
+
+fn is_zero(stream: &Bound<'_, PyAny>) -> bool {
+    !stream.is_instance_of::<PyBool>() && stream.extract::<i64>().is_ok_and(|number| number == 0)
 }
 
 /// Where memory is, by the driver's account.

@@ -55,6 +55,15 @@ pub enum NullStream {
     Unknown,
 }
 
+/// What 0 says as the stream of a CUDA array interface, which forbids it because it may mean either default stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZeroStream {
+    /// Nobody knows, so it is refused.
+    Refused,
+    /// A default stream. Work on the legacy one comes after that of both.
+    Default,
+}
+
 /// What a consumer does about DLPack's read-only flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOnly {
@@ -80,6 +89,8 @@ pub struct Peer {
     pub omitted: Omitted,
     /// What NULL means in its C exchange table.
     pub null_stream: NullStream,
+    /// What 0 means in its CUDA array interface.
+    pub zero_stream: ZeroStream,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
@@ -131,6 +142,7 @@ const UNKNOWN: Peer = Peer {
     stream: Stream::Honoured,
     omitted: Omitted::DefaultStream,
     null_stream: NullStream::DefaultStream,
+    zero_stream: ZeroStream::Refused,
     prompt_deleter: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
@@ -237,10 +249,20 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "cuda",
-        read_only: ReadOnly::Ignored,
+        // Buffers and views take the argument and leave the order to the program.
+        stream: Stream::Ignored,
         omitted: Omitted::NoSync,
         null_stream: NullStream::Unknown,
-        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx; NVIDIA/cuda-python#1630",
+        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx, _memory/_buffer.pyx (__dlpack__); NVIDIA/cuda-python#1630",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "numba",
+        read_only: ReadOnly::Ignored,
+        // Its arrays speak the CUDA array interface alone; those on its default stream say 0.
+        omitted: Omitted::NoSync,
+        zero_stream: ZeroStream::Default,
+        source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__), driver.py (Stream)",
         ..UNKNOWN
     },
     Peer {
