@@ -1,6 +1,5 @@
 use std::any::Any;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,8 +47,8 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     }
 
     /// Makes the calling thread one that can enqueue here by the runtime's own functions: of CUDA, the device's context becomes
-    /// its current one. Whether that changed anything, and [`leave`](Queue::leave) is owed on the same thread; [`Entered`]
-    /// pays it.
+    /// its current one. Whether that changed anything, and [`leave`](Queue::leave) is owed on the same thread;
+    /// [`Entered`](crate::Entered) pays it.
     ///
     /// # Errors
     /// The device is broken.
@@ -82,34 +81,6 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
 
     /// For the device's own code to recognise its queues.
     fn as_any(&self) -> &dyn Any;
-}
-
-/// While this lives, its thread can enqueue on a queue by the functions of the queue's runtime.
-#[derive(Debug)]
-#[must_use]
-pub struct Entered<'a> {
-    queue: Option<&'a dyn Queue>,
-    /// What is entered belongs to the thread.
-    _stays: PhantomData<*const ()>,
-}
-
-impl<'a> Entered<'a> {
-    /// Enters `queue` on the calling thread.
-    ///
-    /// # Errors
-    /// As [`Queue::enter`].
-    pub fn new(queue: &'a dyn Queue) -> Result<Self, DeviceError> {
-        let owed = queue.enter()?;
-        Ok(Self { queue: owed.then_some(queue), _stays: PhantomData })
-    }
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        if let Some(queue) = self.queue {
-            queue.leave();
-        }
-    }
 }
 
 /// How an earlier fence was settled for the work that a queue gets next.

@@ -77,7 +77,7 @@ impl Prepared {
         let queue = running.op().payload().queue().cloned();
         scope.lock().running = Some(running);
         let fallback = scope.clone();
-        let _entered = match queue.as_deref().map(Entered::new).transpose() {
+        let _entered = match queue.as_deref().map(Entered::queue).transpose() {
             Ok(entered) => entered,
             Err(error) => {
                 return scope.end_with(None, |running, _, _, _| Err(running.tag().device_failure(error)));
@@ -204,6 +204,17 @@ impl Scope {
         let inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+    }
+
+    /// As [`export`](Self::export), to somebody who is only told where the memory is and orders himself behind the operation's queue:
+    /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
+    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
+        let access = self.access_of(tensor)?;
+        if self.queue().is_none() && is_released_early(&tensor.inner) {
+            // Nothing says which streams he uses.
+            self.lock().lent_on = tensor.device().ok();
+        }
+        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
     }
 
     /// Lends an operand out, in the mode it was declared with, without waiting.

@@ -339,7 +339,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         };
         self.submit(Room::Wait, None, |reads, writes, _none| {
             Body::new(move |running: Running| {
-                let entered = match Entered::new(queue.as_ref()) {
+                let entered = match Entered::queue(queue.as_ref()) {
                     Ok(entered) => entered,
                     Err(error) => {
                         let cause = running.tag().device_failure(error);

@@ -55,13 +55,14 @@ pub enum NullStream {
     Unknown,
 }
 
-/// What 0 says as the stream of a CUDA array interface, which forbids it because it may mean either default stream.
+/// What a CUDA array interface that names no stream says: one without the entry, and one with 0, which is forbidden because it
+/// may mean either default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ZeroStream {
-    /// Nobody knows, so it is refused.
-    Refused,
-    /// A default stream. Work on the legacy one comes after that of both.
-    Default,
+pub enum Unnamed {
+    /// Without the entry there is nothing to wait for; 0 is refused.
+    AsWritten,
+    /// Work may be under way on a default stream. What comes after the legacy one comes after both.
+    DefaultStream,
 }
 
 /// What a consumer does about DLPack's read-only flag.
@@ -89,8 +90,10 @@ pub struct Peer {
     pub omitted: Omitted,
     /// What NULL means in its C exchange table.
     pub null_stream: NullStream,
-    /// What 0 means in its CUDA array interface.
-    pub zero_stream: ZeroStream,
+    /// What no stream and 0 mean in its CUDA array interface.
+    pub unnamed: Unnamed,
+    /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.
+    pub interface_first: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
@@ -142,7 +145,8 @@ const UNKNOWN: Peer = Peer {
     stream: Stream::Honoured,
     omitted: Omitted::DefaultStream,
     null_stream: NullStream::DefaultStream,
-    zero_stream: ZeroStream::Refused,
+    unnamed: Unnamed::AsWritten,
+    interface_first: false,
     prompt_deleter: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
@@ -259,10 +263,13 @@ pub static PEERS: &[Peer] = &[
     Peer {
         root: "numba",
         read_only: ReadOnly::Ignored,
-        // Its arrays speak the CUDA array interface alone; those on its default stream say 0.
         omitted: Omitted::NoSync,
-        zero_stream: ZeroStream::Default,
-        source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__), driver.py (Stream)",
+        // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels go there unless
+        // another one is named, so either may be under way.
+        unnamed: Unnamed::DefaultStream,
+        // Managed and mapped arrays are NumPy's, with an interface of Numba's.
+        interface_first: true,
+        source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__, ManagedNDArray), driver.py (Stream)",
         ..UNKNOWN
     },
     Peer {

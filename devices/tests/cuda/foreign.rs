@@ -222,7 +222,7 @@ fn a_barrier_is_over_all_that_anybody_has_enqueued() {
 }
 
 #[test]
-fn whoever_has_entered_a_queue_is_in_its_context_and_nobody_else() {
+fn whoever_has_entered_a_queue_or_a_device_is_in_its_context_and_nobody_else() {
     let bench = bench();
     let queue = bench.queue();
     let current = || {
@@ -236,8 +236,8 @@ fn whoever_has_entered_a_queue_is_in_its_context_and_nobody_else() {
     thread::scope(|threads| {
         threads.spawn(|| {
             assert_eq!(current(), 0);
-            let outer = Entered::new(&*queue).expect("it works");
-            let inner = Entered::new(&*queue).expect("it works");
+            let outer = Entered::queue(&*queue).expect("it works");
+            let inner = Entered::device(&*bench.device).expect("it works");
             assert_eq!(current(), own);
             drop(inner);
             assert_eq!(current(), own, "what was there before stays");
