@@ -156,12 +156,12 @@ fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
         let thing = Thing { placed, name, category: "lease", facts, id: Some(lease.id) };
         groups.entry((placed.row, LEASES)).or_default().push(thing);
     }
-    for (index, stall) in recording.stalls.iter().enumerate() {
+    for stall in &recording.stalls {
         let library = recording.operation(stall.waiter).and_then(|waiter| waiter.library);
         let row = Row::Library(place::known(recording, library));
         let placed = Placed { row, from: stall.from, to: Some(stall.to.max(stall.from)), freed: None };
         let name = format!("{}: {}", stall.cause.name(), facts::culprit_name(recording, stall.culprit));
-        let thing = Thing { placed, name, category: "stall", facts: facts::stall(index, stall), id: None };
+        let thing = Thing { placed, name, category: "stall", facts: facts::stall(stall), id: None };
         groups.entry((row, WAITS)).or_default().push(thing);
     }
     groups

@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import threading
 import time
+import zlib
 
 import pytest
 
@@ -145,10 +146,13 @@ def events(samples):
     trace = schema.Trace()
     trace.ParseFromString((samples / "small.pftrace").read_bytes())
     counts = collections.Counter()
-    for packet in trace.packet:
-        if packet.HasField("track_event"):
-            counts[packet.track_event.type] += 1
-            counts["flows"] += len(packet.track_event.flow_ids)
+    for block in trace.packet:
+        packets = schema.Trace()
+        packets.ParseFromString(zlib.decompress(block.compressed_packets) if block.compressed_packets else b"")
+        for packet in packets.packet:
+            if packet.HasField("track_event"):
+                counts[packet.track_event.type] += 1
+                counts["flows"] += len(packet.track_event.flow_ids)
     return counts
 
 
