@@ -12,6 +12,7 @@ use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
 use crate::builder::OpBuilder;
+use crate::copy::staging;
 use crate::core::{Core, CoreOptions, graph};
 use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, Waiting, diagnose};
@@ -204,6 +205,8 @@ pub struct Stats {
     pub releasing: u64,
     /// What went through this process's quarantine.
     pub quarantine: QuarantineStats,
+    /// Bytes of host memory that this process keeps pinned for copies from and to devices to go through.
+    pub staging_bytes: u64,
 }
 
 impl Engine {
@@ -381,6 +384,7 @@ impl Engine {
             leaked: reaper.leaked,
             releasing: reaper.pending,
             quarantine: quarantine::stats(),
+            staging_bytes: staging::bytes(),
         }
     }
 

@@ -78,7 +78,7 @@ impl Produced {
 }
 
 /// Whether the host may load and store in memory of `device` at `data`.
-fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
+pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type)
         || core.device(device).is_some_and(|device| device.host_accessible_at(data))
@@ -368,6 +368,7 @@ pub(crate) fn copied(
     // SAFETY: both are row-major of one type and shape; the target is fresh and ours, and what is copied may be read. Both stay
     // until the fence has settled.
     unsafe { device.copy(&*queue, from, storage.data(), target.byte_len()) }?;
+    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
     Ok((target, storage))
 }
@@ -401,6 +402,7 @@ fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arr
     let queue = device.create_queue()?;
     // The span may begin before the first element: strides can be negative.
     let before = data.addr() - span.start;
+    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     // SAFETY: the layout is valid, so the span is inside the tensor's memory, which may be read; the staging is as long and
     // ours, and both stay until the fence has settled.
     unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;
