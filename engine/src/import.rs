@@ -9,7 +9,7 @@ use crate::copy;
 use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
 use crate::regions::{self, Placement};
@@ -111,6 +111,27 @@ pub(crate) fn import(
     core.check_usable()?;
     let arrival = arrive(core, managed, read_only)?;
     Ok(enter(core, arrival, ready))
+}
+
+/// As [`import`], of memory whose allocator works in the order of a stream.
+pub(crate) fn import_homing(
+    core: &CoreRef,
+    managed: ManagedTensor,
+    ready: Frontier,
+    read_only: bool,
+    home: Home,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let layout = describe(core, &managed)?;
+    if layout.device() != home.device() {
+        return Err(Error::invalid(format!(
+            "the memory is on {}, its home on {}",
+            layout.device(),
+            home.device()
+        )));
+    }
+    let (read_only, data) = (read_only || managed.read_only(), managed.data());
+    Ok(enter(core, Arrival { layout, data, storage: Storage::homing(managed, home), read_only }, ready))
 }
 
 /// As [`import`], but what cannot be taken over comes back.
