@@ -103,6 +103,7 @@ mod live;
 mod operands;
 mod operation;
 pub mod operators;
+mod per_device;
 mod produce;
 mod quiet;
 mod raw;

@@ -237,6 +237,11 @@ impl LeaseInner {
         self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref()?.after.clone()
     }
 
+    /// Takes what [`ends_after`](Self::ends_after) has noted: somebody else's end waits for it.
+    pub(crate) fn take_after(&self) -> Option<After> {
+        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_mut()?.after.take()
+    }
+
     /// See [`Lease::note_object`].
     pub(crate) fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.label.object.get_or_init(|| kind.into());
