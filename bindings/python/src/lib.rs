@@ -60,6 +60,7 @@ mod order;
 mod peer_table;
 mod peers;
 mod process;
+mod program;
 mod promise;
 mod recording;
 mod report;
@@ -101,6 +102,8 @@ mod _estafette {
     use super::operators::{PyOperator, PyOperators};
     #[pymodule_export]
     use super::peers::peers;
+    #[pymodule_export]
+    use super::program::PyProgram;
     #[pymodule_export]
     use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]

@@ -20,7 +20,7 @@ from ._typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_end_recording", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_end_recording", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -75,6 +75,7 @@ class Engine:
         on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Operation: ...
+    def program(self, name: str | None = None, *, graph: bool = False) -> Program: ...
     def submit_async(
         self,
         fn: Callable[..., Any],
@@ -268,6 +269,34 @@ class Operation:
     def cancel(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...
     def __await__(self) -> Generator[Any, None, None]: ...
+
+@final
+class Program:
+    """Operations that are recorded once and then run any number of times, each time as one operation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_graph(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        reads: Iterable[Tensor | Variable] | None = None,
+        writes: Iterable[Tensor | Variable] | None = None,
+        using: Using | None = None,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+    ) -> None: ...
+    def finish(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+    def replay(self) -> Operation: ...
+    def replay_async(self) -> Awaitable[Operation]: ...
 
 @final
 class Operators:
