@@ -140,6 +140,7 @@ pub use live::Live;
 pub use operands::{Operands, Tensors};
 pub use operation::Op;
 pub use ready::{Ready, Writable};
+pub use regions::Origin;
 pub use replay::{NodeBuilder, Program, Recorder};
 pub use stream::Acquisition;
 pub use submit::lost;

@@ -104,6 +104,13 @@ impl Body {
         if !function.is_callable() {
             return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
         }
+        if let Some(using) = using
+            && !using.is_callable()
+        {
+            let message =
+                format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
+            return Err(PyTypeError::new_err(message));
+        }
         let event_loop = if is_async(function)? {
             let running = running_loop::get(py)?.ok_or_else(|| {
                 PyRuntimeError::new_err(
