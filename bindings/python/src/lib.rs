@@ -108,6 +108,8 @@ mod _estafette {
     #[pymodule_export]
     use super::peers::peers;
     #[pymodule_export]
+    use super::process::check_interpreter;
+    #[pymodule_export]
     use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]
     use super::sycl::{devices, register_context, unregister_context};

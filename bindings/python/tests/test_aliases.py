@@ -281,6 +281,8 @@ class TestTheOwnersArrayOnceMore:
                 await inside
 
             await eng.submit(body, writes=[t], using=np.from_dlpack)
+            # The view ends with `inside`, whose memory is given back by another thread.
+            await t
             return np.from_dlpack(t).tolist()
 
         assert asyncio.run(asyncio.wait_for(main(), 30)) == [5, 5]

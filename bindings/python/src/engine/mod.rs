@@ -19,8 +19,7 @@ use pyo3::types::PyTuple;
 
 use crate::arguments::{count, seconds};
 use crate::awaiting::Awaiter;
-use crate::body::would_block;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, raise};
 use crate::export::EXPORTED;
 use crate::handle::{EngineHandle, Shared};
 use crate::import::IMPORTED;
@@ -70,7 +69,7 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
         if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
-            return Err(would_block(py, "the engine"));
+            return Err(would_stop_the_loop(py));
         }
         let report = gate::detach(py, || match timeout {
             Some(timeout) => engine.shutdown_timeout(timeout),
@@ -143,7 +142,7 @@ impl PyEngine {
             return Ok(());
         }
         if running_loop::get(py)?.is_some() {
-            return Err(would_block(py, "the engine"));
+            return Err(would_stop_the_loop(py));
         }
         gate::detach(py, || engine.wait_all(timeout)).or_raise(py)
     }
@@ -216,6 +215,13 @@ impl PyEngine {
             None => "<estafette.Engine of the parent process>".into(),
         }
     }
+}
+
+/// The error for a synchronous wait for all operations where it would stop an event loop.
+fn would_stop_the_loop(py: Python<'_>) -> PyErr {
+    let message = "operations are in flight, and waiting for them here would stop the running event loop; write \
+                   `async with est.Engine() as eng`, or `await` what was submitted";
+    raise(py, "WouldBlockError", message)
 }
 
 /// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
