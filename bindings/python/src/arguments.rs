@@ -7,6 +7,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 
+use crate::error::raise;
+
 /// An element type as people write it: its name, or an object of some library that carries it.
 ///
 /// # Errors
@@ -87,10 +89,11 @@ pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyR
         Err(error) if error.is_instance_of::<PyTypeError>(number.py()) => {
             Err(PyTypeError::new_err(format!("{name} must be a whole number, not {}", kind_of(number))))
         }
-        _ => Err(PyValueError::new_err(format!(
-            "{name} must be a whole number from {least}, not {}",
-            number.repr()?
-        ))),
+        _ => Err(raise(
+            number.py(),
+            "InvalidError",
+            format!("{name} must be at least {least}, and below 2**64, not {}", number.repr()?),
+        )),
     }
 }
 

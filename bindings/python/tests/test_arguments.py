@@ -16,7 +16,7 @@ class TestNumbers:
     @pytest.mark.parametrize("argument", ["workers", "window"])
     @pytest.mark.parametrize("value", [0, -1, 10**30])
     def test_a_count_out_of_range_is_named(self, argument, value):
-        with pytest.raises(ValueError, match=rf"^{argument} must be a whole number from 1, not {value}$"):
+        with pytest.raises(est.InvalidError, match=rf"^{argument} must be at least 1, and below 2\*\*64, not {value}$"):
             est.Engine(**{argument: value})
 
     @pytest.mark.parametrize("value", ["2", 1.5])

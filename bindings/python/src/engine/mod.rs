@@ -226,7 +226,9 @@ fn would_stop_the_loop(py: Python<'_>) -> PyErr {
 
 /// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
 fn collect_garbage() {
-    let collected = gate::attach(|py| py.import("gc").and_then(|gc| gc.call_method0("collect")).map(drop));
+    let collected = gate::attach(|py| {
+        py.import("estafette._lifecycle").and_then(|lifecycle| lifecycle.call_method0("collect")).map(drop)
+    });
     if let Some(Err(error)) = collected {
         gate::attach(|py| error.write_unraisable(py, None));
     }
