@@ -142,6 +142,7 @@ pub use live::Live;
 pub use operands::{Operands, Tensors};
 pub use operation::Op;
 pub use ready::{Ready, Writable};
+pub use regions::Origin;
 pub use replay::{CheckedNode, NodeBuilder, Program, Recorder};
 pub use stream::Acquisition;
 pub use submit::lost;

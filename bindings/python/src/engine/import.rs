@@ -9,12 +9,13 @@ use estafette_sync::sync::atomic::Ordering;
 use pyo3::prelude::*;
 
 use super::PyEngine;
+use crate::body;
 use crate::copy::copied;
 use crate::error::{OrRaise, raise};
 use crate::export::until_defined;
 use crate::import::{self, IMPORTED, Taken, Wanted, parse_device};
 use crate::tensor::PyTensor;
-use crate::{arrow, call_sites, peers, promise, stream};
+use crate::{arrow, call_sites, origin, peers, promise, stream};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -64,7 +65,8 @@ impl PyEngine {
         let made_a_copy = managed.is_copied();
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned.
-        let tensor = unsafe { engine.import_ordered(managed, ready, immutable) }.or_raise(py)?;
+        let take = || unsafe { engine.import_from(managed, ready, immutable, || origin::of(x)) };
+        let tensor = body::within(py, take)?.or_raise(py)?;
         imported(py);
         if journal::is_open() {
             journal::imported_from(&tensor, peers::of(x).peer().root);

@@ -6,6 +6,7 @@ use pyo3::types::PyTuple;
 
 use super::PyEngine;
 use crate::access::PyAccess;
+use crate::arguments::{list as list_of, not_a_tensor};
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body};
 use crate::error::OrRaise;
@@ -14,7 +15,7 @@ use crate::gate;
 use crate::operation::PyOperation;
 use crate::order::{self, Order, ResultOptions};
 use crate::program::{self, PyProgram};
-use crate::tensor::{PyTensor, not_a_tensor};
+use crate::tensor::PyTensor;
 
 #[pymethods]
 impl PyEngine {
@@ -174,9 +175,9 @@ impl PyEngine {
     ) -> PyResult<PyAccess> {
         self.engine(py)?;
         let mut wanted = Vec::new();
-        for (list, access) in [(reads, Access::Read), (writes, Access::Write)] {
-            let Some(list) = list else { continue };
-            for item in list.try_iter()? {
+        for (name, list, access) in [("reads", reads, Access::Read), ("writes", writes, Access::Write)] {
+            let Some(items) = list else { continue };
+            for item in list_of(name, items)? {
                 let item = item?;
                 let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
                 wanted.push((tensor.clone().unbind(), access));
