@@ -9,10 +9,10 @@ use crate::copy;
 use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
-use crate::regions::{self, Placement};
+use crate::regions::{self, Origin, Placement};
 use crate::tensor::{Definition, Tensor, TensorInner};
 
 /// Memory with a description, not yet known to the engine.
@@ -78,7 +78,7 @@ impl Produced {
 }
 
 /// Whether the host may load and store in memory of `device` at `data`.
-fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
+pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type)
         || core.device(device).is_some_and(|device| device.host_accessible_at(data))
@@ -107,10 +107,32 @@ pub(crate) fn import(
     managed: ManagedTensor,
     ready: Frontier,
     read_only: bool,
+    origin: impl FnOnce() -> Origin,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let arrival = arrive(core, managed, read_only)?;
-    Ok(enter(core, arrival, ready))
+    Ok(enter(core, arrival, ready, origin))
+}
+
+/// As [`import`], of memory whose allocator works in the order of a stream.
+pub(crate) fn import_homing(
+    core: &CoreRef,
+    managed: ManagedTensor,
+    ready: Frontier,
+    read_only: bool,
+    home: Home,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let layout = describe(core, &managed)?;
+    if layout.device() != home.device() {
+        return Err(Error::invalid(format!(
+            "the memory is on {}, its home on {}",
+            layout.device(),
+            home.device()
+        )));
+    }
+    let (read_only, data) = (read_only || managed.read_only(), managed.data());
+    Ok(enter(core, Arrival { layout, data, storage: Storage::homing(managed, home), read_only }, ready))
 }
 
 /// As [`import`], but what cannot be taken over comes back.
@@ -123,7 +145,7 @@ pub(crate) fn import_or_return(
         Ok(layout) => layout,
         Err(error) => return Err(Box::new((error, managed))),
     };
-    Ok(enter(core, Arrival::foreign(layout, managed, false), ready))
+    Ok(enter(core, Arrival::foreign(layout, managed, false), ready, || Origin::Unknown))
 }
 
 /// What the tensor is, if the engine can have it.
@@ -154,7 +176,9 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     core.check_usable()?;
     let layout = vec_layout::<T>(values.len(), shape)?;
     let storage = Storage::vec(values);
-    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    // Fresh memory: nobody can have been lent it.
+    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
 /// Fresh memory on `device`; zeroed when asked, which needs memory that the host can write.
@@ -168,7 +192,9 @@ pub(crate) fn allocate(
     core.check_usable()?;
     let layout = Layout::contiguous(dtype, device, shape)?;
     let storage = fresh(core, &layout, zeroed)?;
-    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    // Fresh memory: nobody can have been lent it.
+    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
@@ -222,10 +248,11 @@ fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, 
 
 /// Gives an arrival its variables.
 #[inline]
-fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
+fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier, origin: impl FnOnce() -> Origin) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
-    let Placement { vars, placed, lease } = regions::place(core, Space::of(layout.device()), range, ready);
+    let space = Space::of(layout.device());
+    let Placement { vars, placed, lease } = regions::place(core, space, range, &ready, origin);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
@@ -368,6 +395,7 @@ pub(crate) fn copied(
     // SAFETY: both are row-major of one type and shape; the target is fresh and ours, and what is copied may be read. Both stay
     // until the fence has settled.
     unsafe { device.copy(&*queue, from, storage.data(), target.byte_len()) }?;
+    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
     Ok((target, storage))
 }
@@ -401,6 +429,7 @@ fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arr
     let queue = device.create_queue()?;
     // The span may begin before the first element: strides can be negative.
     let before = data.addr() - span.start;
+    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     // SAFETY: the layout is valid, so the span is inside the tensor's memory, which may be read; the staging is as long and
     // ours, and both stay until the fence has settled.
     unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;

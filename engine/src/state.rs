@@ -212,6 +212,14 @@ impl VarState {
         self.carried.as_deref().map(fences).unwrap_or_default()
     }
 
+    /// Whether a writer of the current version is known to be at work, which no driver has to be asked for.
+    #[inline]
+    pub(crate) fn is_known_pending(&self) -> bool {
+        self.carried
+            .as_deref()
+            .is_some_and(|carried| carried.writers.iter().any(|fence| fence.peek() == Some(false)))
+    }
+
     /// A fence of those that an access must be ordered after, if all of them are of `queue`.
     pub(crate) fn only_on(&self, mode: Mode, queue: QueueId) -> Option<&Fence> {
         let carried = self.carried.as_deref()?;

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Fence, Queue, host};
+use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -11,7 +11,8 @@ use crate::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::body::Body;
 use crate::builder::OpBuilder;
 use crate::completion::Completion;
-use crate::error::{BodyResult, Error, OperationError};
+use crate::error::{BodyResult, Error};
+use crate::exchange::Layout;
 use crate::guards::WriteGuard;
 use crate::journal::hooks;
 use crate::lease::check_writable;
@@ -30,6 +31,7 @@ pub(crate) enum Room {
 
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_declared()?;
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
         for (at, tensor) in written().enumerate() {
             check_writable(tensor)?;
@@ -41,9 +43,17 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         Ok(())
     }
 
+    /// Refuses a result that could not be what it was declared to be, wherever it is.
+    fn check_declared(&self) -> Result<(), Error> {
+        let declared = self.options.as_ref().and_then(|options| options.declared.as_ref());
+        declared
+            .map_or(Ok(()), |(dtype, shape)| Ok(Layout::contiguous(*dtype, DLDevice::CPU, shape).map(drop)?))
+    }
+
     /// As [`check`](Self::check), for a body that gets no slices and so may see memory twice: an operand that is both read
     /// and written is updated in place.
     pub(crate) fn check_external(&self) -> Result<(), Error> {
+        self.check_declared()?;
         self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)
     }
 
@@ -338,8 +348,9 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         let queue = self.queue_for_body()?;
         self.submit(Room::Wait, None, |reads, writes, _none| {
             Body::new(move |running: Running| {
-                let result = running.call(|| body(queue.as_ref(), reads.views(), writes.views_mut()));
-                let next = finish_on(&*queue, running, result);
+                let next = run_on(queue.as_ref(), running, || {
+                    body(queue.as_ref(), reads.views(), writes.views_mut())
+                });
                 drop((reads, writes));
                 next
             })
@@ -354,10 +365,20 @@ impl<R, W, U> OpBuilder<'_, R, W, U> {
     }
 }
 
-/// Ends an operation whose body has enqueued on `queue`.
-fn finish_on(queue: &dyn Queue, running: Running, result: Result<(), OperationError>) -> Option<OpGranted> {
+/// Runs a body that enqueues on `queue`, and ends its operation.
+fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult) -> Option<OpGranted> {
+    let entered = match Entered::queue(queue) {
+        Ok(entered) => entered,
+        Err(error) => {
+            let cause = running.tag().device_failure(error);
+            return running.skip(cause);
+        }
+    };
+    let result = running.call(body);
     // Even a body that failed may have enqueued something, so its end is marked all the same.
-    match queue.record() {
+    let marked = queue.record();
+    drop(entered);
+    match marked {
         Ok(fence) => running.finish_with(Some(&fence), result),
         Err(error) => {
             // What it has enqueued may run, and nobody will know when it ends.
@@ -400,9 +421,9 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         let queue = self.queue_for_body()?;
         self.submit(Room::Wait, None, |reads, writes, updates| {
             Body::new(move |running: Running| {
-                let call = || body(queue.as_ref(), reads.views(), writes.views_mut(), updates.views_mut());
-                let result = running.call(call);
-                let next = finish_on(&*queue, running, result);
+                let next = run_on(queue.as_ref(), running, || {
+                    body(queue.as_ref(), reads.views(), writes.views_mut(), updates.views_mut())
+                });
                 drop((reads, writes, updates));
                 next
             })

@@ -6,6 +6,10 @@
 #ifndef ESTAFETTE_HPP
 #define ESTAFETTE_HPP
 
+#if __cplusplus < 201703L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 201703L)
+#error "estafette.hpp needs C++17: -std=c++17, or a later one"
+#endif
+
 #include "estafette.h"
 
 #include <cstddef>

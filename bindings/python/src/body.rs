@@ -23,6 +23,7 @@ use crate::fastcall;
 use crate::gate;
 use crate::import::{self, IMPORTED, Taken, Wanted};
 use crate::peers;
+use crate::process;
 use crate::running_loop;
 use crate::stream;
 use crate::tensor::PyTensor;
@@ -104,6 +105,13 @@ impl Body {
         let py = function.py();
         if !function.is_callable() {
             return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
+        }
+        if let Some(using) = using
+            && !using.is_callable()
+        {
+            let message =
+                format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
+            return Err(PyTypeError::new_err(message));
         }
         let event_loop = if is_async(function)? {
             let running = running_loop::get(py)?.ok_or_else(|| {
@@ -421,7 +429,13 @@ fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
         return Ok(Some(Late { produced, ready: Frontier::default() }));
     }
-    let Taken { managed, immutable, mut ready } = import::take(value, &Wanted::default())?;
+    let array = if is_numpy_scalar(value)? {
+        Some(value.call_method0(intern!(value.py(), "__array__"))?)
+    } else {
+        None
+    };
+    let Taken { managed, immutable, mut ready } =
+        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
     if !ready.is_empty() && !on_device {
         // A result is there when it is handed on.
         let waiting = std::mem::take(&mut ready);
@@ -433,6 +447,11 @@ fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult
     IMPORTED.fetch_add(1, Ordering::Relaxed);
     let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
     Ok(Some(Late { produced, ready }))
+}
+
+/// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
+fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(peers::of(value).peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
 }
 
 /// The duty to complete, shared by those of whom one will.
@@ -450,6 +469,10 @@ impl Pending {
     fn new(completion: Completion, result: Use, on: Option<Arc<On>>, scope: &Scope) -> Self {
         let queue = on.as_ref().and_then(|_| scope.queue());
         Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
+    }
+
+    fn is_told(&self) -> bool {
+        self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_none()
     }
 
     /// The fence of what a function has left on its queue, which its result is behind.
@@ -538,6 +561,22 @@ pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
 struct TaskDone {
     completion: Pending,
     result: Use,
+}
+
+impl Drop for TaskDone {
+    fn drop(&mut self) {
+        if process::is_engines_child() {
+            // The operation is the parent's.
+            return std::mem::forget(self.completion.clone());
+        }
+        if self.completion.is_told() {
+            return;
+        }
+        gate::attach(|py| {
+            let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
+            gate::detach(py, || self.completion.end(Err(lost.into())));
+        });
+    }
 }
 
 #[pymethods]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::{Mode, OpId};
-use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
@@ -16,6 +16,7 @@ use super::Access;
 use super::acquire::note_taking;
 use super::label::{LeaseLabel, Slot};
 use crate::consumer::{After, is_released_early};
+use crate::context;
 use crate::core::graph;
 use crate::exchange::fork;
 use crate::holders::Link;
@@ -34,6 +35,8 @@ pub(crate) struct LeaseInner {
     label: Label,
     /// Whether it holds the variable, and is among its holders.
     holds: AtomicBool,
+    /// Its number among the operations, if it holds the variable and the journal tells of it; else 0.
+    noted: AtomicU64,
     link: Link,
     /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label
     /// has it.
@@ -41,6 +44,8 @@ pub(crate) struct LeaseInner {
     /// See [`scope`](Self::scope). Few leases are imported from, so it is made at first use.
     scope: OnceLock<OpVar>,
     generation: u32,
+    /// The operation that it is a view of, and may still be.
+    view_of: Option<OpId>,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
     /// What few holders have left for its end.
@@ -79,8 +84,15 @@ impl Deref for Label {
 }
 
 impl LeaseInner {
-    /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
-    /// [`hold_from`](Self::hold_from).
+    /// A view that belongs to the running operation until [`hold_from`](Self::hold_from), and is not in the graph before.
+    pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+        let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
+        lease.view_of = Some(running);
+        Arc::new(lease)
+    }
+
+    /// A lease that is not in the graph: an untracked alias, or a part of one that stands for several tensors.
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
         let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
@@ -93,10 +105,12 @@ impl LeaseInner {
             access,
             label,
             holds: AtomicBool::new(false),
+            noted: AtomicU64::new(0),
             link: Link::default(),
             granted: Mutex::new(None),
             scope: OnceLock::new(),
             generation: fork::generation(),
+            view_of: None,
             untracked: AtomicBool::new(access == Access::Alias),
             last: Mutex::new(None),
             _shared_while_it_ends: PhantomPinned,
@@ -106,10 +120,6 @@ impl LeaseInner {
     /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
     #[inline]
     pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
-        if journal::is_open() {
-            // The journal tells of operations.
-            return Self::begin(tensor, taker());
-        }
         match &tensor.inner.vars[..] {
             [var] => match Self::hold(tensor, var, taker()) {
                 Ok(lease) => Some(lease),
@@ -145,7 +155,14 @@ impl LeaseInner {
             lease.holds.store(true, Ordering::Relaxed);
             true
         });
-        if held { Ok(lease) } else { Err(lease) }
+        if !held {
+            return Err(lease);
+        }
+        if journal::is_open() {
+            lease.noted.store(number.get(), Ordering::Relaxed);
+            hooks::holds(number, &lease.label.taker, tensor, var.id());
+        }
+        Ok(lease)
     }
 
     /// As [`hold`](Self::hold), with an operation.
@@ -212,6 +229,15 @@ impl LeaseInner {
         !self.untracked.load(Ordering::Acquire)
     }
 
+    /// Whether the calling code may have got memory from the holder. The views of a running operation are its own, and whoever
+    /// else comes with the same memory has it from elsewhere.
+    pub(crate) fn can_be_imported_from_here(&self) -> bool {
+        match self.view_of {
+            Some(running) => self.label.is_held() || context::current() == Some(running),
+            None => true,
+        }
+    }
+
     pub(super) fn at_end(&self, add: impl FnOnce(&mut Last)) {
         add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
     }
@@ -231,13 +257,22 @@ impl LeaseInner {
         self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref()?.after.clone()
     }
 
+    /// Takes what [`ends_after`](Self::ends_after) has noted: somebody else's end waits for it.
+    pub(crate) fn take_after(&self) -> Option<After> {
+        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_mut()?.after.take()
+    }
+
     /// See [`Lease::note_object`].
-    pub(crate) fn note_object(&self, kind: &str) {
+    pub(crate) fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.label.object.get_or_init(|| kind.into());
     }
 
-    /// Its operation, if it has one and is held.
-    pub(super) fn operation(&self) -> Option<OpId> {
+    /// What the journal knows it by, if it is held: its operation, or the number of a hold.
+    pub(super) fn known_as(&self) -> Option<OpId> {
+        if self.holds() {
+            let number = self.noted.load(Ordering::Relaxed);
+            return (number != 0).then(|| OpId::new(number));
+        }
         let own = self.granted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         own.as_ref().map(|granted| granted.id()).or_else(|| self.label.operation())
     }
@@ -342,6 +377,10 @@ impl LeaseInner {
 
     /// Ends a hold; whatever waited for it goes on.
     fn end_hold(&self, done: Option<Fence>) {
+        let noted = self.noted.load(Ordering::Relaxed);
+        if noted != 0 {
+            hooks::hold_ends(OpId::new(noted), done.as_ref());
+        }
         let mut ready = ReadyList::new();
         let mut observer = None;
         let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });

@@ -12,7 +12,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_devices::{DeviceError, Fence, FenceState, Frontier, Order, Queue, Reactor};
+use estafette_devices::{DeviceError, Entered, Fence, FenceState, Frontier, Order, Queue, Reactor};
 use estafette_graph::replay;
 use estafette_sync::sync::OnceLock;
 
@@ -85,7 +85,10 @@ pub(super) fn call_on_device(
     body: &(dyn Fn(&dyn Queue) -> BodyResult + Send + Sync),
     queue: &dyn Queue,
 ) -> std::thread::Result<BodyResult> {
-    catch_unwind(AssertUnwindSafe(|| body(queue)))
+    catch_unwind(AssertUnwindSafe(|| {
+        let _entered = Entered::queue(queue)?;
+        body(queue)
+    }))
 }
 
 impl Shared {
