@@ -164,9 +164,10 @@ fn through_protocol(
     }
     if let (Some(from), Some(to)) = (device, wanted.device)
         && from != to
-        && to.device_type == DeviceType::ONE_API
+        && (to.device_type == DeviceType::ONE_API || peer.stream == Stream::HostOnly)
+        && to != DLDevice::CPU
     {
-        // The numbers of the device table are ours to understand; a producer knows its own at best.
+        // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
         if !wanted.can_be_moved_from(from) {
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
             return Err(raise(py, "ExchangeError", message));

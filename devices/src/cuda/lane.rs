@@ -189,7 +189,9 @@ impl Stream {
         if lane.sequence > self.completed() && lane.covering(lane.sequence).is_none() {
             self.mark(&mut lane)?;
         }
+        let mut recordings = self.context.recordings();
         begin(self.raw())?;
+        *recordings += 1;
         lane.capture = true;
         Ok(())
     }
@@ -201,6 +203,8 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         let mut lane = self.lane();
         lane.capture = false;
+        let mut recordings = self.context.recordings();
+        *recordings -= 1;
         end(self.raw())
     }
 }

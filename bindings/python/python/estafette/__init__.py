@@ -80,7 +80,7 @@ from ._reports import (
 from ._streams import Stream, current_stream
 
 if TYPE_CHECKING:
-    from ._typing import DeviceLike, SupportsDLPack
+    from ._typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
     "Access",
@@ -154,9 +154,10 @@ def from_dlpack(
     *,
     device: DeviceLike | None = None,
     copy: bool | None = None,
+    freed_on: StreamLike | None = None,
 ) -> Tensor:
     """A promise of the memory behind `x`, without a copy, in the default engine. See ``Engine.from_dlpack``."""
-    return default_engine().from_dlpack(x, device=device, copy=copy)
+    return default_engine().from_dlpack(x, device=device, copy=copy, freed_on=freed_on)
 
 
 def _in_child() -> None:

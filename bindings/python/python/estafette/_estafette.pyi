@@ -15,6 +15,7 @@ from ._typing import (
     FutureLike,
     Like,
     ShapeLike,
+    StreamLike,
     SupportsArrow,
     SupportsDLPack,
     Using,
@@ -49,6 +50,7 @@ class Engine:
         *,
         device: DeviceLike | None = None,
         copy: bool | None = None,
+        freed_on: StreamLike | None = None,
     ) -> Tensor: ...
     def from_future(
         self,
