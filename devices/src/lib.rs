@@ -39,6 +39,8 @@ mod device;
 #[cfg(not(estafette_loom))]
 mod dl_device;
 #[cfg(not(estafette_loom))]
+mod entered;
+#[cfg(not(estafette_loom))]
 mod error;
 #[cfg(not(estafette_loom))]
 mod fence;
@@ -78,6 +80,7 @@ pub use self::{
     clock::{Clock, QueueClock},
     device::{Allocation, Device},
     dl_device::{DLDevice, DeviceType},
+    entered::Entered,
     error::{DeviceError, DeviceErrorKind},
     fence::{Fence, FenceState, Settled},
     frontier::Frontier,

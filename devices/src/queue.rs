@@ -46,6 +46,19 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         None
     }
 
+    /// Makes the calling thread one that can enqueue here by the runtime's own functions: of CUDA, the device's context becomes
+    /// its current one. Whether that changed anything, and [`leave`](Queue::leave) is owed on the same thread;
+    /// [`Entered`](crate::Entered) pays it.
+    ///
+    /// # Errors
+    /// The device is broken.
+    fn enter(&self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// Takes back an [`enter`](Queue::enter) that said `true`.
+    fn leave(&self) {}
+
     /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
     fn native(&self) -> usize {
         0

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 
-use estafette_devices::{DLDevice, Fence, Queue};
+use estafette_devices::{DLDevice, Entered, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -74,8 +74,15 @@ impl Prepared {
         let op = Current::of(running.op());
         let id = op.op.get();
         let scope = Scope { inner: self.0, id };
+        let queue = running.op().payload().queue().cloned();
         scope.lock().running = Some(running);
         let fallback = scope.clone();
+        let _entered = match queue.as_deref().map(Entered::queue).transpose() {
+            Ok(entered) => entered,
+            Err(error) => {
+                return scope.end_with(None, |running, _, _, _| Err(running.tag().device_failure(error)));
+            }
+        };
         let _current = crate::context::enter(op);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
             // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.
@@ -197,6 +204,17 @@ impl Scope {
         let inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+    }
+
+    /// As [`export`](Self::export), to somebody who is only told where the memory is and orders himself behind the operation's queue:
+    /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
+    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
+        let access = self.access_of(tensor)?;
+        if self.queue().is_none() && is_released_early(&tensor.inner) {
+            // Nothing says which streams he uses.
+            self.lock().lent_on = tensor.device().ok();
+        }
+        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
     }
 
     /// Lends an operand out, in the mode it was declared with, without waiting.

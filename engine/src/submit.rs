@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Fence, Queue, host};
+use estafette_devices::{DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -339,9 +339,18 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         };
         self.submit(Room::Wait, None, |reads, writes, _none| {
             Body::new(move |running: Running| {
+                let entered = match Entered::queue(queue.as_ref()) {
+                    Ok(entered) => entered,
+                    Err(error) => {
+                        let cause = running.tag().device_failure(error);
+                        return running.skip(cause);
+                    }
+                };
                 let result = running.call(|| body(queue.as_ref(), reads.views(), writes.views_mut()));
                 // Even a body that failed may have enqueued something, so its end is marked all the same.
-                let next = match queue.record() {
+                let marked = queue.record();
+                drop(entered);
+                let next = match marked {
                     Ok(fence) => running.finish_with(Some(&fence), result),
                     Err(error) => {
                         // What it has enqueued may run, and nobody will know when it ends.

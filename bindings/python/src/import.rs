@@ -87,7 +87,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let peer = known.peer();
     let (mut managed, ready) = match known.table {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
-        _ if cuda_array::is_all_there_is(object)? => cuda_array::take(object)?,
+        _ if cuda_array::is_to_be_asked(object, peer)? => cuda_array::take(object, peer)?,
         _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
         _ => through_protocol(object, peer, wanted)?,
     };

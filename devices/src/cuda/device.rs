@@ -198,6 +198,14 @@ impl Device for CudaDevice {
         Ok(unsafe { self.foreign(handle) }?)
     }
 
+    fn enter(&self) -> Result<bool, DeviceError> {
+        self.context.push()
+    }
+
+    fn leave(&self) {
+        self.context.pop();
+    }
+
     fn is_released_early(&self) -> bool {
         true
     }

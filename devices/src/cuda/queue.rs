@@ -337,6 +337,14 @@ impl Queue for CudaQueue {
         }
     }
 
+    fn enter(&self) -> Result<bool, DeviceError> {
+        self.context.push()
+    }
+
+    fn leave(&self) {
+        self.context.pop();
+    }
+
     /// The `CUstream`. Whoever asks may enqueue there until the next [`Queue::record`].
     fn native(&self) -> usize {
         match &self.kind {
