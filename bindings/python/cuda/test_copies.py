@@ -1,6 +1,7 @@
 """Copies from and to CUDA memory, and memory that goes home early, on the simulated driver."""
 
 import asyncio
+import ctypes
 import gc
 import time
 
@@ -141,3 +142,25 @@ def test_what_is_no_home_is_refused(sim, eng, lib):
     x = eng.empty((3,), "uint8", device="cuda")
     with pytest.raises(ValueError, match="freed_on"):
         eng.from_dlpack(x, freed_on=lib.current)
+
+
+def test_barriers_are_held_while_another_library_records_a_graph(sim, eng, lib):
+    x = eng.empty((64,), "uint8", device="cuda")
+    eng.submit(
+        lambda x: sim.fill(est.current_stream().handle, x, 3, 64), writes=[x], using=lambda t: t.data_ptr, on="cuda"
+    ).wait()
+    view = lib.from_dlpack(x)
+    stream, graph = ctypes.c_void_p(lib.current), ctypes.c_void_p()
+    with est.hold_barriers():
+        # In global mode, as PyTorch does.
+        sim("cuStreamBeginCapture_v2", stream, 0)
+        del view
+        gc.collect()
+        time.sleep(0.1)
+        sim("cuStreamEndCapture", stream, ctypes.byref(graph))
+    assert graph.value
+    # The quarantine ends afterwards.
+    eng.submit(
+        lambda x: sim.fill(est.current_stream().handle, x, 4, 64), writes=[x], using=lambda t: t.data_ptr, on="cuda"
+    ).wait(timeout=20)
+    assert (np.from_dlpack(x.to_host()) == 4).all()

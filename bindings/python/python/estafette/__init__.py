@@ -77,7 +77,7 @@ from ._reports import (
     UnorderedExchange,
     Waiting,
 )
-from ._streams import Stream, current_stream
+from ._streams import Stream, current_stream, hold_barriers
 
 if TYPE_CHECKING:
     from ._typing import DeviceLike, StreamLike, SupportsDLPack
@@ -125,6 +125,7 @@ __all__ = [
     "default_engine",
     "devices",
     "from_dlpack",
+    "hold_barriers",
     "peers",
     "record",
     "record_call_sites",
