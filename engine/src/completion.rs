@@ -114,8 +114,8 @@ impl Completion {
     }
 
     /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
-    pub(crate) fn conclude(self, result: Ended) {
-        self.into_scope().end_with(None, |_running, _none, _held, _fence| result);
+    pub(crate) fn conclude(self, result: Result<(), OperationError>) {
+        self.into_scope().end_with(None, |_running, _none, _held, _fence| result.map(|()| None));
     }
 
     /// Ends an operation that produces a tensor, with its result.
@@ -303,7 +303,11 @@ impl Scope {
         let result = outcome(&running, produced.as_ref(), &held, fence);
         let aliased = produced.as_ref().map(|(tensor, _)| tensor);
         hand_over(&running, views, aliased);
-        dispatch_next(running.finish_with(fence, result));
+        let (later, result) = match result {
+            Ok(later) => (later, Ok(())),
+            Err(failure) => (None, Err(failure)),
+        };
+        dispatch_next(running.finish_with(later.as_ref().or(fence), result));
         // After completion, so that memory whose last handle this was sees what the operation left.
         drop((operands, produced));
     }
@@ -359,8 +363,8 @@ fn dispatch_next(next: Option<crate::operation::OpGranted>) {
 type Target<'a> = Option<&'a (Tensor, Copying)>;
 /// Says which tensors an operation may read.
 type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
-/// How an operation ended.
-type Ended = Result<(), OperationError>;
+/// How an operation ended; if well, with the fence of a copy of its result that had to be made.
+type Ended = Result<Option<Fence>, OperationError>;
 
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
 /// tensors the operation may read, `ready` when what it gave is there.
@@ -377,7 +381,7 @@ pub(crate) fn settle(
         Err(panic) => return Err(tag.panic_failure(panic)),
     };
     match (target, produced) {
-        (None, None) => Ok(()),
+        (None, None) => Ok(None),
         (Some((tensor, copying)), Some(produced)) => {
             define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
         }
