@@ -258,7 +258,7 @@ impl Engine {
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
     /// `name`.
-    pub fn record(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
+    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
         Recorder::new(self, Name::from(name.into()))
     }
 

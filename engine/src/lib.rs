@@ -120,6 +120,7 @@ mod submit;
 mod taker;
 mod tell;
 mod tensor;
+mod underway;
 mod variable;
 mod views;
 mod wait;

@@ -456,15 +456,24 @@ impl Running {
 
     /// Ends an operation; `fence` marks the device work it left, even when it then failed.
     pub(crate) fn finish_with(
-        mut self,
+        self,
         fence: Option<&Fence>,
+        result: Result<(), OperationError>,
+    ) -> Option<OpGranted> {
+        self.finish_with_all(fence.map(std::slice::from_ref).unwrap_or_default(), result)
+    }
+
+    /// As [`finish_with`](Self::finish_with), for an operation that left work on several queues.
+    pub(crate) fn finish_with_all(
+        mut self,
+        fences: &[Fence],
         result: Result<(), OperationError>,
     ) -> Option<OpGranted> {
         let granted = self.granted.take().expect("present until finished, and finishing consumes");
         let failure = result.err();
         // Who wrote is asked only where work goes on behind a fence.
-        let tag = fence.map(|_| OpTag::of(&granted));
-        let ending = Ending::Ran { fence: fence.zip(tag.as_ref()), failure: failure.as_ref() };
+        let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
+        let ending = Ending::Ran { left: tag.as_ref().map(|tag| (fences, tag)), failure: failure.as_ref() };
         end(granted, &ending, failure.clone())
     }
 
@@ -504,7 +513,7 @@ fn abandoned(granted: OpGranted) {
     let why = "its completion was dropped without being used";
     let failure = OpTag::of(&granted).failure(FailureKind::Error, why, None);
     let mut ready = ReadyList::new();
-    let ending = Ending::Ran { fence: None, failure: Some(&failure) };
+    let ending = Ending::Ran { left: None, failure: Some(&failure) };
     complete(granted, &ending, Some(failure.clone()), &mut ready);
     dispatch(ready);
 }

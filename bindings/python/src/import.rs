@@ -205,12 +205,13 @@ fn through_protocol(
 ///
 /// # Errors
 /// `BufferError` that says why a device of the device table is not there.
-fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
+pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = host_can_read(device) || device.device_type.name().is_none();
     Ok(known || stream::device_of(py, device)?.is_some())
 }
 
-fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
+/// The error for a device that is not there.
+pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
     raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
 }
 

@@ -264,10 +264,10 @@ pub(crate) fn ends_well(granted: &OpGranted) {
 #[inline(never)]
 pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     let id = granted.id();
-    let (how, text, fence) = match ending {
-        Ending::Ran { fence, failure } => {
+    let (how, text, left) = match ending {
+        Ending::Ran { left, failure } => {
             let how = if failure.is_some() { How::Failed } else { How::Well };
-            (how, failure.map(ToString::to_string), fence.map(|(fence, _)| fence))
+            (how, failure.map(ToString::to_string), left.map(|(fences, _)| fences))
         }
         Ending::Skipped { failure } => {
             let cancelled = failure.kind() == FailureKind::Cancelled && failure.id() == id.get();
@@ -286,20 +286,20 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     writer::with(|writer| {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
-        let about = u32::from(how as u8) | u32::from(fence.is_some()) << 8;
+        let about = u32::from(how as u8) | u32::from(left.is_some()) << 8;
         writer.tell_began();
         writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
     });
     // Dropped under no lock: it may own events of a driver.
     let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
-    if let Some(fence) = fence {
-        watch(id, fence, timing);
+    if let Some(fences) = left {
+        watch(id, fences, timing);
     }
 }
 
 /// Notes the end of device work when it is observed, and when it ran.
-fn watch(id: OpId, fence: &Fence, timing: Option<Arc<dyn Timing>>) {
-    Reactor::global().when_settled([fence], move |settled| {
+fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
+    Reactor::global().when_settled(fences, move |settled| {
         let span = if settled.is_ok() { timing.and_then(|timing| timing.span()) } else { None };
         let text = settled.err().map(|error| error.to_string());
         events::device_done(id.get(), text.as_deref());
@@ -371,15 +371,15 @@ pub(crate) fn holds(id: OpId, taker: &Taker, tensor: &Tensor, var: VarId) {
 /// The end of such a lease; whether device work goes on.
 #[cold]
 #[inline(never)]
-pub(crate) fn hold_ends(id: OpId, fence: Option<&Fence>) {
+pub(crate) fn hold_ends(id: OpId, left: Option<&Fence>) {
     events::ended(id.get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();
-        let about = u32::from(How::Well as u8) | u32::from(fence.is_some()) << 8;
+        let about = u32::from(How::Well as u8) | u32::from(left.is_some()) << 8;
         writer.write(Tells::Ended, now, id.get(), [pair(about, NONE)]);
     });
-    if let Some(fence) = fence {
-        watch(id, fence, None);
+    if let Some(left) = left {
+        watch(id, std::slice::from_ref(left), None);
     }
 }
 

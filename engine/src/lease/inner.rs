@@ -364,7 +364,8 @@ impl LeaseInner {
         let mut ready = ReadyList::new();
         let mut observer = None;
         let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
-        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
+        let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
+        let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: it was added when the hold began.
             observer = unsafe { state.holders().remove(NonNull::from(self)) };
@@ -401,7 +402,7 @@ pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
         // Its holder has not come to use it, and what was pending still is.
         Ending::Looked
     } else {
-        Ending::Ran { fence: done.as_ref().map(|done| (done, &tag)), failure: None }
+        Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
     };
     run::complete(granted, &ending, None, &mut ready);
     run::dispatch(ready);

@@ -128,6 +128,9 @@ impl PyEngine {
                 let message = format!("this tensor is on {is}, and is not moved to {device}");
                 return Err(raise(py, "ExchangeError", message));
             }
+            if is != device && !import::reachable(py, device)? {
+                return Err(import::not_available(py, device));
+            }
             copies |= is != device;
         }
         if !copies {
