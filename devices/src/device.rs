@@ -98,6 +98,24 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         bytes: usize,
     ) -> Result<(), DeviceError>;
 
+    /// Whether [`copy`](Device::copy) from or to the host memory at `host` may hold up the thread that enqueues it until the
+    /// queue has got there. Whoever must not be held up copies by way of memory from
+    /// [`allocate_staging`](Device::allocate_staging) then.
+    fn may_block_copies(&self, host: *const u8) -> bool {
+        let _ = host;
+        false
+    }
+
+    /// Memory of the host for copies to go through: none of this device from or to it holds anybody up. For whoever keeps it
+    /// and uses it again, as neither making nor freeing it is cheap.
+    ///
+    /// # Errors
+    /// Out of memory, or a device that needs none (the default).
+    fn allocate_staging(&self, bytes: usize) -> Result<Allocation, DeviceError> {
+        let message = format!("device {} needs no staging ({bytes} bytes)", self.id());
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+    }
+
     /// The fence of an event of this device's own kind that somebody outside has recorded. It asks the event only until it
     /// has settled.
     ///

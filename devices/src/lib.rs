@@ -85,7 +85,7 @@ pub use self::{
     fence::{Fence, FenceState, Settled},
     frontier::Frontier,
     native_event::NativeEvent,
-    queue::{Order, Queue, QueueId},
+    queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
     reactor::{AsFence, Reactor},
     source::{Event, Outcome, Subscriber, Timeline, Watch},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},

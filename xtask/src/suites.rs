@@ -291,14 +291,19 @@ pub const SUITES: &[Suite] = &[
         commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
     },
     Suite {
+        name: "viewers",
+        about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
+        fast: false,
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
+    },
+    Suite {
         name: "html",
         about: "the page of a recording, in a browser without a screen",
         fast: false,
-        needs: &[
-            Need::Python,
-            Need::Program("chromium", "on Debian: `apt-get install chromium`"),
-            Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
-        ],
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
         counted: false,
         limit: minutes(15),
         commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
@@ -379,6 +384,8 @@ pub const SUITES: &[Suite] = &[
 
 const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
 const CMAKE: Need = Need::Program("cmake", "on Debian: `apt-get install cmake make`");
+const CHROMIUM: Need = Need::Program("chromium", "on Debian: `apt-get install chromium`");
+const CHROMEDRIVER: Need = Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`");
 const PKG_CONFIG: Need = Need::Program("pkg-config", "on Debian: `apt-get install pkg-config`");
 
 const fn minutes(count: u64) -> Duration {

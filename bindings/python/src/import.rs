@@ -35,7 +35,8 @@ pub struct Wanted {
 impl Wanted {
     /// Whether a copy that is made here gives what is wanted, where the producer did not.
     pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
-        let reachable = |to: DLDevice| to == DLDevice::CPU || to.device_type == DeviceType::ONE_API;
+        let devices = [DeviceType::ONE_API, DeviceType::CUDA];
+        let reachable = |to: DLDevice| to == DLDevice::CPU || devices.contains(&to.device_type);
         self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
     }
 

@@ -138,6 +138,7 @@ pub fn of_submit(
 }
 
 /// The options of a call that concern its result.
+#[derive(Default)]
 pub struct ResultOptions<'a, 'py> {
     pub alias_of: Option<&'a Bound<'py, PyAny>>,
     pub like: Option<&'a Bound<'py, PyAny>>,
@@ -163,16 +164,27 @@ pub fn of_call(
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         operands.reads.push(tensor.get().tensor(py)?.clone());
     }
-    let alias_of = tensors_of(result.alias_of)?;
-    let like = result.like.map(parse_like).transpose()?;
     let body = Body::new(function, using, tensors, Use::Produced)?.on(on)?;
     let name = name.map_or_else(|| name_of(function), Ok)?;
-    let own = OnceLock::new();
-    Ok((Order { operands, name, priority, alias_of, like, copy: result.copy, queue, own }, body))
+    Ok((Order { operands, priority, queue, ..of_delivery(name, result)? }, body))
+}
+
+/// What a result asks for that somebody else will bring.
+pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Order> {
+    Ok(Order {
+        operands: Operands::default(),
+        name,
+        priority: 0,
+        alias_of: tensors_of(result.alias_of)?,
+        like: result.like.map(parse_like).transpose()?,
+        copy: result.copy,
+        queue: None,
+        own: OnceLock::new(),
+    })
 }
 
 /// The tensors of a list that may be missing.
-pub fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
+fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
     let Some(list) = list else { return Ok(Vec::new()) };
     let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
         let item = item?;

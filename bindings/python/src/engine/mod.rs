@@ -1,0 +1,231 @@
+//! The class `Engine`: how one is made, waited for, asked and ended.
+//!
+//! Its other methods have files of their own: `import` (memory of others), `promises` (futures of others), `allocation` (memory of ours) and
+//! `submission`.
+
+mod allocation;
+mod import;
+mod promises;
+mod submission;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette::exchange::reaper;
+use estafette::{Engine, Tensor};
+use estafette_sync::sync::atomic::Ordering;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::awaiting::Awaiter;
+use crate::body::would_block;
+use crate::error::OrRaise;
+use crate::export::EXPORTED;
+use crate::handle::{EngineHandle, Shared};
+use crate::import::IMPORTED;
+use crate::operators::PyOperators;
+use crate::process::{self, Own};
+use crate::tensor::{PyTensor, seconds};
+use crate::{gate, interrupt, report, running_loop, thread_state, watch};
+
+/// As the engine's own default; known here because the long waits of event loops are watched here.
+const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Schedules operations in the order that their data demands.
+///
+/// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
+/// waits at the end of the block until everything submitted has ended::
+///
+///     >>> with est.Engine(workers=2) as eng:
+///     ...     x = eng.from_dlpack(np.arange(3.0))
+///     ...     y = eng.call(np.square, x, using=np.from_dlpack)
+///     ...     eng.submit(lambda y: np.add(y, 1, out=y), writes=[y], using=np.from_dlpack)
+///     ...     np.from_dlpack(y).tolist()
+///     <estafette.Operation ...>
+///     [1.0, 2.0, 5.0]
+///
+/// workers: threads for operations; default one per core.
+/// window: operations in flight before a submission waits; default 4,096.
+/// lease_timeout: seconds that a wait is held up by leases alone before it raises `LeaseHeldError`; default 30.
+/// watchdog: seconds after which whatever is stalled is logged once, with its line of `diagnose()`, by the logger
+///     ``estafette`` of `logging`; default None, never.
+#[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
+pub struct PyEngine {
+    handle: EngineHandle,
+    workers: usize,
+}
+
+impl PyEngine {
+    fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        self.handle.engine(py)
+    }
+
+    fn wrap(&self, tensor: Tensor) -> PyTensor {
+        PyTensor::new(tensor, self.handle.clone())
+    }
+
+    /// Waits for everything in flight, then cancels what only leases hold up.
+    fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
+        if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the engine"));
+        }
+        let report = gate::detach(py, || match timeout {
+            Some(timeout) => engine.shutdown_timeout(timeout),
+            None => {
+                // Ends early, with an error, only when leases hold up all that is left.
+                let _ = engine.wait_all(None);
+                engine.shutdown_timeout(Duration::ZERO)
+            }
+        });
+        match interrupt::take() {
+            Some(raised) => Err(raised),
+            None => report::shutdown(py, &report),
+        }
+    }
+}
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None))]
+    fn new(
+        py: Python<'_>,
+        workers: Option<usize>,
+        window: Option<usize>,
+        lease_timeout: Option<f64>,
+        watchdog: Option<f64>,
+    ) -> PyResult<Self> {
+        let mut builder = Engine::builder();
+        let workers = match workers {
+            Some(0) => {
+                return Err(PyValueError::new_err(
+                    "workers must be at least 1: Python functions never run on a thread that waits",
+                ));
+            }
+            Some(workers) => workers,
+            None => std::thread::available_parallelism().map_or(1, |cores| cores.get()),
+        };
+        builder = builder.workers(workers);
+        if let Some(window) = window {
+            builder = builder.window(window);
+        }
+        if let Some(limit) = seconds(watchdog)? {
+            builder = builder.on_stall(limit, watch::tell_stall);
+        }
+        let lease_timeout = seconds(lease_timeout)?.unwrap_or(LEASE_TIMEOUT_DEFAULT);
+        let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
+        process::has_engine();
+        reaper().on_start(thread_state::prepare);
+        engine.on_lease_wait(collect_garbage);
+        engine.on_wait(interrupt::asked);
+        let shared = Shared { engine: Own::new(engine), lease_timeout };
+        Ok(Self { handle: EngineHandle { shared: Arc::new(shared) }, workers })
+    }
+
+    /// Worker threads.
+    #[getter]
+    fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// The operators of this process, by name; what is called through here runs in this engine.
+    #[getter]
+    fn operators(&self) -> PyOperators {
+        PyOperators::new(self.handle.clone())
+    }
+
+    /// Blocks until everything submitted to this engine has ended, at most `timeout` seconds. Failures of operations are
+    /// not raised here but at their outputs.
+    #[pyo3(signature = (timeout = None))]
+    fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let engine = self.engine(py)?;
+        let timeout = seconds(timeout)?;
+        if engine.stats().in_flight == 0 {
+            return Ok(());
+        }
+        if running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the engine"));
+        }
+        gate::detach(py, || engine.wait_all(timeout)).or_raise(py)
+    }
+
+    /// Who waits for whom, right now: print it, or look at its fields.
+    fn diagnose(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let diagnosis = gate::detach(py, || engine.diagnose());
+        report::diagnosis(py, &diagnosis)
+    }
+
+    /// Counters, and what is running, ready and stalled right now.
+    fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let (stats, live) = gate::detach(py, || (engine.stats(), engine.live()));
+        let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
+        report::stats(py, &stats, &live, imported, exported)
+    }
+
+    /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only
+    /// leases hold up is cancelled, and reported with the leases. Without a timeout it waits as long as something runs,
+    /// and for leases as long as `lease_timeout` says.
+    #[pyo3(signature = (timeout = None))]
+    fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        self.drain(py, seconds(timeout)?)
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let report = self.drain(py, None)?;
+        let lifecycle = py.import("estafette._lifecycle")?;
+        lifecycle.call_method1("warn_of_leases", (report,)).map(drop)
+    }
+
+    fn __aenter__(this: Bound<'_, Self>) -> Awaiter {
+        Awaiter::done(Ok(this.into_any().unbind()))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__<'py>(
+        this: &Bound<'py, Self>,
+        _exception: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let lease_timeout = this.get().handle.shared.lease_timeout.as_secs_f64();
+        this.py().import("estafette._lifecycle")?.call_method1("leave", (this, lease_timeout))
+    }
+
+    /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
+    fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        let engine = self.engine(py)?.clone();
+        Ok(Awaiter::pending(None, async move {
+            engine.shutdown().await;
+            Box::new(|py: Python<'_>| Ok(py.None())) as _
+        }))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.handle.shared.engine.try_get() {
+            Some(engine) => {
+                format!(
+                    "<estafette.Engine, {} workers, {} in flight>",
+                    self.workers,
+                    engine.stats().in_flight
+                )
+            }
+            None => "<estafette.Engine of the parent process>".into(),
+        }
+    }
+}
+
+/// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
+fn collect_garbage() {
+    let collected = gate::attach(|py| py.import("gc").and_then(|gc| gc.call_method0("collect")).map(drop));
+    if let Some(Err(error)) = collected {
+        gate::attach(|py| error.write_unraisable(py, None));
+    }
+}
