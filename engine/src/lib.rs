@@ -97,6 +97,7 @@ pub mod journal;
 mod late;
 mod lease;
 mod lease_all;
+mod lease_for;
 mod lease_info;
 mod lease_wait;
 mod live;

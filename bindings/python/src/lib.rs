@@ -36,6 +36,7 @@ mod array_interface;
 mod arrow;
 mod attached;
 mod awaiting;
+mod barriers;
 mod body;
 mod buffer;
 mod call_sites;
@@ -94,6 +95,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 mod _estafette {
     #[pymodule_export]
     use super::access::{PyAccess, PyView};
+    #[pymodule_export]
+    use super::barriers::hold_barriers;
     #[pymodule_export]
     use super::call_sites::record_call_sites;
     #[pymodule_export]

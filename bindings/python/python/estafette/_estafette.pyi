@@ -15,12 +15,13 @@ from ._typing import (
     FutureLike,
     Like,
     ShapeLike,
+    StreamLike,
     SupportsArrow,
     SupportsDLPack,
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_check_interpreter", "_end_recording", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_check_interpreter", "_end_recording", "_hold_barriers", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -49,6 +50,7 @@ class Engine:
         *,
         device: DeviceLike | None = None,
         copy: bool | None = None,
+        freed_on: StreamLike | None = None,
     ) -> Tensor: ...
     def from_future(
         self,
@@ -369,6 +371,7 @@ def _at_exit() -> None: ...
 def _before_fork() -> None: ...
 def record_call_sites(on: bool = True, /) -> bool: ...
 def _check_interpreter() -> None: ...
+def _hold_barriers(hold: bool, /) -> None: ...
 def _begin_recording(program: str, memory_max: int | None, /) -> None: ...
 def _end_recording(path: str | None, /) -> None: ...
 def _read_report(path: str, width: int, short: bool, html: str | None, /) -> tuple[str, str]: ...
