@@ -394,7 +394,7 @@ fn an_external_node_on_a_queue_leaves_what_it_has_enqueued_there() {
     device.run_until_idle();
     assert_eq!(get(&y), 6.0);
     // Dropped and shut down while a replay is under way.
-    let gate = Gate::on_tensors(&engine, &[x.clone()]);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
     let last = program.replay().unwrap();
     drop(program);
     gate.open();
