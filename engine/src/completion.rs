@@ -249,7 +249,8 @@ impl Scope {
             check_writable(tensor)?;
         }
         let mut inner = self.lock();
-        let Some(mode) = inner.mode_of(tensor).filter(|_| inner.running.is_some()) else {
+        let running = inner.running.as_ref().map(|running| running.current().op);
+        let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
         let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
@@ -269,7 +270,7 @@ impl Scope {
         {
             hooks::lends(self.id, library);
         }
-        let lease = LeaseInner::unheld(tensor, access, taker);
+        let lease = LeaseInner::view_of(running, tensor, access, taker);
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));
         drop(inner);

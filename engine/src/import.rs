@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
-use crate::regions::{self, Placement};
+use crate::regions::{self, Origin, Placement};
 use crate::tensor::{Definition, Tensor, TensorInner};
 
 /// Memory with a description, not yet known to the engine.
@@ -107,10 +107,11 @@ pub(crate) fn import(
     managed: ManagedTensor,
     ready: Frontier,
     read_only: bool,
+    origin: impl FnOnce() -> Origin,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let arrival = arrive(core, managed, read_only)?;
-    Ok(enter(core, arrival, ready))
+    Ok(enter(core, arrival, ready, origin))
 }
 
 /// As [`import`], of memory whose allocator works in the order of a stream.
@@ -131,7 +132,8 @@ pub(crate) fn import_homing(
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    Ok(enter(core, Arrival { layout, data, storage: Storage::homing(managed, home), read_only }, ready))
+    let arrival = Arrival { layout, data, storage: Storage::homing(managed, home), read_only };
+    Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 
 /// As [`import`], but what cannot be taken over comes back.
@@ -144,7 +146,7 @@ pub(crate) fn import_or_return(
         Ok(layout) => layout,
         Err(error) => return Err(Box::new((error, managed))),
     };
-    Ok(enter(core, Arrival::foreign(layout, managed, false), ready))
+    Ok(enter(core, Arrival::foreign(layout, managed, false), ready, || Origin::Unknown))
 }
 
 /// What the tensor is, if the engine can have it.
@@ -175,7 +177,9 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     core.check_usable()?;
     let layout = vec_layout::<T>(values.len(), shape)?;
     let storage = Storage::vec(values);
-    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    // Fresh memory: nobody can have been lent it.
+    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
 /// Fresh memory on `device`; zeroed when asked, which needs memory that the host can write.
@@ -189,7 +193,9 @@ pub(crate) fn allocate(
     core.check_usable()?;
     let layout = Layout::contiguous(dtype, device, shape)?;
     let storage = fresh(core, &layout, zeroed)?;
-    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    // Fresh memory: nobody can have been lent it.
+    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
@@ -243,10 +249,11 @@ fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, 
 
 /// Gives an arrival its variables.
 #[inline]
-fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
+fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier, origin: impl FnOnce() -> Origin) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
-    let Placement { vars, placed, lease } = regions::place(core, Space::of(layout.device()), range, ready);
+    let space = Space::of(layout.device());
+    let Placement { vars, placed, lease } = regions::place(core, space, range, &ready, origin);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };

@@ -245,7 +245,7 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
 }
 
 /// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
-/// producer that knows an argument and refuses it raises something other than `TypeError`.
+/// `TypeError` may also be about the data: a producer whose signature has the arguments is not asked again.
 fn ask<'py>(
     object: &Bound<'py, PyAny>,
     device: Option<DLDevice>,
@@ -284,13 +284,18 @@ fn ask<'py>(
         }
         let answer = object.call_method(name, (), Some(&arguments));
         // Whether the result is what was wanted is checked afterwards; a copy can be made here.
-        if answer.as_ref().is_err_and(type_error) { least() } else { answer }
+        if answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version", "dl_device", "copy"]) {
+            least()
+        } else {
+            answer
+        }
     };
-    if stream.is_some() && answer.as_ref().is_err_and(type_error) {
+    let again = answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version"]);
+    if stream.is_some() && again {
         answer = object.call_method(name, (), Some(&with_stream()?));
     }
     let mut heeded = true;
-    if answer.as_ref().is_err_and(type_error) {
+    if again && answer.as_ref().is_err_and(type_error) {
         heeded = false;
         answer = object.call_method0(name);
     }
@@ -301,6 +306,17 @@ fn ask<'py>(
         }
         answer => Ok((answer?, heeded)),
     }
+}
+
+/// Whether the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
+fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
+    let look = || -> PyResult<bool> {
+        let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
+        let signature = object.py().import("inspect")?.call_method1("signature", (method,))?;
+        let parameters = signature.getattr("parameters")?;
+        arguments.iter().try_fold(true, |known, name| Ok(known && parameters.contains(*name)?))
+    };
+    look().unwrap_or(false)
 }
 
 /// `object.__dlpack__(max_version=...)`, which is all that most exchanges need.

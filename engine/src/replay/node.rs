@@ -19,10 +19,13 @@ pub(super) enum NodeBody {
     /// Works on the host, and has ended when it returns.
     Host(Box<dyn Fn() -> BodyResult + Send + Sync>),
     /// Enqueues on the queue that it is given.
-    Device(Box<dyn Fn(&dyn Queue) -> BodyResult + Send + Sync>),
+    Device(Box<EnqueuesOn>),
     /// Tells its end itself, on the host or on a device. With what it may lend.
     External(Declared, Box<dyn Fn(Completion) + Send + Sync>),
 }
+
+/// What is called with a queue.
+type EnqueuesOn = dyn Fn(&dyn Queue) -> BodyResult + Send + Sync;
 
 /// A node that runs and tells its end through a completion.
 pub(crate) struct NodeRun {

@@ -48,6 +48,7 @@ from ._estafette import (
     Operation,
     Operator,
     Operators,
+    Program,
     Tensor,
     Variable,
     View,
@@ -56,6 +57,7 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    _check_interpreter,
     devices,
     peers,
     record_call_sites,
@@ -107,6 +109,7 @@ __all__ = [
     "Operator",
     "Operators",
     "Peer",
+    "Program",
     "Report",
     "ShutdownError",
     "ShutdownReport",
@@ -134,6 +137,8 @@ __all__ = [
     "unordered_exchanges",
     "unregister_context",
 ]
+
+_check_interpreter()
 
 _default: Engine | None = None
 _default_lock = _threading.Lock()

@@ -10,12 +10,13 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::PyEngine;
+use crate::body;
 use crate::copy::copied;
 use crate::error::{OrRaise, raise};
 use crate::export::until_defined;
 use crate::import::{self, IMPORTED, Taken, Wanted, parse_device};
 use crate::tensor::PyTensor;
-use crate::{arrow, call_sites, peers, promise, stream};
+use crate::{arrow, call_sites, origin, peers, promise, stream};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -78,13 +79,13 @@ impl PyEngine {
         let home = freed_on.map(|stream| stream::home(managed.device(), stream)).transpose()?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
         // when `__dlpack__` has returned. For the home, the caller does.
-        let tensor = unsafe {
+        let take = || unsafe {
             match home {
-                None => engine.import_ordered(managed, ready, immutable),
+                None => engine.import_from(managed, ready, immutable, || origin::of(x)),
                 Some(home) => engine.import_homing(managed, ready, immutable, home),
             }
         };
-        let tensor = tensor.or_raise(py)?;
+        let tensor = body::within(py, take)?.or_raise(py)?;
         imported(py);
         if journal::is_open() {
             journal::imported_from(&tensor, peers::of(x).peer().root);
