@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use estafette::devices::DLDevice;
+use estafette::devices::{DLDevice, Device};
 
 use crate::failure::{Failure, ensure};
 use crate::record::Record;
