@@ -10,6 +10,7 @@
 //! | `setup` | the device, the engine, and what every step uses |
 //! | `conformance` | the suite that every device passes, on this one |
 //! | `races` | consumers that would be wrong without their waits, and are wrong when these are left out |
+//! | `copies` | copies between host and device that hold up nobody |
 //! | `programs` | random programs on several queues against the host |
 //! | `faults` | a real fault, in a process of its own |
 //! | `ping_pong`, `replays`, `wake`, `ready` | figures |
@@ -18,6 +19,7 @@
 //! | `record` | what is printed and written |
 
 mod conformance;
+mod copies;
 mod driver;
 mod failure;
 mod faults;
@@ -47,8 +49,8 @@ usage: gpu-suite [options]
   --record FILE     also write a record in Markdown
   --files FOLDER    where the Python files of the suite are
   --python PROGRAM  the interpreter for them (python3)
-  --only NAME,...   only these steps: conformance, races, programs, faults, ping-pong, replays, wake,
-                    ready, python, sanitizer
+  --only NAME,...   only these steps: conformance, races, copies, programs, faults, ping-pong, replays,
+                    wake, ready, python, sanitizer
   --probe           only look for a device; ends with 3 where there is none
   --simulator       on the simulated driver, where this program has one; figures are no results
   --help            this text
@@ -72,6 +74,7 @@ type Step = (&'static str, fn(&Setup, &Options, &mut Record) -> Result<(), Failu
 const STEPS: &[Step] = &[
     ("conformance", |setup, _, record| conformance::run(setup, record)),
     ("races", |setup, _, record| races::run(setup, record)),
+    ("copies", |setup, _, record| copies::run(setup, record)),
     ("programs", |setup, _, record| programs::run(setup, record)),
     ("faults", |_, options, record| faults::run(options.simulator, record)),
     ("ping-pong", |setup, _, record| ping_pong::run(setup, record)),
