@@ -53,7 +53,7 @@ pub fn stencil(
     body: impl Fn() + Clone + Send + Sync + 'static,
 ) -> Result<Program, Error> {
     let rows: [Vec<Variable>; 2] = std::array::from_fn(|_| (0..width).map(|_| engine.var()).collect());
-    let mut recorder = engine.record("stencil");
+    let mut recorder = engine.program("stencil");
     for step in 0..steps {
         let (written, read) = (&rows[step % 2], &rows[(step + 1) % 2]);
         for place in 0..width {

@@ -47,6 +47,19 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         Err(DeviceError::new(DeviceErrorKind::Invalid, message))
     }
 
+    /// Makes the calling thread one on which functions of the device's runtime find what they need, such as those that free memory: of
+    /// CUDA, the device's context becomes its current one. Whether that changed anything, and [`leave`](Device::leave) is owed
+    /// on the same thread; [`Entered`](crate::Entered) pays it.
+    ///
+    /// # Errors
+    /// The device is broken.
+    fn enter(&self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// Takes back an [`enter`](Device::enter) that said `true`.
+    fn leave(&self) {}
+
     /// Whether consumers give memory of this device back while their work still runs on queues that only they know, as
     /// those do who launch on CUDA streams.
     fn is_released_early(&self) -> bool {
@@ -84,6 +97,24 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
         dst: *mut u8,
         bytes: usize,
     ) -> Result<(), DeviceError>;
+
+    /// Whether [`copy`](Device::copy) from or to the host memory at `host` may hold up the thread that enqueues it until the
+    /// queue has got there. Whoever must not be held up copies by way of memory from
+    /// [`allocate_staging`](Device::allocate_staging) then.
+    fn may_block_copies(&self, host: *const u8) -> bool {
+        let _ = host;
+        false
+    }
+
+    /// Memory of the host for copies to go through: none of this device from or to it holds anybody up. For whoever keeps it
+    /// and uses it again, as neither making nor freeing it is cheap.
+    ///
+    /// # Errors
+    /// Out of memory, or a device that needs none (the default).
+    fn allocate_staging(&self, bytes: usize) -> Result<Allocation, DeviceError> {
+        let message = format!("device {} needs no staging ({bytes} bytes)", self.id());
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message))
+    }
 
     /// The fence of an event of this device's own kind that somebody outside has recorded. It asks the event only until it
     /// has settled.

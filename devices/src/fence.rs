@@ -125,6 +125,15 @@ impl Fence {
         }
     }
 
+    /// Whether the work is finished, if loads tell; `None` if the backend has to be asked. Calls no driver and takes no lock.
+    #[inline]
+    pub fn peek(&self) -> Option<bool> {
+        match &self.source {
+            Source::Point(timeline) => timeline.peek(self.sequence),
+            Source::Event(event) => event.observed_done().then_some(true),
+        }
+    }
+
     /// The queue, where there is one.
     pub fn queue(&self) -> Option<QueueId> {
         match &self.source {

@@ -39,6 +39,8 @@ mod device;
 #[cfg(not(estafette_loom))]
 mod dl_device;
 #[cfg(not(estafette_loom))]
+mod entered;
+#[cfg(not(estafette_loom))]
 mod error;
 #[cfg(not(estafette_loom))]
 mod fence;
@@ -78,11 +80,12 @@ pub use self::{
     clock::{Clock, QueueClock},
     device::{Allocation, Device},
     dl_device::{DLDevice, DeviceType},
+    entered::Entered,
     error::{DeviceError, DeviceErrorKind},
     fence::{Fence, FenceState, Settled},
     frontier::Frontier,
     native_event::NativeEvent,
-    queue::{Order, Queue, QueueId},
+    queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
     reactor::{AsFence, Reactor},
     source::{Event, Outcome, Subscriber, Timeline, Watch},
     timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},

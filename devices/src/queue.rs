@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{DLDevice, DeviceError, Fence, Timing};
+use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, Timing};
 
 /// A lane of a device: a CUDA stream, a SYCL queue, a simulated queue. Thread-safe.
 ///
@@ -46,6 +46,19 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         None
     }
 
+    /// Makes the calling thread one that can enqueue here by the runtime's own functions: of CUDA, the device's context becomes
+    /// its current one. Whether that changed anything, and [`leave`](Queue::leave) is owed on the same thread;
+    /// [`Entered`](crate::Entered) pays it.
+    ///
+    /// # Errors
+    /// The device is broken.
+    fn enter(&self) -> Result<bool, DeviceError> {
+        Ok(false)
+    }
+
+    /// Takes back an [`enter`](Queue::enter) that said `true`.
+    fn leave(&self) {}
+
     /// The native handle (`CUstream`, pointer to a `sycl::queue`), or 0.
     fn native(&self) -> usize {
         0
@@ -66,8 +79,38 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         Ok(false)
     }
 
+    /// Whether [`record_graph`](Queue::record_graph) works here.
+    fn records_graphs(&self) -> bool {
+        false
+    }
+
+    /// Makes a graph of what `enqueue` enqueues on the queues that it is given: `lanes` new ones of this queue's device, which
+    /// nobody else has. Nothing of it runs. They are one recording: a fence of one orders another one within it, and nothing
+    /// outside of it can be waited for.
+    ///
+    /// # Errors
+    /// What `enqueue` says; or the device records no graphs, or refused what was enqueued.
+    fn record_graph(&self, lanes: usize, enqueue: Recorded<'_>) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+        let _ = (lanes, enqueue);
+        let message = format!("queues of {} record no graphs", self.device());
+        Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id()))
+    }
+
     /// For the device's own code to recognise its queues.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// What enqueues on the queues of a recording.
+pub type Recorded<'a> = &'a mut dyn FnMut(&[Arc<dyn Queue>]) -> Result<(), DeviceError>;
+
+/// Work that was recorded once, and is launched by one call each time. Its launches run one after the other. The memory that it
+/// uses has to live for as long as it is launched; when it is dropped, launches that are under way end in peace.
+pub trait LaunchGraph: Send + Sync + fmt::Debug {
+    /// Enqueues all of it on `queue`, and gives the fence of it.
+    ///
+    /// # Errors
+    /// The queue is of another device, or refused it.
+    fn launch(&self, queue: &dyn Queue) -> Result<Fence, DeviceError>;
 }
 
 /// How an earlier fence was settled for the work that a queue gets next.

@@ -50,6 +50,11 @@ pub trait Timeline: Send + Sync + Debug + Any {
         self.poll()
     }
 
+    /// Whether `sequence` is done, if loads tell: no driver call, no lock. `None` for what has to be polled, or should be for once.
+    fn peek(&self, sequence: u64) -> Option<bool> {
+        (self.completed() >= sequence).then_some(true)
+    }
+
     /// Whether asking again and again costs a load each, and nobody is told: then who waits asks himself for a moment.
     fn is_cheap_to_ask(&self) -> bool {
         false

@@ -3,27 +3,27 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{DLDevice, Fence, Queue};
+use estafette_devices::{DLDevice, Entered, Fence, Queue};
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::consumer::{Consumer, is_released_early};
-use crate::context::Current;
 use crate::core_ref::CoreRef;
 use crate::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
-use crate::exchange::{ManagedTensor, quarantine};
+use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, LeaseInner, check_writable};
 use crate::operands::Declared;
 use crate::operation::{OpTag, Panic, bury};
+use crate::replay::NodeRun;
 use crate::run::{self, ReadyList, Running};
-use crate::submit::lost;
 use crate::tensor::Tensor;
+use crate::underway::{Underway, Views};
 
 /// The duty to say how an operation ended. Send it wherever the work goes; dropping it unused fails the operation.
 pub struct Completion {
@@ -44,10 +44,10 @@ pub struct Scope {
 
 struct Inner {
     /// `None` before the body has begun, and once the operation has ended.
-    running: Option<Running>,
+    running: Option<Underway>,
     operands: Declared,
     produced: Option<(Tensor, Copying)>,
-    views: Vec<(Weak<LeaseInner>, Mode)>,
+    views: Views,
     /// The device of an operand that was lent to somebody who uses it on queues that only he knows.
     lent_on: Option<DLDevice>,
 }
@@ -71,11 +71,27 @@ impl Prepared {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        let op = Current::of(running.op());
+        self.start_underway(Underway::Op(running), start);
+    }
+
+    /// As [`start`](Self::start), for a node of a replay.
+    pub(crate) fn start_node(self, node: NodeRun, start: impl FnOnce(Completion)) {
+        self.start_underway(Underway::Node(node), start);
+    }
+
+    fn start_underway(self, running: Underway, start: impl FnOnce(Completion)) {
+        let op = running.current();
         let id = op.op.get();
         let scope = Scope { inner: self.0, id };
+        let queue = running.queue().cloned();
         scope.lock().running = Some(running);
         let fallback = scope.clone();
+        let _entered = match queue.as_deref().map(Entered::queue).transpose() {
+            Ok(entered) => entered,
+            Err(error) => {
+                return scope.end_with(&[], |running, _, _, _| Err(running.tag().device_failure(error)));
+            }
+        };
         let _current = crate::context::enter(op);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
             // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.
@@ -108,7 +124,12 @@ impl Completion {
 
     /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
     pub(crate) fn conclude(self, result: Ended) {
-        self.into_scope().end_with(None, |_running, _none, _held, _fence| result);
+        self.into_scope().end_with(&[], |_running, _none, _held, _fence| result);
+    }
+
+    /// As [`conclude`](Self::conclude), with the work that `fences` mark.
+    pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
+        self.into_scope().end_with(fences, |_running, _none, _held, _fence| result);
     }
 
     /// Ends an operation that produces a tensor, with its result.
@@ -124,7 +145,7 @@ impl Completion {
     /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
     pub fn cancel(self, why: BodyError) {
         self.into_scope()
-            .end_with(None, |running, _produced, _held, _fence| Err(running.tag().called_off(why)));
+            .end_with(&[], |running, _produced, _held, _fence| Err(running.tag().called_off(why)));
     }
 
     /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
@@ -177,19 +198,27 @@ impl Scope {
 
     /// The queue that the operation enqueues on, if it was submitted [`on`](crate::OpBuilder::on) one and has not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
-        self.lock().running.as_ref().and_then(|running| running.op().payload().queue().cloned())
+        self.lock().running.as_ref().and_then(|running| running.queue().cloned())
     }
 
     /// The engine that runs the operation, until it has ended.
     pub(crate) fn core(&self) -> Option<CoreRef> {
-        self.lock().running.as_ref().map(|running| running.op().payload().core.clone())
+        self.lock().running.as_ref().map(|running| running.core().clone())
     }
 
     /// Runs `f` as this operation: waits inside it know whom they must not wait for.
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let op = self.lock().running.as_ref().map(|running| Current::of(running.op()));
+        let op = self.lock().running.as_ref().map(Underway::current);
         let _current = op.map(crate::context::enter);
         f()
+    }
+
+    /// Keeps views of a node for as long as the operation runs; then they become leases.
+    pub(crate) fn keep(&self, views: Views) {
+        let mut inner = self.lock();
+        if inner.running.is_some() {
+            inner.views.extend(views.into_iter().filter(|(view, _)| view.strong_count() > 0));
+        }
     }
 
     /// Whether the operation is still running and `tensor` is one of its operands; then, how it may be used.
@@ -197,6 +226,17 @@ impl Scope {
         let inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+    }
+
+    /// As [`export`](Self::export), to somebody who is only told where the memory is and orders himself behind the operation's queue:
+    /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
+    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
+        let access = self.access_of(tensor)?;
+        if self.queue().is_none() && is_released_early(&tensor.inner) {
+            // Nothing says which streams he uses.
+            self.lock().lent_on = tensor.device().ok();
+        }
+        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
     }
 
     /// Lends an operand out, in the mode it was declared with, without waiting.
@@ -213,7 +253,7 @@ impl Scope {
         let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
-        let queue = inner.running.as_ref().and_then(|running| running.op().payload().queue().cloned());
+        let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
         if queue.is_none()
             && !options.copy
             && (options.consumer.orders_itself() || is_released_early(&tensor.inner))
@@ -255,22 +295,23 @@ impl Scope {
         let views = std::mem::take(&mut inner.views);
         let lent_on = inner.lent_on;
         drop(inner);
-        let left = left_on_queue(&running).or_else(|| after_lending(&running, lent_on?));
-        hand_over(&running, views, None);
-        dispatch_next(running.finish_with(left.as_ref(), Err(failure)));
+        let left = running.left_on_queue().or_else(|| running.after_lending(lent_on?));
+        running.hand_over(views, None);
+        dispatch_next(running.finish(left.as_slice(), Err(failure)));
         drop(operands);
     }
 
     fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
-        self.end_with(fence, |running, produced, held, fence| {
-            settle(&running.tag(), Ok(outcome), produced, held, fence)
-        });
+        self.end_with(
+            fence.map(std::slice::from_ref).unwrap_or_default(),
+            |running, produced, held, fence| settle(&running.tag(), Ok(outcome), produced, held, fence),
+        );
     }
 
     fn end_with(
         &self,
-        fence: Option<&Fence>,
-        outcome: impl FnOnce(&Running, Target<'_>, Held<'_>, Option<&Fence>) -> Ended,
+        fences: &[Fence],
+        outcome: impl FnOnce(&Underway, Target<'_>, Held<'_>, Option<&Fence>) -> Ended,
     ) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else { return };
@@ -279,14 +320,17 @@ impl Scope {
         let produced = inner.produced.take();
         let lent_on = inner.lent_on;
         drop(inner);
-        let left = if fence.is_none() { left_on_queue(&running) } else { None };
-        let left = left.or_else(|| after_lending(&running, lent_on.filter(|_| fence.is_none())?));
-        let fence = fence.or(left.as_ref());
+        let left = if fences.is_empty() {
+            running.left_on_queue().or_else(|| running.after_lending(lent_on?))
+        } else {
+            None
+        };
+        let fences = if fences.is_empty() { left.as_slice() } else { fences };
         let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
-        let result = outcome(&running, produced.as_ref(), &held, fence);
+        let result = outcome(&running, produced.as_ref(), &held, fences.first());
         let aliased = produced.as_ref().map(|(tensor, _)| tensor);
-        hand_over(&running, views, aliased);
-        dispatch_next(running.finish_with(fence, result));
+        running.hand_over(views, aliased);
+        dispatch_next(running.finish(fences, result));
         // After completion, so that memory whose last handle this was sees what the operation left.
         drop((operands, produced));
     }
@@ -296,38 +340,6 @@ impl Inner {
     fn mode_of(&self, tensor: &Tensor) -> Option<Mode> {
         let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor)).map(|(_, mode)| *mode);
         modes.reduce(|a, b| if a == b { a } else { Mode::Update })
-    }
-}
-
-/// The fence of what an operation on a device has enqueued on its queue: that is the operation, however it ends.
-fn left_on_queue(running: &Running) -> Option<Fence> {
-    let queue = running.op().payload().queue()?;
-    // What it has enqueued may run even if nobody will know when it ends.
-    Some(queue.record().unwrap_or_else(lost))
-}
-
-/// The fence of what a function on the host may have launched with memory of `device`: it said nothing of its streams, so a
-/// quarantine has to tell.
-fn after_lending(running: &Running, device: DLDevice) -> Option<Fence> {
-    let core = &running.op().payload().core;
-    let device = core.device(quarantine::device_of(device))?;
-    device.is_released_early().then(|| quarantine::enter(Some(device), core.quarantine_timeout))
-}
-
-/// Turns the views that are still alive into leases. Not those of tensors that `aliased`, the result, was declared an
-/// alias of: the result keeps such a view alive, and is ordered with the tensor by their common variables instead.
-fn hand_over(running: &Running, views: Vec<(Weak<LeaseInner>, Mode)>, aliased: Option<&Tensor>) {
-    let ordered = |tensor: &Tensor| {
-        let mut vars = aliased.into_iter().flat_map(|result| &result.inner.vars);
-        vars.any(|var| tensor.inner.vars.iter().any(|its| its.id() == var.id()))
-    };
-    for (view, mode) in views {
-        let Some(lease) = view.upgrade() else { continue };
-        if ordered(&lease.tensor) {
-            lease.untrack();
-        } else {
-            lease.hold_from(running.op(), mode);
-        }
     }
 }
 
@@ -343,7 +355,7 @@ type Target<'a> = Option<&'a (Tensor, Copying)>;
 /// Says which tensors an operation may read.
 type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// How an operation ended.
-type Ended = Result<(), OperationError>;
+pub(crate) type Ended = Result<(), OperationError>;
 
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
 /// tensors the operation may read, `ready` when what it gave is there.

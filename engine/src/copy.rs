@@ -1,86 +1,230 @@
-//! Copying strided host memory into row-major order.
+//! Copies of tensors, each of which is an operation that occupies no thread while a device is at it.
+//!
+//! | from | to | how |
+//! |---|---|---|
+//! | memory that the host reads | memory that the host writes | by the host |
+//! | a device, without gaps | the same device, or from CUDA to CUDA | one copy on a queue, behind what is pending there; the result is pending as well |
+//! | a device | the host | on a queue, behind what is pending there; memory with gaps as the stretch that it spans, which the host packs |
+//! | the host | a device | on a queue, packed first where it has gaps |
+//! | anything else | | by way of the host |
+//!
+//! What only the host can read or write is settled there before the operation begins. So is what was not there yet when the copy
+//! was asked for, as nobody knew which queue to wait on.
 
+mod lanes;
+mod pack;
+pub(crate) mod staging;
+mod transfer;
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use estafette_devices::{DLDevice, Device, DeviceType, Fence};
+
+use self::lanes::Turn;
+use self::transfer::{Address, Kept, download, upload};
+use crate::builder::OpBuilder;
+use crate::completion::Completion;
+use crate::core::Core;
+use crate::core_ref::CoreRef;
+use crate::engine::Engine;
 use crate::error::Error;
-use crate::exchange::Layout;
+use crate::exchange::{DType, Layout, Storage};
+use crate::import::{Produced, fresh, host_can_use};
+use crate::operation::Name;
+use crate::tensor::Tensor;
 
-/// Copies the elements that `layout` describes at `from`, in row-major order and without gaps, to `to`.
-///
-/// # Errors
-/// [`Error::Invalid`] for packed sub-byte types in strided order, whose elements do not begin at bytes.
-///
-/// # Safety
-/// The elements at `from` may be read by the host; `to` has room for as many bytes as a row-major layout of this type
-/// and shape has, and overlaps none of them.
-pub(crate) unsafe fn to_contiguous(layout: &Layout, from: *const u8, to: *mut u8) -> Result<(), Error> {
-    if layout.is_empty() {
-        return Ok(());
+pub(crate) use self::pack::to_contiguous;
+
+impl Engine {
+    /// A promise of a copy of `tensor`, row-major and without gaps, in memory of `device`. No thread waits for a device: neither the
+    /// caller's nor a worker.
+    ///
+    /// # Errors
+    /// As [`OpBuilder::run`]; [`Error::Device`] when the device gives no queue. A device that the engine does not have fails the
+    /// operation.
+    pub fn copy(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
+        copy(self.core(), tensor, device)
     }
-    if layout.is_contiguous() {
-        // SAFETY: by contract of this function; a contiguous layout has exactly these bytes.
-        unsafe { from.copy_to_nonoverlapping(to, layout.byte_len()) };
-        return Ok(());
+
+    /// As [`copy`](Self::copy), waiting for room in the window without blocking the thread.
+    ///
+    /// # Errors
+    /// As [`copy`](Self::copy).
+    pub async fn copy_async(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
+        self.core().check_usable()?;
+        let (builder, job) = describe(self.core(), tensor, device)?;
+        builder.produce_external_async(|end| start(end, job)).await
     }
-    if layout.dtype().is_sub_byte() && !layout.is_padded() {
-        return Err(Error::invalid(format!(
-            "cannot copy strided {} elements, which are packed bits",
-            layout.dtype()
-        )));
-    }
-    let size = layout.dtype().itemsize();
-    let mut written = to;
-    for_each_offset(layout, |offset| {
-        // SAFETY: the offsets of a valid layout stay inside its memory, and one element is written per offset.
-        unsafe {
-            from.offset(offset * size as isize).copy_to_nonoverlapping(written, size);
-            written = written.add(size);
-        }
-    });
-    Ok(())
 }
 
-/// Calls `visit` with the offset of each element, in elements, in row-major order.
-fn for_each_offset(layout: &Layout, mut visit: impl FnMut(isize)) {
-    let (shape, strides) = (layout.shape(), layout.strides());
-    let mut index = vec![0_i64; shape.len()];
-    let mut offset = 0_isize;
-    for _ in 0..layout.len() {
-        visit(offset);
-        for dim in (0..shape.len()).rev() {
-            index[dim] += 1;
-            offset += strides[dim] as isize;
-            if index[dim] < shape[dim] {
-                break;
+/// As [`Engine::copy`].
+pub(crate) fn copy(core: &CoreRef, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
+    // Before anything is made: in a forked child locks may be held for ever.
+    core.check_usable()?;
+    let (builder, job) = describe(core, tensor, device)?;
+    builder.produce_external(|end| start(end, job))
+}
+
+/// What is copied, and where to.
+struct Job {
+    source: Tensor,
+    to: DLDevice,
+    /// On the queue that the operation was submitted on.
+    turn: Option<Turn>,
+}
+
+fn describe<'a>(
+    core: &'a CoreRef,
+    tensor: &Tensor,
+    to: DLDevice,
+) -> Result<(OpBuilder<'a, [Tensor; 1]>, Job), Error> {
+    let builder = OpBuilder::new(core, Name::Static("copy")).reads([tensor]);
+    let job = |turn| Job { source: tensor.clone(), to, turn };
+    let on_a_device = tensor.inner.definition().is_ok_and(|definition| !definition.host);
+    match tensor.device().ok().filter(|_| on_a_device).and_then(|device| core.device(device)) {
+        Some(device) => {
+            let turn = Turn::on(&device)?;
+            Ok((builder.on(turn.queue()), job(Some(turn))))
+        }
+        None => Ok((builder, job(None))),
+    }
+}
+
+/// Begins on this thread, as far as nothing has to be waited for; what is left goes on in the engine's asynchronous runtime.
+fn start(end: Completion, job: Job) {
+    let Some(core) = end.scope().core() else { return };
+    let mut task = Box::pin(run(core.clone(), job));
+    // Waiters take the waker of the last poll, so this one is forgotten.
+    match task.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => finish(end, outcome),
+        Poll::Pending => {
+            // If it refuses, the engine is gone, and the completion tells.
+            if let Err(error) = core.spawn(async move { finish(end, task.await) }) {
+                tracing::debug!(%error, "a copy could not go on");
             }
-            offset -= (index[dim] * strides[dim]) as isize;
-            index[dim] = 0;
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use estafette_devices::DLDevice;
-
-    use super::*;
-    use crate::exchange::DType;
-
-    #[test]
-    fn a_transposed_matrix_is_copied_in_row_major_order() {
-        let data = [0_i32, 1, 2, 3, 4, 5];
-        let layout = Layout::strided(DType::I32, DLDevice::CPU, &[3, 2], &[1, 3]).unwrap();
-        let mut copy = [0_i32; 6];
-        // SAFETY: both arrays have six elements, as the layout says.
-        unsafe { to_contiguous(&layout, data.as_ptr().cast(), copy.as_mut_ptr().cast()) }.unwrap();
-        assert_eq!(copy, [0, 3, 1, 4, 2, 5]);
+fn finish(end: Completion, outcome: Result<Copied, Error>) {
+    match outcome {
+        Ok(Copied { layout, storage, fence: Some(fence) }) => {
+            end.produce_after(&fence, Ok(Produced::ready(layout, storage)));
+        }
+        Ok(Copied { layout, storage, fence: None }) => end.produce(Ok(Produced::ready(layout, storage))),
+        Err(error) => end.produce(Err(error.into())),
     }
+}
 
-    #[test]
-    fn negative_strides_read_backwards() {
-        let data = [1_u16, 2, 3];
-        let layout = Layout::strided(DType::U16, DLDevice::CPU, &[3], &[-1]).unwrap();
-        let mut copy = [0_u16; 3];
-        // SAFETY: the first element of the layout is the last of the array, and it reaches back to the first.
-        unsafe { to_contiguous(&layout, data.as_ptr().add(2).cast(), copy.as_mut_ptr().cast()) }.unwrap();
-        assert_eq!(copy, [3, 2, 1]);
+/// A copy, there when the fence is done.
+struct Copied {
+    layout: Layout,
+    storage: Storage,
+    fence: Option<Fence>,
+}
+
+async fn run(core: CoreRef, job: Job) -> Result<Copied, Error> {
+    let Job { source, to, turn } = job;
+    let mut source = Kept::new(source);
+    let definition = source.get().inner.definition()?;
+    let from = From { layout: definition.layout.clone(), data: Address(definition.data) };
+    let layout = row_major(&from.layout, to)?;
+    let (mut target, at) = kept(&core, &layout)?;
+    let bytes = layout.byte_len();
+    let device = from.layout.device();
+    let reads = host_can_use(&core, device, from.data.0);
+    let fence = if bytes == 0 {
+        None
+    } else if is_of_the_host(&core, to) {
+        to_host(&core, &mut source, &from, turn, (&mut target, at)).await?
+    } else if !reads && from.layout.is_contiguous() && reaches(device, to) {
+        let device = device_of(&core, device)?;
+        let mut turn = turn.map_or_else(|| Turn::on(&device), Ok)?;
+        // SAFETY: the operation reads the source until the fence; the target is ours, and as long.
+        unsafe { device.copy(&**turn.queue(), from.data.0, at.0, bytes) }?;
+        Some(turn.record())
+    } else {
+        let device = device_of(&core, to)?;
+        let target = (&mut target, at);
+        if reads && from.layout.is_contiguous() {
+            // SAFETY: the operation reads the source until the fence; the target is ours, and as long.
+            Some(unsafe { upload(&device, (&mut source, from.data), target, bytes) }.await?)
+        } else {
+            let (mut packed, packed_at) = kept(&core, &row_major(&from.layout, DLDevice::CPU)?)?;
+            to_host(&core, &mut source, &from, turn, (&mut packed, packed_at)).await?;
+            // SAFETY: both are ours, and as long.
+            Some(unsafe { upload(&device, (&mut packed, packed_at), target, bytes) }.await?)
+        }
+    };
+    Ok(Copied { layout, storage: target.take(), fence })
+}
+
+/// What is copied.
+struct From {
+    layout: Layout,
+    data: Address,
+}
+
+/// Copies to memory of the host that is as long as a row-major layout is. Gives the last fence of a device, which is done.
+async fn to_host(
+    core: &CoreRef,
+    source: &mut Kept<Tensor>,
+    from: &From,
+    turn: Option<Turn>,
+    (target, at): (&mut Kept<Storage>, Address),
+) -> Result<Option<Fence>, Error> {
+    let From { layout, data } = from;
+    if host_can_use(core, layout.device(), data.0) {
+        // SAFETY: the operation may read the source, which a valid layout describes; the target is ours, and as long.
+        unsafe { to_contiguous(layout, data.0, at.0) }?;
+        return Ok(None);
     }
+    let device = device_of(core, layout.device())?;
+    let mut turn = turn.map_or_else(|| Turn::on(&device), Ok)?;
+    if layout.is_contiguous() {
+        let (source, target) = ((source, *data), (target, at));
+        // SAFETY: the operation reads the source until the fence; the target is ours, and as long.
+        return Ok(Some(unsafe { download(&device, &mut turn, source, target, layout.byte_len()) }.await?));
+    }
+    let span = layout.byte_range(data.0);
+    let bytes = span.end - span.start;
+    // The span may begin before the first element: strides can be negative.
+    let before = data.0.addr() - span.start;
+    let (mut stretch, stretch_at) =
+        kept(core, &Layout::contiguous(DType::U8, DLDevice::CPU, &[bytes as i64])?)?;
+    let begin = Address(data.0.wrapping_sub(before));
+    // SAFETY: the layout is valid, so the span is inside the memory of the source; as above.
+    let fence =
+        unsafe { download(&device, &mut turn, (source, begin), (&mut stretch, stretch_at), bytes) }.await?;
+    // SAFETY: the stretch holds the span, `before` bytes into which the first element is; the target is ours, and as long.
+    unsafe { to_contiguous(layout, stretch_at.0.wrapping_add(before), at.0) }?;
+    Ok(Some(fence))
+}
+
+/// Fresh memory for `layout`.
+fn kept(core: &Core, layout: &Layout) -> Result<(Kept<Storage>, Address), Error> {
+    let storage = fresh(core, layout, false)?;
+    let at = Address(storage.data());
+    Ok((Kept::new(storage), at))
+}
+
+fn row_major(layout: &Layout, device: DLDevice) -> Result<Layout, Error> {
+    Ok(Layout::contiguous(layout.dtype(), device, layout.shape())?.with_padding(layout.is_padded()))
+}
+
+fn device_of(core: &Core, id: DLDevice) -> Result<Arc<dyn Device>, Error> {
+    core.device(id).ok_or_else(|| {
+        Error::Conflict(format!("device {id}, where the copy is from or to, is not available"))
+    })
+}
+
+/// Whether the host writes fresh memory of `device`: its own, and what devices share with it.
+fn is_of_the_host(core: &Core, device: DLDevice) -> bool {
+    device == DLDevice::CPU || core.device(device).is_none()
+}
+
+/// Whether a queue of the one device copies to memory of the other.
+fn reaches(from: DLDevice, to: DLDevice) -> bool {
+    from == to || [from, to].iter().all(|device| device.device_type == DeviceType::CUDA)
 }

@@ -12,12 +12,13 @@ use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
 use crate::builder::OpBuilder;
+use crate::copy::staging;
 use crate::core::{Core, CoreOptions, graph};
 use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, Waiting, diagnose};
 use crate::error::Error;
 use crate::exchange::quarantine::{self, QuarantineStats};
-use crate::exchange::{DType, Element, ManagedTensor, reaper};
+use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
 use crate::live::{self, Live, OnStall, StallWatch};
 use crate::operation::{Kind, Name};
 use crate::regions::Origin;
@@ -205,6 +206,11 @@ pub struct Stats {
     pub releasing: u64,
     /// What went through this process's quarantine.
     pub quarantine: QuarantineStats,
+    /// Bytes of host memory that this process keeps pinned for copies from and to devices to go through.
+    pub staging_bytes: u64,
+    /// Tensors of other libraries whose memory this process gave back while its last use was pending, behind a wait of their
+    /// allocator's stream ([`Engine::import_homing`]).
+    pub handed_back: u64,
 }
 
 impl Engine {
@@ -253,7 +259,7 @@ impl Engine {
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
     /// `name`.
-    pub fn record(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
+    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
         Recorder::new(self, Name::from(name.into()))
     }
 
@@ -310,6 +316,25 @@ impl Engine {
         origin: impl FnOnce() -> Origin,
     ) -> Result<Tensor, Error> {
         import::import(self.core(), managed, ready, read_only, origin)
+    }
+
+    /// As [`import_ordered`](Self::import_ordered), of device memory whose allocator gives it out again in the order of a stream.
+    /// When the tensor is gone, that stream is made to wait for what is left of its uses, and the deleter is called at once; where
+    /// the stream cannot wait, when they are over. `Engine::stats().handed_back` counts the former.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import); [`Error::Invalid`] for a home on another device than the memory.
+    ///
+    /// # Safety
+    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`Home::new`] says of this memory.
+    pub unsafe fn import_homing(
+        &self,
+        managed: ManagedTensor,
+        ready: Frontier,
+        read_only: bool,
+        home: Home,
+    ) -> Result<Tensor, Error> {
+        import::import_homing(self.core(), managed, ready, read_only, home)
     }
 
     /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
@@ -400,6 +425,8 @@ impl Engine {
             leaked: reaper.leaked,
             releasing: reaper.pending,
             quarantine: quarantine::stats(),
+            staging_bytes: staging::bytes(),
+            handed_back: handed_back(),
         }
     }
 

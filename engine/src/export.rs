@@ -7,6 +7,7 @@ use std::time::Duration;
 use estafette_devices::DLDevice;
 
 use crate::consumer::{Consumer, after_of, give_back};
+use crate::copy;
 use crate::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
@@ -25,8 +26,9 @@ pub struct ExportOptions {
     pub taker: Option<Taker>,
     /// How long a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
-    /// Whether the consumer gets a copy of its own, flagged as one, instead of a lease. The copy is made when the lease is
-    /// granted, on the thread that exports.
+    /// Whether the consumer gets a copy of its own, flagged as one, instead of a lease. A copy from or to a device is an
+    /// operation ([`Engine::copy`](crate::Engine::copy)); one from a lease, a scope or an engine that has shut down is made on
+    /// the thread that exports, as is one that only the host has part in.
     pub copy: bool,
     /// Where that copy is, row-major.
     pub copy_to: DLDevice,
@@ -76,8 +78,60 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export).
     pub async fn export_with(&self, options: ExportOptions) -> Result<ManagedTensor, Error> {
+        if let Some(copy) = self.copied_by_a_device(&options)? {
+            return copy.export_as_copy_async(&options).await;
+        }
         let lease = self.lease_for(options.access, options.taker_text(), options.settled_by()).await?;
         export_held(lease.inner, &options)
+    }
+
+    /// The promise of the copy that `options` ask for, where a device has part in it and the engine takes operations.
+    fn copied_by_a_device(&self, options: &ExportOptions) -> Result<Option<Tensor>, Error> {
+        if !options.copy {
+            return Ok(None);
+        }
+        let on_host = self.inner.definition().is_ok_and(|definition| definition.host);
+        if on_host && options.copy_to == DLDevice::CPU {
+            return Ok(None);
+        }
+        match copy::copy(&self.inner.core, self, options.copy_to) {
+            Ok(copy) => Ok(Some(copy)),
+            Err(Error::Shutdown) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's alone.
+    /// Blocks until it is ready, or only until it is defined where the consumer has a queue, which waits itself. No lease is
+    /// left.
+    ///
+    /// # Errors
+    /// As [`export_wait`](Self::export_wait).
+    pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        let (timeout, taker) = (options.timeout, options.taker_text());
+        let lease = self.lease_wait_for(Access::Read, timeout, taker, &options.consumer)?;
+        self.export_after(lease, options)
+    }
+
+    /// As [`export_as_copy`](Self::export_as_copy), without blocking.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        let lease = self.lease_for(Access::Read, options.taker_text(), &options.consumer).await?;
+        self.export_after(lease, options)
+    }
+
+    /// Exports a copy that `lease` has shown to be ready, or has ordered before the consumer.
+    fn export_after(&self, lease: Lease, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        let definition = self.inner.definition()?;
+        let keeper = LeaseInner::unheld(self, Access::Alias, options.taker_text());
+        if let Some(after) = lease.inner.take_after() {
+            keeper.ends_after(after);
+        }
+        Lease::keep_if_captured(&keeper);
+        drop(lease);
+        Ok(export_alias(keeper, definition, ExportFlags::COPY, options))
     }
 
     /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it
@@ -102,20 +156,6 @@ impl Tensor {
         Ok(lease.map(|lease| export_lease(lease, definition, Abi::Versioned)))
     }
 
-    /// Hands a tensor that was made for this consumer to it, flagged as a copy, which means that it is the consumer's
-    /// alone. No lease is taken.
-    ///
-    /// # Errors
-    /// [`Error::NotDefined`] while there is nothing to hand out.
-    pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let definition = self.inner.definition()?;
-        let lease = LeaseInner::unheld(self, Access::Alias, options.taker_text());
-        if let Some(after) = after_of(&options.consumer, &self.inner) {
-            lease.ends_after(after);
-        }
-        Ok(export_alias(lease, definition, ExportFlags { read_only: false, is_copied: true }, options))
-    }
-
     /// Describes the tensor in `out` without a lease: shape and strides are lent, and nothing orders what the reader does.
     /// For calls that are over when control comes back (`dltensor_from_py_object_no_sync` of the exchange table). Does not
     /// wait.
@@ -138,6 +178,9 @@ impl Tensor {
     /// # Errors
     /// As [`export`](Self::export), and those of [`Tensor::wait`].
     pub fn export_wait(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        if let Some(copy) = self.copied_by_a_device(options)? {
+            return copy.export_as_copy(options);
+        }
         let (timeout, taker) = (options.timeout, options.taker_text());
         let lease = self.lease_wait_for(options.access, timeout, taker, options.settled_by())?;
         export_held(lease.inner, options)
@@ -194,13 +237,12 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
     let definition = tensor.definition()?;
     if options.copy {
         let (layout, storage) = copied(&tensor.core, &definition.layout, definition.data, options.copy_to)?;
-        let flags = ExportFlags { read_only: false, is_copied: true };
         let data = storage.data();
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();
         let back = move || give_back(storage, &core, device, after);
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
-        return Ok(unsafe { export(&layout, data, flags, options.abi, back) });
+        return Ok(unsafe { export(&layout, data, ExportFlags::COPY, options.abi, back) });
     }
     Lease::keep_if_captured(&lease);
     let definition: *const Definition = definition;

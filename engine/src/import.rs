@@ -9,7 +9,7 @@ use crate::copy;
 use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::{DType, Element, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
 use crate::regions::{self, Origin, Placement};
@@ -78,7 +78,7 @@ impl Produced {
 }
 
 /// Whether the host may load and store in memory of `device` at `data`.
-fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
+pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type)
         || core.device(device).is_some_and(|device| device.host_accessible_at(data))
@@ -112,6 +112,27 @@ pub(crate) fn import(
     core.check_usable()?;
     let arrival = arrive(core, managed, read_only)?;
     Ok(enter(core, arrival, ready, origin))
+}
+
+/// As [`import`], of memory whose allocator works in the order of a stream.
+pub(crate) fn import_homing(
+    core: &CoreRef,
+    managed: ManagedTensor,
+    ready: Frontier,
+    read_only: bool,
+    home: Home,
+) -> Result<Tensor, Error> {
+    core.check_usable()?;
+    let layout = describe(core, &managed)?;
+    if layout.device() != home.device() {
+        return Err(Error::invalid(format!(
+            "the memory is on {}, its home on {}",
+            layout.device(),
+            home.device()
+        )));
+    }
+    let (read_only, data) = (read_only || managed.read_only(), managed.data());
+    Ok(enter(core, Arrival { layout, data, storage: Storage::homing(managed, home), read_only }, ready))
 }
 
 /// As [`import`], but what cannot be taken over comes back.
@@ -374,6 +395,7 @@ pub(crate) fn copied(
     // SAFETY: both are row-major of one type and shape; the target is fresh and ours, and what is copied may be read. Both stay
     // until the fence has settled.
     unsafe { device.copy(&*queue, from, storage.data(), target.byte_len()) }?;
+    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     queue.record()?.wait_timeout(None).unwrap_or(Ok(()))?;
     Ok((target, storage))
 }
@@ -407,6 +429,7 @@ fn copy_from_device(core: &Core, layout: &Layout, data: *const u8) -> Result<Arr
     let queue = device.create_queue()?;
     // The span may begin before the first element: strides can be negative.
     let before = data.addr() - span.start;
+    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     // SAFETY: the layout is valid, so the span is inside the tensor's memory, which may be read; the staging is as long and
     // ours, and both stay until the fence has settled.
     unsafe { device.copy(&*queue, data.wrapping_sub(before), staging.ptr().as_ptr(), bytes) }?;

@@ -62,14 +62,14 @@ impl Lease {
     }
 
     /// Notes what kind of object the holder has made of the memory, for diagnoses. Only the first note counts.
-    pub fn note_object(&self, kind: &str) {
+    pub fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.inner.note_object(kind);
     }
 
     /// Tells a recording which library the holder has given the memory to; does nothing while none is made.
     pub fn note_library(&self, library: &'static str) {
         if journal::is_open()
-            && let Some(id) = self.inner.operation()
+            && let Some(id) = self.inner.known_as()
         {
             hooks::lends(id.get(), library);
         }

@@ -7,7 +7,7 @@
 //! let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
 //! let y = engine.zeros(&[2], DType::F32)?;
 //!
-//! let mut recorder = engine.record("step");
+//! let mut recorder = engine.program("step");
 //! recorder.op("copy").reads([&x]).writes([&y]).run(|[x], [mut y]| {
 //!     y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
 //!     Ok(())
@@ -39,11 +39,19 @@
 //! the one that accounts for the last node completes the operation. Each run has counters of its own, so replays that only
 //! read may overlap; their memory is kept by the program for the next run.
 //!
+//! Nodes may be on devices, or tell their end themselves ([`node`]). Then the counters are used from the beginning, and what
+//! comes after device work is ordered after its fence ([`issue`]). A program that is all on one device can be one graph of it
+//! ([`graph`]).
+//!
 //! A failure follows data, as between operations ([`failures`]).
 
 mod alone;
+mod builder;
 mod failures;
 mod footprint;
+mod graph;
+mod issue;
+mod node;
 mod pace;
 mod plan;
 mod program;
@@ -51,5 +59,7 @@ mod recorder;
 mod run;
 mod shared;
 
+pub use builder::NodeBuilder;
+pub(crate) use node::NodeRun;
 pub use program::Program;
-pub use recorder::{NodeBuilder, Recorder};
+pub use recorder::Recorder;

@@ -52,11 +52,16 @@ pub(crate) fn execute(granted: OpGranted) {
 
 /// As [`execute`], on a thread that may run only what `mine` says.
 pub(crate) fn execute_while(granted: OpGranted, mine: impl Fn(&OpGranted) -> bool) {
-    let mut next = start(granted);
+    go_on(start::<false>(granted), mine);
+}
+
+/// Runs what an operation has granted, as [`execute_while`].
+#[inline]
+fn go_on(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
     for _ in 1..INLINE_MAX {
         match next {
             None => return,
-            Some(granted) if mine(&granted) => next = start(granted),
+            Some(granted) if mine(&granted) => next = start::<false>(granted),
             Some(_) => break,
         }
     }
@@ -65,7 +70,7 @@ pub(crate) fn execute_while(granted: OpGranted, mine: impl Fn(&OpGranted) -> boo
 
 /// Runs `granted`; what it granted goes to the pool.
 pub(crate) fn execute_one(granted: OpGranted) {
-    start(granted).into_iter().for_each(push);
+    start::<false>(granted).into_iter().for_each(push);
 }
 
 /// As [`dispatch`], for one that was granted as it was submitted.
@@ -89,8 +94,9 @@ fn run_at_once(granted: OpGranted) {
     if !granted.payload().core.is_flowing() {
         let core = granted.payload().core.clone();
         core.flow();
+        return execute(granted);
     }
-    execute(granted);
+    go_on(start::<true>(granted), |_| true);
 }
 
 /// Pushes a granted operation to its engine's pool.
@@ -227,18 +233,18 @@ fn comes_after(queue: &dyn Queue, access: &GrantedAccess<'_, VarState, OpState>)
     fence.is_some_and(|fence| matches!(queue.order_after(&fence), Ok(Order::Nothing)))
 }
 
-/// Starts one granted operation; gives the one to run next on this thread.
+/// Starts one granted operation; gives the one to run next on this thread. `AT_ONCE` if this thread has submitted it just now.
 #[inline]
-fn start(granted: OpGranted) -> Option<OpGranted> {
+fn start<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
     let quiet = granted.accesses().all(|access| access.flags() == 0);
-    if quiet { begin(granted) } else { start_settled(granted) }
+    if quiet { begin::<AT_ONCE>(granted) } else { start_settled(granted) }
 }
 
 /// As [`start`], where the variables carry something.
 #[cold]
 fn start_settled(granted: OpGranted) -> Option<OpGranted> {
     match settle(&granted) {
-        Settled::Go => begin(granted),
+        Settled::Go => begin::<false>(granted),
         Settled::Skip(cause) => skip(granted, cause),
         Settled::Park(frontier) => {
             park(granted, frontier);
@@ -249,19 +255,32 @@ fn start_settled(granted: OpGranted) -> Option<OpGranted> {
 
 /// Runs the body, unless the operation was cancelled.
 #[inline(always)]
-fn begin(granted: OpGranted) -> Option<OpGranted> {
+fn begin<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
     if granted.payload().noted {
-        return begin_noted(granted);
+        return begin_noted::<AT_ONCE>(granted);
     }
-    if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
+    run(granted)
 }
 
 /// As [`begin`], of which the journal is told.
 #[cold]
-fn begin_noted(granted: OpGranted) -> Option<OpGranted> {
-    hooks::begins(&granted);
+fn begin_noted<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
+    if AT_ONCE {
+        // One reading of the clock serves both moments.
+        hooks::begins_at_once(&granted);
+    } else {
+        hooks::begins(&granted);
+    }
+    if !events::are_emitted() {
+        return run(granted);
+    }
     let span = events::body(&granted);
     let _entered = span.enter();
+    run(granted)
+}
+
+#[inline(always)]
+fn run(granted: OpGranted) -> Option<OpGranted> {
     if operation::begin(&granted) { operation::run_body(granted) } else { skip_cancelled(granted) }
 }
 
@@ -437,15 +456,24 @@ impl Running {
 
     /// Ends an operation; `fence` marks the device work it left, even when it then failed.
     pub(crate) fn finish_with(
-        mut self,
+        self,
         fence: Option<&Fence>,
+        result: Result<(), OperationError>,
+    ) -> Option<OpGranted> {
+        self.finish_with_all(fence.map(std::slice::from_ref).unwrap_or_default(), result)
+    }
+
+    /// As [`finish_with`](Self::finish_with), for an operation that left work on several queues.
+    pub(crate) fn finish_with_all(
+        mut self,
+        fences: &[Fence],
         result: Result<(), OperationError>,
     ) -> Option<OpGranted> {
         let granted = self.granted.take().expect("present until finished, and finishing consumes");
         let failure = result.err();
         // Who wrote is asked only where work goes on behind a fence.
-        let tag = fence.map(|_| OpTag::of(&granted));
-        let ending = Ending::Ran { fence: fence.zip(tag.as_ref()), failure: failure.as_ref() };
+        let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
+        let ending = Ending::Ran { left: tag.as_ref().map(|tag| (fences, tag)), failure: failure.as_ref() };
         end(granted, &ending, failure.clone())
     }
 
@@ -485,7 +513,7 @@ fn abandoned(granted: OpGranted) {
     let why = "its completion was dropped without being used";
     let failure = OpTag::of(&granted).failure(FailureKind::Error, why, None);
     let mut ready = ReadyList::new();
-    let ending = Ending::Ran { fence: None, failure: Some(&failure) };
+    let ending = Ending::Ran { left: None, failure: Some(&failure) };
     complete(granted, &ending, Some(failure.clone()), &mut ready);
     dispatch(ready);
 }

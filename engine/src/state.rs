@@ -53,8 +53,9 @@ pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> Oper
 
 /// How an access ended, as far as its variable is concerned.
 pub(crate) enum Ending<'a> {
-    /// The body ran. `fence` marks its device work, and whose work it is; `None` means that the host work is over.
-    Ran { fence: Option<(&'a Fence, &'a OpTag)>, failure: Option<&'a OperationError> },
+    /// The body ran. `left` are the fences of its device work, at least one, and whose work it is; `None` means that the host
+    /// work is over.
+    Ran { left: Option<(&'a [Fence], &'a OpTag)>, failure: Option<&'a OperationError> },
     /// The body never ran: what the variable carried stays.
     Skipped { failure: &'a OperationError },
     /// An access that changed nothing.
@@ -126,8 +127,8 @@ impl VarState {
         replaced: &mut Replaced,
     ) {
         match (mode, ending) {
-            (_, Ending::Looked) | (Mode::Read, Ending::Ran { fence: None, .. } | Ending::Skipped { .. }) => {}
-            (_, Ending::Ran { fence: None, failure: None }) => self.finish_well(mode, flags, replaced),
+            (_, Ending::Looked) | (Mode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
+            (_, Ending::Ran { left: None, failure: None }) => self.finish_well(mode, flags, replaced),
             _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
             _ => self.finish_carrying(mode, ending, flags, replaced),
         }
@@ -143,7 +144,7 @@ impl VarState {
             // No failure to replace and no fence to forget.
             self.version += 1;
         } else {
-            self.finish_carrying(mode, &Ending::Ran { fence: None, failure: None }, flags, replaced);
+            self.finish_carrying(mode, &Ending::Ran { left: None, failure: None }, flags, replaced);
         }
     }
 
@@ -211,6 +212,14 @@ impl VarState {
         self.carried.as_deref().map(fences).unwrap_or_default()
     }
 
+    /// Whether a writer of the current version is known to be at work, which no driver has to be asked for.
+    #[inline]
+    pub(crate) fn is_known_pending(&self) -> bool {
+        self.carried
+            .as_deref()
+            .is_some_and(|carried| carried.writers.iter().any(|fence| fence.peek() == Some(false)))
+    }
+
     /// A fence of those that an access must be ordered after, if all of them are of `queue`.
     pub(crate) fn only_on(&self, mode: Mode, queue: QueueId) -> Option<&Fence> {
         let carried = self.carried.as_deref()?;
@@ -257,17 +266,18 @@ impl Carried {
 
     fn finish(&mut self, mode: Mode, ending: &Ending<'_>) -> Option<OperationError> {
         match (mode, ending) {
-            (Mode::Read, Ending::Ran { fence: Some((fence, _)), .. }) => {
-                self.readers.insert((*fence).clone());
+            (Mode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
+                fences.iter().for_each(|fence| self.readers.insert(fence.clone()));
                 None
             }
             (Mode::Read, _) | (_, Ending::Looked) => None,
-            (Mode::Write | Mode::Update, Ending::Ran { fence, failure }) => {
-                match fence {
-                    Some((fence, tag)) => {
-                        self.writers.replace_ordered_after(fence);
-                        self.readers.replace_ordered_after(fence);
-                        self.writers.insert((*fence).clone());
+            (Mode::Write | Mode::Update, Ending::Ran { left, failure }) => {
+                match left {
+                    Some((fences, tag)) => {
+                        for fence in *fences {
+                            self.writers.replace_ordered_after(fence);
+                            self.readers.replace_ordered_after(fence);
+                        }
                         self.writer = Some((*tag).clone());
                     }
                     None => {

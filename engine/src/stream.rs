@@ -1,7 +1,7 @@
 //! Streams by their native handles: those of others, and ours that producers are told to order their work before.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
 
 use estafette_devices::{DLDevice, Device, DeviceType, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -11,17 +11,18 @@ use crate::core_ref::CoreRef;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::exchange::quarantine::device_of;
+use crate::per_device::PerDevice;
 use crate::tensor::Tensor;
 
 /// Queues for acquisitions that are kept per device. A producer's wait on a queue holds up what is acquired there next, so
 /// each acquisition gets one with nothing pending; past this many, the one that has waited longest.
 const KEPT: usize = 8;
 
-/// The queues that no acquisition uses right now, by their device, with what each waits for, the oldest first. A device goes
-/// with the last handle that others have of it.
-static SPARES: Mutex<Devices> = Mutex::new(Vec::new());
+/// The queues that no acquisition uses right now, with what each waits for, the oldest first.
+static SPARES: PerDevice<Spares> = PerDevice::new();
 
-type Devices = Vec<(Weak<dyn Device>, VecDeque<Spare>)>;
+#[derive(Default)]
+struct Spares(Mutex<VecDeque<Spare>>);
 
 struct Spare {
     queue: Arc<dyn Queue>,
@@ -34,38 +35,32 @@ impl Spare {
     }
 }
 
-fn spares() -> MutexGuard<'static, Devices> {
-    SPARES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn is(known: &Weak<dyn Device>, device: &Arc<dyn Device>) -> bool {
-    std::ptr::addr_eq(known.as_ptr(), Arc::as_ptr(device))
-}
-
-/// A queue with nothing pending, if there is one or too many have something.
-fn take(device: &Arc<dyn Device>) -> Option<Spare> {
-    let mut devices = spares();
-    let (_, spares) = devices.iter_mut().find(|(known, _)| is(known, device))?;
-    let full = spares.len() >= KEPT;
-    // The oldest are done first; asking more than these calls the driver in vain.
-    match spares.front() {
-        Some(spare) if full || spare.is_free() => spares.pop_front(),
-        _ => None,
+impl Spares {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Spare>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-fn put(device: &Arc<dyn Device>, spare: Spare) {
-    let gone: Vec<_> = {
-        let mut devices = spares();
-        let gone = devices.extract_if(.., |(known, _)| known.strong_count() == 0).collect();
-        match devices.iter_mut().find(|(known, _)| is(known, device)) {
-            Some((_, spares)) => spares.push_back(spare),
-            None => devices.push((Arc::downgrade(device), VecDeque::from([spare]))),
+    /// A queue with nothing pending, if there is one or too many have something.
+    fn take(&self) -> Option<Spare> {
+        let mut spares = self.lock();
+        let full = spares.len() >= KEPT;
+        // The oldest are done first; asking more than these calls the driver in vain.
+        match spares.front() {
+            Some(spare) if full || spare.is_free() => spares.pop_front(),
+            _ => None,
         }
-        gone
-    };
-    // Queues call the driver as they go.
-    drop(gone);
+    }
+
+    /// Keeps a queue for later, unless a burst has made enough of them: those that are there are done sooner.
+    fn put(&self, spare: Spare) {
+        let mut spares = self.lock();
+        if spares.len() < KEPT {
+            return spares.push_back(spare);
+        }
+        drop(spares);
+        // Queues call the driver as they go. What is enqueued goes on, and the fence keeps what it needs.
+        drop(spare);
+    }
 }
 
 /// A queue of ours that a producer orders its work before, for one tensor. See [`Engine::acquisition`].
@@ -82,7 +77,7 @@ impl Acquisition {
     /// # Errors
     /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when it gives no queue.
     pub fn on(device: Arc<dyn Device>) -> Result<Self, Error> {
-        let queue = match take(&device) {
+        let queue = match SPARES.of(&device).take() {
             Some(spare) => spare.queue,
             None => device.create_queue()?,
         };
@@ -106,7 +101,7 @@ impl Acquisition {
     pub fn fence(self) -> Result<Fence, Error> {
         let fence = self.queue.record()?;
         let spare = Spare { queue: self.queue, last: Some(fence.clone()) };
-        put(&self.device, spare);
+        SPARES.of(&self.device).put(spare);
         Ok(fence)
     }
 }

@@ -1,8 +1,9 @@
 //! Submitting operations.
 
 use std::future::Future;
+use std::sync::Arc;
 
-use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, Queue, host};
+use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -16,7 +17,7 @@ use crate::guards::WriteGuard;
 use crate::journal::hooks;
 use crate::lease::check_writable;
 use crate::operands::Operands;
-use crate::operation::{Op, OpDraft, OpVar, Role};
+use crate::operation::{Op, OpDraft, OpGranted, OpVar, Role};
 use crate::run::{self, Running};
 use crate::tensor::Tensor;
 use crate::views::ViewMut;
@@ -344,25 +345,46 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        let Some(queue) = self.options.as_ref().and_then(|options| options.queue.clone()) else {
-            return Err(Error::invalid("a device body needs a queue; name one with `on`"));
-        };
+        let queue = self.queue_for_body()?;
         self.submit(Room::Wait, None, |reads, writes, _none| {
             Body::new(move |running: Running| {
-                let result = running.call(|| body(queue.as_ref(), reads.views(), writes.views_mut()));
-                // Even a body that failed may have enqueued something, so its end is marked all the same.
-                let next = match queue.record() {
-                    Ok(fence) => running.finish_with(Some(&fence), result),
-                    Err(error) => {
-                        // What it has enqueued may run, and nobody will know when it ends.
-                        let cause = running.tag().device_failure(error.clone());
-                        running.finish_with(Some(&lost(error)), result.and(Err(cause)))
-                    }
-                };
+                let next = run_on(queue.as_ref(), running, || {
+                    body(queue.as_ref(), reads.views(), writes.views_mut())
+                });
                 drop((reads, writes));
                 next
             })
         })
+    }
+}
+
+impl<R, W, U> OpBuilder<'_, R, W, U> {
+    fn queue_for_body(&self) -> Result<Arc<dyn Queue>, Error> {
+        let queue = self.options.as_ref().and_then(|options| options.queue.clone());
+        queue.ok_or_else(|| Error::invalid("a device body needs a queue; name one with `on`"))
+    }
+}
+
+/// Runs a body that enqueues on `queue`, and ends its operation.
+fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult) -> Option<OpGranted> {
+    let entered = match Entered::queue(queue) {
+        Ok(entered) => entered,
+        Err(error) => {
+            let cause = running.tag().device_failure(error);
+            return running.skip(cause);
+        }
+    };
+    let result = running.call(body);
+    // Even a body that failed may have enqueued something, so its end is marked all the same.
+    let marked = queue.record();
+    drop(entered);
+    match marked {
+        Ok(fence) => running.finish_with(Some(&fence), result),
+        Err(error) => {
+            // What it has enqueued may run, and nobody will know when it ends.
+            let cause = running.tag().device_failure(error.clone());
+            running.finish_with(Some(&lost(error)), result.and(Err(cause)))
+        }
     }
 }
 
@@ -380,6 +402,28 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
             Body::new(move |running: Running| {
                 let result = running.call(|| body(reads.views(), writes.views_mut(), updates.views_mut()));
                 let next = running.finish(result);
+                drop((reads, writes, updates));
+                next
+            })
+        })
+    }
+
+    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a further argument.
+    ///
+    /// # Errors
+    /// As without `updates`.
+    pub fn run_on<F>(self, body: F) -> Result<Op, Error>
+    where
+        F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult
+            + Send
+            + 'static,
+    {
+        let queue = self.queue_for_body()?;
+        self.submit(Room::Wait, None, |reads, writes, updates| {
+            Body::new(move |running: Running| {
+                let next = run_on(queue.as_ref(), running, || {
+                    body(queue.as_ref(), reads.views(), writes.views_mut(), updates.views_mut())
+                });
                 drop((reads, writes, updates));
                 next
             })

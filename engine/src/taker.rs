@@ -45,6 +45,17 @@ impl Taker {
         self
     }
 
+    /// Whether both are clones of one taker.
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.place, &other.place) && self.library == other.library
+    }
+
+    /// The same number for all clones, and for few others.
+    pub(crate) fn slot(&self) -> usize {
+        // Allocations are some dozen bytes apart.
+        Arc::as_ptr(&self.place).addr() >> 5
+    }
+
     /// The library that it belongs to.
     pub fn library(&self) -> Option<&'static str> {
         self.library.copied()

@@ -198,7 +198,7 @@ impl Tensor {
     /// "Current" means the version at the call: the newest write submitted so far counts.
     #[inline]
     pub fn is_ready(&self) -> bool {
-        self.inner.vars.iter().all(|var| var.is_quiet()) || self.inner.look().is_some()
+        self.inner.is_quiet() || self.inner.look_closely().is_some()
     }
 
     /// Where the tensor stands.
@@ -343,6 +343,10 @@ impl TensorInner {
             let flags = var.flags();
             if flags & (FAILED | WRITE_FENCES) == 0 {
                 continue;
+            }
+            // Who asks again and again while a device works is answered from here.
+            if var.with_ordering_state(|state, _| state.is_known_pending()) {
+                return None;
             }
             let var = var.ordering();
             let asked = Asked::ask(&var.with_state(|state, _| state.fences().0));

@@ -123,6 +123,13 @@ impl<V, T> Var<V, T> {
         unsafe { VarNode::lock(self.node) }.with_state(f)
     }
 
+    /// As [`with_state`](Self::with_state) of [`ordering`](Self::ordering), without a handle in between.
+    #[inline]
+    pub fn with_ordering_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
+        // SAFETY: our handle keeps the node, which keeps what it forwards to.
+        unsafe { VarNode::lock(VarNode::resolve(self.node)) }.with_state(f)
+    }
+
     /// References to the operations that are queued here, granted ones included, in order; after a collapse also
     /// those queued on the variables that order this one. Operations that were submitted without a reference
     /// ([`Graph::submit`](crate::Graph::submit)) cannot be referenced and are left out.

@@ -1,7 +1,7 @@
 //! Writes made-up recordings: `cargo run --package estafette-report --example made_up -- FOLDER`.
 //!
 //! The tests of the files look at these; so may people who have no recording of their own yet. `FOLDER/small` holds 5,000
-//! operations in every format, `large.html` 100,000, and `hostile.html` names that try to break out of the page.
+//! operations in every format and what the report says of them, `large.html` 100,000, and `hostile.html` names that try to break out of the page.
 
 use std::error::Error;
 use std::fs::File;
@@ -23,6 +23,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     perfetto::write(&small, File::create(folder.join("small.pftrace"))?)?;
     chrome::write(&small, File::create(folder.join("small.json"))?)?;
     html::write(&small, File::create(folder.join("small.html"))?)?;
+    serde_json::to_writer(
+        File::create(folder.join("small.report.json"))?,
+        &estafette_report::report(&small),
+    )?;
     html::write(&made_up::recording(LARGE), File::create(folder.join("large.html"))?)?;
     html::write(&hostile(), File::create(folder.join("hostile.html"))?)?;
     println!("{}", folder.display());

@@ -14,6 +14,8 @@ use crate::place::{self, Placed, Row};
 
 /// All events are of one process, the recorded program.
 const PROCESS: u64 = 1;
+/// Thread 0 would be the processor's idle one: Perfetto's importer puts its events on another thread, where they cross what is there.
+const FIRST_THREAD: u64 = 1;
 
 /// Writes `recording` as one JSON object with its events in `traceEvents`.
 ///
@@ -28,7 +30,7 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
     events.put(&name)?;
 
     let groups = groups(recording);
-    let mut thread = 0;
+    let mut thread = FIRST_THREAD;
     // Where the flows of an operation or a lease start and end.
     let mut anchors = HashMap::new();
     for ((row, order), mut things) in groups {
@@ -78,7 +80,9 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
         for &(time, value) in &counter.samples {
             let args = json!({ (counter.unit.as_str()): value });
             let ts = microseconds(time);
-            events.put(&json!({"ph": "C", "name": counter.name, "pid": PROCESS, "ts": ts, "args": args}))?;
+            events
+                .put(&json!({"ph": "C", "name": counter.name, "cat": "counter", "pid": PROCESS, "ts": ts,
+                               "args": args}))?;
         }
     }
     let head = arguments(&facts::head(recording));
@@ -152,12 +156,12 @@ fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
         let thing = Thing { placed, name, category: "lease", facts, id: Some(lease.id) };
         groups.entry((placed.row, LEASES)).or_default().push(thing);
     }
-    for (index, stall) in recording.stalls.iter().enumerate() {
+    for stall in &recording.stalls {
         let library = recording.operation(stall.waiter).and_then(|waiter| waiter.library);
         let row = Row::Library(place::known(recording, library));
         let placed = Placed { row, from: stall.from, to: Some(stall.to.max(stall.from)), freed: None };
         let name = format!("{}: {}", stall.cause.name(), facts::culprit_name(recording, stall.culprit));
-        let thing = Thing { placed, name, category: "stall", facts: facts::stall(index, stall), id: None };
+        let thing = Thing { placed, name, category: "stall", facts: facts::stall(stall), id: None };
         groups.entry((row, WAITS)).or_default().push(thing);
     }
     groups

@@ -34,9 +34,9 @@ pub struct Recording {
     pub operations: Vec<Operation>,
     /// Sorted by `id`.
     pub leases: Vec<Lease>,
-    /// The result of attribution, by waiter and time.
+    /// The result of attribution, sorted by `waiter`, `from` and `access`.
     pub stalls: Vec<Stall>,
-    /// Who waited for whom in a queue; direct dependences only.
+    /// Who waited for whom in a queue; direct dependences only. Sorted by `to`.
     pub edges: Vec<Edge>,
     /// Quantities over time.
     pub counters: Vec<Counter>,

@@ -5,5 +5,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|system| system == "linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");
+        // What it says its functions are (`entry_point.rs`) are its own, whoever else exports these names.
+        println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     }
 }

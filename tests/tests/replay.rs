@@ -16,7 +16,7 @@ use tests::watchdog::Watchdog;
 /// A program of one node that updates `variable` and counts its calls.
 fn counting(engine: &Engine, variable: &Variable) -> (Program, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let mut recorder = engine.record("counting");
+    let mut recorder = engine.program("counting");
     let node = recorder.op("count").reads_vars(&[variable]).writes_vars(&[variable]);
     let counter = Arc::clone(&calls);
     node.run(move |[], []| {
@@ -44,7 +44,7 @@ fn typed_views_and_updates_in_place() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), engine.zeros(&[1], DType::F32).unwrap());
-        let mut recorder = engine.record("step");
+        let mut recorder = engine.program("step");
         recorder
             .op("copy")
             .reads([&x])
@@ -100,7 +100,7 @@ fn a_replay_is_one_operation_between_those_submitted_before_and_after() {
 fn an_empty_program_ends_at_once_and_can_be_awaited() {
     for workers in [0, 2] {
         let engine = engine(workers);
-        let program = engine.record("nothing").finish().unwrap();
+        let program = engine.program("nothing").finish().unwrap();
         assert!(program.is_empty());
         program.replay().unwrap().wait().unwrap();
         let replay = block_on(program.replay_async()).unwrap();
@@ -152,7 +152,7 @@ fn a_failed_input_skips_the_replay_and_a_pure_write_heals() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
-        let mut recorder = engine.record("step");
+        let mut recorder = engine.program("step");
         recorder.op("read").reads([&x]).run(|[_x], []| Ok(())).unwrap();
         let node = recorder.op("set").writes([&y]);
         node.run(|[], [mut y]| {
@@ -194,7 +194,7 @@ fn a_failure_follows_data_within_a_replay_and_poisons_all_that_it_writes() {
                 Ok(())
             }
         };
-        let mut recorder = engine.record("step");
+        let mut recorder = engine.program("step");
         let bad = recorder.op("bad").writes_vars(&[&x]);
         bad.run(move |[], []| if panics { panic!("fate of bad") } else { Err("fate of bad".into()) })
             .unwrap();
@@ -228,7 +228,7 @@ fn a_failure_follows_data_within_a_replay_and_poisons_all_that_it_writes() {
 fn operands_that_overlap_are_refused_when_they_are_recorded() {
     let engine = engine(0);
     let x = tensor(&engine, 1.0);
-    let mut recorder = engine.record("step");
+    let mut recorder = engine.program("step");
     let error = recorder.op("both").reads([&x]).writes([&x]).run(|[_x], [_y]| Ok(())).unwrap_err();
     assert!(matches!(error, Error::Conflict(_)));
     assert!(recorder.finish().unwrap().is_empty(), "a refused node is not recorded");
@@ -239,7 +239,7 @@ fn a_replay_waits_for_a_lease_on_what_it_writes() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let mut recorder = engine.record("step");
+    let mut recorder = engine.program("step");
     let node = recorder.op("add").updates([&x]);
     node.run(|[], [], [mut x]| {
         x.as_mut_slice::<f32>()?[0] += 1.0;
@@ -270,7 +270,7 @@ fn a_promised_tensor_is_defined_when_the_replay_reads_it() {
             .reads_vars(&[&variable])
             .produce(|[]| Ok(estafette::Produced::from_vec(vec![7.0_f32], &[1])?));
         let (promised, y) = (promised.unwrap(), tensor(&engine, 0.0));
-        let mut recorder = engine.record("step");
+        let mut recorder = engine.program("step");
         let node = recorder.op("copy").reads([&promised]).writes([&y]);
         node.run(|[x], [mut y]| {
             y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
@@ -297,7 +297,7 @@ fn a_replay_inside_an_operation_and_inside_a_node() {
         op.unwrap().wait().unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 1);
 
-        let mut recorder = engine.record("nested");
+        let mut recorder = engine.program("nested");
         for _ in 0..4 {
             let inside = program.clone();
             recorder.op("node").run(move |[], []| Ok(inside.replay()?.wait()?)).unwrap();
@@ -314,7 +314,7 @@ fn a_node_that_waits_for_its_own_replay_is_refused() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 1.0);
-        let mut recorder = engine.record("step");
+        let mut recorder = engine.program("step");
         // Enough of them that helpers run some.
         for _ in 0..64 {
             let waited = x.clone();
@@ -335,7 +335,7 @@ fn two_nodes_that_may_run_at_once_do_when_there_are_workers() {
     let watchdog = Watchdog::of(&engine);
     for _ in 0..20 {
         let barrier = Arc::new(Barrier::new(2));
-        let mut recorder = engine.record("pair");
+        let mut recorder = engine.program("pair");
         for _ in 0..2 {
             let barrier = Arc::clone(&barrier);
             let node = recorder.op("meets");
@@ -360,7 +360,7 @@ fn a_run_that_turns_out_long_is_shared_from_there_on() {
     let watchdog = Watchdog::of(&engine);
     let long = Arc::new(AtomicBool::new(false));
     let barrier = Arc::new(Barrier::new(2));
-    let mut recorder = engine.record("step");
+    let mut recorder = engine.program("step");
     for number in 0..102 {
         let (long, barrier) = (Arc::clone(&long), Arc::clone(&barrier));
         let node = recorder.op("node");
@@ -399,7 +399,7 @@ fn nodes_on_overlapping_memory_keep_their_order_however_many_overlap() {
         let (memory, deleted) = (Memory::of(&vec![0.0; count]), Deleted::default());
         // SAFETY: the memory is there as long as a tensor is, and only the engine uses it.
         let import = |at, len| unsafe { engine.import(memory.tensor(at, len, &deleted)) }.unwrap();
-        let mut recorder = engine.record("step");
+        let mut recorder = engine.program("step");
         let increments = |recorder: &mut Recorder, tensor: &Tensor, factor: f32| {
             let node = recorder.op("change").updates([tensor]);
             node.run(move |[], [], [mut tensor]| {
@@ -434,7 +434,7 @@ fn replays_that_only_read_may_overlap() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let barrier = Arc::new(Barrier::new(2));
-    let mut recorder = engine.record("reads");
+    let mut recorder = engine.program("reads");
     let meeting = Arc::clone(&barrier);
     let node = recorder.op("meets").reads([&x]);
     node.run(move |[_x], []| {

@@ -18,7 +18,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// Rows of four nodes that each read two of the row before.
 fn program(engine: &Engine, nodes: usize, work: u64) -> Program {
     let vars: Vec<_> = (0..8).map(|_| engine.var()).collect();
-    let mut recorder = engine.record("rows");
+    let mut recorder = engine.program("rows");
     for node in 0..nodes {
         let (row, place) = (node / 4, node % 4);
         let (old, new) = ((row + 1) % 2 * 4, row % 2 * 4);

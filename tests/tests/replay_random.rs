@@ -83,7 +83,7 @@ impl World {
     }
 
     fn record(&self, steps: &[Step], called: &Arc<[AtomicU64]>) -> Program {
-        let mut recorder = self.engine.record("program");
+        let mut recorder = self.engine.program("program");
         for (number, step) in steps.iter().enumerate() {
             let (reads, writes) = step.vars(&self.vars);
             let node = recorder.op(step.id.to_string()).reads_vars(&reads).writes_vars(&writes);

@@ -257,7 +257,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "cuda-python",
-        about: "CUDA memory and streams in Python, with doubles of libraries, on a simulated driver; no GPU",
+        about: "CUDA memory and streams in Python, with cuda.core, Numba and doubles, on a simulated driver; no GPU",
         fast: false,
         needs: &[Need::Python],
         counted: true,
@@ -265,7 +265,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             let build = cargo(&context.target, &["build", "--package", "estafette-cuda-sim"], &[]);
             let mut tests = python(context, &["-m", "pytest", "-rs", "bindings/python/cuda"]);
-            tests.env("ESTAFETTE_CUDA_SIM", context.target.join("debug/libestafette_cuda_sim.so"));
+            play_the_driver(context, &mut tests);
             vec![build, tests]
         },
     },
@@ -291,14 +291,19 @@ pub const SUITES: &[Suite] = &[
         commands: |context| looks_at_reports(context, "report/tests/python/test_perfetto.py"),
     },
     Suite {
+        name: "viewers",
+        about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
+        fast: false,
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
+        counted: true,
+        limit: minutes(15),
+        commands: |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
+    },
+    Suite {
         name: "html",
         about: "the page of a recording, in a browser without a screen",
         fast: false,
-        needs: &[
-            Need::Python,
-            Need::Program("chromium", "on Debian: `apt-get install chromium`"),
-            Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`"),
-        ],
+        needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
         counted: false,
         limit: minutes(15),
         commands: |context| looks_at_reports(context, "report/tests/python/test_html.py"),
@@ -379,10 +384,26 @@ pub const SUITES: &[Suite] = &[
 
 const CPP: Need = Need::Program("g++", "on Debian: `apt-get install g++`");
 const CMAKE: Need = Need::Program("cmake", "on Debian: `apt-get install cmake make`");
+const CHROMIUM: Need = Need::Program("chromium", "on Debian: `apt-get install chromium`");
+const CHROMEDRIVER: Need = Need::Program("chromedriver", "on Debian: `apt-get install chromium-driver`");
 const PKG_CONFIG: Need = Need::Program("pkg-config", "on Debian: `apt-get install pkg-config`");
 
 const fn minutes(count: u64) -> Duration {
     Duration::from_secs(60 * count)
+}
+
+/// Makes the simulator the driver that a program finds, by its path and by the driver's names.
+fn play_the_driver(context: &Context, command: &mut Command) {
+    let simulator = context.target.join("debug/libestafette_cuda_sim.so");
+    let folder = context.target.join("simulated-driver");
+    // A link that cannot be made is told by the program, which finds no simulator there.
+    let _ = std::fs::create_dir_all(&folder);
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let link = folder.join(name);
+        let _ = std::fs::remove_file(&link);
+        let _ = std::os::unix::fs::symlink(&simulator, link);
+    }
+    command.env("ESTAFETTE_CUDA_SIM", simulator).env("LD_LIBRARY_PATH", folder);
 }
 
 /// Builds the C interface and the two frameworks with it, and runs the relay.

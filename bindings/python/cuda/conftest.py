@@ -1,6 +1,7 @@
 """The simulated CUDA driver, in the place of the real one, before anything asks for it. Nothing here has seen a GPU.
 
-`cargo xtask test --suite cuda-python` builds it and names it in ESTAFETTE_CUDA_SIM.
+`cargo xtask test --suite cuda-python` builds it, names it in ESTAFETTE_CUDA_SIM, and puts it where the loader looks for
+``libcuda.so.1``: libraries that call nothing but the driver run on it for real.
 """
 
 import ctypes
@@ -12,6 +13,12 @@ _LIBRARY = os.environ.get("ESTAFETTE_CUDA_SIM")
 if _LIBRARY is None:
     raise pytest.UsageError("ESTAFETTE_CUDA_SIM is not set; run `cargo xtask test --suite cuda-python`")
 _SIM = ctypes.CDLL(_LIBRARY, mode=ctypes.RTLD_GLOBAL)
+try:
+    _SIM_BY_NAME = ctypes.CDLL("libcuda.so.1").cusim_calls
+except (OSError, AttributeError):
+    raise pytest.UsageError("libcuda.so.1 is not the simulator; run `cargo xtask test --suite cuda-python`") from None
+# A version that NVIDIA's own Python libraries are made for.
+_SIM.cusim_driver_version(13000)
 
 
 class Simulator:
@@ -23,6 +30,10 @@ class Simulator:
         _SIM.cusim_violations.restype = ctypes.c_size_t
         _SIM.cusim_calls.argtypes = [ctypes.c_char_p]
         _SIM.cusim_calls.restype = ctypes.c_uint64
+        _SIM.cusim_pending.argtypes = [ctypes.c_uint64]
+        _SIM.cusim_pending.restype = ctypes.c_uint64
+        _SIM.cusim_used.argtypes = [ctypes.c_uint32]
+        _SIM.cusim_used.restype = ctypes.c_uint64
         self.context = ctypes.c_void_p()
         self("cuInit", 0)
         self("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
@@ -79,6 +90,14 @@ class Simulator:
     def calls(self, name):
         return _SIM.cusim_calls(name.encode())
 
+    def pending(self, stream):
+        """How many commands of a stream are not over."""
+        return _SIM.cusim_pending(stream)
+
+    def used(self, device=0):
+        """Bytes of a device that are in use."""
+        return _SIM.cusim_used(device)
+
     def violations(self):
         size = _SIM.cusim_violations(None, 0)
         text = ctypes.create_string_buffer(size + 1)
@@ -88,6 +107,13 @@ class Simulator:
     def forget(self):
         _SIM.cusim_forget_violations()
         _SIM.cusim_forget_calls()
+
+
+    def expect_race(self):
+        """For the half of a test in which an order is left out: the detector must have seen it."""
+        found = self.violations()
+        assert any(line.startswith("race") for line in found), found
+        _SIM.cusim_forget_violations()
 
 
 def _handle(stream):

@@ -4,10 +4,14 @@
 //! and the type of the object behind it where that passes through our hands. It is for the whole process: a library that
 //! takes a lease knows no engine.
 
+use std::sync::Arc;
+
 use estafette::{Lease, journal};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
+use crate::attached::Attached;
 use crate::peers;
 
 static RECORDED: AtomicBool = AtomicBool::new(false);
@@ -47,8 +51,35 @@ pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
         }
     }
     if are_recorded()
-        && let Ok(kind) = object.get_type().fully_qualified_name()
+        && let Some(name) = name_of(&object.get_type())
     {
-        lease.note_object(&kind.to_string_lossy());
+        lease.note_object(name);
     }
+}
+
+/// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old one.
+const KEPT: usize = 32;
+
+static NAMES: Attached<[Option<(Py<PyType>, Arc<str>)>; KEPT]> = Attached::new([const { None }; KEPT]);
+
+/// The full name of a type.
+fn name_of(kind: &Bound<'_, PyType>) -> Option<Arc<str>> {
+    let py = kind.py();
+    // Type objects are aligned to 16 bytes, and some hundred bytes long.
+    let slot = kind.as_ptr().addr() / 16;
+    let slot = (slot ^ slot / 64) % KEPT;
+    let known = |names: &mut [Option<(Py<PyType>, Arc<str>)>; KEPT]| {
+        let (known, name) = names[slot].as_ref()?;
+        (known.as_ptr() == kind.as_ptr()).then(|| Arc::clone(name))
+    };
+    // SAFETY: compares addresses and clones a text.
+    if let Some(name) = unsafe { NAMES.with(py, known) } {
+        return Some(name);
+    }
+    let name: Arc<str> = kind.fully_qualified_name().ok()?.to_string_lossy().into();
+    let new = (kind.clone().unbind(), Arc::clone(&name));
+    // SAFETY: exchanges two values; the old one is dropped afterwards.
+    let old = unsafe { NAMES.with(py, |names| names[slot].replace(new)) };
+    drop(old);
+    Some(name)
 }

@@ -1,7 +1,7 @@
 //! Copies, each of which is an operation: ordered like any other, and seen in a diagnosis.
 
 use estafette::devices::DLDevice;
-use estafette::{Access, Completion, Error, ExportOptions, Tensor};
+use estafette::{Error, Tensor};
 use pyo3::prelude::*;
 
 use crate::body::{self, would_block};
@@ -18,7 +18,8 @@ pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevi
     submit(py, handle, tensor, to)?.or_raise(py)
 }
 
-/// As [`copied`], in memory of the device `to`, waiting until the copy is there; `None` when the engine takes no more operations.
+/// As [`copied`], for whoever takes the copy now: `waits` says whether he needs it to be there. `None` when the engine takes no more
+/// operations.
 ///
 /// # Errors
 /// As [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
@@ -27,8 +28,9 @@ pub fn copied_now(
     handle: &EngineHandle,
     tensor: &Tensor,
     to: DLDevice,
+    waits: bool,
 ) -> PyResult<Option<Tensor>> {
-    if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+    if waits && !tensor.is_ready() && running_loop::get(py)?.is_some() {
         return Err(would_block(py, "the tensor"));
     }
     let copy = match submit(py, handle, tensor, to)? {
@@ -36,7 +38,9 @@ pub fn copied_now(
         Err(Error::Shutdown) => return Ok(None),
         Err(error) => return Err(to_py(py, &error)),
     };
-    gate::detach(py, || copy.wait()).or_raise(py)?;
+    if waits {
+        gate::detach(py, || copy.wait()).or_raise(py)?;
+    }
     Ok(Some(copy))
 }
 
@@ -47,18 +51,11 @@ fn submit(
     to: DLDevice,
 ) -> PyResult<Result<Tensor, Error>> {
     let engine = handle.engine(py)?;
-    let source = tensor.clone();
-    let build = || engine.op("copy").reads([tensor]);
-    let start = move |end: Completion| {
-        let options = ExportOptions { copy: true, copy_to: to, ..ExportOptions::new(Access::Read) };
-        let copied = end.scope().export(&source, &options);
-        end.produce(copied.map(Into::into).map_err(Into::into));
-    };
-    match body::within(py, || poll_once(build().produce_external_async(start.clone())))? {
+    match body::within(py, || poll_once(engine.copy_async(tensor, to)))? {
         Some(outcome) => Ok(outcome),
         None => {
             handle.may_wait(py)?;
-            Ok(gate::detach(py, || build().produce_external(start)))
+            Ok(gate::detach(py, || engine.copy(tensor, to)))
         }
     }
 }

@@ -3,9 +3,10 @@
 //! It describes memory in a dictionary that keeps nothing alive. So of an import the object itself is kept, until the last use
 //! of the memory is over. Of an export nobody tells when the consumer is done: the dictionary of a tensor is a view without a
 //! lease, read-only in what it says, and counted as an exchange that could not be ordered; that of a view (`t.read()`,
-//! `eng.access`) is covered by the view's lease.
+//! `eng.access`) is covered by the view's lease, and that of an operand, in the function of an operation, by the operation.
 
 use std::ptr;
+use std::sync::Arc;
 
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, DeviceType, Frontier};
@@ -13,20 +14,24 @@ use estafette::exchange::ManagedTensor;
 use estafette::{Access, Consumer, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyTuple};
 
 use crate::array_interface::{self, Dictionary};
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::until_defined;
+use crate::peers::{Peer, Unnamed};
 use crate::unordered::{self, Reason};
-use crate::{gate, stream, typestr};
+use crate::{body, gate, stream, typestr};
 
 const NAME: &str = "__cuda_array_interface__";
 /// The version whose producers name a stream.
 const WITH_STREAM: i64 = 3;
 
-/// Whether an object speaks this interface and not DLPack.
-pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+/// Whether an object is to be taken by this interface: it does not speak DLPack, or not in its own library's name.
+pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> {
+    if peer.interface_first && object.hasattr(NAME)? {
+        return Ok(true);
+    }
     array_interface::is_all_there_is(object, NAME)
 }
 
@@ -35,7 +40,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// # Errors
 /// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
 /// device here knows.
-pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
+pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, Frontier)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
     if interface.entry("mask")?.is_some() {
@@ -66,10 +71,11 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     };
     let layout = layout.map_err(|error| to_py(py, &error.into()))?;
     // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
+    let of_default = version < WITH_STREAM || peer.unnamed == Unnamed::DefaultStream;
     let stream = match interface.entry("stream")? {
+        Some(stream) if peer.unnamed == Unnamed::DefaultStream && is_zero(&stream) => Some(stream::LEGACY),
         Some(stream) => Some(stream::cuda_handle(&stream)?),
-        None if version < WITH_STREAM => Some(stream::LEGACY),
-        None => None,
+        None => of_default.then_some(stream::LEGACY),
     };
     let ready = match stream {
         Some(stream) => Frontier::from_iter(stream::fence_of(py, device, stream)?),
@@ -78,6 +84,10 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
     let data = ptr::with_exposed_provenance_mut(address);
     // SAFETY: the object vouches for its memory as long as it lives.
     Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
+}
+
+fn is_zero(stream: &Bound<'_, PyAny>) -> bool {
+    !stream.is_instance_of::<PyBool>() && stream.extract::<i64>().is_ok_and(|number| number == 0)
 }
 
 /// Where memory is, by the driver's account.
@@ -106,7 +116,12 @@ pub fn describe<'py>(
     tensor: &Tensor,
     leased: Option<Access>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    if leased.is_none() {
+    let scope = if leased.is_none() { body::current_scope(py)? } else { None };
+    let operand = scope.as_ref().and_then(|scope| {
+        let scope = scope.get().scope();
+        Some((scope.describe(tensor)?, scope.queue()))
+    });
+    if leased.is_none() && operand.is_none() {
         until_defined(py, tensor)?;
     }
     let place = tensor.device().or_raise(py)?;
@@ -121,21 +136,26 @@ pub fn describe<'py>(
             "`__cuda_array_interface__` has no name for elements of type {dtype}"
         ))
     })?;
-    // A queue of ours that lives as long as the process: the consumer puts himself behind it.
     let device = DLDevice::new(DeviceType::CUDA, place.device_id);
     let device =
         stream::device_of(py, device)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
-    let queue = device.default_queue();
-    let handle = queue.native();
-    if leased.is_none() {
-        // The lease is over when the waits are enqueued.
-        let consumer = Consumer::Queue(queue);
-        let lease = gate::detach(py, || {
-            tensor.lease_wait_for(Access::Read, None, "a CUDA array interface", &consumer)
-        });
-        drop(lease.or_raise(py)?);
-        unordered::note(py, false, Reason::Untracked, place.to_string());
-    }
+    let (access, queue) = match (operand, leased) {
+        // What it comes after was left to the operation's queue; on the host it has been waited for.
+        (Some((access, queue)), _) => (access, queue),
+        // A queue of ours that lives as long as the process: the consumer puts himself behind it.
+        (None, Some(access)) => (access, Some(device.default_queue())),
+        (None, None) => {
+            let queue = device.default_queue();
+            // The lease is over when the waits are enqueued.
+            let consumer = Consumer::Queue(Arc::clone(&queue));
+            let lease = gate::detach(py, || {
+                tensor.lease_wait_for(Access::Read, None, "a CUDA array interface", &consumer)
+            });
+            drop(lease.or_raise(py)?);
+            unordered::note(py, false, Reason::Untracked, place.to_string());
+            (Access::Read, Some(queue))
+        }
+    };
     let layout = tensor.layout().or_raise(py)?;
     let size = dtype.itemsize() as i64;
     let dictionary = PyDict::new(py);
@@ -145,7 +165,7 @@ pub fn describe<'py>(
     dictionary.set_item("strides", PyTuple::new(py, layout.strides().iter().map(|stride| stride * size))?)?;
     let empty = layout.is_empty();
     let address = if empty { 0 } else { tensor.data_ptr().or_raise(py)?.expose_provenance() };
-    dictionary.set_item("data", (address, leased != Some(Access::Write)))?;
-    dictionary.set_item("stream", handle)?;
+    dictionary.set_item("data", (address, access != Access::Write))?;
+    dictionary.set_item("stream", queue.map(|queue| queue.native()))?;
     Ok(dictionary)
 }

@@ -158,14 +158,19 @@ pub fn export_from<'py>(
                 // Refused first, so that nothing is copied in vain. The copy is there when this returns.
                 stream::consumer(tensor, to, request.stream, py)?;
             }
-            match copied_now(py, engine, tensor, to)? {
+            // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
+            let ordered = to == device
+                && running_loop::get(py)?.is_none()
+                && matches!(stream::consumer(tensor, to, request.stream, py)?, Consumer::Queue(_));
+            match copied_now(py, engine, tensor, to, !ordered)? {
                 Some(copy) => {
+                    let placed = if ordered { tensor } else { &copy };
                     let options = ExportOptions {
                         abi: request.abi(),
-                        consumer: stream::consumer(&copy, to, request.stream, py)?,
+                        consumer: stream::consumer(placed, to, request.stream, py)?,
                         ..ExportOptions::new(Access::Alias)
                     };
-                    let managed = copy.export_as_copy(&options).or_raise(py)?;
+                    let managed = gate::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
                     count();
                     capsule::wrap(py, managed)
                 }

@@ -35,7 +35,8 @@ pub struct Wanted {
 impl Wanted {
     /// Whether a copy that is made here gives what is wanted, where the producer did not.
     pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
-        let reachable = |to: DLDevice| to == DLDevice::CPU || to.device_type == DeviceType::ONE_API;
+        let devices = [DeviceType::ONE_API, DeviceType::CUDA];
+        let reachable = |to: DLDevice| to == DLDevice::CPU || devices.contains(&to.device_type);
         self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
     }
 
@@ -86,7 +87,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let peer = known.peer();
     let (mut managed, ready) = match known.table {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
-        _ if cuda_array::is_all_there_is(object)? => cuda_array::take(object)?,
+        _ if cuda_array::is_to_be_asked(object, peer)? => cuda_array::take(object, peer)?,
         _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
         _ => through_protocol(object, peer, wanted)?,
     };

@@ -55,6 +55,16 @@ pub enum NullStream {
     Unknown,
 }
 
+/// What a CUDA array interface that names no stream says: one without the entry, and one with 0, which is forbidden because it
+/// may mean either default stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unnamed {
+    /// Without the entry there is nothing to wait for; 0 is refused.
+    AsWritten,
+    /// Work may be under way on a default stream. What comes after the legacy one comes after both.
+    DefaultStream,
+}
+
 /// What a consumer does about DLPack's read-only flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadOnly {
@@ -80,6 +90,10 @@ pub struct Peer {
     pub omitted: Omitted,
     /// What NULL means in its C exchange table.
     pub null_stream: NullStream,
+    /// What no stream and 0 mean in its CUDA array interface.
+    pub unnamed: Unnamed,
+    /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.
+    pub interface_first: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
@@ -131,6 +145,8 @@ const UNKNOWN: Peer = Peer {
     stream: Stream::Honoured,
     omitted: Omitted::DefaultStream,
     null_stream: NullStream::DefaultStream,
+    unnamed: Unnamed::AsWritten,
+    interface_first: false,
     prompt_deleter: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
@@ -237,10 +253,23 @@ pub static PEERS: &[Peer] = &[
     },
     Peer {
         root: "cuda",
-        read_only: ReadOnly::Ignored,
+        // Buffers and views take the argument and leave the order to the program.
+        stream: Stream::Ignored,
         omitted: Omitted::NoSync,
         null_stream: NullStream::Unknown,
-        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx; NVIDIA/cuda-python#1630",
+        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx, _memory/_buffer.pyx (__dlpack__); NVIDIA/cuda-python#1630",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "numba",
+        read_only: ReadOnly::Ignored,
+        omitted: Omitted::NoSync,
+        // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels go there unless
+        // another one is named, so either may be under way.
+        unnamed: Unnamed::DefaultStream,
+        // Managed and mapped arrays are NumPy's, with an interface of Numba's.
+        interface_first: true,
+        source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__, ManagedNDArray), driver.py (Stream)",
         ..UNKNOWN
     },
     Peer {

@@ -70,6 +70,11 @@ impl Context {
 
     /// Makes this the thread's current context, until the guard goes.
     pub(super) fn enter(&self) -> Result<Current<'_>, DeviceError> {
+        Ok(Current { context: self, pushed: self.push()? })
+    }
+
+    /// Makes this the thread's current context, and says whether it was another one, which [`pop`](Self::pop) puts back.
+    pub(super) fn push(&self) -> Result<bool, DeviceError> {
         let mut now: CUcontext = ptr::null_mut();
         // SAFETY: writes one pointer.
         let code = unsafe { (self.api.context_current)(&raw mut now) };
@@ -79,7 +84,15 @@ impl Context {
             let code = unsafe { (self.api.context_push)(self.raw.get()) };
             self.check(code, "cannot enter the context")?;
         }
-        Ok(Current { context: self, pushed })
+        Ok(pushed)
+    }
+
+    /// Puts back what [`push`](Self::push) replaced on this thread. Whatever was made current in between in place of this context is
+    /// forgotten with it.
+    pub(super) fn pop(&self) {
+        let mut left: CUcontext = ptr::null_mut();
+        // SAFETY: takes one context off this thread's stack; the caller has pushed one.
+        let _ = unsafe { (self.api.context_pop)(&raw mut left) };
     }
 
     /// The same for calls that a capture of any thread would refuse, or be broken by: queries, and whatever makes, frees or
@@ -167,9 +180,7 @@ pub(super) struct Current<'a> {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         if self.pushed {
-            let mut left: CUcontext = ptr::null_mut();
-            // SAFETY: takes back what was pushed on this thread, which nothing else was pushed upon since.
-            let _ = unsafe { (self.context.api.context_pop)(&raw mut left) };
+            self.context.pop();
         }
     }
 }

@@ -198,6 +198,14 @@ impl Device for CudaDevice {
         Ok(unsafe { self.foreign(handle) }?)
     }
 
+    fn enter(&self) -> Result<bool, DeviceError> {
+        self.context.push()
+    }
+
+    fn leave(&self) {
+        self.context.pop();
+    }
+
     fn is_released_early(&self) -> bool {
         true
     }
@@ -222,8 +230,8 @@ impl Device for CudaDevice {
         allocate(&self.context, self.pool.as_ref(), Kind::Device, bytes, align)
     }
 
-    /// Copies within the device, from and to the host, and between devices. Host memory that is not pinned goes through the
-    /// driver's own buffers: then the call may wait for what is enqueued before.
+    /// Copies within the device, from and to the host, and between devices. With host memory that is not pinned the call may
+    /// wait for what is enqueued before (`may_block_copies`).
     unsafe fn copy(
         &self,
         queue: &dyn Queue,
@@ -237,6 +245,17 @@ impl Device for CudaDevice {
         self.peers.reach(self, dst);
         // SAFETY: by contract.
         unsafe { queue.copy(src, dst, bytes) }
+    }
+
+    /// True of memory that the driver has not pinned: with such, "the function might be synchronous with respect to host", and
+    /// "the driver may synchronize with the stream" before it stages the copy (CUDA Driver API, "API synchronization behavior").
+    fn may_block_copies(&self, host: *const u8) -> bool {
+        self.pointer_info(host).is_none()
+    }
+
+    /// Pinned memory.
+    fn allocate_staging(&self, bytes: usize) -> Result<Allocation, DeviceError> {
+        self.allocate_pinned(bytes, 64)
     }
 
     /// The native event of a CUDA device is a pointer to a `cudaEvent_t` (`CUevent`).

@@ -1,4 +1,4 @@
-//! Graphs: work of one queue, recorded once and launched often, with one call of the driver each.
+//! Graphs: work of one queue or several, recorded once and launched often, with one call of the driver each.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -9,11 +9,11 @@ use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::Mutex;
 
-use crate::{DeviceError, DeviceErrorKind, Fence, Queue, Reactor};
+use crate::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue, Reactor, Recorded};
 
 use super::context::Context;
 use super::handle::Handle;
-use super::queue::CudaQueue;
+use super::queue::{CudaQueue, not_ours};
 
 /// Work that was recorded on a queue, ready to be launched.
 ///
@@ -40,12 +40,30 @@ impl CudaQueue {
         &self,
         enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
     ) -> Result<CudaGraph, DeviceError> {
+        self.capture_across(&[], enqueue)
+    }
+
+    /// As [`capture`](Self::capture), with more queues of the same device that take part from the beginning to the end: `enqueue`
+    /// may enqueue on all of them, and order them by their fences.
+    ///
+    /// # Errors
+    /// As [`capture`](Self::capture); or one of `others` is of another device, not ours, or recording already.
+    pub fn capture_across(
+        &self,
+        others: &[&Self],
+        enqueue: impl FnOnce(usize) -> Result<(), DeviceError>,
+    ) -> Result<CudaGraph, DeviceError> {
         let context = self.context();
         let api = context.api;
         let refused = |message: &str| Err(DeviceError::new(DeviceErrorKind::Invalid, message));
         let Some(stream) = self.stream() else {
             return refused("graphs are recorded on queues of our own");
         };
+        let of_one_device = |other: &&&Self| Arc::ptr_eq(other.context(), context);
+        let joined: Vec<_> = others.iter().filter(of_one_device).filter_map(|other| other.stream()).collect();
+        if joined.len() < others.len() {
+            return refused("one graph is recorded on queues of our own, all of one device");
+        }
         let (Some(begin), Some(end), Some(instantiate), Some(destroy)) =
             (api.capture_begin, api.capture_end, api.graph_instantiate, api.graph_destroy)
         else {
@@ -57,7 +75,15 @@ impl CudaQueue {
             let code = unsafe { begin(raw, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) };
             context.check(code, "cannot begin to record a graph")
         })?;
-        let enqueued = catch_unwind(AssertUnwindSafe(|| enqueue(stream.raw().expose_provenance())));
+        let mut taking_part = 0;
+        let enqueued = catch_unwind(AssertUnwindSafe(|| {
+            for other in &joined {
+                other.join_recording(stream)?;
+                taking_part += 1;
+            }
+            enqueue(stream.raw().expose_provenance())?;
+            joined.iter().try_for_each(|other| other.rejoin(stream))
+        }));
         let mut graph: CUgraph = ptr::null_mut();
         let ended = stream.end_recording(|raw| {
             let _entered = context.enter()?;
@@ -65,6 +91,7 @@ impl CudaQueue {
             let code = unsafe { end(raw, &raw mut graph) };
             context.check(code, "cannot end the recording of a graph")
         });
+        joined[..taking_part].iter().for_each(|other| other.leave_recording());
         let enqueued = match enqueued {
             Ok(enqueued) => enqueued.and(ended),
             Err(panic) => {
@@ -124,6 +151,32 @@ impl CudaGraph {
         let fence = queue.record()?;
         *last = Some(fence.clone());
         Ok(fence)
+    }
+}
+
+/// [`Queue::record_graph`] on a queue of ours.
+pub(super) fn record(
+    queue: &CudaQueue,
+    lanes: usize,
+    enqueue: Recorded<'_>,
+) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+    if queue.is_foreign() {
+        return Err(DeviceError::new(DeviceErrorKind::Invalid, "graphs are recorded on queues of our own"));
+    }
+    let made: Vec<_> =
+        (0..lanes.max(1)).map(|_| CudaQueue::own(queue.context())).collect::<Result<_, _>>()?;
+    let queues: Vec<Arc<dyn Queue>> = made.iter().map(|queue| Arc::clone(queue) as Arc<dyn Queue>).collect();
+    let others: Vec<&CudaQueue> = made[1..].iter().map(|queue| &**queue).collect();
+    let graph = made[0].capture_across(&others, |_| enqueue(&queues))?;
+    Ok(Arc::new(graph))
+}
+
+impl LaunchGraph for CudaGraph {
+    fn launch(&self, queue: &dyn Queue) -> Result<Fence, DeviceError> {
+        match CudaQueue::from_queue(queue) {
+            Some(queue) => self.launch(queue),
+            None => Err(not_ours(queue, self.context.id)),
+        }
     }
 }
 

@@ -194,6 +194,35 @@ impl Stream {
         Ok(())
     }
 
+    /// Takes part, from here on, in the recording that `origin` has begun.
+    ///
+    /// # Errors
+    /// As [`begin_recording`](Self::begin_recording).
+    pub(super) fn join_recording(&self, origin: &Self) -> Result<(), DeviceError> {
+        self.begin_recording(|raw| {
+            // SAFETY: a live stream of the context.
+            let fork = unsafe { Event::record(&self.context, origin.raw()) }?;
+            // SAFETY: the event is live, and a recording keeps what it waits for by itself.
+            unsafe { wait(&self.context, raw, fork.raw(), 0) }
+        })
+    }
+
+    /// Makes `origin`, whose recording this stream has joined, come after what was enqueued here.
+    ///
+    /// # Errors
+    /// The recording was spoilt.
+    pub(super) fn rejoin(&self, origin: &Self) -> Result<(), DeviceError> {
+        // SAFETY: a live stream of the context.
+        let join = unsafe { Event::record(&self.context, self.raw()) }?;
+        // SAFETY: as in `join_recording`.
+        unsafe { wait(&self.context, origin.raw(), join.raw(), 0) }
+    }
+
+    /// The recording that this stream has joined is over.
+    pub(super) fn leave_recording(&self) {
+        self.lane().capture = false;
+    }
+
     /// The recording is over.
     pub(super) fn end_recording(
         &self,

@@ -24,7 +24,7 @@
 //! | `progress`, `words` | how far they have come; the pinned words that they count in |
 //! | `foreign` | streams of others |
 //! | `events`, `single` | native events; fences that are one |
-//! | `graph` | work of a queue, recorded once and launched often |
+//! | `graph` | work of queues, recorded once and launched often |
 //! | `memory`, `peers` | pools, pinned and managed memory; devices that reach each other's |
 //! | `errors`, `counters`, `handle` | the driver's numbers; what is counted; its handles |
 

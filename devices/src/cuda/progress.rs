@@ -78,6 +78,28 @@ impl Timeline for Stream {
         self.poll()
     }
 
+    #[inline]
+    fn peek(&self, sequence: u64) -> Option<bool> {
+        let known = self.completed.load(Ordering::Acquire);
+        if known & !FROZEN >= sequence {
+            return Some(true);
+        }
+        if known & FROZEN != 0 || self.written.load(Ordering::Acquire) < sequence {
+            return None;
+        }
+        self.read();
+        if self.completed() >= sequence {
+            return Some(true);
+        }
+        let reads = self.reads.load(Ordering::Relaxed).wrapping_add(1);
+        if reads.is_multiple_of(HEALTH_READS) && self.is_time_to_look() {
+            // Not counted: whoever asks now looks.
+            return None;
+        }
+        self.reads.store(reads, Ordering::Relaxed);
+        Some(false)
+    }
+
     fn is_cheap_to_ask(&self) -> bool {
         self.word.is_some()
     }
@@ -176,13 +198,21 @@ impl Stream {
         }
     }
 
+    fn age_ns(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    #[cold]
+    fn is_time_to_look(&self) -> bool {
+        self.age_ns().saturating_sub(self.looked_ns.load(Ordering::Relaxed)) >= HEALTH_NS
+    }
+
     /// Asks the driver whether the stream still works, if it is time.
     fn look(&self) {
-        let now = u64::try_from(self.born.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if now.saturating_sub(self.looked_ns.load(Ordering::Relaxed)) < HEALTH_NS {
+        if !self.is_time_to_look() {
             return;
         }
-        self.looked_ns.store(now, Ordering::Relaxed);
+        self.looked_ns.store(self.age_ns(), Ordering::Relaxed);
         let lane = self.lane();
         // A capturing stream is not queried.
         if self.records(&lane).unwrap_or(true) {

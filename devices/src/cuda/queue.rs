@@ -7,12 +7,14 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::source::Timeline;
 use crate::{
-    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueClock, QueueId, Timing,
+    DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock,
+    QueueId, Recorded, Timing,
 };
 
 use super::context::Context;
 use super::events::Event;
 use super::foreign::{Foreign, recording};
+use super::graph;
 use super::single::{Captured, Single};
 use super::stream::Stream;
 use super::timing::Stretch;
@@ -337,6 +339,14 @@ impl Queue for CudaQueue {
         }
     }
 
+    fn enter(&self) -> Result<bool, DeviceError> {
+        self.context.push()
+    }
+
+    fn leave(&self) {
+        self.context.pop();
+    }
+
     /// The `CUstream`. Whoever asks may enqueue there until the next [`Queue::record`].
     fn native(&self) -> usize {
         match &self.kind {
@@ -357,6 +367,17 @@ impl Queue for CudaQueue {
             Kind::Own(stream) => stream.is_capturing(),
             Kind::Foreign(foreign, _) => foreign.is_capturing(&self.context),
         }
+    }
+
+    fn records_graphs(&self) -> bool {
+        let api = self.context.api;
+        let known =
+            api.capture_begin.is_some() && api.graph_instantiate.is_some() && api.graph_launch.is_some();
+        known && !self.is_foreign()
+    }
+
+    fn record_graph(&self, lanes: usize, enqueue: Recorded<'_>) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+        graph::record(self, lanes, enqueue)
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -223,3 +223,82 @@ fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
     settle(&record(&other)).expect("nothing failed");
     bench.assert_nothing_wrong();
 }
+
+/// ```text
+/// first:  fill x ──┬──────────► copy y to z
+/// second:          └─ copy x to y ┘
+/// third:  fill w
+/// ```
+#[test]
+fn a_graph_of_several_queues_has_their_branches_and_their_order() {
+    let bench = bench();
+    let queue = bench.queue();
+    let [x, y, z, w] = [(); 4].map(|()| bench.memory(4_096));
+    let record_it = |ordered: bool| {
+        queue.record_graph(3, &mut |queues| {
+            let [first, second, third] = queues else { panic!("as many as were asked for") };
+            let own = |queue| CudaQueue::from_queue(queue).expect("of the same device");
+            let before = [first, second, third].map(|queue| queue.id());
+            assert!(before.iter().all(|id| *id != queue.id()), "nobody else has them");
+            fill(own(&**first), &x, 5);
+            let filled = first.record()?;
+            if ordered {
+                assert_eq!(second.order_after(&filled)?, Order::Device);
+            }
+            bench.copy(own(&**second), &x, &y);
+            let copied = second.record()?;
+            assert_eq!(first.order_after(&copied)?, Order::Device);
+            bench.copy(own(&**first), &y, &z);
+            fill(own(&**third), &w, 6);
+            Ok(())
+        })
+    };
+    assert!(queue.records_graphs());
+    let graph = record_it(true).expect("the driver has graphs");
+    bench.assert_filled(&z, 0);
+    let release = block(&*queue);
+    let launched = graph.launch(&*queue).expect("it works");
+    assert!(!is_done(&launched));
+    release();
+    settle(&launched).expect("nothing failed");
+    bench.assert_filled(&z, 5);
+    bench.assert_filled(&w, 6);
+    bench.assert_nothing_wrong();
+    if let Some(simulator) = bench.simulator("it finds what nothing orders") {
+        drop(record_it(false).expect("a race is no error of the driver"));
+        let found = simulator.violations();
+        assert!(found.iter().any(|text| text.contains("captured graph")), "{found:?}");
+        simulator.forget_violations();
+    }
+}
+
+#[test]
+fn a_graph_of_several_queues_that_goes_wrong_leaves_all_of_them_as_they_were() {
+    let bench = bench();
+    let (one, two, three) = (bench.queue(), bench.queue(), bench.queue());
+    let memory = bench.memory(64);
+    let busy = three.capture(|_| {
+        // A queue that records already cannot take part in another recording; one that had joined before it leaves again.
+        let refused = one.capture_across(&[&two, &three], |_| panic!("it has not begun"));
+        assert_eq!(refused.expect_err("it is recording").kind(), DeviceErrorKind::Invalid);
+        Ok(())
+    });
+    busy.expect("nothing disturbed it");
+    let refused = one.capture_across(&[&two], |_| {
+        fill(&two, &memory, 1);
+        Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "changed its mind"))
+    });
+    assert_eq!(refused.expect_err("it said so").message(), "changed its mind");
+    // SAFETY: the stream lives to the end of the test.
+    let stranger = bench.foreign_stream();
+    let theirs = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
+    assert!(!theirs.records_graphs());
+    assert!(theirs.record_graph(1, &mut |_| Ok(())).is_err(), "their queues are not ours to record on");
+    for queue in [&one, &two, &three] {
+        assert!(!queue.is_capturing().expect("it works"));
+        fill(queue, &memory, 3);
+        settle(&record(queue)).expect("nothing failed");
+    }
+    bench.assert_filled(&memory, 3);
+    bench.assert_nothing_wrong();
+}

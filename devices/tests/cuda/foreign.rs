@@ -3,9 +3,9 @@
 use std::thread;
 
 use cudarc::driver::sys;
-use estafette_devices::{Device, DeviceErrorKind, FenceState, Order, Queue};
+use estafette_devices::{Device, DeviceErrorKind, Entered, FenceState, Order, Queue};
 
-use crate::harness::{MOMENT, bench, block, fill, inside, order, record, settle};
+use crate::harness::{MOMENT, assert_ok, bench, block, fill, inside, order, record, settle};
 
 #[test]
 fn handles_have_64_bits() {
@@ -219,4 +219,31 @@ fn a_barrier_is_over_all_that_anybody_has_enqueued() {
     let settled = barrier.join().expect("it does not panic").expect("the device has one");
     assert!(settled.is_ok());
     assert!(matches!(theirs.state(), FenceState::Done));
+}
+
+#[test]
+fn whoever_has_entered_a_queue_or_a_device_is_in_its_context_and_nobody_else() {
+    let bench = bench();
+    let queue = bench.queue();
+    let current = || {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: writes one pointer.
+        assert_ok(unsafe { sys::cuCtxGetCurrent(&raw mut context) });
+        context as usize
+    };
+    let own = inside(&bench.device, current);
+    // On a thread that the driver has never seen.
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            assert_eq!(current(), 0);
+            let outer = Entered::queue(&*queue).expect("it works");
+            let inner = Entered::device(&*bench.device).expect("it works");
+            assert_eq!(current(), own);
+            drop(inner);
+            assert_eq!(current(), own, "what was there before stays");
+            drop(outer);
+            assert_eq!(current(), 0);
+        });
+    });
+    bench.assert_nothing_wrong();
 }

@@ -12,6 +12,7 @@
 //! | [`promise`] | fences of other schedulers, and ours for them, as a struct of C functions |
 //! | [`storage`] | what keeps memory alive |
 //! | [`ranges`] | who else knows memory that overlaps this one |
+//! | [`Home`] | streams in whose order memory is given out again |
 //! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
 //! | [`quarantine`] | memory that a consumer gave back while its device work may still run |
 //! | [`fork`] | what must not run in a forked child |
@@ -29,9 +30,12 @@ pub mod reaper;
 pub mod storage;
 
 mod contain;
+mod home;
 
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
+pub use home::Home;
+pub(crate) use home::handed_back;
 pub use invalid::InvalidTensor;
 pub use layout::Layout;
 pub use ranges::{Key, Ranges, Space};

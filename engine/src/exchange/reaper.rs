@@ -4,7 +4,8 @@
 //!
 //! # The way of a storage
 //! 1. *Handed over* by [`Reaper::release`] with the fences that its memory still carries.
-//! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile.
+//! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
+//!    [`Home`](super::Home) skips this step if the stream there can be made to wait instead.
 //! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:
 //!
 //! | leaked because | why that is right |
@@ -107,7 +108,7 @@ impl Reaper {
             return self.shared.leak(storage);
         }
         frontier.prune();
-        if !frontier.is_empty() {
+        if !frontier.is_empty() && !storage.home().is_some_and(|home| home.waits_for(&frontier)) {
             return self.release_after(frontier, storage);
         }
         if !storage.runs_foreign_code() {

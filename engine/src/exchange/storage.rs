@@ -13,6 +13,7 @@ use estafette_devices::{Allocation, DeviceType};
 use super::abi::ManagedTensor;
 use super::dtype::Element;
 use super::fork;
+use super::home::Home;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub struct Storage {
@@ -23,9 +24,14 @@ pub struct Storage {
 
 enum Owner {
     Foreign(ManagedTensor),
+    /// A foreign tensor whose allocator works in stream order.
+    Homing(Box<(ManagedTensor, Home)>),
     Device(Allocation),
     Vec(RawVec),
-    Any { data: *mut u8, _owner: Box<dyn Any + Send> },
+    Any {
+        data: *mut u8,
+        _owner: Box<dyn Any + Send>,
+    },
 }
 
 // SAFETY: the only part that is not `Send` by itself is the data pointer beside an owner; it is an address
@@ -39,6 +45,11 @@ impl Storage {
     /// Memory of another library, given back by its deleter.
     pub fn foreign(tensor: ManagedTensor) -> Self {
         Self::new(Owner::Foreign(tensor))
+    }
+
+    /// The same, of an allocator that works in the order of the stream `home`.
+    pub fn homing(tensor: ManagedTensor, home: Home) -> Self {
+        Self::new(Owner::Homing(Box::new((tensor, home))))
     }
 
     /// Memory allocated from a device.
@@ -61,6 +72,7 @@ impl Storage {
     pub fn data(&self) -> *mut u8 {
         match &self.owner {
             Owner::Foreign(tensor) => tensor.data(),
+            Owner::Homing(homing) => homing.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
             Owner::Any { data, .. } => *data,
@@ -71,6 +83,15 @@ impl Storage {
     pub fn as_foreign(&self) -> Option<&ManagedTensor> {
         match &self.owner {
             Owner::Foreign(tensor) => Some(tensor),
+            Owner::Homing(homing) => Some(&homing.0),
+            _ => None,
+        }
+    }
+
+    /// Where the allocator takes it back in stream order.
+    pub(super) fn home(&self) -> Option<&Home> {
+        match &self.owner {
+            Owner::Homing(homing) => Some(&homing.1),
             _ => None,
         }
     }
@@ -80,7 +101,7 @@ impl Storage {
     /// be freed anywhere.
     pub fn runs_foreign_code(&self) -> bool {
         match &self.owner {
-            Owner::Foreign(_) | Owner::Any { .. } => true,
+            Owner::Foreign(_) | Owner::Homing(_) | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
         }
@@ -105,6 +126,7 @@ impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
+            Owner::Homing(homing) => f.debug_tuple("Homing").field(&homing.0).field(&homing.1).finish(),
             Owner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
             Owner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
             Owner::Any { data, .. } => write!(f, "Owned({data:p})"),

@@ -10,9 +10,10 @@ use estafette_report::model::{
 };
 use estafette_sync::sync::atomic::Ordering;
 
-use super::entry::{Entry, How, NONE, Tells, Use, access_of, halves};
+use super::entry::{Entry, How, NONE, Tells, Use, access_of, halves, told_briefly, widened};
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
+use crate::exchange::DType;
 
 /// What is known of one operation so far.
 struct Draft {
@@ -71,7 +72,11 @@ impl Assembly<'_> {
         let texts = thread.texts.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let pages = thread.pages.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let reading = Reading { lane, texts };
+        let running = thread.running.get();
         pages.iter().for_each(|page| page.read(|entry| self.entry(&reading, entry)));
+        if let Some((id, ticks)) = running {
+            self.began(id, self.scale.nanos(ticks), lane);
+        }
     }
 
     fn draft(&mut self, id: u64) -> &mut Draft {
@@ -83,6 +88,42 @@ impl Assembly<'_> {
             ended: false,
             waits_for_any: false,
         })
+    }
+
+    fn submitted(&mut self, reading: &Reading, id: u64, at: Nanos, name: u32, what: Use) -> &mut Draft {
+        let draft = self.draft(id);
+        draft.submitted = Some(what);
+        draft.operation.submitted = at;
+        draft.operation.submitter = Some(reading.lane);
+        draft.operation.name = reading.text(name);
+        draft
+    }
+
+    fn taken(&mut self, reading: &Reading, id: u64, [text, site]: [u64; 2]) {
+        let (text, library) = halves(text);
+        let library = reading.known(library);
+        let library = self.library(library.as_deref());
+        let taker = Taker { text: reading.text(text), library, site: reading.site(site as u32) };
+        self.draft(id).taker = Some(taker);
+    }
+
+    fn began(&mut self, id: u64, at: Nanos, lane: LaneId) {
+        let operation = &mut self.draft(id).operation;
+        operation.began = Some(at);
+        operation.lane = Some(lane);
+    }
+
+    fn ended(&mut self, id: u64, at: Nanos, outcome: Outcome, device_work: bool) {
+        let draft = self.draft(id);
+        draft.ended = true;
+        draft.operation.issued = Some(at);
+        if !device_work {
+            draft.operation.done = Some(at);
+        }
+        // What the device said is later news.
+        if draft.operation.outcome == Outcome::Unfinished || outcome != Outcome::Ok {
+            draft.operation.outcome = outcome;
+        }
     }
 
     fn library(&mut self, name: Option<&str>) -> Option<LibraryId> {
@@ -110,12 +151,20 @@ impl Assembly<'_> {
         match tells {
             Tells::Submitted => {
                 let (name, about) = halves(words[0]);
-                let draft = self.draft(id);
-                draft.submitted = Some(Use::from_bits(about as u8));
-                draft.operation.submitted = at;
-                draft.operation.submitter = Some(lane);
-                draft.operation.name = reading.text(name);
+                let draft = self.submitted(reading, id, at, name, Use::from_bits(about as u8));
                 draft.operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
+            }
+            Tells::Brief => {
+                let (id, about) = widened(id);
+                let (name, what) = told_briefly(about);
+                let draft = self.submitted(reading, id, at, name, what);
+                let halves = all.iter().flat_map(|word| <[u32; 2]>::from(halves(*word)));
+                draft.operation.accesses = halves.filter_map(|half| access_in(half.into())).collect();
+            }
+            Tells::Ran => {
+                let (id, took) = widened(id);
+                self.began(id, self.scale.nanos(ticks.saturating_sub(took)), lane);
+                self.ended(id, at, Outcome::Ok, false);
             }
             Tells::Accesses => {
                 self.draft(id).operation.accesses.extend(all.iter().filter_map(|word| access_in(*word)));
@@ -127,24 +176,13 @@ impl Assembly<'_> {
             }
             Tells::Began => {
                 let lane = if words[0] == 0 { lane } else { self.queue(words[0]) };
-                let operation = &mut self.draft(id).operation;
-                operation.began = Some(at);
-                operation.lane = Some(lane);
+                self.began(id, at, lane);
             }
             Tells::Ended => {
                 let (about, text) = halves(words[0]);
                 let outcome = reading.outcome(How::from_bits(about as u8), text);
                 let device_work = about & 1 << 8 != 0;
-                let draft = self.draft(id);
-                draft.ended = true;
-                draft.operation.issued = Some(at);
-                if !device_work {
-                    draft.operation.done = Some(at);
-                }
-                // What the device said is later news.
-                if draft.operation.outcome == Outcome::Unfinished || outcome != Outcome::Ok {
-                    draft.operation.outcome = outcome;
-                }
+                self.ended(id, at, outcome, device_work);
             }
             Tells::Done => {
                 let (about, text) = halves(words[0]);
@@ -183,10 +221,13 @@ impl Assembly<'_> {
                 draft.operation.waits_for = (words[0] != 0).then_some(words[0]);
             }
             Tells::Variable => {
-                let (name, library) = halves(words[1]);
+                let (dtype, library) = halves(words[1]);
                 let library = reading.known(library);
                 let library = self.library(library.as_deref());
-                let name = reading.text(name);
+                let [code, bits, lanes @ ..] = dtype.to_le_bytes();
+                let dtype = DType { code, bits, lanes: u16::from_le_bytes(lanes) };
+                let shape: Vec<String> = all.iter().skip(2).map(u64::to_string).collect();
+                let name = format!("{dtype}[{}] #{id}", shape.join(","));
                 let variable = self.variables.entry(id).or_insert_with(|| unknown(id));
                 variable.name = name;
                 variable.bytes = Some(words[0]);
@@ -195,12 +236,16 @@ impl Assembly<'_> {
             Tells::Name => {
                 self.named.insert(id, reading.text(words[0] as u32));
             }
-            Tells::Taker => {
-                let (text, library) = halves(words[0]);
-                let library = reading.known(library);
-                let library = self.library(library.as_deref());
-                let taker = Taker { text: reading.text(text), library, site: reading.site(words[1] as u32) };
-                self.draft(id).taker = Some(taker);
+            Tells::Taker => self.taken(reading, id, words),
+            Tells::Held => {
+                let draft = self.draft(id);
+                draft.submitted = Some(Use::Lease);
+                draft.operation.submitted = at;
+                draft.operation.submitter = Some(lane);
+                draft.operation.name = "lease".into();
+                draft.operation.accesses = access_in(words[0]).into_iter().collect();
+                self.taken(reading, id, [entry.word(1), entry.word(2)]);
+                self.began(id, at, lane);
             }
             Tells::Library => {
                 let library = reading.known(words[0] as u32);

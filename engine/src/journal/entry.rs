@@ -1,15 +1,18 @@
 //! One entry of the journal: two words and more.
 //!
 //! ```text
-//! word 0   ticks since the start (52 bits: two weeks of a processor's counter), number of words (8 bits), kind (4 bits)
+//! word 0   ticks since the start (52 bits: two weeks of a processor's counter), number of words (7 bits), kind (5 bits)
 //! word 1   identity: of the operation, or of the variable
 //! word 2 … depend on the kind; texts by their number in the thread's list
 //! ```
+//!
+//! What most operations have to tell, that they were submitted with a few accesses and that a body ran, has a narrow form, in
+//! which the upper 24 bits of word 1 tell as well. Numbers that are too large for it take the wide one.
 
 use estafette_graph::Mode;
 
 /// The most words of one entry.
-pub(super) const WORDS_MAX: usize = 255;
+pub(super) const WORDS_MAX: usize = 127;
 
 /// What an entry tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,10 +48,16 @@ pub(super) enum Tells {
     Taker,
     /// The library that a body lends its operands to, or the holder of a lease its memory.
     Library,
+    /// [`Submitted`](Self::Submitted), narrow: name and kind of use beside the identity, two accesses to a word.
+    Brief,
+    /// [`Began`](Self::Began) and [`Ended`](Self::Ended) well, on one thread: the ticks between them beside the identity.
+    Ran,
+    /// A lease was asked for and had at once: its access, and what [`Taker`](Self::Taker) tells.
+    Held,
 }
 
 impl Tells {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 18] = [
         Self::Submitted,
         Self::Accesses,
         Self::Ready,
@@ -64,6 +73,9 @@ impl Tells {
         Self::Name,
         Self::Taker,
         Self::Library,
+        Self::Brief,
+        Self::Ran,
+        Self::Held,
     ];
 
     fn from_bits(bits: u64) -> Option<Self> {
@@ -85,9 +97,9 @@ impl<'a> Entry<'a> {
     /// The first entry of `words`, and what comes after it.
     pub(super) fn first_of(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let (&head, &id) = (words.first()?, words.get(1)?);
-        let len = (head >> 4 & 0xff) as usize;
+        let len = (head >> 5 & 0x7f) as usize;
         let own = words.get(2..len)?;
-        let entry = Self { tells: Tells::from_bits(head & 0xf), ticks: head >> 12, id, words: own };
+        let entry = Self { tells: Tells::from_bits(head & 0x1f), ticks: head >> 12, id, words: own };
         Some((entry, &words[len..]))
     }
 
@@ -100,11 +112,36 @@ impl<'a> Entry<'a> {
 /// Word 0 of an entry of `len` words.
 #[inline(always)]
 pub(super) fn head(tells: Tells, len: usize, ticks: u64) -> u64 {
-    ticks << 12 | (len as u64) << 4 | tells as u64
+    ticks << 12 | (len as u64) << 5 | tells as u64
 }
 
 /// No text, no library.
 pub(super) const NONE: u32 = u32::MAX;
+
+/// Bits of an identity in an entry of narrow form; the rest of the word is for others.
+const NARROW: u32 = 40;
+
+/// An identity, and 24 bits more in the same word; `None` if they do not fit.
+#[inline(always)]
+pub(super) fn narrow(id: u64, more: u64) -> Option<u64> {
+    (id >> NARROW == 0 && more >> (64 - NARROW) == 0).then_some(id | more << NARROW)
+}
+
+/// What [`narrow`] has put into one word.
+pub(super) fn widened(word: u64) -> (u64, u64) {
+    (word & ((1 << NARROW) - 1), word >> NARROW)
+}
+
+/// Name and kind of use in the 24 bits of a narrow entry; too large for them if the name's number is.
+#[inline(always)]
+pub(super) fn brief(name: u32, what: Use) -> u64 {
+    u64::from(name) << 2 | what as u64
+}
+
+/// What [`brief`] has put together.
+pub(super) fn told_briefly(about: u64) -> (u32, Use) {
+    ((about >> 2) as u32, Use::from_bits((about & 3) as u8))
+}
 
 /// Two texts in one word.
 #[inline(always)]

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use tracing::{Span, debug, debug_span};
 
 use super::{EVENTS, OPEN};
-use crate::operation::{OpGranted, OpState};
+use crate::operation::OpGranted;
 use crate::taker::Taker;
 
 /// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Says what was
@@ -23,13 +23,12 @@ pub fn emit_events(on: bool) -> bool {
 }
 
 #[inline]
-fn are_emitted() -> bool {
+pub(crate) fn are_emitted() -> bool {
     OPEN.load(Ordering::Relaxed) & EVENTS != 0
 }
 
-pub(super) fn submitted(id: u64, state: &OpState, accesses: usize) {
+pub(super) fn submitted(id: u64, name: &str, accesses: usize) {
     if are_emitted() {
-        let name = state.name.as_str();
         debug!(target: "estafette::op", id, operation = name, accesses, "submitted");
     }
 }
@@ -42,9 +41,6 @@ pub(super) fn ready(id: u64) {
 
 /// The span that a body runs in.
 pub(crate) fn body(granted: &OpGranted) -> Span {
-    if !are_emitted() {
-        return Span::none();
-    }
     debug_span!(target: "estafette::op", "operation", id = granted.id().get(), operation = granted.payload().name.as_str())
 }
 

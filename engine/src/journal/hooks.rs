@@ -7,13 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use estafette_devices::{Fence, Reactor, Timing};
-use estafette_graph::{Mode, OpId};
+use estafette_graph::{Mode, OpId, VarId};
 use estafette_sync::sync::Mutex;
+use smallvec::SmallVec;
 
-use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, pair};
+use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, brief, narrow, pair};
 use super::events;
 use super::writer::{self, Writer};
 use crate::error::FailureKind;
+use crate::exchange::DType;
 use crate::operation::{Kind, Name, OpDraft, OpGranted, OpState};
 use crate::state::Ending;
 use crate::taker::Taker;
@@ -37,6 +39,12 @@ fn use_of(kind: Kind) -> Use {
 /// Accesses that one entry has room for.
 const ACCESSES_MAX: usize = WORDS_MAX - 3;
 
+/// Extents of a shape that are told.
+const NDIM_MAX: usize = 64;
+
+/// Words for accesses in an entry of narrow form, two to a word.
+const BRIEF_WORDS: usize = 4;
+
 impl Writer {
     fn name(&mut self, name: &Name) -> u32 {
         match name {
@@ -45,29 +53,48 @@ impl Writer {
         }
     }
 
+    #[inline]
     fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
         let now = self.now();
-        let name = self.name(&state.name);
-        let about = pair(name, use_of(state.kind) as u32);
-        let len = accesses.len();
-        let mut words = accesses.map(|(var, mode)| access(var, mode));
-        let first = len.min(ACCESSES_MAX);
-        let mut left = len - first;
-        let all = std::iter::once(about).chain(words.by_ref());
-        self.write_all(Tells::Submitted, now, id, 1 + first, all);
-        while left > 0 {
-            let some = left.min(ACCESSES_MAX);
-            self.write_all(Tells::Accesses, now, id, some, words.by_ref());
-            left -= some;
+        let (name, what) = (self.name(&state.name), use_of(state.kind));
+        if accesses.len() > 2 * BRIEF_WORDS {
+            let all: Vec<u64> = accesses.map(|(var, mode)| access(var, mode)).collect();
+            return self.submitted_at_length(now, id, pair(name, what as u32), &all);
+        }
+        let (mut words, mut all, len) = ([0; 2 * BRIEF_WORDS], 0, accesses.len());
+        for (word, (var, mode)) in words.iter_mut().zip(accesses) {
+            *word = access(var, mode);
+            all |= *word;
+        }
+        match narrow(id, brief(name, what)) {
+            Some(word) if all >> 32 == 0 => {
+                let pairs = words[..len.next_multiple_of(2)].chunks_exact(2).map(|two| two[0] | two[1] << 32);
+                self.write_all(Tells::Brief, now, word, pairs);
+            }
+            _ => self.submitted_at_length(now, id, pair(name, what as u32), &words[..len]),
         }
     }
+
+    #[cold]
+    fn submitted_at_length(&mut self, now: u64, id: u64, about: u64, accesses: &[u64]) {
+        let (first, rest) = accesses.split_at(accesses.len().min(ACCESSES_MAX));
+        self.write_all(Tells::Submitted, now, id, once(about, first));
+        for some in rest.chunks(ACCESSES_MAX) {
+            self.write_all(Tells::Accesses, now, id, some.iter().copied());
+        }
+    }
+}
+
+/// `first`, and then `rest`.
+fn once(first: u64, rest: &[u64]) -> impl ExactSizeIterator<Item = u64> {
+    (0..1 + rest.len()).map(move |at| at.checked_sub(1).map_or(first, |at| rest[at]))
 }
 
 /// A drafted operation is about to be submitted.
 #[cold]
 #[inline(never)]
 pub(crate) fn submitted(draft: &OpDraft<'_>) {
-    events::submitted(draft.id().get(), draft.payload(), draft.accesses().len());
+    events::submitted(draft.id().get(), draft.payload().name.as_str(), draft.accesses().len());
     writer::with(|writer| {
         let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
         writer.submitted(draft.id().get(), draft.payload(), accesses);
@@ -78,7 +105,7 @@ pub(crate) fn submitted(draft: &OpDraft<'_>) {
 #[cold]
 #[inline(never)]
 pub(crate) fn split_off(granted: &OpGranted) {
-    events::submitted(granted.id().get(), granted.payload(), granted.accesses().len());
+    events::submitted(granted.id().get(), granted.payload().name.as_str(), granted.accesses().len());
     writer::with(|writer| {
         let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
         writer.submitted(granted.id().get(), granted.payload(), accesses);
@@ -117,12 +144,15 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
     }
     let Ok(definition) = tensor.definition() else { return };
     let layout = &definition.layout;
-    let shape: Vec<String> = layout.shape().iter().map(i64::to_string).collect();
-    let name = writer.text(&format!("{}[{}] #{var}", layout.dtype(), shape.join(",")));
     let library = library.map_or(NONE, |library| writer.fixed_text(library));
     let now = writer.now();
-    let bytes = layout.byte_len() as u64;
-    writer.write(Tells::Variable, now, var, [bytes, pair(name, library)]);
+    let DType { code, bits, lanes } = layout.dtype();
+    let dtype = u32::from_le_bytes([code, bits, lanes.to_le_bytes()[0], lanes.to_le_bytes()[1]]);
+    // No tensor of use has more, and the entry has to have room for them.
+    let shape = layout.shape().iter().take(NDIM_MAX).map(|&extent| extent as u64);
+    let about = [layout.byte_len() as u64, pair(dtype, library)];
+    let words: SmallVec<[u64; 8]> = about.into_iter().chain(shape).collect();
+    writer.write_all(Tells::Variable, now, var, words.into_iter());
 }
 
 impl Tensor {
@@ -174,22 +204,38 @@ pub(crate) fn ready_at_once(id: OpId) {
 #[cold]
 #[inline(never)]
 pub(crate) fn begins(granted: &OpGranted) {
+    begins_at(granted, Writer::now);
+}
+
+/// As [`begins`], on the thread that has noted something else about an operation just now, with nothing in between that takes time.
+#[cold]
+#[inline(never)]
+pub(crate) fn begins_at_once(granted: &OpGranted) {
+    begins_at(granted, |writer| writer.last);
+}
+
+#[inline(always)]
+fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
+    let id = granted.id().get();
+    if granted.payload().kind == Kind::Lease {
+        events::held(id);
+    }
     let queue = granted.payload().queue().map_or(0, |queue| {
         if super::is_kept()
             && let Some(timing) = queue.time()
         {
-            timings().insert(granted.id().get(), timing);
+            timings().insert(id, timing);
         }
         queue.id().get()
     });
-    if granted.payload().kind == Kind::Lease {
-        events::held(granted.id().get());
-    }
     writer::with(|writer| {
-        let now = writer.now();
-        match queue {
-            0 => writer.write(Tells::Began, now, granted.id().get(), []),
-            queue => writer.write(Tells::Began, now, granted.id().get(), [queue]),
+        let at = at(writer);
+        if queue == 0 && granted.payload().kind != Kind::Lease {
+            writer.begins(at, id);
+        } else if queue == 0 {
+            writer.write(Tells::Began, at, id, []);
+        } else {
+            writer.write(Tells::Began, at, id, [queue]);
         }
     });
 }
@@ -208,8 +254,8 @@ fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn 
 pub(crate) fn ends_well(granted: &OpGranted) {
     events::ended(granted.id().get(), "ok", None);
     writer::with(|writer| {
-        let now = writer.now();
-        writer.write(Tells::Ended, now, granted.id().get(), []);
+        writer.now();
+        writer.ends_well(granted.id().get());
     });
 }
 
@@ -218,10 +264,10 @@ pub(crate) fn ends_well(granted: &OpGranted) {
 #[inline(never)]
 pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     let id = granted.id();
-    let (how, text, fence) = match ending {
-        Ending::Ran { fence, failure } => {
+    let (how, text, left) = match ending {
+        Ending::Ran { left, failure } => {
             let how = if failure.is_some() { How::Failed } else { How::Well };
-            (how, failure.map(ToString::to_string), fence.map(|(fence, _)| fence))
+            (how, failure.map(ToString::to_string), left.map(|(fences, _)| fences))
         }
         Ending::Skipped { failure } => {
             let cancelled = failure.kind() == FailureKind::Cancelled && failure.id() == id.get();
@@ -240,19 +286,20 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     writer::with(|writer| {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
-        let about = u32::from(how as u8) | u32::from(fence.is_some()) << 8;
+        let about = u32::from(how as u8) | u32::from(left.is_some()) << 8;
+        writer.tell_began();
         writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
     });
     // Dropped under no lock: it may own events of a driver.
     let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
-    if let Some(fence) = fence {
-        watch(id, fence, timing);
+    if let Some(fences) = left {
+        watch(id, fences, timing);
     }
 }
 
 /// Notes the end of device work when it is observed, and when it ran.
-fn watch(id: OpId, fence: &Fence, timing: Option<Arc<dyn Timing>>) {
-    Reactor::global().when_settled([fence], move |settled| {
+fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
+    Reactor::global().when_settled(fences, move |settled| {
         let span = if settled.is_ok() { timing.and_then(|timing| timing.span()) } else { None };
         let text = settled.err().map(|error| error.to_string());
         events::device_done(id.get(), text.as_deref());
@@ -301,14 +348,39 @@ pub(crate) fn taken(id: OpId, taker: &Taker) {
     events::taken(id.get(), taker);
     writer::with(|writer| {
         let now = writer.now();
-        let text = writer.text(taker);
-        let library = taker.library().map_or(NONE, |library| writer.fixed_text(library));
-        let site = taker.site().map_or(NONE, |site| {
-            // A path has no line break where anybody wants to read reports of it.
-            writer.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
-        });
-        writer.write(Tells::Taker, now, id.get(), [pair(text, library), site.into()]);
+        let words = writer.taker(taker);
+        writer.write(Tells::Taker, now, id.get(), words);
     });
+}
+
+/// A lease was had at once, without an operation.
+#[cold]
+#[inline(never)]
+pub(crate) fn holds(id: OpId, taker: &Taker, tensor: &Tensor, var: VarId) {
+    events::submitted(id.get(), "lease", 1);
+    events::taken(id.get(), taker);
+    events::held(id.get());
+    writer::with(|writer| {
+        let now = writer.now();
+        let [text, site] = writer.taker(taker);
+        writer.write(Tells::Held, now, id.get(), [access(var.get(), Mode::Read), text, site]);
+        describe(writer, &tensor.inner, None);
+    });
+}
+
+/// The end of such a lease; whether device work goes on.
+#[cold]
+#[inline(never)]
+pub(crate) fn hold_ends(id: OpId, left: Option<&Fence>) {
+    events::ended(id.get(), "ok", None);
+    writer::with(|writer| {
+        let now = writer.now();
+        let about = u32::from(How::Well as u8) | u32::from(left.is_some()) << 8;
+        writer.write(Tells::Ended, now, id.get(), [pair(about, NONE)]);
+    });
+    if let Some(left) = left {
+        watch(id, std::slice::from_ref(left), None);
+    }
 }
 
 /// The body of `id` lends an operand to a library.

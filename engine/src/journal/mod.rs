@@ -6,10 +6,10 @@
 //!
 //! While one is open:
 //!
-//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an entry of four words (`entry`) for what
+//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an entry of two words and more (`entry`) for what
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
 //! 2. A thread writes to pages of its own (`writer`, `page`), which nobody else writes. It never waits: a page comes from
-//!    the journal's budget, and when that is spent, entries are counted instead of kept.
+//!    the journal's budget, and when that is spent, entries are counted instead of kept. Pages are made ready ahead (`stock`).
 //! 3. [`Journal::finish`] closes the journal, reads the pages of all threads as far as they were published, and assembles
 //!    what they say into a [`Recording`] (`assemble`), whose stalls are then attributed.
 //!
@@ -21,6 +21,7 @@ mod entry;
 pub(crate) mod events;
 pub(crate) mod hooks;
 mod page;
+mod stock;
 mod ticks;
 mod writer;
 
@@ -159,6 +160,7 @@ impl Journal {
             *session = None;
             OPEN.fetch_and(EVENTS, Ordering::Release);
         }
+        self.session.close();
     }
 }
 

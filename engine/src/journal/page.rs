@@ -3,40 +3,70 @@
 //! The writer stores the words of an entry and then publishes the new length; a reader looks no further than the length that
 //! it has seen. So a thread that still writes while the journal is read harms nobody.
 
+use std::sync::Arc;
 // Outside of every protocol of the engine: plain std atomics, which may come into being as zeroed memory.
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::entry::Entry;
+use super::stock::Slab;
 
-/// Words of one page: few enough that a thread that notes little wastes little (what is not written is not touched), and so
-/// many that allocators get the memory from the system, where it is zero already.
-pub(super) const WORDS: usize = 1 << 15;
+/// Words of one page: few enough that a thread that notes little takes little.
+pub(super) const WORDS: usize = 1 << 13;
 
 /// Size of one page.
 pub(super) const PAGE_BYTES: usize = WORDS * size_of::<u64>();
 
 #[derive(Debug)]
 pub(super) struct Page {
-    words: Box<[AtomicU64]>,
+    memory: Memory,
     len: AtomicUsize,
 }
 
+#[derive(Debug)]
+enum Memory {
+    /// Zeros that the system hands out as they are touched.
+    Fresh(Box<[AtomicU64]>),
+    /// Part of memory that was touched before.
+    Stocked(Arc<Slab>, usize),
+}
+
 impl Page {
-    pub(super) fn new() -> Self {
+    pub(super) fn fresh() -> Self {
         let words = Box::<[AtomicU64]>::new_zeroed_slice(WORDS);
         // SAFETY: zero is a value of every integer.
         let words = unsafe { words.assume_init() };
-        Self { words, len: AtomicUsize::new(0) }
+        Self { memory: Memory::Fresh(words), len: AtomicUsize::new(0) }
     }
 
-    /// Writes an entry at word `at`, where there is room for it. Called by the page's thread only, in order.
+    /// The page with this number in a slab, which nobody else has.
+    pub(super) fn stocked(slab: Arc<Slab>, number: usize) -> Self {
+        Self { memory: Memory::Stocked(slab, number), len: AtomicUsize::new(0) }
+    }
+
     #[inline(always)]
-    pub(super) fn write(&self, at: usize, entry: impl IntoIterator<Item = u64>) -> usize {
-        let mut end = at;
-        for value in entry {
-            self.words[end].store(value, Ordering::Relaxed);
-            end += 1;
+    fn words(&self) -> &[AtomicU64] {
+        match &self.memory {
+            Memory::Fresh(words) => words,
+            Memory::Stocked(slab, number) => slab.page(*number),
         }
+    }
+
+    /// Writes an entry at word `at`, where there is room for it, and says where it ends. Called by the page's thread only, in
+    /// order.
+    #[inline(always)]
+    pub(super) fn write(
+        &self,
+        at: usize,
+        first: [u64; 2],
+        rest: impl IntoIterator<IntoIter: ExactSizeIterator<Item = u64>>,
+    ) -> usize {
+        let rest = rest.into_iter();
+        let end = at + 2 + rest.len();
+        let entry = first.into_iter().chain(rest);
+        self.words()[at..end]
+            .iter()
+            .zip(entry)
+            .for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         self.len.store(end, Ordering::Release);
         end
     }
@@ -44,7 +74,7 @@ impl Page {
     /// Shows what was published, entry by entry.
     pub(super) fn read(&self, mut show: impl FnMut(Entry<'_>)) {
         let len = self.len.load(Ordering::Acquire);
-        let words: Vec<u64> = self.words[..len].iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        let words: Vec<u64> = self.words()[..len].iter().map(|word| word.load(Ordering::Relaxed)).collect();
         let mut rest = &words[..];
         while let Some((entry, after)) = Entry::first_of(rest) {
             show(entry);

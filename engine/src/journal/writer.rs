@@ -8,10 +8,12 @@ use estafette_report::model::LaneKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use super::entry::{NONE, Tells, WORDS_MAX, head};
+use super::entry::{NONE, Tells, WORDS_MAX, head, narrow, pair};
 use super::page::{Page, WORDS};
+use super::stock::Stocked;
 use super::ticks::Ticks;
 use super::{EVENTS, OPEN, SESSION};
+use crate::taker::Taker;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
 const TEXTS_MAX: usize = 1 << 16;
@@ -22,6 +24,9 @@ const RECENT: usize = 64;
 /// Variables that a thread remembers having described.
 const DESCRIBED: usize = 256;
 
+/// Takers that a thread finds again without formatting them.
+const TAKERS: usize = 32;
+
 /// One journal, from opening to finishing.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -29,12 +34,19 @@ pub(super) struct Session {
     pub(super) ticks: Ticks,
     /// Pages that may still be taken.
     budget: AtomicUsize,
+    stock: Stocked,
     pub(super) threads: Mutex<Vec<Arc<ThreadLog>>>,
 }
 
 impl Session {
     pub(super) fn new(number: u32, pages: usize, ticks: Ticks) -> Self {
-        Self { number, ticks, budget: AtomicUsize::new(pages), threads: Mutex::new(Vec::new()) }
+        let (budget, stock) = (AtomicUsize::new(pages), Stocked::of(pages));
+        Self { number, ticks, budget, stock, threads: Mutex::new(Vec::new()) }
+    }
+
+    /// Nothing more is expected to be written.
+    pub(super) fn close(&self) {
+        self.stock.close();
     }
 
     pub(super) fn lost(&self) -> u64 {
@@ -46,7 +58,7 @@ impl Session {
         self.budget
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
             .ok()
-            .map(|_| Arc::new(Page::new()))
+            .map(|_| Arc::new(self.stock.take().unwrap_or_else(Page::fresh)))
     }
 }
 
@@ -60,6 +72,37 @@ pub(super) struct ThreadLog {
     pub(super) pages: Mutex<Vec<Arc<Page>>>,
     pub(super) texts: Mutex<Vec<Arc<str>>>,
     pub(super) lost: AtomicU64,
+    pub(super) running: Body,
+}
+
+/// The body that runs on a thread, of which no entry tells yet: its operation, or 0, and when it began.
+///
+/// Only the thread itself writes it. Whoever reads it at the end may see it change: then an entry tells of it, too.
+#[derive(Debug, Default)]
+pub(super) struct Body {
+    id: AtomicU64,
+    ticks: AtomicU64,
+}
+
+impl Body {
+    /// The operation and when it began.
+    #[inline(always)]
+    pub(super) fn get(&self) -> Option<(u64, u64)> {
+        let id = self.id.load(Ordering::Acquire);
+        let ticks = self.ticks.load(Ordering::Relaxed);
+        (id != 0).then_some((id, ticks))
+    }
+
+    #[inline(always)]
+    fn set(&self, id: u64, ticks: u64) {
+        self.ticks.store(ticks, Ordering::Relaxed);
+        self.id.store(id, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn clear(&self) {
+        self.id.store(0, Ordering::Release);
+    }
 }
 
 impl ThreadLog {
@@ -79,6 +122,7 @@ impl ThreadLog {
             pages: Mutex::default(),
             texts: Mutex::default(),
             lost: AtomicU64::new(0),
+            running: Body::default(),
         }
     }
 
@@ -115,6 +159,7 @@ pub(super) struct Writer {
     pub(super) woken_from: u64,
     numbers: HashMap<Arc<str>, u32>,
     recent: [(usize, usize, u32); RECENT],
+    takers: [Option<(Taker, [u64; 2])>; TAKERS],
     described: Box<[u64; DESCRIBED]>,
 }
 
@@ -157,6 +202,7 @@ impl Writer {
             woken_from: 0,
             numbers: HashMap::new(),
             recent: [(0, 0, NONE); RECENT],
+            takers: [const { None }; TAKERS],
             described: Box::new([0; DESCRIBED]),
         })
     }
@@ -176,7 +222,9 @@ impl Writer {
     /// Writes an entry, or counts it as lost.
     #[inline(always)]
     pub(super) fn write<const N: usize>(&mut self, tells: Tells, ticks: u64, id: u64, words: [u64; N]) {
-        self.put(2 + N, [head(tells, 2 + N, ticks), id].into_iter().chain(words));
+        if let Some((page, at)) = self.room(2 + N) {
+            self.at = page.write(at, [head(tells, 2 + N, ticks), id], words);
+        }
     }
 
     /// As [`write`](Self::write), for `len` words, which are as many as fit into an entry.
@@ -186,21 +234,56 @@ impl Writer {
         tells: Tells,
         ticks: u64,
         id: u64,
-        len: usize,
-        words: impl Iterator<Item = u64>,
+        words: impl ExactSizeIterator<Item = u64>,
     ) {
-        debug_assert!(len + 2 <= WORDS_MAX, "the number of words has eight bits");
-        self.put(2 + len, [head(tells, 2 + len, ticks), id].into_iter().chain(words.take(len)));
+        let len = 2 + words.len();
+        debug_assert!(len <= WORDS_MAX, "the number of words has seven bits");
+        if let Some((page, at)) = self.room(len) {
+            self.at = page.write(at, [head(tells, len, ticks), id], words);
+        }
     }
 
+    /// A body begins on this thread.
+    #[inline]
+    pub(super) fn begins(&mut self, ticks: u64, id: u64) {
+        self.tell_began();
+        self.log.running.set(id, ticks);
+    }
+
+    /// The body of `id` ends well at the time of the newest reading.
+    #[inline]
+    pub(super) fn ends_well(&mut self, id: u64) {
+        let ended = self.last;
+        let Some((_, began)) = self.log.running.get().filter(|(running, _)| *running == id) else {
+            return self.write(Tells::Ended, ended, id, []);
+        };
+        match narrow(id, ended.wrapping_sub(began)) {
+            Some(word) => self.write(Tells::Ran, ended, word, []),
+            None => {
+                self.write(Tells::Began, began, id, []);
+                self.write(Tells::Ended, ended, id, []);
+            }
+        }
+        self.log.running.clear();
+    }
+
+    /// Writes down which body runs here, since it will not be the next one to end.
+    #[inline]
+    pub(super) fn tell_began(&mut self) {
+        if let Some((id, began)) = self.log.running.get() {
+            self.write(Tells::Began, began, id, []);
+            self.log.running.clear();
+        }
+    }
+
+    /// Where an entry of `len` words goes; if nowhere, it is counted.
     #[inline(always)]
-    fn put(&mut self, len: usize, words: impl Iterator<Item = u64>) {
+    fn room(&mut self, len: usize) -> Option<(&Page, usize)> {
         if self.at + len > WORDS && !self.turn_page() {
-            return self.log.lose(1);
+            self.log.lose(1);
+            return None;
         }
-        if let Some(page) = &self.page {
-            self.at = page.write(self.at, words);
-        }
+        Some((self.page.as_deref()?, self.at))
     }
 
     #[cold]
@@ -227,6 +310,23 @@ impl Writer {
         let number = self.text(text);
         self.recent[slot] = (address, len, number);
         number
+    }
+
+    /// The numbers of what is told of a taker: text and library, and the line.
+    pub(super) fn taker(&mut self, taker: &Taker) -> [u64; 2] {
+        let slot = taker.slot() % TAKERS;
+        if let Some((_, words)) = self.takers[slot].as_ref().filter(|(known, _)| known.same(taker)) {
+            return *words;
+        }
+        let text = self.text(taker);
+        let library = taker.library().map_or(NONE, |library| self.fixed_text(library));
+        let site = taker.site().map_or(NONE, |site| {
+            // A path has no line break where anybody wants to read reports of it.
+            self.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
+        });
+        let words = [pair(text, library), site.into()];
+        self.takers[slot] = Some((taker.clone(), words));
+        words
     }
 
     /// The number of any text.

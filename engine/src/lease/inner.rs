@@ -8,7 +8,7 @@ use std::sync::Arc;
 use estafette_devices::host::Completer;
 use estafette_devices::{Fence, Reactor};
 use estafette_graph::{Mode, OpId};
-use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
@@ -35,6 +35,8 @@ pub(crate) struct LeaseInner {
     label: Label,
     /// Whether it holds the variable, and is among its holders.
     holds: AtomicBool,
+    /// Its number among the operations, if it holds the variable and the journal tells of it; else 0.
+    noted: AtomicU64,
     link: Link,
     /// The operation, of a lease that was had at once: nobody but its last holder ever looks for it. Of others the label
     /// has it.
@@ -103,6 +105,7 @@ impl LeaseInner {
             access,
             label,
             holds: AtomicBool::new(false),
+            noted: AtomicU64::new(0),
             link: Link::default(),
             granted: Mutex::new(None),
             scope: OnceLock::new(),
@@ -117,10 +120,6 @@ impl LeaseInner {
     /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
     #[inline]
     pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
-        if journal::is_open() {
-            // The journal tells of operations.
-            return Self::begin(tensor, taker());
-        }
         match &tensor.inner.vars[..] {
             [var] => match Self::hold(tensor, var, taker()) {
                 Ok(lease) => Some(lease),
@@ -156,7 +155,14 @@ impl LeaseInner {
             lease.holds.store(true, Ordering::Relaxed);
             true
         });
-        if held { Ok(lease) } else { Err(lease) }
+        if !held {
+            return Err(lease);
+        }
+        if journal::is_open() {
+            lease.noted.store(number.get(), Ordering::Relaxed);
+            hooks::holds(number, &lease.label.taker, tensor, var.id());
+        }
+        Ok(lease)
     }
 
     /// As [`hold`](Self::hold), with an operation.
@@ -251,13 +257,22 @@ impl LeaseInner {
         self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref()?.after.clone()
     }
 
+    /// Takes what [`ends_after`](Self::ends_after) has noted: somebody else's end waits for it.
+    pub(crate) fn take_after(&self) -> Option<After> {
+        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_mut()?.after.take()
+    }
+
     /// See [`Lease::note_object`].
-    pub(crate) fn note_object(&self, kind: &str) {
+    pub(crate) fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.label.object.get_or_init(|| kind.into());
     }
 
-    /// Its operation, if it has one and is held.
-    pub(super) fn operation(&self) -> Option<OpId> {
+    /// What the journal knows it by, if it is held: its operation, or the number of a hold.
+    pub(super) fn known_as(&self) -> Option<OpId> {
+        if self.holds() {
+            let number = self.noted.load(Ordering::Relaxed);
+            return (number != 0).then(|| OpId::new(number));
+        }
         let own = self.granted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         own.as_ref().map(|granted| granted.id()).or_else(|| self.label.operation())
     }
@@ -362,10 +377,15 @@ impl LeaseInner {
 
     /// Ends a hold; whatever waited for it goes on.
     fn end_hold(&self, done: Option<Fence>) {
+        let noted = self.noted.load(Ordering::Relaxed);
+        if noted != 0 {
+            hooks::hold_ends(OpId::new(noted), done.as_ref());
+        }
         let mut ready = ReadyList::new();
         let mut observer = None;
         let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
-        let ending = Ending::Ran { fence: done.as_ref().zip(tag.as_ref()), failure: None };
+        let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
+        let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: it was added when the hold began.
             observer = unsafe { state.holders().remove(NonNull::from(self)) };
@@ -402,7 +422,7 @@ pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
         // Its holder has not come to use it, and what was pending still is.
         Ending::Looked
     } else {
-        Ending::Ran { fence: done.as_ref().map(|done| (done, &tag)), failure: None }
+        Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
     };
     run::complete(granted, &ending, None, &mut ready);
     run::dispatch(ready);

@@ -2,8 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::node::NodeBody;
 use super::pace::Watch;
 use super::run::Run;
+use crate::error::BodyResult;
 
 impl Run {
     /// Runs nodes until none is left, or until `watch` finds that they are worth sharing. Gives the number of nodes that
@@ -34,13 +36,13 @@ impl Run {
             if self.failures.is_empty() {
                 for body in &bodies[begin..end] {
                     at += 1;
-                    body()?;
+                    call(body)?;
                 }
             } else {
                 for body in &bodies[begin..end] {
                     at += 1;
                     if !self.leave_out_doomed(number(at - 1)) {
-                        body()?;
+                        call(body)?;
                     }
                 }
             }
@@ -52,6 +54,15 @@ impl Run {
             Err(panic) => self.node_panicked(number(at - 1), panic),
         }
         at
+    }
+}
+
+/// Calls the body of a node that works on the host.
+#[inline]
+pub(super) fn call(body: &NodeBody) -> BodyResult {
+    match body {
+        NodeBody::Host(body) => body(),
+        NodeBody::Device(_) | NodeBody::External(..) => unreachable!("a program with such nodes is issued"),
     }
 }
 

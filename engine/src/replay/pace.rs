@@ -12,6 +12,10 @@ use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 /// Nodes that take longer than this on average are worth sharing.
 const WORTH_SHARING: Duration = Duration::from_nanos(200);
 
+/// The same where bodies need a lock of their own world, such as the Python lock, for part of the time: only those that let go of
+/// it for long can run beside each other, and handing it over costs some ten microseconds.
+const WORTH_SHARING_LOCKED: Duration = Duration::from_micros(50);
+
 /// A run that has not lasted longer than this is not interrupted to be shared: it may be over before a helper comes, and
 /// a cold cache makes the first nodes look long.
 const WARM_UP: Duration = Duration::from_micros(5);
@@ -20,14 +24,22 @@ const WARM_UP: Duration = Duration::from_micros(5);
 const LOOK_MAX: usize = 64;
 
 /// What is known of the length of a program's nodes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pace {
+    /// Nodes that take longer than this on average are worth sharing.
+    worth_sharing: Duration,
     /// Whether the last run that measured found its nodes too short for sharing. Nothing is known before the first run,
-    /// and a program that should have been shared loses more than one that should not.
+    /// and a program that should have been shared loses more than one that should not; but for bodies that need a lock.
     short: AtomicBool,
 }
 
 impl Pace {
+    /// Of bodies that need a lock, or not.
+    pub(super) fn new(locked: bool) -> Self {
+        let worth_sharing = if locked { WORTH_SHARING_LOCKED } else { WORTH_SHARING };
+        Self { worth_sharing, short: AtomicBool::new(locked) }
+    }
+
     /// Whether a run should begin with one thread alone.
     pub(super) fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed)
@@ -36,13 +48,13 @@ impl Pace {
     /// Notes that `nodes` nodes took `time` on one thread.
     pub(super) fn measured(&self, nodes: usize, time: Duration) {
         if nodes > 0 {
-            self.short.store(time < worth_sharing(nodes), Ordering::Relaxed);
+            self.short.store(time < times(self.worth_sharing, nodes), Ordering::Relaxed);
         }
     }
 }
 
-fn worth_sharing(nodes: usize) -> Duration {
-    WORTH_SHARING.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX))
+fn times(each: Duration, nodes: usize) -> Duration {
+    each.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX))
 }
 
 /// Decides during a run on one thread whether it should be shared.
@@ -68,7 +80,7 @@ impl Watch {
     /// Whether the nodes of the last stretch were worth sharing.
     pub(super) fn look(&mut self) -> bool {
         let now = Instant::now();
-        let long = now - self.last_look >= worth_sharing(self.stretch) && now - self.began >= WARM_UP;
+        let long = now - self.last_look >= times(WORTH_SHARING, self.stretch) && now - self.began >= WARM_UP;
         self.last_look = now;
         self.stretch = (self.stretch * 2).min(LOOK_MAX);
         long

@@ -44,6 +44,11 @@ impl Program {
         self.plan.len() == 0
     }
 
+    /// Whether it is [one graph](crate::Recorder::finish_as_graph) of its device.
+    pub fn is_graph(&self) -> bool {
+        self.plan.graph.is_some()
+    }
+
     /// Submits one run of all nodes, as one operation. It uses what the nodes use: what only some node reads is read;
     /// what is overwritten before any node reads it is written; all else that some node writes is updated. So it is ordered
     /// with all other operations, and with other replays; those of a program that only reads may run at the same time.
@@ -53,6 +58,9 @@ impl Program {
     /// *everything* that the program writes has failed with it.
     ///
     /// Nodes that may run at the same time may also run one after the other, so none may wait for another one's body.
+    ///
+    /// With nodes on devices the replay has ended when all of them are issued, as an operation on a device has: whoever uses
+    /// what it writes is ordered after their work, on the device where that can be.
     ///
     /// Waits for room in the window, helping to run what is ready.
     ///
@@ -70,15 +78,29 @@ impl Program {
         self.describe().run_external_async(self.body()).await
     }
 
+    /// As [`replay`](Self::replay), but refuses with [`Error::WindowFull`] instead of waiting.
+    ///
+    /// # Errors
+    /// As [`OpBuilder::try_admit`].
+    pub fn try_replay(&self) -> Result<Op, Error> {
+        Ok(self.describe().try_admit()?.run_external(self.body()))
+    }
+
     fn describe(&self) -> OpBuilder<'_, Tensors, Tensors> {
         let uses = &self.plan.footprint;
         let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
-        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().collect();
-        OpBuilder::new(self.engine.core(), self.plan.name.clone())
+        let turns = self.plan.graph.as_ref().map(|graph| &graph.turns);
+        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(turns).collect();
+        let described = OpBuilder::new(self.engine.core(), self.plan.name.clone())
             .reads_slice(&uses.reads)
             .writes_slice(&uses.writes)
             .reads_vars(&reads)
-            .writes_vars(&writes)
+            .writes_vars(&writes);
+        let described = if self.plan.unhelped { described.unhelped() } else { described };
+        match &self.plan.graph {
+            Some(graph) => described.on(&graph.queue),
+            None => described,
+        }
     }
 
     fn body(&self) -> impl FnOnce(Completion) + Send + 'static {

@@ -2,16 +2,17 @@
 
 use std::sync::{Arc, PoisonError};
 
+use estafette_devices::Fence;
 use estafette_graph::OpId;
 use estafette_sync::sync::Mutex;
 
 use super::failures::Failures;
 use super::pace::Watch;
 use super::plan::Plan;
-use super::shared;
+use super::{graph, shared};
 use crate::completion::Completion;
 use crate::core_ref::CoreRef;
-use crate::error::BodyError;
+use crate::error::{BodyError, OperationError};
 use crate::operation::{OpTag, Panic};
 
 /// What the threads of one run share.
@@ -25,11 +26,20 @@ pub(super) struct Run {
 
 /// Runs `plan` as the operation that `completion` will end. This is the body of a replay.
 pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, completion: Completion) {
+    if let Some(graph) = &plan.graph {
+        return graph::start(&plan, graph, core, completion);
+    }
     let scope = completion.scope().clone();
     let op = OpId::new(completion.id());
     let run = Run { plan, failures: Failures::default(), op, completion: Mutex::new(Some(completion)) };
     let plan = &run.plan;
     let helpers = shared::helpers_max(core);
+    if let Some(issue) = &plan.issue
+        && plan.len() > 0
+    {
+        let helps = issue.shares && !plan.chain && !plan.pace.is_short();
+        return shared::go_on(run, 0, if helps { helpers } else { 0 }, core, scope);
+    }
     let done = if helpers == 0 || plan.chain {
         run.run_alone(None)
     } else if plan.pace.is_short() {
@@ -38,7 +48,7 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, completion: Completion) {
         0
     };
     if done == plan.len() {
-        run.complete();
+        run.complete(&[]);
     } else {
         shared::go_on(run, done, helpers, core, scope);
     }
@@ -55,21 +65,26 @@ impl Run {
     }
 
     pub(super) fn node_failed(&self, node: u32, error: BodyError) {
-        self.failures.note(&self.plan.order, node, self.tag(node).body_failure(error));
+        self.failed(node, self.tag(node).body_failure(error));
     }
 
     pub(super) fn node_panicked(&self, node: u32, panic: Panic) {
-        self.failures.note(&self.plan.order, node, self.tag(node).panic_failure(panic));
+        self.failed(node, self.tag(node).panic_failure(panic));
     }
 
-    /// Ends the operation. Called once, after the last node.
-    pub(super) fn complete(&self) {
+    pub(super) fn failed(&self, node: u32, failure: OperationError) {
+        self.failures.note(&self.plan.order, node, failure);
+    }
+
+    /// Ends the operation, with the work on devices that `left` marks. Called once, after the last node.
+    pub(super) fn complete(&self, left: &[Fence]) {
         let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).take();
-        completion.expect("one thread accounts for the last node").conclude(self.failures.outcome());
+        let completion = completion.expect("one thread accounts for the last node");
+        completion.conclude_after(left, self.failures.outcome());
     }
 
     /// A node goes by its own name and by the identity of the replay: nodes have none in the graph.
-    fn tag(&self, node: u32) -> OpTag {
+    pub(super) fn tag(&self, node: u32) -> OpTag {
         OpTag { name: self.plan.names[node as usize].clone(), id: self.op }
     }
 }

@@ -9,8 +9,11 @@ use estafette_graph::replay::Countdown;
 use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
+use super::alone::call;
+use super::issue::Marks;
 use super::run::Run;
-use crate::builder::OpBuilder;
+use crate::bodies::sync_body;
+use crate::builder::{Nothing, OpBuilder};
 use crate::completion::Scope;
 use crate::core_ref::CoreRef;
 use crate::operation::Name;
@@ -20,16 +23,28 @@ use crate::operation::Name;
 const LOOKS: usize = 256;
 
 /// A run that others may join.
-struct Shared {
-    run: Run,
+pub(super) struct Shared {
+    pub(super) run: Run,
     /// `None` only while this is dropped.
     countdown: Option<Countdown>,
-    core: CoreRef,
+    pub(super) core: CoreRef,
     /// Runs helpers as the operation that they help with.
-    scope: Scope,
+    pub(super) scope: Scope,
     /// Helpers that were invited and have not left.
     helpers: AtomicUsize,
     helpers_max: usize,
+    /// What nodes have left on devices, in programs that have such nodes.
+    pub(super) marks: Option<Marks>,
+}
+
+/// Where a thread begins.
+pub(super) enum Entry {
+    /// With whatever may run.
+    Any,
+    /// With a node that was put by until what it waits for had settled.
+    Node(u32),
+    /// With what a node lets go that has told its end elsewhere.
+    Ended(u32),
 }
 
 /// How many helpers may join a run that the calling thread owns.
@@ -42,10 +57,12 @@ pub(super) fn helpers_max(core: &CoreRef) -> usize {
 pub(super) fn go_on(run: Run, done: usize, helpers_max: usize, core: &CoreRef, scope: Scope) {
     let countdown = Some(run.plan.countdown(done));
     let core = core.clone();
-    let shared = Arc::new(Shared { run, countdown, core, scope, helpers: AtomicUsize::new(0), helpers_max });
+    let marks = run.plan.issue.is_some().then(|| Marks::new(run.plan.len()));
+    let helpers = AtomicUsize::new(0);
+    let shared = Arc::new(Shared { run, countdown, core, scope, helpers, helpers_max, marks });
     let began = Instant::now();
     shared.invite();
-    let (nodes, ended) = shared.work();
+    let (nodes, ended) = shared.work(Entry::Any);
     shared.run.plan.pace.measured(nodes, ended.saturating_duration_since(began));
 }
 
@@ -55,14 +72,16 @@ impl Shared {
     }
 
     /// Runs nodes until there are none to take. Gives how many, and when the last one ended.
-    fn work(self: &Arc<Self>) -> (usize, Instant) {
+    fn work(self: &Arc<Self>, entry: Entry) -> (usize, Instant) {
         let mut nodes = 0;
+        let mut entry = Some(entry);
         loop {
-            let ran = self.run_available();
+            let ran = self.run_available(entry.take().unwrap_or(Entry::Any));
             nodes += ran;
             let ended = Instant::now();
             if ran > 0 && self.countdown().account(ran) {
-                self.run.complete();
+                let left = self.marks.as_ref().map(|marks| marks.last(&self.run.plan.order));
+                self.run.complete(&left.unwrap_or_default());
                 return (nodes, ended);
             }
             if !self.look_again() {
@@ -79,30 +98,51 @@ impl Shared {
         })
     }
 
-    /// Runs what can be taken and what that lets go, one after the other. Gives how many nodes.
-    fn run_available(self: &Arc<Self>) -> usize {
-        let mut ran = 0;
-        while let Some(taken) = self.countdown().take() {
-            let mut next = Some(taken);
-            while let Some(node) = next {
-                self.run_node(node);
+    /// Runs what can be taken and what that lets go, one after the other. Gives how many nodes have ended.
+    fn run_available(self: &Arc<Self>, entry: Entry) -> usize {
+        let (mut next, mut ran) = match entry {
+            Entry::Any => (self.countdown().take(), 0),
+            Entry::Node(node) => (Some(node), 0),
+            Entry::Ended(node) => (self.let_go(node), 1),
+        };
+        while let Some(node) = next {
+            if self.run_node(node) {
                 ran += 1;
-                let freed = self.countdown().ended(&self.run.plan.order, node);
-                if freed.listed > 0 {
-                    self.invite();
-                }
-                next = freed.next;
+                next = self.let_go(node);
+            } else {
+                // Whoever it ends with goes on from there.
+                next = None;
             }
+            next = next.or_else(|| self.countdown().take());
         }
         ran
     }
 
-    fn run_node(&self, node: u32) {
-        let run = &self.run;
-        if run.leave_out_doomed(node) {
-            return;
+    /// Lists what the end of `node` lets go, but for one that the caller runs next.
+    fn let_go(self: &Arc<Self>, node: u32) -> Option<u32> {
+        let freed = self.countdown().ended(&self.run.plan.order, node);
+        if freed.listed > 0 {
+            self.invite();
         }
-        match catch_unwind(AssertUnwindSafe(|| run.plan.bodies[node as usize]())) {
+        freed.next
+    }
+
+    /// Runs a node; false if it has not ended, and goes on elsewhere.
+    fn run_node(self: &Arc<Self>, node: u32) -> bool {
+        let run = &self.run;
+        if let (Some(marks), Some(issue)) = (&self.marks, &run.plan.issue) {
+            return self.issue(node, marks, issue);
+        }
+        if !run.leave_out_doomed(node) {
+            self.call_on_host(node);
+        }
+        true
+    }
+
+    /// Runs a node whose body ends on the host as it returns.
+    pub(super) fn call_on_host(&self, node: u32) {
+        let run = &self.run;
+        match catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => run.node_failed(node, error),
             Err(panic) => run.node_panicked(node, panic),
@@ -121,7 +161,7 @@ impl Shared {
             return;
         }
         let shared = Arc::clone(self);
-        let helper = OpBuilder::new(&self.core, Name::Static("replay helper")).try_run(move |[], []| {
+        let helper = self.helper().try_run(move |[], []| {
             shared.help();
             Ok(())
         });
@@ -131,15 +171,33 @@ impl Shared {
         }
     }
 
+    fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
+        let helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
+        if self.run.plan.unhelped { helper.unhelped() } else { helper }
+    }
+
     /// The body of a helper. One that comes too late finds nothing to take.
     fn help(self: &Arc<Self>) {
         self.scope.enter(|| {
             self.invite();
-            self.work();
+            self.work(Entry::Any);
         });
         self.helpers.fetch_sub(1, Ordering::Relaxed);
         // What was listed just now may have found every helper present.
         self.invite();
+    }
+
+    /// Goes on with the run on a worker: the calling thread may be any. As a part of an operation in flight this is never
+    /// refused.
+    pub(super) fn resume(self: &Arc<Self>, entry: Entry) {
+        let shared = Arc::clone(self);
+        self.core.admit_part();
+        self.helper().submit_admitted(None, |none, nothing, ()| {
+            sync_body(none, nothing, move |[], []| {
+                shared.scope.enter(|| shared.work(entry));
+                Ok(())
+            })
+        });
     }
 }
 

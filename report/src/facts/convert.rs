@@ -140,6 +140,8 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         Outcome::Skipped(why) => ("skipped", Some(why)),
         Outcome::Unfinished => ("unfinished", None),
     };
+    // What happens to an operation is told from its submission on: small numbers, and readable ones.
+    let since = |time: Option<u64>| time.map(|time| time.wrapping_sub(operation.submitted));
     let mut facts = Facts::default()
         .uint("id", operation.id)
         .text("kind", operation_kind_word(operation.kind))
@@ -147,16 +149,16 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .index("submitter", operation.submitter)
         .index("lane", operation.lane)
         .uint("submitted", operation.submitted)
-        .maybe("granted", operation.granted)
-        .maybe("ready", operation.ready)
-        .maybe("awake", operation.awake)
-        .maybe("began", operation.began)
-        .maybe("issued", operation.issued)
-        .maybe("ran from", operation.ran.map(|(from, _)| from))
-        .maybe("ran to", operation.ran.map(|(_, to)| to))
-        .maybe("done", operation.done)
-        .maybe("observed", operation.observed)
-        .maybe("resumed", operation.resumed)
+        .maybe("granted", since(operation.granted))
+        .maybe("ready", since(operation.ready))
+        .maybe("awake", since(operation.awake))
+        .maybe("began", since(operation.began))
+        .maybe("issued", since(operation.issued))
+        .maybe("ran from", since(operation.ran.map(|(from, _)| from)))
+        .maybe("ran to", since(operation.ran.map(|(_, to)| to)))
+        .maybe("done", since(operation.done))
+        .maybe("observed", since(operation.observed))
+        .maybe("resumed", since(operation.resumed))
         .maybe("waits for", operation.waits_for)
         .text("outcome", outcome);
     if let Some(why) = why {
@@ -171,6 +173,8 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
         Ok(Access { variable: facts.need_uint("tensor")?, mode: mode(facts.need_text("access")?)? })
     };
     let why = || facts.find_text("why").unwrap_or_default().to_owned();
+    let submitted = facts.need_uint("submitted")?;
+    let time = |name| facts.find_uint(name).map(|since| submitted.wrapping_add(since));
     Ok(Operation {
         id: facts.need_uint("id")?,
         name: name.to_owned(),
@@ -179,16 +183,16 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
         site: site_from(facts)?,
         submitter: facts.find_index("submitter"),
         lane: facts.find_index("lane"),
-        submitted: facts.need_uint("submitted")?,
-        granted: facts.find_uint("granted"),
-        ready: facts.find_uint("ready"),
-        awake: facts.find_uint("awake"),
-        began: facts.find_uint("began"),
-        issued: facts.find_uint("issued"),
-        ran: facts.find_uint("ran from").zip(facts.find_uint("ran to")),
-        done: facts.find_uint("done"),
-        observed: facts.find_uint("observed"),
-        resumed: facts.find_uint("resumed"),
+        submitted,
+        granted: time("granted"),
+        ready: time("ready"),
+        awake: time("awake"),
+        began: time("began"),
+        issued: time("issued"),
+        ran: time("ran from").zip(time("ran to")),
+        done: time("done"),
+        observed: time("observed"),
+        resumed: time("resumed"),
         outcome: match facts.need_text("outcome")? {
             "ok" => Outcome::Ok,
             "failed" => Outcome::Failed(why()),
@@ -227,57 +231,57 @@ pub(crate) fn lease_from(facts: &Facts) -> Result<Lease, String> {
     })
 }
 
-pub(crate) fn stall(index: usize, stall: &Stall) -> Facts {
+/// Everything but when it began, which is when its event is.
+pub(crate) fn stall(stall: &Stall) -> Facts {
     let (word, which) = culprit_words(stall.culprit);
     let facts = Facts::default()
-        .uint("index", index as u64)
         .uint("waiter", stall.waiter)
-        .uint("access", stall.access as u64)
-        .uint("from", stall.from)
-        .uint("to", stall.to)
+        .maybe("access", (stall.access > 0).then_some(stall.access as u64))
+        .uint("lasts", stall.duration())
         .text("cause", stall.cause.name())
         .text("culprit", word)
         .maybe("which", which)
-        .uint("decisive", stall.decisive.into());
+        .maybe("decisive", stall.decisive.then_some(1));
     match stall.hazard {
         Some(hazard) => facts.text("hazard", hazard_word(hazard)),
         None => facts,
     }
 }
 
-/// The stall and its place in the list.
-pub(crate) fn stall_from(facts: &Facts) -> Result<(u64, Stall), String> {
-    let stall = Stall {
+pub(crate) fn stall_from(from: u64, facts: &Facts) -> Result<Stall, String> {
+    Ok(Stall {
         waiter: facts.need_uint("waiter")?,
-        access: facts.find_index("access").ok_or("lacks its access")?,
-        from: facts.need_uint("from")?,
-        to: facts.need_uint("to")?,
+        access: facts.find_index("access").unwrap_or(0),
+        from,
+        to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
         hazard: facts.find_text("hazard").map(hazard).transpose()?,
         culprit: culprit(facts.need_text("culprit")?, facts.find_uint("which"))?,
-        decisive: facts.need_uint("decisive")? != 0,
-    };
-    Ok((facts.need_uint("index")?, stall))
+        decisive: facts.find_uint("decisive").unwrap_or(0) != 0,
+    })
 }
 
-pub(crate) fn edge(index: usize, edge: &Edge) -> Facts {
+/// Everything but its later end, which tells of it.
+pub(crate) fn edge(edge: &Edge) -> Facts {
     Facts::default()
-        .uint("index", index as u64)
         .uint("from", edge.from)
-        .uint("to", edge.to)
         .uint("tensor", edge.variable)
         .text("hazard", hazard_word(edge.hazard))
 }
 
-/// The edge and its place in the list.
-pub(crate) fn edge_from(facts: &Facts) -> Result<(u64, Edge), String> {
-    let edge = Edge {
+/// The same with its later end, for one whose later end cannot tell of it.
+pub(crate) fn loose_edge(edge: &Edge) -> Facts {
+    self::edge(edge).uint("to", edge.to)
+}
+
+/// `teller`: the operation or lease that tells of it.
+pub(crate) fn edge_from(teller: Option<u64>, facts: &Facts) -> Result<Edge, String> {
+    Ok(Edge {
         from: facts.need_uint("from")?,
-        to: facts.need_uint("to")?,
+        to: teller.map_or_else(|| facts.need_uint("to"), Ok)?,
         variable: facts.need_uint("tensor")?,
         hazard: hazard(facts.need_text("hazard")?)?,
-    };
-    Ok((facts.need_uint("index")?, edge))
+    })
 }
 
 pub(crate) fn variable(variable: &Variable) -> Facts {

@@ -19,9 +19,15 @@ pub struct TracePacket {
     pub sequence_flags: Option<u32>,
     #[prost(bytes = "vec", optional, tag = "36")]
     pub synchronization_marker: Option<Vec<u8>>,
+    /// More packets, written as in a file and compressed together (zlib).
+    #[prost(bytes = "vec", optional, tag = "50")]
+    pub compressed_packets: Option<Vec<u8>>,
     #[prost(message, optional, tag = "60")]
     pub track_descriptor: Option<TrackDescriptor>,
 }
+
+/// The number of [`TracePacket::compressed_packets`].
+pub const COMPRESSED_PACKETS: u32 = 50;
 
 /// What was interned before is forgotten.
 pub const SEQ_INCREMENTAL_STATE_CLEARED: u32 = 1;

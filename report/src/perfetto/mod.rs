@@ -4,9 +4,10 @@
 //! a slice per body, wait and lease, and a flow along each dependence. What Perfetto has no field for travels as debug
 //! annotations of the events, so that the same file holds the whole [`Recording`](crate::Recording).
 //!
-//! The file is a chain of blocks. Each begins with a synchronization marker and interns its strings anew, so that a reader
-//! who has lost his way in a damaged file goes on at the next block.
+//! The file is a chain of blocks. Each begins with a synchronization marker, is compressed, and interns its strings anew, so that a
+//! reader who has lost his way in a damaged file goes on at the next block.
 
+mod blocks;
 mod messages;
 mod packets;
 mod read;

@@ -9,6 +9,8 @@ pub enum Piece<'a> {
     Packet(usize, &'a [u8]),
     /// What is wrong, in words.
     Damage(String),
+    /// The same of the end of the file, and what there is of the last packet.
+    Cut(String, &'a [u8]),
 }
 
 /// The pieces of a file, in order.
@@ -25,11 +27,16 @@ impl<'a> Pieces<'a> {
 
     /// The packet at the current place, and where it ends.
     fn packet(&self) -> Option<(&'a [u8], usize)> {
-        let rest = &self.bytes[self.at..];
-        let (&PACKET_TAG, mut after) = rest.split_first()? else { return None };
-        let length = usize::try_from(prost::encoding::decode_varint(&mut after).ok()?).ok()?;
+        let (length, after) = self.frame()?;
         let body = after.get(..length)?;
         Some((body, self.bytes.len() - after.len() + length))
+    }
+
+    /// How long the packet at the current place is, and what follows its length.
+    fn frame(&self) -> Option<(usize, &'a [u8])> {
+        let (&PACKET_TAG, mut after) = self.bytes[self.at..].split_first()? else { return None };
+        let length = usize::try_from(prost::encoding::decode_varint(&mut after).ok()?).ok()?;
+        Some((length, after))
     }
 
     /// Where the next block begins.
@@ -57,15 +64,20 @@ impl<'a> Iterator for Pieces<'a> {
             return Some(piece);
         }
         let (at, count) = (self.at, self.count + 1);
-        Some(Piece::Damage(match self.next_block() {
+        Some(match self.next_block() {
             Some(block) => {
                 self.at = block;
-                format!("unreadable from byte {at} (packet {count}) to byte {block}")
+                Piece::Damage(format!("unreadable from byte {at} (packet {count}) to byte {block}"))
             }
             None => {
+                let (_, rest) = self.frame().unwrap_or_default();
                 self.at = self.bytes.len();
-                format!("truncated at byte {at} of packet {count}: the file ends at byte {}", self.at)
+                let end = self.at;
+                Piece::Cut(
+                    format!("truncated at byte {at} of packet {count}: the file ends at byte {end}"),
+                    rest,
+                )
             }
-        }))
+        })
     }
 }

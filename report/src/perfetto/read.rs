@@ -4,15 +4,17 @@ use std::collections::{BTreeMap, HashMap};
 
 use prost::Message;
 
+use super::blocks::{self, Inflated};
 use super::category;
 use super::messages::{
-    SEQ_INCREMENTAL_STATE_CLEARED, TYPE_COUNTER, TracePacket, TrackDescriptor, TrackEvent, UNIT_SIZE_BYTES,
+    COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_COUNTER, TracePacket, TrackDescriptor,
+    TrackEvent, UNIT_SIZE_BYTES,
 };
 use super::packets::{Piece, Pieces};
 use super::strings::Known;
 use super::tracks;
 use crate::facts::{self, Facts, Head};
-use crate::model::{Counter, Culprit, Edge, Recording, Stall};
+use crate::model::{Counter, Culprit, Recording};
 
 /// The recording in a Perfetto trace that [`write`](super::write()) made.
 ///
@@ -23,7 +25,23 @@ pub fn read(bytes: &[u8]) -> Recording {
     for piece in Pieces::of(bytes) {
         match piece {
             Piece::Damage(words) => reader.damage.push(words),
+            Piece::Cut(words, rest) => {
+                reader.damage.push(words);
+                if let Some(block) = beginning_of_block(rest) {
+                    reader.block(&block);
+                }
+            }
             Piece::Packet(at, body) => match TracePacket::decode(body) {
+                Ok(TracePacket { compressed_packets: Some(block), .. }) => match blocks::inflate(&block) {
+                    Inflated::Whole(block) => reader.block(&block),
+                    Inflated::Beginning(block) => {
+                        reader.block(&block);
+                        reader.unreadable("block", format!("the one at byte {at} ends too early"));
+                    }
+                    Inflated::Nothing(why) => {
+                        reader.unreadable("block", format!("the one at byte {at} is damaged: {why}"));
+                    }
+                },
                 Ok(packet) => reader.packet(packet),
                 Err(_) => reader.unreadable("packet", format!("the one at byte {at} is garbled")),
             },
@@ -32,13 +50,22 @@ pub fn read(bytes: &[u8]) -> Recording {
     reader.finish()
 }
 
+/// What can be had of a compressed block whose end is not in the file.
+fn beginning_of_block(packet: &[u8]) -> Option<Vec<u8>> {
+    let mut rest = packet;
+    let (tag, _) = prost::encoding::decode_key(&mut rest).ok()?;
+    prost::encoding::decode_varint(&mut rest).ok()?;
+    match blocks::inflate(rest) {
+        Inflated::Whole(block) | Inflated::Beginning(block) if tag == COMPRESSED_PACKETS => Some(block),
+        _ => None,
+    }
+}
+
 #[derive(Default)]
 struct Reader {
     known: Known,
     head: Option<Head>,
     recording: Recording,
-    stalls: Vec<(u64, Stall)>,
-    edges: Vec<(u64, Edge)>,
     /// Index into the counters, by track.
     counters: HashMap<u64, usize>,
     damage: Vec<String>,
@@ -47,6 +74,23 @@ struct Reader {
 }
 
 impl Reader {
+    /// The packets of a block; none of them may be a block itself.
+    fn block(&mut self, bytes: &[u8]) {
+        for piece in Pieces::of(bytes) {
+            match piece {
+                Piece::Packet(at, body) => match TracePacket::decode(body) {
+                    Ok(packet) => self.packet(packet),
+                    Err(_) => {
+                        self.unreadable("packet", format!("the one at byte {at} of a block is garbled"))
+                    }
+                },
+                Piece::Damage(words) => self.damage.push(format!("a block is {words}")),
+                // It was cut with the file, which has been told.
+                Piece::Cut(..) => {}
+            }
+        }
+    }
+
     fn packet(&mut self, packet: TracePacket) {
         if packet.sequence_flags.unwrap_or(0) & SEQ_INCREMENTAL_STATE_CLEARED != 0 {
             self.known = Known::default();
@@ -97,12 +141,13 @@ impl Reader {
             _ => return,
         };
         let facts = self.known.facts(&event.debug_annotations);
-        if let Err(why) = facts.and_then(|facts| self.told(&category, event, &facts)) {
+        if let Err(why) = facts.and_then(|facts| self.told(&category, time, event, &facts)) {
             self.unreadable(what, format!("it {why}"));
         }
     }
 
-    fn told(&mut self, category: &str, event: &TrackEvent, facts: &Facts) -> Result<(), String> {
+    fn told(&mut self, category: &str, time: u64, event: &TrackEvent, facts: &Facts) -> Result<(), String> {
+        let mut teller = None;
         match category {
             category::HEAD if self.head.is_some() => {}
             category::HEAD => {
@@ -124,25 +169,27 @@ impl Reader {
                 plausible([Some(it.submitted), it.granted, it.ready, it.awake, it.began, it.issued])?;
                 plausible([it.done, it.observed, it.resumed])?;
                 plausible([it.ran.map(|(from, _)| from), it.ran.map(|(_, to)| to)])?;
+                teller = Some(it.id);
                 self.recording.operations.push(it);
             }
             category::LEASE => {
                 let lease = facts::lease_from(facts)?;
                 plausible([Some(lease.opened), lease.closed])?;
+                teller = Some(lease.id);
                 self.recording.leases.push(lease);
             }
             category::STALL => {
-                let (index, stall) = facts::stall_from(facts)?;
+                let stall = facts::stall_from(time, facts)?;
                 plausible([Some(stall.to)])?;
                 if stall.to <= stall.from {
                     return Err("ends before it begins".to_owned());
                 }
-                self.stalls.push((index, stall));
+                self.recording.stalls.push(stall);
             }
             _ => {}
         }
         for fact in facts.find_list("after") {
-            self.edges.push(facts::edge_from(fact.facts()?)?);
+            self.recording.edges.push(facts::edge_from(teller, fact.facts()?)?);
         }
         Ok(())
     }
@@ -159,10 +206,9 @@ impl Reader {
         recording.leases.dedup_by_key(|lease| lease.id);
         recording.variables.sort_by_key(|variable| variable.id);
         recording.variables.dedup_by_key(|variable| variable.id);
-        self.stalls.sort_by_key(|&(index, _)| index);
-        recording.stalls = self.stalls.into_iter().map(|(_, stall)| stall).collect();
-        self.edges.sort_by_key(|&(index, _)| index);
-        recording.edges = self.edges.into_iter().map(|(_, edge)| edge).collect();
+        // The file has them in order of time.
+        recording.stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
+        recording.edges.sort_by_key(|edge| edge.to);
 
         let unreadable = self.unreadable.into_iter().map(|(what, (count, why))| match count {
             1 => format!("1 {what} could not be read: {why}"),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use prost::Message;
 
+use super::blocks;
 use super::category;
 use super::messages::{
     SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE, SYNCHRONIZATION_MARKER, TYPE_COUNTER,
@@ -21,6 +22,9 @@ const SEQUENCE: u32 = 1;
 /// Packets between two markers: a few hundred kilobytes, which is the most that one damaged byte can cost.
 const PACKETS_PER_BLOCK: usize = 4096;
 
+/// The same for packets with long texts.
+const BYTES_PER_BLOCK: usize = 1 << 20;
+
 /// The tag of [`TracePacket`] in a trace: field 1, with a length.
 pub(super) const PACKET_TAG: u8 = 0x0a;
 
@@ -34,20 +38,21 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
         out: io::BufWriter::new(out),
         interner: Interner::default(),
         in_block: 0,
-        buffer: Vec::new(),
+        block: Vec::new(),
     };
     let tracks = Tracks::of(recording);
     out.begin_block()?;
     for descriptor in tracks.descriptors {
-        out.packet(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() })?;
+        out.packet(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() });
     }
     let mut links = Links::of(recording, &tracks.events);
     for (position, event) in tracks.events.iter().enumerate() {
-        if out.in_block >= PACKETS_PER_BLOCK {
+        if out.in_block >= PACKETS_PER_BLOCK || out.block.len() >= BYTES_PER_BLOCK {
             out.begin_block()?;
         }
-        out.event(recording, event, &mut links, position)?;
+        out.event(recording, event, &mut links, position);
     }
+    out.end_block()?;
     out.out.flush()
 }
 
@@ -55,41 +60,52 @@ struct Packets<W> {
     out: W,
     interner: Interner,
     in_block: usize,
-    buffer: Vec<u8>,
+    /// The packets of this block, as a file has them.
+    block: Vec<u8>,
 }
 
 impl<W: Write> Packets<W> {
     fn begin_block(&mut self) -> io::Result<()> {
-        let marker = Some(SYNCHRONIZATION_MARKER.to_vec());
-        self.frame(&TracePacket { synchronization_marker: marker, ..TracePacket::default() })?;
+        self.end_block()?;
         self.interner = Interner::default();
-        self.in_block = 0;
         self.packet(TracePacket {
             sequence_flags: Some(SEQ_INCREMENTAL_STATE_CLEARED),
             ..TracePacket::default()
-        })
+        });
+        Ok(())
     }
 
-    fn packet(&mut self, mut packet: TracePacket) -> io::Result<()> {
+    /// Writes the block, compressed if a reader would take it so.
+    fn end_block(&mut self) -> io::Result<()> {
+        if self.block.is_empty() {
+            return Ok(());
+        }
+        let marker = Some(SYNCHRONIZATION_MARKER.to_vec());
+        let mut framed = Vec::new();
+        frame(&TracePacket { synchronization_marker: marker, ..TracePacket::default() }, &mut framed);
+        match blocks::deflate(&self.block) {
+            Some(compressed) => {
+                let compressed_packets = Some(compressed);
+                frame(&TracePacket { compressed_packets, ..TracePacket::default() }, &mut framed);
+                self.out.write_all(&framed)?;
+            }
+            None => {
+                self.out.write_all(&framed)?;
+                self.out.write_all(&self.block)?;
+            }
+        }
+        self.block.clear();
+        self.in_block = 0;
+        Ok(())
+    }
+
+    fn packet(&mut self, mut packet: TracePacket) {
         packet.trusted_packet_sequence_id = Some(SEQUENCE);
         self.in_block += 1;
-        self.frame(&packet)
+        frame(&packet, &mut self.block);
     }
 
-    fn frame(&mut self, packet: &TracePacket) -> io::Result<()> {
-        self.buffer.clear();
-        self.buffer.push(PACKET_TAG);
-        packet.encode_length_delimited(&mut self.buffer).expect("a vector grows as needed");
-        self.out.write_all(&self.buffer)
-    }
-
-    fn event(
-        &mut self,
-        recording: &Recording,
-        event: &Event,
-        links: &mut Links,
-        position: usize,
-    ) -> io::Result<()> {
+    fn event(&mut self, recording: &Recording, event: &Event, links: &mut Links, position: usize) {
         let mut body = TrackEvent { track_uuid: Some(event.track), ..TrackEvent::default() };
         match event.shape {
             Shape::End => body.r#type = Some(TYPE_SLICE_END),
@@ -115,8 +131,14 @@ impl<W: Write> Packets<W> {
             sequence_flags: Some(SEQ_NEEDS_INCREMENTAL_STATE),
             track_event: Some(body),
             ..TracePacket::default()
-        })
+        });
     }
+}
+
+/// Adds a packet as a file has it.
+fn frame(packet: &TracePacket, into: &mut Vec<u8>) {
+    into.push(PACKET_TAG);
+    packet.encode_length_delimited(into).expect("a vector grows as needed");
 }
 
 /// The edges, by the events that tell of them.
@@ -168,7 +190,7 @@ impl Links {
     /// What the event of this operation or lease says about its dependences.
     fn told(&mut self, recording: &Recording, id: u64) -> impl Iterator<Item = Fact> {
         let indices = self.by_end.remove(&id).unwrap_or_default();
-        indices.into_iter().map(|index| Fact::Facts(facts::edge(index, &recording.edges[index])))
+        indices.into_iter().map(|index| Fact::Facts(facts::edge(&recording.edges[index])))
     }
 }
 
@@ -210,13 +232,12 @@ fn tell(recording: &Recording, what: What, links: &mut Links) -> Told {
         What::Stall(index) => {
             let stall = &recording.stalls[index];
             let culprit = facts::culprit_name(recording, stall.culprit);
-            let facts = facts::stall(index, stall);
+            let facts = facts::stall(stall);
             Told { category: category::STALL, name: format!("{}: {culprit}", stall.cause.name()), facts }
         }
         What::LooseEdges => {
-            let loose = recording.edges.iter().enumerate();
-            let loose = loose.filter(|(_, edge)| !tracks::has_event(recording, edge.to));
-            let edges = loose.map(|(index, edge)| Fact::Facts(facts::edge(index, edge)));
+            let loose = recording.edges.iter().filter(|edge| !tracks::has_event(recording, edge.to));
+            let edges = loose.map(|edge| Fact::Facts(facts::loose_edge(edge)));
             let facts = Facts::default().list("after", edges);
             Told { category: category::EDGES, name: "dependences of what was lost".to_owned(), facts }
         }

@@ -188,10 +188,12 @@ pub fn recording() -> impl Strategy<Value = Recording> {
     );
     (head, things).prop_map(|(head, things)| {
         let (started_unix_ns, duration, program, lanes, libraries, losses) = head;
-        let (mut variables, mut operations, mut leases, stalls, edges, counters) = things;
+        let (mut variables, mut operations, mut leases, mut stalls, mut edges, counters) = things;
         variables.iter_mut().enumerate().for_each(|(id, variable)| variable.id = id as u64);
         operations.iter_mut().enumerate().for_each(|(id, operation)| operation.id = id as u64);
         leases.iter_mut().enumerate().for_each(|(id, lease)| lease.id = 12 + id as u64);
+        stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
+        edges.sort_by_key(|edge| edge.to);
         Recording {
             started_unix_ns,
             duration,

@@ -173,6 +173,24 @@ impl State {
 }
 
 impl Graph {
+    /// The work of one launch. What no dependence orders is in an order that `draw`, a number below its argument, decides: a
+    /// device may run it in any.
+    pub(crate) fn launched(&self, mut draw: impl FnMut(u64) -> u64) -> Vec<(Work, Vec<usize>)> {
+        let mut places = vec![None; self.nodes.len()];
+        let mut launched = Vec::with_capacity(self.nodes.len());
+        let mut left: Vec<usize> = (0..self.nodes.len()).collect();
+        while !left.is_empty() {
+            let is_free =
+                |node: &usize| self.nodes[*node].after.iter().all(|before| places[*before].is_some());
+            let free: Vec<usize> = (0..left.len()).filter(|at| is_free(&left[*at])).collect();
+            let node = left.remove(free[draw(free.len() as u64) as usize]);
+            let after = self.nodes[node].after.iter().filter_map(|before| places[*before]).collect();
+            places[node] = Some(launched.len());
+            launched.push((self.nodes[node].work.clone(), after));
+        }
+        launched
+    }
+
     /// These nodes and all that come before them.
     pub(crate) fn before(&self, last: &[usize]) -> std::collections::HashSet<usize> {
         let mut found = std::collections::HashSet::new();

@@ -82,7 +82,8 @@ pub(crate) enum Work {
         data: usize,
     },
     Kernel(Launch),
-    Graph(Vec<Work>),
+    /// Nodes in an order that respects their dependences, each with the places of those that it comes after.
+    Graph(Vec<(Work, Vec<usize>)>),
     Free {
         base: u64,
     },
@@ -310,7 +311,15 @@ impl Work {
     pub(crate) fn nanoseconds(&self) -> u64 {
         match self {
             Self::Kernel(launch) => launch.nanoseconds(),
-            Self::Graph(nodes) => nodes.iter().map(Self::nanoseconds).sum(),
+            // Nodes that nothing orders run at the same time: it takes as long as the longest way through it.
+            Self::Graph(nodes) => {
+                let mut ends: Vec<u64> = Vec::with_capacity(nodes.len());
+                for (node, after) in nodes {
+                    let begin = after.iter().map(|place| ends[*place]).max().unwrap_or(0);
+                    ends.push(begin + node.nanoseconds());
+                }
+                ends.into_iter().max().unwrap_or(0)
+            }
             _ => 0,
         }
     }
@@ -351,7 +360,7 @@ impl Work {
             // SAFETY: `begin` has checked what it touches.
             Self::Kernel(ref launch) => unsafe { launch.compute() },
             Self::Graph(ref nodes) => {
-                for node in nodes {
+                for (node, _) in nodes {
                     while !is_satisfied(node) {
                         std::thread::yield_now();
                     }

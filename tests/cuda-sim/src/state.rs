@@ -208,9 +208,16 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce(&mut Session) -> Result
         session.violation(format!("{name} was called from a host function"));
         return NOT_PERMITTED;
     }
-    if !session.initialized
-        && !matches!(name, "cuInit" | "cuDriverGetVersion" | "cuGetErrorName" | "cuGetErrorString")
-    {
+    let early = matches!(
+        name,
+        "cuInit"
+            | "cuDriverGetVersion"
+            | "cuGetErrorName"
+            | "cuGetErrorString"
+            | "cuGetProcAddress"
+            | "cuGetProcAddress_v2"
+    );
+    if !session.initialized && !early {
         return NOT_INITIALIZED;
     }
     let code = body(&mut session).err().unwrap_or(0);

@@ -153,3 +153,85 @@ fn nodes_that_nothing_orders_are_a_race() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].contains("captured graph"), "{found:?}");
 }
+
+#[test]
+fn nodes_that_nothing_orders_run_in_any_order_and_at_the_same_time() {
+    const BRANCHES: usize = 3;
+    let bench = bench();
+    bench.simulator.virtual_clock(7);
+    let delays = kernel(c"delay_ns");
+    let origin = non_blocking();
+    let branches: [CUstream; BRANCHES] = std::array::from_fn(|_| non_blocking());
+    let memory: [_; BRANCHES] = std::array::from_fn(|_| device_memory(8));
+    begin(origin, Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    let fork = record(origin);
+    for (at, stream) in branches.into_iter().enumerate() {
+        wait(stream, fork);
+        // SAFETY: the stream is alive; it appends to what the host looks at afterwards.
+        ok(unsafe { sys::cuLaunchHostFunc(stream, Some(note), std::ptr::without_provenance_mut(at)) });
+        let mut nanoseconds = 1_000_000_u64;
+        launch(delays, stream, &mut [(&raw mut nanoseconds).cast()]);
+        fill(stream, memory[at], 7, 8);
+    }
+    for stream in branches {
+        wait(origin, record(stream));
+    }
+    let executable = executable(end(origin).unwrap());
+    let mut orders = std::collections::BTreeSet::new();
+    for _ in 0..50 {
+        SEEN.lock().unwrap().clear();
+        let began = bench.simulator.now();
+        // SAFETY: both are alive.
+        ok(unsafe { sys::cuGraphLaunch(executable, origin) });
+        synchronize(origin);
+        assert_eq!(bench.simulator.now() - began, 1_000_000, "the branches wait beside each other");
+        orders.insert(SEEN.lock().unwrap().clone());
+    }
+    assert!(orders.iter().all(|order| order.len() == BRANCHES), "each node once per launch: {orders:?}");
+    assert!(orders.len() > 1, "always the same order: {orders:?}");
+    for place in memory {
+        assert_eq!(fetch(place, 8), [7; 8]);
+    }
+    assert_eq!(bench.simulator.violations(), [""; 0]);
+}
+
+static SEEN: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
+
+unsafe extern "C" fn note(branch: *mut std::ffi::c_void) {
+    SEEN.lock().unwrap().push(branch.addr());
+}
+
+/// Two launches of one graph, and a launch beside other work, are ordered as any other commands are, or are a race.
+#[test]
+fn a_launch_takes_part_in_the_order_of_streams() {
+    let bench = bench();
+    let (a, b) = (non_blocking(), non_blocking());
+    let x = device_memory(8);
+    begin(a, Mode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    fill(a, x, 1, 8);
+    let executable = executable(end(a).unwrap());
+    // SAFETY: both are alive.
+    let start = |stream| ok(unsafe { sys::cuGraphLaunch(executable, stream) });
+    start(a);
+    start(a);
+    wait(b, record(a));
+    fill(b, x, 2, 8);
+    assert_eq!(bench.simulator.violations(), [""; 0]);
+    start(a);
+    let found = bench.simulator.violations();
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("Graph"), "{found:?}");
+}
+
+#[test]
+fn what_is_recorded_in_a_spoilt_capture_is_refused() {
+    let _bench = bench();
+    let stream = non_blocking();
+    let event = record(stream);
+    begin(stream, Mode::CU_STREAM_CAPTURE_MODE_RELAXED);
+    // SAFETY: the stream is alive.
+    fails(unsafe { sys::cuStreamQuery(stream) }, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    // SAFETY: both are alive.
+    fails(unsafe { sys::cuEventRecord(event, stream) }, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    assert_eq!(end(stream), Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
+}

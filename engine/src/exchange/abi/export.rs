@@ -21,6 +21,11 @@ pub struct ExportFlags {
     pub is_copied: bool,
 }
 
+impl ExportFlags {
+    /// Of a copy, which its consumer may write.
+    pub const COPY: Self = Self { read_only: false, is_copied: true };
+}
+
 /// Makes a managed tensor for a consumer: a fresh struct with shape and strides in the same allocation.
 ///
 /// `owner` is called once, when the consumer calls the deleter, on the consumer's thread, which may hold

@@ -3,10 +3,12 @@
 use std::mem;
 use std::time::{Duration, Instant};
 
+use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use estafette_sync::thread;
 
+use super::super::abi::ManagedTensor;
 use super::super::contain::contain;
 use super::queue::{Phase, Queue, Ready, Rest};
 use super::{BACKLOG, NAP, REPORT, Storage, fork};
@@ -179,9 +181,13 @@ impl Shared {
 
     /// Drops a storage and counts it.
     pub(super) fn release(&self, storage: Storage) {
-        let foreign = storage.as_foreign().is_some();
+        let foreign = storage.as_foreign().map(ManagedTensor::device);
+        let device = foreign.and_then(of_deleter);
+        // Where the device is broken the deleter is called all the same.
+        let entered = device.as_deref().map(Entered::device);
         contain("deleter", || drop(storage));
-        if foreign {
+        drop(entered);
+        if foreign.is_some() {
             self.deleters.fetch_add(1, Ordering::Relaxed);
         }
         self.released.fetch_add(1, Ordering::Relaxed);
@@ -193,4 +199,14 @@ impl Shared {
             self.progress.notify_all();
         }
     }
+}
+
+/// The device that a deleter of memory on `device` finds current on its thread. Libraries free CUDA memory in whatever context that is,
+/// and a thread of ours has none by itself.
+fn of_deleter(device: DLDevice) -> Option<Arc<dyn Device>> {
+    let kinds = [DeviceType::CUDA, DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED];
+    if !kinds.contains(&device.device_type) {
+        return None;
+    }
+    table::resolve(DLDevice::new(DeviceType::CUDA, device.device_id)).ok()?.device
 }

@@ -94,6 +94,9 @@ fn record(session: &mut Session, event: u64, stream: u64, flags: u32) -> Result<
         return Err(INVALID_HANDLE);
     }
     if let Some(capture) = session.streams[stream].capture {
+        if session.captures[&capture].invalid {
+            return Err(STREAM_CAPTURE_INVALIDATED);
+        }
         if flags & 1 != 0 {
             let request = Request::new(Kind::Record, Work::Nothing, Vec::new());
             session.add_node(capture, stream, request, Some(External::Record(event)));

@@ -30,7 +30,7 @@ driver! {
         let stream = session.sound_stream(stream)?;
         let graph = session.executables.get(&executable).ok_or(INVALID_HANDLE)?.clone();
         let touches = graph.nodes.iter().flat_map(|node| node.touches.iter().copied()).collect();
-        let nodes = graph.nodes.iter().map(|node| node.work.clone()).collect();
+        let nodes = graph.launched(|limit| session.script.draw(limit));
         let mut request = Request::new(Kind::Graph, Work::Graph(nodes), touches);
         for node in &graph.nodes {
             if let Some(External::Wait(event)) = node.external

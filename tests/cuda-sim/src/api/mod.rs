@@ -11,11 +11,17 @@ macro_rules! driver {
             // null only, as the driver does.
             crate::state::call(stringify!($name), |$session| -> Result<(), crate::codes::Code> { unsafe { $body } })
         }
-    )* };
+    )*
+        /// The functions above, by their names.
+        pub(super) fn exported() -> Vec<(&'static str, *const std::ffi::c_void)> {
+            vec![$((stringify!($name), $name as *const std::ffi::c_void)),*]
+        }
+    };
 }
 
 mod context;
 mod device;
+mod entry_point;
 mod event;
 mod graph;
 mod memory;

@@ -44,11 +44,31 @@ fn copy(
     Ok(stream)
 }
 
-/// A copy that the host waits for: on the legacy stream.
+/// A copy on the legacy stream. The host waits for it, unless it goes from device memory to device memory: then the manual
+/// promises "no host-side synchronization".
 fn copy_now(session: &mut Session, to: (u64, End), from: (u64, End), bytes: usize) -> Result<(), Code> {
     session.refuse_during_capture()?;
     let stream = copy(session, to, from, bytes, 0)?;
+    if [to.0, from.0].into_iter().all(|address| session.is_device_memory(address)) {
+        return Ok(());
+    }
     session.wait_for_stream(stream)
+}
+
+/// Sets memory on the legacy stream. The host waits for that only of pinned and managed memory.
+fn set_now(session: &mut Session, to: u64, value: u32, width: u64, count: usize) -> Result<(), Code> {
+    session.refuse_during_capture()?;
+    let stream = set(session, to, value, width, count, 0)?;
+    if session.is_device_memory(to) {
+        return Ok(());
+    }
+    session.wait_for_stream(stream)
+}
+
+impl Session {
+    fn is_device_memory(&self, address: u64) -> bool {
+        self.memory.live(address).is_some_and(|allocation| allocation.place == Place::Device)
+    }
 }
 
 fn set(
@@ -130,14 +150,10 @@ driver! {
     }
 
     fn cuMemsetD8_v2(to: u64, value: u8, count: usize) |session| {
-        session.refuse_during_capture()?;
-        let stream = set(session, to, u32::from(value), 1, count, 0)?;
-        session.wait_for_stream(stream)
+        set_now(session, to, u32::from(value), 1, count)
     }
 
     fn cuMemsetD32_v2(to: u64, value: u32, count: usize) |session| {
-        session.refuse_during_capture()?;
-        let stream = set(session, to, value, 4, count, 0)?;
-        session.wait_for_stream(stream)
+        set_now(session, to, value, 4, count)
     }
 }
