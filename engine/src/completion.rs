@@ -249,7 +249,7 @@ impl Scope {
             check_writable(tensor)?;
         }
         let mut inner = self.lock();
-        let running = inner.running.as_ref().map(|running| running.op().id());
+        let running = inner.running.as_ref().map(|running| running.current().op);
         let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };

@@ -132,7 +132,8 @@ pub(crate) fn import_homing(
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    Ok(enter(core, Arrival { layout, data, storage: Storage::homing(managed, home), read_only }, ready))
+    let arrival = Arrival { layout, data, storage: Storage::homing(managed, home), read_only };
+    Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 
 /// As [`import`], but what cannot be taken over comes back.
