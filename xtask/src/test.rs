@@ -332,7 +332,11 @@ mod tests {
         let built = |_: &Context| vec![echo("build"), echo("test result: ok. 3 passed")];
         assert_eq!(run_scripts(true, built), "passed 3", "what builds runs no test");
         let other = |_: &Context| vec![echo("installed"), echo("test")];
-        assert_eq!(run_scripts(false, other), "a command executed no test", "cargo's tests are counted everywhere");
+        assert_eq!(
+            run_scripts(false, other),
+            "a command executed no test",
+            "cargo's tests are counted everywhere"
+        );
     }
 
     #[test]
