@@ -275,7 +275,8 @@ pub(crate) enum Copying {
 }
 
 /// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation may read; the content
-/// is there when `ready` is done, which a copy of it is made after.
+/// is there when `ready` is done, which a copy of it is made after: on its device, where there is one, and then the content is
+/// there when the fence is that this gives.
 ///
 /// # Errors
 /// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused;
@@ -286,7 +287,7 @@ pub(crate) fn define(
     copying: Copying,
     held: &dyn Fn(&Tensor) -> bool,
     ready: Option<&Fence>,
-) -> Result<(), Error> {
+) -> Result<Option<Fence>, Error> {
     let core = &target.core;
     let arrival = match produced.0 {
         Source::Managed { managed, read_only } => arrive(core, managed, read_only)?,
@@ -316,6 +317,7 @@ pub(crate) fn define(
         Copying::Always => Err(0),
         Copying::Allowed | Copying::Refused => regions::place_result(space, range, own, &target.vars),
     };
+    let mut later = None;
     let (arrival, placed) = match placed {
         Ok(placed) => (arrival, placed),
         Err(strangers) if copying == Copying::Refused => {
@@ -324,15 +326,19 @@ pub(crate) fn define(
             )));
         }
         Err(_) => {
-            ready.map_or(Ok(()), |ready| ready.wait_timeout(None).unwrap_or(Ok(())))?;
-            let copy = copy_of(core, &arrival.layout, arrival.data)?;
+            let (copy, fence) = copied_after(core, &arrival, ready)?;
+            let after: Frontier = fence.iter().cloned().collect();
+            later = fence;
             let range = copy.layout.byte_range(copy.data);
-            let placed = regions::place_result(Space::of(copy.layout.device()), range, own, &target.vars)
-                .map_err(|_| {
-                    Error::Conflict("fresh memory overlaps a tensor whose memory was freed elsewhere".into())
-                })?;
+            let space = Space::of(copy.layout.device());
+            let Ok(placed) = regions::place_result(space, range, own, &target.vars) else {
+                reaper().release(after, copy.storage);
+                return Err(Error::Conflict(
+                    "fresh memory overlaps a tensor whose memory was freed elsewhere".into(),
+                ));
+            };
             // The original's deleter is foreign code.
-            reaper().release(Frontier::default(), arrival.storage);
+            reaper().release(after, arrival.storage);
             (copy, placed)
         }
     };
@@ -342,7 +348,27 @@ pub(crate) fn define(
     if journal::is_open() {
         hooks::came_in(target);
     }
-    Ok(())
+    Ok(later)
+}
+
+/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now.
+fn copied_after(
+    core: &Core,
+    arrival: &Arrival,
+    ready: Option<&Fence>,
+) -> Result<(Arrival, Option<Fence>), Error> {
+    let Arrival { layout, data, .. } = arrival;
+    if let Some(ready) = ready
+        && !host_can_use(core, layout.device(), *data)
+        && let Some((layout, storage, fence)) = copy::within_device(core, layout, *data, ready)?
+    {
+        return Ok((Arrival { data: storage.data(), layout, storage, read_only: false }, Some(fence)));
+    }
+    if let Some(ready) = ready {
+        let _spare = core.pool.is_worker().then(|| core.pool.blocking());
+        ready.wait_timeout(None).unwrap_or(Ok(()))?;
+    }
+    Ok((copy_of(core, layout, *data)?, None))
 }
 
 /// Takes the memory out of a tensor that nobody else has, or copies it. The operation may read it if it is `held`; else it

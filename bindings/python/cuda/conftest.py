@@ -34,6 +34,7 @@ class Simulator:
         _SIM.cusim_pending.restype = ctypes.c_uint64
         _SIM.cusim_used.argtypes = [ctypes.c_uint32]
         _SIM.cusim_used.restype = ctypes.c_uint64
+        self.blocked = []
         self.context = ctypes.c_void_p()
         self("cuInit", 0)
         self("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
@@ -83,9 +84,21 @@ class Simulator:
 
     def block(self, stream):
         assert _SIM.cusim_block(stream, 1) == 1
+        self.blocked.append(stream)
 
     def unblock(self, stream):
         assert _SIM.cusim_block(stream, 0) == 1
+
+    def unblock_all(self):
+        """What a test that failed has left behind must not hold up the next one."""
+        while self.blocked:
+            _SIM.cusim_block(self.blocked.pop(), 0)
+
+    def is_allocated(self, pointer):
+        """Whether the driver knows of memory there."""
+        _SIM.cuCtxSetCurrent(self.context)
+        base, size = ctypes.c_uint64(), ctypes.c_size_t()
+        return _SIM.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)) == 0
 
     def calls(self, name):
         return _SIM.cusim_calls(name.encode())
@@ -129,6 +142,7 @@ def driver():
 def sim(driver):
     driver.forget()
     yield driver
+    driver.unblock_all()
     found = driver.violations()
     assert not found, found
     assert driver.calls("cuCtxSynchronize") == 0

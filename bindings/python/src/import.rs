@@ -164,9 +164,10 @@ fn through_protocol(
     }
     if let (Some(from), Some(to)) = (device, wanted.device)
         && from != to
-        && to.device_type == DeviceType::ONE_API
+        && (to.device_type == DeviceType::ONE_API || peer.stream == Stream::HostOnly)
+        && to != DLDevice::CPU
     {
-        // The numbers of the device table are ours to understand; a producer knows its own at best.
+        // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
         if !wanted.can_be_moved_from(from) {
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
             return Err(raise(py, "ExchangeError", message));
@@ -204,12 +205,13 @@ fn through_protocol(
 ///
 /// # Errors
 /// `BufferError` that says why a device of the device table is not there.
-fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
+pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = host_can_read(device) || device.device_type.name().is_none();
     Ok(known || stream::device_of(py, device)?.is_some())
 }
 
-fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
+/// The error for a device that is not there.
+pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
     raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
 }
 

@@ -36,6 +36,7 @@ mod array_interface;
 mod arrow;
 mod attached;
 mod awaiting;
+mod barriers;
 mod body;
 mod buffer;
 mod call_sites;
@@ -64,6 +65,7 @@ mod origin;
 mod peer_table;
 mod peers;
 mod process;
+mod program;
 mod promise;
 mod recording;
 mod report;
@@ -94,6 +96,8 @@ mod _estafette {
     #[pymodule_export]
     use super::access::{PyAccess, PyView};
     #[pymodule_export]
+    use super::barriers::hold_barriers;
+    #[pymodule_export]
     use super::call_sites::record_call_sites;
     #[pymodule_export]
     use super::engine::PyEngine;
@@ -109,6 +113,8 @@ mod _estafette {
     use super::peers::peers;
     #[pymodule_export]
     use super::process::check_interpreter;
+    #[pymodule_export]
+    use super::program::PyProgram;
     #[pymodule_export]
     use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]

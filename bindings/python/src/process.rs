@@ -60,6 +60,29 @@ impl<T> Own<T> {
         if self.generation == fork::generation() { Ok(&self.value) } else { Err(to_py(py, &Error::Forked)) }
     }
 
+    /// As [`get`](Self::get), to change it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn get_mut(&mut self, py: Python<'_>) -> PyResult<&mut T> {
+        if self.generation == fork::generation() {
+            Ok(&mut self.value)
+        } else {
+            Err(to_py(py, &Error::Forked))
+        }
+    }
+
+    /// As [`get`](Self::get), to have it.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn into_inner(self, py: Python<'_>) -> PyResult<T> {
+        self.get(py)?;
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: taken once, and the destructor of `self` will not run.
+        Ok(unsafe { ManuallyDrop::take(&mut this.value) })
+    }
+
     /// For what has no way to fail; `None` in a forked child.
     pub fn try_get(&self) -> Option<&T> {
         (self.generation == fork::generation()).then_some(&self.value)

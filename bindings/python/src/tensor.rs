@@ -63,7 +63,7 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
-    /// Names the tensor in the report of the recording that is being made; without one it does nothing.
+    /// Names the tensor in reports of recordings, also of those that are begun later.
     fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.tensor(py)?.call_in_report(name);
         Ok(())

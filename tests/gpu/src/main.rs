@@ -12,7 +12,7 @@
 //! | `races` | consumers that would be wrong without their waits, and are wrong when these are left out |
 //! | `programs` | random programs on several queues against the host |
 //! | `faults` | a real fault, in a process of its own |
-//! | `ping_pong`, `wake`, `ready` | figures |
+//! | `ping_pong`, `replays`, `wake`, `ready` | figures |
 //! | `python` | relays and figures of the libraries of the machine's Python |
 //! | `sanitizer` | the checks once more under compute-sanitizer |
 //! | `record` | what is printed and written |
@@ -27,6 +27,7 @@ mod python;
 mod races;
 mod ready;
 mod record;
+mod replays;
 mod sanitizer;
 mod setup;
 mod wake;
@@ -46,7 +47,8 @@ usage: gpu-suite [options]
   --record FILE     also write a record in Markdown
   --files FOLDER    where the Python files of the suite are
   --python PROGRAM  the interpreter for them (python3)
-  --only NAME,...   only these steps: conformance, races, programs, faults, ping-pong, wake, ready, python, sanitizer
+  --only NAME,...   only these steps: conformance, races, programs, faults, ping-pong, replays, wake,
+                    ready, python, sanitizer
   --probe           only look for a device; ends with 3 where there is none
   --simulator       on the simulated driver, where this program has one; figures are no results
   --help            this text
@@ -73,6 +75,7 @@ const STEPS: &[Step] = &[
     ("programs", |setup, _, record| programs::run(setup, record)),
     ("faults", |_, options, record| faults::run(options.simulator, record)),
     ("ping-pong", |setup, _, record| ping_pong::run(setup, record)),
+    ("replays", |setup, _, record| replays::run(setup, record)),
     ("wake", |setup, _, record| wake::run(setup, record)),
     ("ready", |setup, _, record| ready::run(setup, record)),
     ("python", |setup, options, record| python::run(setup, options, record)),

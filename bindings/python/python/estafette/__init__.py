@@ -49,6 +49,7 @@ from ._estafette import (
     Operation,
     Operator,
     Operators,
+    Program,
     Tensor,
     Variable,
     View,
@@ -79,10 +80,10 @@ from ._reports import (
     UnorderedExchange,
     Waiting,
 )
-from ._streams import Stream, current_stream
+from ._streams import Stream, current_stream, hold_barriers
 
 if TYPE_CHECKING:
-    from ._typing import DeviceLike, SupportsDLPack
+    from ._typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
     "Access",
@@ -110,6 +111,7 @@ __all__ = [
     "Operators",
     "OutOfMemoryError",
     "Peer",
+    "Program",
     "Report",
     "ShutdownError",
     "ShutdownReport",
@@ -128,6 +130,7 @@ __all__ = [
     "default_engine",
     "devices",
     "from_dlpack",
+    "hold_barriers",
     "peers",
     "record",
     "record_call_sites",
@@ -159,9 +162,10 @@ def from_dlpack(
     *,
     device: DeviceLike | None = None,
     copy: bool | None = None,
+    freed_on: StreamLike | None = None,
 ) -> Tensor:
     """A promise of the memory behind `x`, without a copy, in the default engine. See ``Engine.from_dlpack``."""
-    return default_engine().from_dlpack(x, device=device, copy=copy)
+    return default_engine().from_dlpack(x, device=device, copy=copy, freed_on=freed_on)
 
 
 def _in_child() -> None:

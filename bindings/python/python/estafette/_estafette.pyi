@@ -14,12 +14,13 @@ from ._typing import (
     FutureLike,
     Like,
     ShapeLike,
+    StreamLike,
     SupportsArrow,
     SupportsDLPack,
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_check_interpreter", "_end_recording", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_check_interpreter", "_end_recording", "_hold_barriers", "_read_report", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -48,6 +49,7 @@ class Engine:
         *,
         device: DeviceLike | None = None,
         copy: bool | None = None,
+        freed_on: StreamLike | None = None,
     ) -> Tensor: ...
     def from_future(
         self,
@@ -74,6 +76,7 @@ class Engine:
         on: DeviceLike | object | None = None,
         priority: int = 0,
     ) -> Operation: ...
+    def program(self, name: str | None = None, *, graph: bool = False) -> Program: ...
     def submit_async(
         self,
         fn: Callable[..., Any],
@@ -266,6 +269,34 @@ class Operation:
     def __await__(self) -> Generator[Any, None, None]: ...
 
 @final
+class Program:
+    """Operations that are recorded once and then run any number of times, each time as one operation."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_graph(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def submit(
+        self,
+        fn: Callable[..., Any],
+        reads: Iterable[Tensor | Variable] | None = None,
+        writes: Iterable[Tensor | Variable] | None = None,
+        using: Using | None = None,
+        name: str | None = None,
+        on: DeviceLike | object | None = None,
+    ) -> None: ...
+    def finish(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        *_exception: type[BaseException] | BaseException | TracebackType | None,
+    ) -> None: ...
+    def replay(self) -> Operation: ...
+    def replay_async(self) -> Awaitable[Operation]: ...
+
+@final
 class Operators:
     """The operators of this process, by name."""
 
@@ -336,6 +367,7 @@ def _at_exit() -> None: ...
 def _before_fork() -> None: ...
 def record_call_sites(on: bool = True, /) -> bool: ...
 def _check_interpreter() -> None: ...
+def _hold_barriers(hold: bool, /) -> None: ...
 def _begin_recording(program: str, memory_max: int | None, /) -> None: ...
 def _end_recording(path: str | None, /) -> None: ...
 def _read_report(path: str, width: int, short: bool, html: str | None, /) -> tuple[str, str]: ...
