@@ -202,6 +202,47 @@ def round_trip(engine, n):
     return {"ns_per_op": (ended - began) / n, "grown_kib": resident_kib() - resident}
 
 
+# Operations of the loop that is replayed.
+LOOP = 100
+
+
+def replay(engine, n):
+    """One operation of a loop of a hundred that pass a tensor on: as a node of a replayed program, and submitted."""
+    x, counted = engine.zeros(SHAPE, "float32"), engine.var()
+    with engine.program("loop") as program:
+        for _ in range(LOOP):
+            program.submit(nothing_with, writes=[x, counted])
+
+    def submits():
+        for _ in itertools.repeat(None, LOOP):
+            engine.submit(nothing_with, writes=[x, counted])
+        engine.wait_all()
+
+    def replays():
+        program.replay()
+        engine.wait_all()
+
+    turns = max(1, n // LOOP)
+    times = {"replays": 0, "submits": 0}
+    for _ in range(turns):
+        for name, turn in (("replays", replays), ("submits", submits)):
+            began = time.perf_counter_ns()
+            turn()
+            times[name] += time.perf_counter_ns() - began
+    if counted.version != turns * (1 + LOOP):
+        raise RuntimeError(f"{turns} replays and as many turns of {LOOP} left the version {counted.version}")
+    nodes = turns * LOOP
+    return {
+        "ns_per_op": times["replays"] / nodes,
+        "submitted_ns": times["submits"] / nodes,
+        "ratio": times["replays"] / times["submits"],
+    }
+
+
+def nothing_with(_):
+    """The body of an operation with an operand."""
+
+
 def settled(engine):
     """The counters, once every deleter has run."""
     wait_until(lambda: engine.stats().releasing == 0)
@@ -219,6 +260,7 @@ def resident_kib():
 
 WORKLOADS = {
     "python-submit": submit,
+    "python-replay": replay,
     "python-import": import_numpy,
     "python-export": export_numpy,
     "python-import-torch": import_torch,

@@ -31,15 +31,6 @@ impl CoreRef {
         self.with_seat(|seat| self.admit_at(seat))
     }
 
-    /// Takes a place for a part of an operation that is in flight and has to go on, beyond the window and after the beginning of
-    /// a shutdown too.
-    pub(crate) fn admit_part(&self) {
-        let admitted = self.with_seat(|seat| {
-            seat.is_some_and(Seat::begin_admitted) || self.tally.begin(seat, usize::MAX, false).is_ok()
-        });
-        debug_assert!(admitted, "there are fewer operations than numbers");
-    }
-
     fn admit_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
         // Operations submitted from inside operations may exceed the window, or a full window could never drain.
         let inside = context::current().is_some();

@@ -102,7 +102,8 @@ where
         let task = RunAs::new(current, async move {
             let outcome = completion::catch(future).await;
             let held = |tensor: &Tensor| task_open.0.holds(tensor);
-            task_open.0.conclude(completion::settle(&task_tag, outcome, produced.as_ref(), &held, None));
+            let ended = completion::settle(&task_tag, outcome, produced.as_ref(), &held, None);
+            task_open.0.conclude(ended.map(drop));
         });
         if let Err(error) = core.spawn(task) {
             open.0.conclude(Err(tag.result_failure(error)));

@@ -124,12 +124,12 @@ impl Completion {
 
     /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
     pub(crate) fn conclude(self, result: Ended) {
-        self.into_scope().end_with(&[], |_running, _none, _held, _fence| result);
+        self.conclude_after(&[], result);
     }
 
     /// As [`conclude`](Self::conclude), with the work that `fences` mark.
     pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
-        self.into_scope().end_with(fences, |_running, _none, _held, _fence| result);
+        self.into_scope().end_with(fences, |_running, _none, _held, _fence| result.map(|()| None));
     }
 
     /// Ends an operation that produces a tensor, with its result.
@@ -249,7 +249,8 @@ impl Scope {
             check_writable(tensor)?;
         }
         let mut inner = self.lock();
-        let Some(mode) = inner.mode_of(tensor).filter(|_| inner.running.is_some()) else {
+        let running = inner.running.as_ref().map(|running| running.current().op);
+        let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
             return Err(Error::invalid("this tensor is not an operand of the running operation"));
         };
         let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
@@ -269,7 +270,7 @@ impl Scope {
         {
             hooks::lends(self.id, library);
         }
-        let lease = LeaseInner::unheld(tensor, access, taker);
+        let lease = LeaseInner::view_of(running, tensor, access, taker);
         inner.views.retain(|(view, _)| view.strong_count() > 0);
         inner.views.push((Arc::downgrade(&lease), mode));
         drop(inner);
@@ -310,7 +311,7 @@ impl Scope {
     fn end_with(
         &self,
         fences: &[Fence],
-        outcome: impl FnOnce(&Underway, Target<'_>, Held<'_>, Option<&Fence>) -> Ended,
+        outcome: impl FnOnce(&Underway, Target<'_>, Held<'_>, Option<&Fence>) -> Settled,
     ) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else { return };
@@ -329,6 +330,12 @@ impl Scope {
         let result = outcome(&running, produced.as_ref(), &held, fences.first());
         let aliased = produced.as_ref().map(|(tensor, _)| tensor);
         running.hand_over(views, aliased);
+        let (later, result) = match result {
+            Ok(later) => (later, Ok(())),
+            Err(failure) => (None, Err(failure)),
+        };
+        // The fence of a copy comes after that of what was copied.
+        let fences = if later.is_some() { later.as_slice() } else { fences };
         dispatch_next(running.finish(fences, result));
         // After completion, so that memory whose last handle this was sees what the operation left.
         drop((operands, produced));
@@ -355,6 +362,8 @@ type Target<'a> = Option<&'a (Tensor, Copying)>;
 type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// How an operation ended.
 pub(crate) type Ended = Result<(), OperationError>;
+/// The same; if well, with the fence of a copy of its result that had to be made.
+type Settled = Result<Option<Fence>, OperationError>;
 
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
 /// tensors the operation may read, `ready` when what it gave is there.
@@ -364,14 +373,14 @@ pub(crate) fn settle(
     target: Target<'_>,
     held: Held<'_>,
     ready: Option<&Fence>,
-) -> Ended {
+) -> Settled {
     let produced = match outcome {
         Ok(Ok(produced)) => produced,
         Ok(Err(error)) => return Err(tag.body_failure(error)),
         Err(panic) => return Err(tag.panic_failure(panic)),
     };
     match (target, produced) {
-        (None, None) => Ok(()),
+        (None, None) => Ok(None),
         (Some((tensor, copying)), Some(produced)) => {
             define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
         }

@@ -19,7 +19,7 @@ mod transfer;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use estafette_devices::{DLDevice, Device, DeviceType, Fence};
+use estafette_devices::{DLDevice, Device, DeviceType, Fence, Order};
 
 use self::lanes::Turn;
 use self::transfer::{Address, Kept, download, upload};
@@ -115,6 +115,29 @@ fn finish(end: Completion, outcome: Result<Copied, Error>) {
         Ok(Copied { layout, storage, fence: None }) => end.produce(Ok(Produced::ready(layout, storage))),
         Err(error) => end.produce(Err(error.into())),
     }
+}
+
+/// A row-major copy in fresh memory of the same device, of what is there when `ready` is done, and the fence of it; `None` where a
+/// device cannot do that by itself.
+pub(crate) fn within_device(
+    core: &Core,
+    layout: &Layout,
+    data: *const u8,
+    ready: &Fence,
+) -> Result<Option<(Layout, Storage, Fence)>, Error> {
+    let Some(device) = core.device(layout.device()).filter(|_| layout.is_contiguous()) else {
+        return Ok(None);
+    };
+    let mut turn = Turn::on(&device)?;
+    if !matches!(turn.queue().order_after(ready), Ok(Order::Nothing | Order::Device)) {
+        return Ok(None);
+    }
+    let target = row_major(layout, layout.device())?;
+    let storage = fresh(core, &target, false)?;
+    // SAFETY: the queue comes after what makes the content; the target is ours, and as long. Whoever called keeps both until the
+    // fence is done.
+    unsafe { device.copy(&**turn.queue(), data, storage.data(), target.byte_len()) }?;
+    Ok(Some((target, storage, turn.record())))
 }
 
 /// A copy, there when the fence is done.

@@ -21,6 +21,7 @@ use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
 use crate::live::{self, Live, OnStall, StallWatch};
 use crate::operation::{Kind, Name};
+use crate::regions::Origin;
 use crate::replay::Recorder;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
@@ -279,7 +280,7 @@ impl Engine {
     /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is called, and
     /// nobody but the engine's operations and leases writes it meanwhile. Its content is ready to be read.
     pub unsafe fn import(&self, managed: ManagedTensor) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, Frontier::default(), false)
+        import::import(self.core(), managed, Frontier::default(), false, || Origin::Unknown)
     }
 
     /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and that may be
@@ -296,7 +297,25 @@ impl Engine {
         ready: Frontier,
         read_only: bool,
     ) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, ready, read_only)
+        import::import(self.core(), managed, ready, read_only, || Origin::Unknown)
+    }
+
+    /// As [`import_ordered`](Self::import_ordered), for callers who can find out where the memory comes from. `origin` is called,
+    /// with no lock held, when that matters: when a lease of the same memory is open.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    ///
+    /// # Safety
+    /// As for [`import_ordered`](Self::import_ordered).
+    pub unsafe fn import_from(
+        &self,
+        managed: ManagedTensor,
+        ready: Frontier,
+        read_only: bool,
+        origin: impl FnOnce() -> Origin,
+    ) -> Result<Tensor, Error> {
+        import::import(self.core(), managed, ready, read_only, origin)
     }
 
     /// As [`import_ordered`](Self::import_ordered), of device memory whose allocator gives it out again in the order of a stream.

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
 use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
-use crate::regions::{self, Placement};
+use crate::regions::{self, Origin, Placement};
 use crate::tensor::{Definition, Tensor, TensorInner};
 
 /// Memory with a description, not yet known to the engine.
@@ -107,10 +107,11 @@ pub(crate) fn import(
     managed: ManagedTensor,
     ready: Frontier,
     read_only: bool,
+    origin: impl FnOnce() -> Origin,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let arrival = arrive(core, managed, read_only)?;
-    Ok(enter(core, arrival, ready))
+    Ok(enter(core, arrival, ready, origin))
 }
 
 /// As [`import`], of memory whose allocator works in the order of a stream.
@@ -131,7 +132,8 @@ pub(crate) fn import_homing(
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    Ok(enter(core, Arrival { layout, data, storage: Storage::homing(managed, home), read_only }, ready))
+    let arrival = Arrival { layout, data, storage: Storage::homing(managed, home), read_only };
+    Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 
 /// As [`import`], but what cannot be taken over comes back.
@@ -144,7 +146,7 @@ pub(crate) fn import_or_return(
         Ok(layout) => layout,
         Err(error) => return Err(Box::new((error, managed))),
     };
-    Ok(enter(core, Arrival::foreign(layout, managed, false), ready))
+    Ok(enter(core, Arrival::foreign(layout, managed, false), ready, || Origin::Unknown))
 }
 
 /// What the tensor is, if the engine can have it.
@@ -175,7 +177,9 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     core.check_usable()?;
     let layout = vec_layout::<T>(values.len(), shape)?;
     let storage = Storage::vec(values);
-    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    // Fresh memory: nobody can have been lent it.
+    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
 /// Fresh memory on `device`; zeroed when asked, which needs memory that the host can write.
@@ -189,7 +193,9 @@ pub(crate) fn allocate(
     core.check_usable()?;
     let layout = Layout::contiguous(dtype, device, shape)?;
     let storage = fresh(core, &layout, zeroed)?;
-    Ok(enter(core, Arrival { layout, data: storage.data(), storage, read_only: false }, Frontier::default()))
+    let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
+    // Fresh memory: nobody can have been lent it.
+    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
@@ -243,10 +249,11 @@ fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, 
 
 /// Gives an arrival its variables.
 #[inline]
-fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier) -> Tensor {
+fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier, origin: impl FnOnce() -> Origin) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
-    let Placement { vars, placed, lease } = regions::place(core, Space::of(layout.device()), range, ready);
+    let space = Space::of(layout.device());
+    let Placement { vars, placed, lease } = regions::place(core, space, range, &ready, origin);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
@@ -268,7 +275,8 @@ pub(crate) enum Copying {
 }
 
 /// Makes `produced` the memory of the promised tensor `target`. `held` says which tensors the operation may read; the content
-/// is there when `ready` is done, which a copy of it is made after.
+/// is there when `ready` is done, which a copy of it is made after: on its device, where there is one, and then the content is
+/// there when the fence is that this gives.
 ///
 /// # Errors
 /// [`Error::Conflict`] when it overlaps memory already known, was not declared an alias of it, and copying is refused;
@@ -279,7 +287,7 @@ pub(crate) fn define(
     copying: Copying,
     held: &dyn Fn(&Tensor) -> bool,
     ready: Option<&Fence>,
-) -> Result<(), Error> {
+) -> Result<Option<Fence>, Error> {
     let core = &target.core;
     let arrival = match produced.0 {
         Source::Managed { managed, read_only } => arrive(core, managed, read_only)?,
@@ -309,6 +317,7 @@ pub(crate) fn define(
         Copying::Always => Err(0),
         Copying::Allowed | Copying::Refused => regions::place_result(space, range, own, &target.vars),
     };
+    let mut later = None;
     let (arrival, placed) = match placed {
         Ok(placed) => (arrival, placed),
         Err(strangers) if copying == Copying::Refused => {
@@ -317,15 +326,19 @@ pub(crate) fn define(
             )));
         }
         Err(_) => {
-            ready.map_or(Ok(()), |ready| ready.wait_timeout(None).unwrap_or(Ok(())))?;
-            let copy = copy_of(core, &arrival.layout, arrival.data)?;
+            let (copy, fence) = copied_after(core, &arrival, ready)?;
+            let after: Frontier = fence.iter().cloned().collect();
+            later = fence;
             let range = copy.layout.byte_range(copy.data);
-            let placed = regions::place_result(Space::of(copy.layout.device()), range, own, &target.vars)
-                .map_err(|_| {
-                    Error::Conflict("fresh memory overlaps a tensor whose memory was freed elsewhere".into())
-                })?;
+            let space = Space::of(copy.layout.device());
+            let Ok(placed) = regions::place_result(space, range, own, &target.vars) else {
+                reaper().release(after, copy.storage);
+                return Err(Error::Conflict(
+                    "fresh memory overlaps a tensor whose memory was freed elsewhere".into(),
+                ));
+            };
             // The original's deleter is foreign code.
-            reaper().release(Frontier::default(), arrival.storage);
+            reaper().release(after, arrival.storage);
             (copy, placed)
         }
     };
@@ -335,7 +348,27 @@ pub(crate) fn define(
     if journal::is_open() {
         hooks::came_in(target);
     }
-    Ok(())
+    Ok(later)
+}
+
+/// A copy of what will be there when `ready` is done, and when it is there itself, if that is not known to be now.
+fn copied_after(
+    core: &Core,
+    arrival: &Arrival,
+    ready: Option<&Fence>,
+) -> Result<(Arrival, Option<Fence>), Error> {
+    let Arrival { layout, data, .. } = arrival;
+    if let Some(ready) = ready
+        && !host_can_use(core, layout.device(), *data)
+        && let Some((layout, storage, fence)) = copy::within_device(core, layout, *data, ready)?
+    {
+        return Ok((Arrival { data: storage.data(), layout, storage, read_only: false }, Some(fence)));
+    }
+    if let Some(ready) = ready {
+        let _spare = core.pool.is_worker().then(|| core.pool.blocking());
+        ready.wait_timeout(None).unwrap_or(Ok(()))?;
+    }
+    Ok((copy_of(core, layout, *data)?, None))
 }
 
 /// Takes the memory out of a tensor that nobody else has, or copies it. The operation may read it if it is `held`; else it

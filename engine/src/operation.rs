@@ -33,6 +33,7 @@ use crate::error::{BodyError, Error, FailureKind, OperationError};
 use crate::journal;
 use crate::journal::hooks::WaitNoted;
 use crate::late::LateCell;
+use crate::replay::Inputs;
 use crate::run::Running;
 use crate::signal::Signal;
 use crate::state::VarState;
@@ -220,6 +221,10 @@ pub(crate) enum Role {
     Probe(Arc<Signal<Result<(), Error>>>),
     /// Who took a lease.
     Lease(Arc<crate::lease::LeaseLabel>),
+    /// A replay whose nodes settle what its variables carry: where they find it.
+    Replay(Arc<Inputs>),
+    /// It does a part of another operation's work, which whoever waits for that may do as well.
+    Part(OpId),
 }
 
 impl OpState {
@@ -280,7 +285,7 @@ impl OpState {
     pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
         match self.role()? {
             Role::Device(queue) => Some(queue),
-            Role::Probe(_) | Role::Lease(_) => None,
+            _ => None,
         }
     }
 
@@ -288,7 +293,7 @@ impl OpState {
     pub(crate) fn probe(&self) -> Option<&Arc<Signal<Result<(), Error>>>> {
         match self.role()? {
             Role::Probe(signal) => Some(signal),
-            Role::Device(_) | Role::Lease(_) => None,
+            _ => None,
         }
     }
 
@@ -296,7 +301,23 @@ impl OpState {
     pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
         match self.role()? {
             Role::Lease(label) => Some(label),
-            Role::Device(_) | Role::Probe(_) => None,
+            _ => None,
+        }
+    }
+
+    /// Where the nodes of a replay find what its variables carry, if they settle that.
+    pub(crate) fn inputs(&self) -> Option<&Arc<Inputs>> {
+        match self.role()? {
+            Role::Replay(inputs) => Some(inputs),
+            _ => None,
+        }
+    }
+
+    /// The operation that this one is a part of.
+    pub(crate) fn part_of(&self) -> Option<OpId> {
+        match self.role()? {
+            Role::Part(op) => Some(*op),
+            _ => None,
         }
     }
 

@@ -33,6 +33,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 let result = running.call(|| body(reads.views())).and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
                     define(&target.inner, produced.into(), copying, &held, None)
+                        .map(drop)
                         .map_err(|error| running.tag().result_failure(error))
                 });
                 let next = running.finish(result);

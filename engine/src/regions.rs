@@ -97,11 +97,12 @@ impl Region {
         leases.known.push(Arc::downgrade(lease));
     }
 
-    /// The newest open lease under which all of `range` was handed out. Clones may be the last: they go to `keep`, to be
-    /// dropped where no lock is held.
+    /// The newest open lease under which all of `range` was handed out, where that can be from it. Clones may be the last: they
+    /// go to `keep`, to be dropped where no lock is held.
     fn covering(
         &self,
         range: &Range<usize>,
+        origin: Origin,
         keep: &mut SmallVec<[Arc<LeaseInner>; 2]>,
     ) -> Option<Arc<LeaseInner>> {
         if self.range.start > range.start || self.range.end < range.end {
@@ -114,7 +115,7 @@ impl Region {
         let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
-            if lease.protects() {
+            if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
                 return Some(lease);
             }
         }
@@ -149,6 +150,22 @@ impl Drop for Placed {
     }
 }
 
+/// What is known of where memory comes from, when a lease of it is open.
+///
+/// A tensor that is imported from what the taker of a lease has made of it is *derived*: it carries the lease, and does not
+/// wait for it. A tensor that is imported from the memory's owner once more is one like the first, and waits. The address is the
+/// same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody knows. It is taken to be derived, unless the lease is the view of an operation that runs, and this code is not a
+    /// part of that.
+    Unknown,
+    /// The owner of the memory: no lease has anything to do with it.
+    Owner,
+    /// Somebody to whom it was lent.
+    Lent,
+}
+
 /// Where a new tensor stands among those that are known.
 pub(crate) struct Placement {
     pub(crate) vars: VarSet,
@@ -157,16 +174,47 @@ pub(crate) struct Placement {
     pub(crate) lease: Option<Arc<LeaseInner>>,
 }
 
-/// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer.
-pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Frontier) -> Placement {
+/// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer. `origin` is asked
+/// only where it matters: when a lease of that memory is open.
+pub(crate) fn place(
+    core: &CoreRef,
+    space: Space,
+    range: Range<usize>,
+    ready: &Frontier,
+    origin: impl FnOnce() -> Origin,
+) -> Placement {
+    if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
+        return placement;
+    }
+    // Foreign code may have to be asked, so no lock is held.
+    let origin = origin();
+    try_place(core, space, range, ready, Some(origin)).expect("the origin is known")
+}
+
+/// As [`place`]; `None` when the origin matters and is not known yet.
+fn try_place(
+    core: &CoreRef,
+    space: Space,
+    range: Range<usize>,
+    ready: &Frontier,
+    origin: Option<Origin>,
+) -> Option<Placement> {
     let mut keep = SmallVec::new();
     let mut collapsed: Option<(OpVar, VarSet)> = None;
-    let (key, (vars, region, lease)) = regions().resolve(space, range.clone(), |found| {
-        if let Some((region, lease)) =
-            found.iter().find_map(|region| region.covering(&range, &mut keep).map(|lease| (region, lease)))
-        {
+    let (key, placed) = regions().resolve(space, range.clone(), |found| {
+        let mut lent = |origin| {
+            found
+                .iter()
+                .find_map(|region| region.covering(&range, origin, &mut keep).map(|lease| (region, lease)))
+        };
+        let lent = match origin {
+            None if lent(Origin::Lent).is_some() => return (None, None),
+            None | Some(Origin::Owner) => None,
+            Some(origin) => lent(origin),
+        };
+        if let Some((region, lease)) = lent {
             let vars = VarSet::from_iter([lease.scope().clone()]);
-            return (None, (vars, Arc::clone(region), Some(lease)));
+            return (None, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();
         let mut inside = false;
@@ -193,17 +241,18 @@ pub(crate) fn place(core: &CoreRef, space: Space, range: Range<usize>, ready: Fr
             own
         };
         let region = Region::new(range.clone(), own);
-        (Some(Arc::clone(&region)), (vars, region, None))
+        (Some(Arc::clone(&region)), Some((vars, region, None)))
     });
     drop(keep);
+    let (vars, region, lease) = placed?;
     if let Some((group, members)) = collapsed {
         collapse(core, &group, &members);
     }
     if !ready.is_empty() {
         // The fences belong to the memory's present content, whichever variable stands for it.
-        vars[vars.len() - 1].ordering().with_state(|state, flags| state.add_writers(&ready, flags));
+        vars[vars.len() - 1].ordering().with_state(|state, flags| state.add_writers(ready, flags));
     }
-    Placement { vars, placed: Placed { region, key }, lease }
+    Some(Placement { vars, placed: Placed { region, key }, lease })
 }
 
 /// Enters the memory of a produced result, ordered by `own`. Gives back the overlapping entries instead, when there are

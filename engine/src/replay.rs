@@ -50,6 +50,7 @@ mod builder;
 mod failures;
 mod footprint;
 mod graph;
+mod inputs;
 mod issue;
 mod node;
 mod pace;
@@ -59,7 +60,8 @@ mod recorder;
 mod run;
 mod shared;
 
-pub use builder::NodeBuilder;
+pub use builder::{CheckedNode, NodeBuilder};
+pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
 pub use program::Program;
 pub use recorder::Recorder;

@@ -25,6 +25,7 @@ use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
 use crate::journal::{events, hooks};
 use crate::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, bury};
+use crate::replay::Earlier;
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, VarState, WRITE_FENCES};
 
 /// Newly granted operations on their way to where they run.
@@ -101,7 +102,7 @@ fn run_at_once(granted: OpGranted) {
 
 /// Pushes a granted operation to its engine's pool.
 #[inline]
-fn push(granted: OpGranted) {
+pub(crate) fn push(granted: OpGranted) {
     if granted.payload().noted {
         hooks::ready(granted.id());
     }
@@ -186,11 +187,13 @@ pub(crate) struct Inspection {
     pub(crate) failure: Option<OperationError>,
     /// Fences that are not done.
     pub(crate) pending: Frontier,
+    /// Those among them whose failure would be that of an input.
+    inputs: Frontier,
 }
 
 /// Looks at every access. Fences are asked outside the variable's bit, since asking may call a driver.
 pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
-    let mut found = Inspection { failure: None, pending: Frontier::default() };
+    let mut found = Inspection { failure: None, pending: Frontier::default(), inputs: Frontier::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
         let mode = access.mode();
@@ -206,6 +209,9 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
         let (writers, readers) = access.with_state(|state, _| state.fences());
         let writers = Asked::ask(&writers);
         let readers = if mode.is_exclusive() { Asked::ask(&readers) } else { Asked::default() };
+        if mode.reads() {
+            found.inputs.merge(&writers.pending);
+        }
         found.pending.merge(&writers.pending);
         found.pending.merge(&readers.pending);
         let failure = access.with_state(|state, flags| {
@@ -308,6 +314,10 @@ fn settle(granted: &OpGranted) -> Settled {
             return Settled::Skip(cause);
         }
         if found.pending.is_empty() {
+            return Settled::Go;
+        }
+        if let Some(inputs) = granted.payload().inputs() {
+            inputs.set(Earlier { writers: found.inputs, others: found.pending });
             return Settled::Go;
         }
         let Some(queue) = granted.payload().queue() else { return Settled::Park(found.pending) };

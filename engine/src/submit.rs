@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 
-use estafette_devices::{DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
+use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
@@ -12,6 +12,7 @@ use crate::body::Body;
 use crate::builder::OpBuilder;
 use crate::completion::Completion;
 use crate::error::{BodyResult, Error};
+use crate::exchange::Layout;
 use crate::guards::WriteGuard;
 use crate::journal::hooks;
 use crate::lease::check_writable;
@@ -30,6 +31,7 @@ pub(crate) enum Room {
 
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_declared()?;
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
         for (at, tensor) in written().enumerate() {
             check_writable(tensor)?;
@@ -41,9 +43,17 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         Ok(())
     }
 
+    /// Refuses a result that could not be what it was declared to be, wherever it is.
+    fn check_declared(&self) -> Result<(), Error> {
+        let declared = self.options.as_ref().and_then(|options| options.declared.as_ref());
+        declared
+            .map_or(Ok(()), |(dtype, shape)| Ok(Layout::contiguous(*dtype, DLDevice::CPU, shape).map(drop)?))
+    }
+
     /// As [`check`](Self::check), for a body that gets no slices and so may see memory twice: an operand that is both read
     /// and written is updated in place.
     pub(crate) fn check_external(&self) -> Result<(), Error> {
+        self.check_declared()?;
         self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)
     }
 

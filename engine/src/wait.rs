@@ -21,7 +21,7 @@ use crate::exchange::reaper;
 use crate::journal::hooks;
 use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
-use crate::operation::{Kind, Name, OpHandle, OpState, OpVar, Phase};
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{Looked, look_or_probe};
 use crate::run;
 use crate::signal::Signal;
@@ -234,6 +234,11 @@ impl Needed {
         Self { too_many: ops.len() > HELP_SCAN_MAX, ops, cores }
     }
 
+    /// Whether `op` is one of those, or does a part of the work of one.
+    fn names(&self, op: &OpGranted) -> bool {
+        self.ops.contains(&op.id()) || op.payload().part_of().is_some_and(|whole| self.ops.contains(&whole))
+    }
+
     /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.
     fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
         let Some(_helping) = helping else { return false };
@@ -241,7 +246,7 @@ impl Needed {
             let alone = core.alone();
             core.pool.take_matching(|job| {
                 let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
-                let needed = if self.too_many { alone } else { self.ops.contains(&job.0.id()) };
+                let needed = if self.too_many { alone } else { self.names(&job.0) };
                 helpable && needed
             })
         });

@@ -2,7 +2,7 @@
 //! and counts what is released.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,41 +13,9 @@ use estafette::devices::{Device, DeviceError, DeviceErrorKind, DeviceType, Fence
 use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
 use estafette::{DType, Engine, Error, Tensor};
 
-#[repr(C)]
-struct Schema {
-    format: *const c_char,
-    name: *const c_char,
-    metadata: *const c_char,
-    flags: i64,
-    n_children: i64,
-    children: *mut *mut Schema,
-    dictionary: *mut Schema,
-    release: Option<unsafe extern "C" fn(*mut Schema)>,
-    private_data: *mut c_void,
-}
+mod arrow_abi;
 
-#[repr(C)]
-struct Array {
-    length: i64,
-    null_count: i64,
-    offset: i64,
-    n_buffers: i64,
-    n_children: i64,
-    buffers: *mut *const c_void,
-    children: *mut *mut Array,
-    dictionary: *mut Array,
-    release: Option<unsafe extern "C" fn(*mut Array)>,
-    private_data: *mut c_void,
-}
-
-#[repr(C)]
-struct DeviceArray {
-    array: Array,
-    device_id: i64,
-    device_type: i32,
-    sync_event: *mut c_void,
-    reserved: [i64; 3],
-}
+use arrow_abi::{Array, DeviceArray, Schema};
 
 /// What a producer keeps behind an array.
 struct Kept {

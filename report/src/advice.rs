@@ -1,30 +1,111 @@
 //! The changes that would help most, each with the time that it would save at most.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::Recording;
-use crate::model::{Cause, Culprit, Nanos};
+use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, Nanos, OperationId};
 use crate::sentences;
 use crate::summary::Advice;
 use crate::walk::{Step, What};
+use crate::what_if::{Change, Score, blocks};
 
 /// Changes that are told.
 const TOLD: usize = 3;
 
+/// Of how many waits and tensors it is asked what the run would have been without them.
+const TRIED: usize = 3;
+
+/// What a change saves in percent of the run time at least, to be told.
+const WORTH: u64 = 3;
+
 /// What of the walk could be shorter, sorted by how much it takes of it. A change cannot save more than that, and saves less where
-/// something else then becomes the longest way.
+/// something else then becomes the longest way. Added to these are changes that let more happen at once, with what they save when the
+/// recording is played again.
 pub(crate) fn advice(recording: &Recording, steps: &[Step]) -> Vec<Advice> {
     let mut by_change: HashMap<String, Nanos> = HashMap::new();
+    // Nobody makes an operation take no time; a change that saves nearly as much and can be made is told before it.
+    let mut faster: HashSet<String> = HashSet::new();
     for step in steps {
         if let Some(change) = change(recording, step.what) {
+            if matches!(step.what, What::Run(_)) {
+                faster.insert(change.clone());
+            }
             *by_change.entry(change).or_default() += step.to - step.from;
         }
     }
+    by_change.extend(overlaps(recording, steps));
     let mut advice: Vec<Advice> =
         by_change.into_iter().map(|(change, saves_ns)| Advice { change, saves_ns }).collect();
-    advice.sort_by(|a, b| b.saves_ns.cmp(&a.saves_ns).then_with(|| a.change.cmp(&b.change)));
+    let weight = |advice: &Advice| if faster.contains(&advice.change) { 6 } else { 10 } * advice.saves_ns;
+    advice.sort_by(|a, b| weight(b).cmp(&weight(a)).then_with(|| a.change.cmp(&b.change)));
     advice.truncate(TOLD);
     advice
+}
+
+/// Changes that let more happen at once, and what each saves.
+fn overlaps(recording: &Recording, steps: &[Step]) -> Vec<(String, Nanos)> {
+    let walked: Nanos = steps.iter().map(|step| step.to - step.from).sum();
+    let score = Score::of(recording);
+    let as_it_was = score.play(&Change::default());
+    // A recording that plays quite differently from how it was says nothing about changes.
+    let Some(as_it_was) = as_it_was.filter(|played| *played > walked / 2 && *played < walked + walked / 10)
+    else {
+        return Vec::new();
+    };
+    let saves = |change: Change| Some(as_it_was.saturating_sub(score.play(&change)?));
+    let waits = waits(recording).into_iter().filter_map(|(place, unwaited)| {
+        let saved = saves(Change { unwaited, ..Change::default() })?;
+        Some((format!("go on without waiting {place}: the program submitted nothing meanwhile"), saved))
+    });
+    let tensors = overwritten(recording).into_iter().filter_map(|(name, renamed)| {
+        let saved = saves(Change { renamed, ..Change::default() })?;
+        Some((format!("use two of `{name}` in turn: operations waited only to overwrite it"), saved))
+    });
+    waits.chain(tensors).filter(|(_, saved)| *saved > walked / 100 * WORTH).collect()
+}
+
+/// The longest of what is grouped.
+fn longest<T>(groups: HashMap<String, (Nanos, T)>) -> Vec<(String, T)> {
+    let mut groups: Vec<(String, (Nanos, T))> = groups.into_iter().collect();
+    groups.sort_by(|(a, (x, _)), (b, (y, _))| y.cmp(x).then_with(|| a.cmp(b)));
+    groups.into_iter().take(TRIED).map(|(name, (_, group))| (name, group)).collect()
+}
+
+/// Where the program waited longest, and for what.
+fn waits(recording: &Recording) -> Vec<(String, HashSet<OperationId>)> {
+    let mut places: HashMap<String, (Nanos, HashSet<OperationId>)> = HashMap::new();
+    for operation in recording.operations.iter().filter(|operation| blocks(operation.kind)) {
+        let Some(resumed) = operation.resumed else { continue };
+        let lease = recording.lease(operation.id);
+        let site = operation.site.as_ref().or_else(|| lease.and_then(|lease| lease.site.as_ref()));
+        let thread = operation.submitter.and_then(|lane| recording.lanes.get(lane));
+        let place = match (site, lease, thread) {
+            (Some(site), ..) => format!("at {}", sentences::place(site)),
+            (None, Some(lease), _) if !lease.taker.is_empty() => format!("in {}", lease.taker),
+            (_, _, Some(thread)) => format!("on thread `{}`", thread.name),
+            _ => continue,
+        };
+        let (time, ids) = places.entry(place).or_default();
+        *time += resumed.saturating_sub(operation.submitted);
+        ids.insert(operation.id);
+    }
+    longest(places)
+}
+
+/// The tensors that were waited for longest only to overwrite them: their names, and which they are.
+fn overwritten(recording: &Recording) -> Vec<(String, HashSet<u64>)> {
+    let mut names: HashMap<String, (Nanos, HashSet<u64>)> = HashMap::new();
+    for stall in
+        recording.stalls.iter().filter(|stall| stall.hazard.is_some_and(|hazard| hazard != Hazard::Raw))
+    {
+        let access = recording.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
+        let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
+        let Some(variable) = recording.variable(access.variable) else { continue };
+        let (time, variables) = names.entry(variable.name.clone()).or_default();
+        *time += stall.duration();
+        variables.insert(variable.id);
+    }
+    longest(names)
 }
 
 fn change(recording: &Recording, what: What) -> Option<String> {
@@ -41,6 +122,11 @@ fn change(recording: &Recording, what: What) -> Option<String> {
         }
         What::Stall(Cause::NotResumed, Culprit::EventLoop) => {
             "keep the event loop free: move what blocks it to an operation or a thread".into()
+        }
+        What::Stall(Cause::NotResumed, Culprit::Thread(lane))
+            if recording.lanes.get(lane).is_some_and(|lane| lane.kind == LaneKind::Worker) =>
+        {
+            "submit more at once: a worker with nothing to do sleeps, and must be woken".into()
         }
         What::Stall(Cause::NotResumed, _) => {
             "wake fewer sleeping threads: await, or wait for more at once".into()

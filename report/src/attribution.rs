@@ -9,14 +9,16 @@
 //!
 //! # What the waiting was for
 //! The time until the culprit has ended is divided by what the culprit did: it stood in a queue itself, it ran, it was a lease
-//! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and no
-//! worker took it; its thread was awake and had not the interpreter's lock. Device work waits once more on its queue.
+//! that somebody held. What follows divides by what happened to the waiter: the end was not observed yet; it was ready and all
+//! workers were busy, or one had to wake up; its thread was awake and had not the interpreter's lock. Device work waits once more
+//! on its queue.
 //!
 //! Each division goes on where the one before ended and never turns back (`tiling`), so the stretches of an access tile the
 //! time that it waited whatever the recording says: without gap, without overlap.
 
 mod counters;
 mod order;
+mod pool;
 mod tiling;
 
 use crate::Recording;
@@ -26,6 +28,7 @@ use crate::model::{
 
 use self::counters::counters;
 use self::order::{Before, predecessors};
+use self::pool::Pool;
 use self::tiling::Tiling;
 
 /// Time between the end of a culprit and the waiter's being ready that the engine takes at most. More than this, with nothing known
@@ -36,7 +39,7 @@ const HANDING_ON_MAX: Nanos = 1_000_000;
 pub fn attribute(recording: &mut Recording) {
     let before = predecessors(recording);
     let mut stalls = Vec::new();
-    let view = View { recording, ahead: ahead_on_queues(recording) };
+    let view = View { recording, ahead: ahead_on_queues(recording), pool: Pool::of(recording) };
     for (at, operation) in recording.operations.iter().enumerate() {
         view.operation(at, operation, &before[at], &mut stalls);
     }
@@ -103,6 +106,7 @@ struct Phases {
 struct View<'a> {
     recording: &'a Recording,
     ahead: Vec<Option<Nanos>>,
+    pool: Pool,
 }
 
 impl View<'_> {
@@ -201,12 +205,19 @@ impl View<'_> {
         }
         tiling.until(waits.ready, Cause::NotObserved, hazard, Culprit::Observer);
         let resumes = operation.kind != OperationKind::Operation && operation.kind != OperationKind::Copy;
-        let (cause, culprit) = if resumes {
-            (Cause::NotResumed, self.sleeper(operation))
-        } else {
-            (Cause::NoWorker, Culprit::Pool)
-        };
-        tiling.until(waits.awake, cause, None, culprit);
+        let taker = operation.lane.filter(|lane| self.pool.has(*lane));
+        match taker {
+            _ if resumes => tiling.until(waits.awake, Cause::NotResumed, None, self.sleeper(operation)),
+            Some(worker) => {
+                for (from, to) in self.pool.full_between(tiling.at(), waits.awake) {
+                    // Before that another worker was free, and asleep.
+                    tiling.until(from, Cause::NotResumed, None, Culprit::Thread(worker));
+                    tiling.until(to, Cause::NoWorker, None, Culprit::Pool);
+                }
+                tiling.until(waits.awake, Cause::NotResumed, None, Culprit::Thread(worker));
+            }
+            None => tiling.until(waits.awake, Cause::NoWorker, None, Culprit::Pool),
+        }
         tiling.until(waits.end, Cause::NotResumed, None, Culprit::Interpreter);
     }
 

@@ -10,6 +10,7 @@
 //! | [`roots`] | what the culprit was waiting for itself |
 //! | [`critical_path`], [`walk`] | the longest chain of work; what the end waited for |
 //! | [`barrier`] | what global barriers would have cost |
+//! | `what_if`, `advice` | what the run would have taken otherwise; what would help |
 //! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
 //! | [`terminal`], [`sentences`] | the report for people |
 //! | [`html`] | the report as a page to look at |
@@ -33,6 +34,7 @@ pub mod sentences;
 pub mod summary;
 pub mod terminal;
 pub mod walk;
+mod what_if;
 
 pub use model::Recording;
 pub use summary::{Report, report};

@@ -184,7 +184,7 @@ pub fn report(recording: &Recording) -> Report {
     names.truncate(PATH_NAMES);
     Report {
         schema: SCHEMA,
-        headline: headline(recording, &roots, &waits),
+        headline: format!("{}{}", program(recording, &steps), headline(recording, &roots, &waits)),
         program: recording.program.clone(),
         duration_ns: recording.duration,
         totals: totals(recording, &roots),
@@ -252,6 +252,19 @@ fn blamed(recording: &Recording, culprit: Culprit) -> String {
             .get(lane)
             .map_or_else(|| "a thread".into(), |lane| format!("thread `{}`", lane.name)),
     }
+}
+
+/// Said first where most of the run time is no wait of anybody.
+fn program(recording: &Recording, steps: &[crate::walk::Step]) -> String {
+    let took: Nanos =
+        steps.iter().filter(|step| step.what == What::Program).map(|step| step.to - step.from).sum();
+    let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
+    if took <= whole / 2 || recording.operations.is_empty() {
+        return String::new();
+    }
+    let share = took as f64 / whole as f64 * 100.0;
+    let whole = sentences::duration(whole);
+    format!("The program itself took {share:.0} % of {whole}: nothing that it waited for was under way. ")
 }
 
 fn headline(recording: &Recording, roots: &[Root], waits: &[Wait]) -> String {

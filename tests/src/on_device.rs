@@ -36,6 +36,8 @@ pub struct Element(*mut f32);
 
 // SAFETY: an address; the order of the operations keeps its uses apart, which is what is tested.
 unsafe impl Send for Element {}
+// SAFETY: as above; the bodies of programs are shared.
+unsafe impl Sync for Element {}
 
 impl Element {
     /// That of `tensor`, which is defined.

@@ -341,6 +341,37 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
 }
 
 #[test]
+fn asking_whether_a_pending_tensor_is_ready_asks_the_driver_hardly_ever() {
+    const CALLS: [&str; 7] = [
+        "cuStreamQuery",
+        "cuEventQuery",
+        "cuEventRecord",
+        "cuStreamWriteValue64_v2",
+        "cuStreamIsCapturing",
+        "cuCtxGetCurrent",
+        "cuThreadExchangeStreamCaptureMode",
+    ];
+    let bench = bench();
+    let x = bench.bytes();
+    bench.simulator.block(bench.ours.native());
+    bench.fill(&bench.ours, &x, 5).wait().unwrap();
+    assert!(!x.is_ready());
+    bench.simulator.forget_calls();
+    let begin = Instant::now();
+    for _ in 0..10_000 {
+        assert!(!x.is_ready());
+    }
+    // A look whether the stream still works, every 200 us at most, is a query between two changes of mode.
+    let looks = begin.elapsed().as_micros() as u64 / 200 + 1;
+    let calls: u64 = CALLS.iter().map(|call| bench.simulator.calls(call)).sum();
+    assert!(calls <= 6 * looks, "{calls} calls in {looks} times 200 us");
+    bench.simulator.unblock(bench.ours.native());
+    x.wait().unwrap();
+    assert!(x.is_ready());
+    bench.silent();
+}
+
+#[test]
 fn an_export_into_a_capture_is_a_wait_and_never_a_query_and_its_lease_stays() {
     let bench = bench();
     let theirs = bench.theirs();

@@ -18,30 +18,10 @@ use tests::ops::until;
 const COUNT: usize = 64;
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(30));
 
-/// As Arrow's C data interface has it.
-#[repr(C)]
-struct Array {
-    length: i64,
-    null_count: i64,
-    offset: i64,
-    n_buffers: i64,
-    n_children: i64,
-    buffers: *mut *const c_void,
-    children: *mut *mut Array,
-    dictionary: *mut c_void,
-    release: Option<unsafe extern "C" fn(*mut Array)>,
-    private_data: *mut c_void,
-}
+#[path = "../../engine/tests/arrow_abi/mod.rs"]
+mod arrow_abi;
 
-/// As Arrow's C device data interface has it.
-#[repr(C)]
-struct DeviceArray {
-    array: Array,
-    device_id: i64,
-    device_type: i32,
-    sync_event: *mut c_void,
-    reserved: [i64; 3],
-}
+use arrow_abi::{Array, DeviceArray};
 
 static ALONE: Mutex<()> = Mutex::new(());
 

@@ -92,7 +92,7 @@ impl Bench {
     fn silent(&self) {
         let found = self.simulator.violations();
         assert!(found.is_empty(), "{found:#?}");
-        for call in ["cuCtxSynchronize", "cuEventSynchronize"] {
+        for call in ["cuCtxSynchronize", "cuEventSynchronize", "copies that may block"] {
             assert_eq!(self.simulator.calls(call), 0, "{call}");
         }
     }
@@ -302,6 +302,31 @@ fn a_copy_of_what_fails_fails_with_its_cause() {
     let nowhere =
         bench.engine.copy(&bench.memory(8), DLDevice::new(bench.device.id().device_type, 77)).unwrap();
     assert!(nowhere.wait().unwrap_err().to_string().contains("cuda:77"));
+    bench.silent();
+}
+
+#[test]
+fn a_result_that_has_to_be_copied_is_copied_by_its_device() {
+    let bench = bench();
+    let x = bench.pending(64);
+    let lent = x.clone();
+    let op = bench.engine.op("view").reads([&x]).on(&bench.ours);
+    // The memory is known already, so the result cannot have it.
+    let result = op
+        .produce_external(move |end| {
+            let view = end.scope().export(&lent, &ExportOptions::new(Access::Read));
+            end.produce(view.map(Into::into).map_err(Into::into));
+        })
+        .unwrap();
+    bench.worker_is_free();
+    until("the copy was issued", || result.is_defined());
+    assert!(!result.is_ready());
+    assert_eq!(result.device().unwrap(), bench.device.id());
+    assert_ne!(result.data_ptr().unwrap(), x.data_ptr().unwrap());
+    let write = bench.fill(&x, 6);
+    bench.unblock();
+    write.wait().unwrap();
+    assert_eq!(bench.to_host(&result).to_vec::<u8>().unwrap(), [5; 64]);
     bench.silent();
 }
 

@@ -92,10 +92,12 @@ impl Owner {
 impl Bench {
     fn import(&self, home: usize) -> Tensor {
         let managed = self.owner.lends(&self.device);
+        // What the owner has enqueued comes before us.
+        let ready = Frontier::from(self.owner.queue.record().unwrap());
         // SAFETY: streams of this test live as long as it does; whether it is the right one is what is tested.
         unsafe {
             let home = Home::new(Arc::clone(&self.device) as _, home, None).unwrap();
-            self.engine.import_homing(managed, Frontier::default(), false, home).unwrap()
+            self.engine.import_homing(managed, ready, false, home).unwrap()
         }
     }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use estafette::{Access, Completion, Engine, Error, ExportOptions, ManagedTensor, Status, Tensor};
+use estafette::devices::Frontier;
+use estafette::{Access, Completion, Engine, Error, ExportOptions, ManagedTensor, Origin, Status, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::foreign;
@@ -275,6 +276,75 @@ fn views_of_a_body_that_failed_become_leases_too() {
     drop(view);
     write.wait().unwrap();
     assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let deleted = Deleted::default();
+    let memory = foreign::Memory::of(&[1.0]);
+    // SAFETY: a fresh tensor that describes its memory truly.
+    let t = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
+    let completion = body(&engine, &t, Access::Write);
+    let view = completion.scope().export(&t, &ExportOptions::new(Access::Write)).unwrap();
+    // Outside the operation: nobody here can have its views.
+    // SAFETY: as above.
+    let again = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
+    assert!(again.imported_under().is_none());
+    // Inside it: from the view, as far as anybody knows.
+    // SAFETY: as above.
+    let inside =
+        completion.scope().enter(|| unsafe { engine.import(memory.tensor(0, 1, &deleted)) }).unwrap();
+    assert!(inside.imported_under().is_some());
+    drop(inside);
+    let read = look(&engine, &again);
+    assert!(waits(&engine, &read), "{}", engine.diagnose());
+    // SAFETY: the operation has the memory to itself.
+    unsafe { view.data().cast::<f32>().write(2.0) };
+    drop(view);
+    completion.complete(Ok(()));
+    read.wait().unwrap();
+    assert_eq!(get(&again), 2.0);
+    // It holds no lease, which would be for ever.
+    set(&engine, &t, 3.0).wait().unwrap();
+    assert_eq!(get(&again), 3.0);
+    drop((t, again, read));
+    deleted.settle_at(3);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_lease() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let deleted = Deleted::default();
+    let memory = foreign::Memory::of(&[1.0]);
+    let import = |origin| {
+        let managed = memory.tensor(0, 1, &deleted);
+        // SAFETY: a fresh tensor that describes its memory truly.
+        unsafe { engine.import_from(managed, Frontier::default(), false, || origin) }.unwrap()
+    };
+    let t = import(Origin::Unknown);
+    for access in [Access::Read, Access::Write] {
+        let array = export(&t, access, "an array");
+        let (owned, lent) = (import(Origin::Owner), import(Origin::Lent));
+        assert!(owned.imported_under().is_none());
+        assert_eq!(lent.imported_under().map(|lease| lease.access()), Some(access));
+        drop(lent);
+        let write = set(&engine, &owned, 2.0);
+        assert!(waits(&engine, &write), "{}", engine.diagnose());
+        drop(array);
+        write.wait().unwrap();
+        assert_eq!(get(&t), 2.0);
+    }
+    // Without a lease nobody is asked.
+    let managed = memory.tensor(0, 1, &deleted);
+    // SAFETY: as above.
+    let asked = unsafe { engine.import_from(managed, Frontier::default(), false, || panic!("asked")) };
+    drop((t, asked.unwrap()));
+    deleted.settle_at(6);
     assert!(watchdog.still_watches());
 }
 

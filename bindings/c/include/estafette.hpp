@@ -6,6 +6,10 @@
 #ifndef ESTAFETTE_HPP
 #define ESTAFETTE_HPP
 
+#if __cplusplus < 201703L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 201703L)
+#error "estafette.hpp needs C++17: -std=c++17, or a later one"
+#endif
+
 #include "estafette.h"
 
 #include <cstddef>
@@ -324,6 +328,75 @@ class Operation {
   std::unique_ptr<estafette_op, Drop> op_;
 };
 
+namespace detail {
+
+inline std::vector<estafette_tensor *> handles(const std::vector<Tensor> &tensors) {
+  std::vector<estafette_tensor *> handles;
+  handles.reserve(tensors.size());
+  for (const Tensor &tensor : tensors) handles.push_back(tensor.get());
+  return handles;
+}
+
+using Function = std::function<void(Completion)>;
+
+// Exceptions must not leave a callback: they become the operation's failure, unless its end was told before.
+inline void call(void *context, estafette_op *op) {
+  // The end may be told inside, which drops the context: the function is kept until it has returned.
+  Function function = *static_cast<Function *>(context);
+  try {
+    function(Completion(op));
+  } catch (const std::exception &error) {
+    estafette_op_complete(op, ESTAFETTE_FAILED, error.what());
+  } catch (...) {
+    estafette_op_complete(op, ESTAFETTE_FAILED, "an exception that is no std::exception");
+  }
+}
+
+inline void drop(void *context) { delete static_cast<Function *>(context); }
+
+}  // namespace detail
+
+/// Operations that are recorded once and then run any number of times, each time as one operation. Made by `Engine::program`.
+class Program {
+ public:
+  using Function = std::function<void(Completion)>;
+
+  estafette_program *get() const noexcept { return program_.get(); }
+
+  /// Records a node; every replay calls `function`. Nothing runs before the program is finished and replayed.
+  void add(const char *name, const std::vector<Tensor> &reads, const std::vector<Tensor> &writes, Function function,
+           DLDevice on = {}) {
+    estafette_submit_options options = {};
+    options.size = sizeof options;
+    options.name = name;
+    options.on = on;
+    std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
+    auto body = std::make_unique<Function>(std::move(function));
+    check(estafette_program_add(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
+                                write.data(), write.size()));
+    body.release();
+  }
+
+  /// Ends the recording; with `graph`, it becomes one graph of its CUDA device.
+  void finish(bool graph = false) { check(estafette_program_finish(get(), graph)); }
+
+  /// Submits one run of all nodes.
+  Operation replay() const {
+    estafette_op *op;
+    check(estafette_program_replay(get(), 0, &op));
+    return Operation(op);
+  }
+
+ private:
+  friend class Engine;
+  explicit Program(estafette_program *program) : program_(program) {}
+
+  struct Drop {
+    void operator()(estafette_program *program) const { estafette_program_destroy(program); }
+  };
+  std::unique_ptr<estafette_program, Drop> program_;
+};
+
 /// Schedules operations in the order that their data demands.
 class Engine {
  public:
@@ -361,13 +434,20 @@ class Engine {
     estafette_submit_options options = {};
     options.size = sizeof options;
     options.name = name;
-    std::vector<estafette_tensor *> read = handles(reads), write = handles(writes);
+    std::vector<estafette_tensor *> read = detail::handles(reads), write = detail::handles(writes);
     auto body = std::make_unique<Function>(std::move(function));
     estafette_op *op;
-    check(estafette_submit_with(get(), &options, &Engine::call, body.get(), &Engine::drop, read.data(), read.size(),
+    check(estafette_submit_with(get(), &options, &detail::call, body.get(), &detail::drop, read.data(), read.size(),
                                 write.data(), write.size(), &op));
     body.release();
     return Operation(op);
+  }
+
+  /// Begins to record a program.
+  Program program(const char *name) const {
+    estafette_program *out;
+    check(estafette_program_begin(get(), name, &out));
+    return Program(out);
   }
 
   void wait_all(std::uint64_t timeout_ns = ESTAFETTE_FOREVER) const { check(estafette_wait_all(get(), timeout_ns)); }
@@ -383,28 +463,6 @@ class Engine {
   struct Drop {
     void operator()(estafette_engine *engine) const { estafette_engine_destroy(engine); }
   };
-
-  static std::vector<estafette_tensor *> handles(const std::vector<Tensor> &tensors) {
-    std::vector<estafette_tensor *> handles;
-    handles.reserve(tensors.size());
-    for (const Tensor &tensor : tensors) handles.push_back(tensor.get());
-    return handles;
-  }
-
-  // Exceptions must not leave a callback: they become the operation's failure, unless its end was told before.
-  static void call(void *context, estafette_op *op) {
-    // The end may be told inside, which drops the context: the function is kept until it has returned.
-    Function function = *static_cast<Function *>(context);
-    try {
-      function(Completion(op));
-    } catch (const std::exception &error) {
-      estafette_op_complete(op, ESTAFETTE_FAILED, error.what());
-    } catch (...) {
-      estafette_op_complete(op, ESTAFETTE_FAILED, "an exception that is no std::exception");
-    }
-  }
-
-  static void drop(void *context) { delete static_cast<Function *>(context); }
 
   std::unique_ptr<estafette_engine, Drop> engine_;
 };

@@ -240,7 +240,7 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
 const HOST: DLDevice = DLDevice { device_type: DeviceType(0), device_id: 0 };
 
 /// The queue for work on `device`; `None` for the host.
-fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn Queue>>, Refusal> {
+pub(crate) fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn Queue>>, Refusal> {
     if device == HOST || device == DLDevice::CPU {
         return Ok(None);
     }
@@ -249,7 +249,7 @@ fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn Queue>>, Re
 
 /// # Safety
 /// The name is NULL or a text.
-unsafe fn name_of(options: &estafette_submit_options) -> Result<Cow<'static, str>, Refusal> {
+pub(crate) unsafe fn name_of(options: &estafette_submit_options) -> Result<Cow<'static, str>, Refusal> {
     // SAFETY: by contract of this function.
     Ok(names::kept(unsafe { text(options.name, "c", "name") }?))
 }

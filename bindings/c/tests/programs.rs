@@ -73,6 +73,11 @@ fn foreign_fences() {
 }
 
 #[test]
+fn programs_and_their_replays() {
+    assert_ran(&compile_and_run("replays.c", "c11", &[]), 3);
+}
+
+#[test]
 fn every_other_call() {
     assert_ran(&compile_and_run("calls.c", "c11", &[]), 9);
 }

@@ -140,3 +140,81 @@ def test_a_function_that_names_no_stream_is_followed_by_a_quarantine(sim, eng, l
     y = eng.call(lambda x: lib.copied(x), x, using=lib.from_dlpack, on="cuda")
     sim.unblock(lib.default)
     assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([4]) * SIZE
+
+
+def test_a_program_is_issued_on_the_device_and_its_host_nodes_wait_for_it(sim, eng, lib):
+    x, y = (eng.empty((SIZE,), "uint8", device="cuda") for _ in range(2))
+    seen = []
+    with eng.program("step") as step:
+        step.submit(lambda x: sim.fill(lib.current, x.pointer, 5, SIZE), writes=[x], using=lib.from_dlpack, on="cuda")
+        step.submit(
+            lambda x, y: sim.copy(lib.current, y.pointer, x.pointer, SIZE),
+            reads=[x],
+            writes=[y],
+            using=lib.from_dlpack,
+            on="cuda",
+        )
+        step.submit(lambda: seen.append(1), reads=[], name="beside")
+    waits = sim.calls("cuStreamWaitEvent")
+    for _ in range(5):
+        step.replay().wait(timeout=30)
+    assert len(seen) == 5
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([5]) * SIZE
+    # The two on the device follow each other on one stream; only this test's own import waits.
+    assert sim.calls("cuStreamWaitEvent") - waits <= 2
+
+
+def test_a_program_is_one_graph(sim, eng, lib):
+    x, y = (eng.empty((SIZE,), "uint8", device="cuda") for _ in range(2))
+    streams, value = [], 6
+
+    def fill(x):
+        streams.append((lib.current, est.current_stream().handle))
+        sim.fill(lib.current, x.pointer, value, SIZE)
+
+    def copy(x, y):
+        streams.append((lib.current, est.current_stream().handle))
+        sim.copy(lib.current, y.pointer, x.pointer, SIZE)
+
+    with eng.program("step", graph=True) as step:
+        step.submit(fill, writes=[x], using=lib.from_dlpack, on="cuda")
+        step.submit(copy, reads=[x], writes=[y], using=lib.from_dlpack, on="cuda")
+    assert step.is_graph and not streams
+    for _ in range(10):
+        step.replay().wait(timeout=30)
+        value = 7
+    (told, own), *others = streams
+    assert told == own and others == [(own, own)], "once each, on one stream, which is the library's current one"
+    assert sim.calls("cuGraphLaunch") == 10
+    # What the function read on the host stays as it was.
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([6]) * SIZE
+    # Operations before and after are ordered with it.
+    eng.submit(lambda y: sim.fill(lib.current, y.pointer, 1, SIZE), writes=[y], using=lib.from_dlpack, on="cuda")
+    step.replay()
+    assert lib.copied(lib.from_dlpack(y)).bytes() == bytes([6]) * SIZE
+
+
+def test_a_function_that_fails_as_it_is_recorded_fails_the_replay_and_is_called_again(sim, eng, lib):
+    x = eng.empty((SIZE,), "uint8", device="cuda")
+    fate = [ValueError("not yet")]
+
+    def fill(x):
+        sim.fill(lib.current, x.pointer, 3, SIZE)
+        if fate:
+            raise fate.pop()
+
+    with eng.program("step", graph=True) as step:
+        step.submit(fill, writes=[x], using=lib.from_dlpack, on="cuda")
+    with pytest.raises(est.OperationError, match="not yet") as caught:
+        step.replay().wait(timeout=30)
+    assert isinstance(caught.value.__cause__, ValueError)
+    step.replay().wait(timeout=30)
+    assert lib.copied(lib.from_dlpack(x)).bytes() == bytes([3]) * SIZE
+
+
+def test_what_cannot_be_a_graph_is_refused(sim, eng, lib):
+    theirs = Stream(sim.stream())
+    for on, why in ((None, "works on the host"), (theirs, "somebody else's")):
+        with pytest.raises(est.InvalidError, match=f"node 0 `work` .*{why}"):
+            with eng.program(graph=True) as p:
+                p.submit(lambda: None, name="work", on=on)

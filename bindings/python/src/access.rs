@@ -315,4 +315,15 @@ impl PyView {
     fn access(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.lease(py)?.access().to_string())
     }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let Ok(lease) = self.lease(py) else { return "<estafette.View whose block has ended>".into() };
+        let tensor = lease.tensor();
+        match (tensor.dtype(), tensor.shape()) {
+            (Ok(dtype), Ok(shape)) => {
+                format!("<estafette.View for {} of {dtype}{:?}>", lease.access(), shape.as_slice())
+            }
+            _ => format!("<estafette.View for {}>", lease.access()),
+        }
+    }
 }

@@ -119,7 +119,9 @@ impl Awaiter {
     /// Leaves an asyncio future to be finished by the wake-up, unless that has come already.
     fn suspend(&mut self, py: Python<'_>) -> PyResult<()> {
         let running = running_loop::get(py)?
-            .ok_or_else(|| PyRuntimeError::new_err("`await` needs a running asyncio event loop"))?;
+            .ok_or_else(|| PyRuntimeError::new_err(
+                    "`await` needs a running asyncio event loop, and other kinds of loops are not known; wait in a thread there: \
+                     `await trio.to_thread.run_sync(t.wait)`"))?;
         let Some(waiter) = &self.waiter else { return Ok(()) };
         estafette::journal::on_event_loop();
         let suspension = Suspension::new(&running)?;

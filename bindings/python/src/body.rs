@@ -12,6 +12,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -22,6 +23,7 @@ use crate::fastcall;
 use crate::gate;
 use crate::import::{self, IMPORTED, Taken, Wanted};
 use crate::peers;
+use crate::process;
 use crate::running_loop;
 use crate::stream;
 use crate::tensor::PyTensor;
@@ -104,6 +106,13 @@ impl Body {
         if !function.is_callable() {
             return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
         }
+        if let Some(using) = using
+            && !using.is_callable()
+        {
+            let message =
+                format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
+            return Err(PyTypeError::new_err(message));
+        }
         let event_loop = if is_async(function)? {
             let running = running_loop::get(py)?.ok_or_else(|| {
                 PyRuntimeError::new_err(
@@ -164,20 +173,81 @@ impl Body {
     /// Runs or sends off the function; called by the engine on one of its workers, without the Python lock.
     pub fn start(mut self, completion: Completion) {
         let Some(parts) = &self.parts else { return };
-        // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
-        // body are gone, unless somebody kept them.
-        let scope = completion.scope().clone();
-        let completion = Pending::new(completion, parts.result, parts.on.clone());
-        journal::body_wants_lock(scope.id());
-        let outcome = gate::attach(|py| {
-            journal::body_has_lock(scope.id());
-            self.parts.take().map(|parts| parts.call(py, scope, completion.clone()))
-        });
-        match outcome.flatten() {
-            Some(Some(outcome)) => completion.end(outcome),
-            Some(None) => {}
-            None => completion.end(Err(finalizing())),
+        let (result, on) = (parts.result, parts.on.clone());
+        start(completion, result, on, |_py| Ok(self.parts.take()));
+    }
+}
+
+/// Runs or sends off the function of what `parts` gives.
+fn start(
+    completion: Completion,
+    result: Use,
+    on: Option<Arc<On>>,
+    parts: impl FnOnce(Python<'_>) -> PyResult<Option<Parts>>,
+) {
+    // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
+    // body are gone, unless somebody kept them.
+    let scope = completion.scope().clone();
+    let completion = Pending::new(completion, result, on, &scope);
+    journal::body_wants_lock(scope.id());
+    let outcome = gate::attach(|py| {
+        journal::body_has_lock(scope.id());
+        match parts(py) {
+            Ok(parts) => parts.map(|parts| parts.call(py, scope, completion.clone())),
+            Err(error) => Some(Some(Err(Raised::body_error(py, error)))),
         }
+    });
+    match outcome.flatten() {
+        Some(Some(outcome)) => completion.end(outcome),
+        Some(None) => {}
+        None => completion.end(Err(finalizing())),
+    }
+}
+
+/// The body of a node of a program, which is called by every replay.
+pub struct Repeated {
+    result: Use,
+    on: Option<Arc<On>>,
+    /// Held for as long as it takes to take references, and never waited for: the garbage collector may come in between.
+    body: Mutex<Body>,
+}
+
+impl Repeated {
+    pub fn new(body: Body) -> Arc<Self> {
+        let on = body.parts.as_ref().and_then(|parts| parts.on.clone());
+        Arc::new(Self { result: Use::Ignored, on, body: Mutex::new(body) })
+    }
+
+    /// As [`Body::start`], in a copy of the recorder's context of its own: calls may overlap.
+    pub fn start(&self, completion: Completion) {
+        start(completion, self.result, self.on.clone(), |py| {
+            let mut again = self.body().clone_ref(py);
+            if let Some(parts) = &mut again.parts {
+                parts.context = parts.context.call_method0(py, intern!(py, "copy"))?;
+            }
+            Ok(again.parts.take())
+        });
+    }
+
+    fn body(&self) -> MutexGuard<'_, Body> {
+        self.body.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Shows the garbage collector what it holds.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(body) = self.body.try_lock() else { return Ok(()) };
+        let Some(parts) = &body.parts else { return Ok(()) };
+        visit.call(&parts.function)?;
+        visit.call(&parts.using)?;
+        visit.call(&parts.tensors)?;
+        visit.call(&parts.context)?;
+        visit.call(&parts.event_loop)
+    }
+
+    /// Lets go of what it holds. It does nothing from then on.
+    pub fn clear(&self) {
+        let parts = self.body.try_lock().ok().and_then(|mut body| body.parts.take());
+        drop(parts);
     }
 }
 
@@ -226,10 +296,11 @@ impl Parts {
         static COROUTINE_TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let _running = Running::note(py)?;
         let scope = Bound::new(py, OperationScope::new(scope))?;
-        let cuda = self.on.as_ref().filter(|on| stream::is_cuda(on.queue.device()));
-        let value = match cuda {
-            Some(on) => {
-                let place = (on.queue.native(), on.queue.device().device_id);
+        // A node of a graph is given another queue than it was recorded with.
+        let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
+        let value = match queue.filter(|queue| stream::is_cuda(queue.device())) {
+            Some(queue) => {
+                let place = (queue.native(), queue.device().device_id);
                 let run = helper(py, "run_on_cuda")?;
                 let arguments = (run, scope, self.function, self.using, self.tensors, place);
                 self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
@@ -358,7 +429,13 @@ fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
         return Ok(Some(Late { produced, ready: Frontier::default() }));
     }
-    let Taken { managed, immutable, mut ready } = import::take(value, &Wanted::default())?;
+    let array = if is_numpy_scalar(value)? {
+        Some(value.call_method0(intern!(value.py(), "__array__"))?)
+    } else {
+        None
+    };
+    let Taken { managed, immutable, mut ready } =
+        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
     if !ready.is_empty() && !on_device {
         // A result is there when it is handed on.
         let waiting = std::mem::take(&mut ready);
@@ -372,17 +449,30 @@ fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult
     Ok(Some(Late { produced, ready }))
 }
 
+/// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
+fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(peers::of(value).peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
+}
+
 /// The duty to complete, shared by those of whom one will.
 #[derive(Clone)]
 struct Pending {
     completion: Arc<Mutex<Option<Completion>>>,
     result: Use,
-    on: Option<Arc<On>>,
+    /// Where the function enqueues.
+    queue: Option<Arc<dyn Queue>>,
+    /// Keeps somebody else's queue until the end is marked there.
+    _on: Option<Arc<On>>,
 }
 
 impl Pending {
-    fn new(completion: Completion, result: Use, on: Option<Arc<On>>) -> Self {
-        Self { completion: Arc::new(Mutex::new(Some(completion))), result, on }
+    fn new(completion: Completion, result: Use, on: Option<Arc<On>>, scope: &Scope) -> Self {
+        let queue = on.as_ref().and_then(|_| scope.queue());
+        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
+    }
+
+    fn is_told(&self) -> bool {
+        self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_none()
     }
 
     /// The fence of what a function has left on its queue, which its result is behind.
@@ -398,10 +488,8 @@ impl Pending {
     fn end(&self, outcome: BodyResult<Option<Late>>) {
         let taken = self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let Some(completion) = taken else { return };
-        let fence = self
-            .on
-            .as_ref()
-            .map(|on| Self::left_on(&*on.queue, outcome.as_ref().ok().and_then(|late| late.as_ref())));
+        let late = outcome.as_ref().ok().and_then(|late| late.as_ref());
+        let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, late));
         let (fence, outcome) = match fence {
             None => (None, outcome),
             Some(Ok(fence)) => (Some(fence), outcome),
@@ -475,13 +563,29 @@ struct TaskDone {
     result: Use,
 }
 
+impl Drop for TaskDone {
+    fn drop(&mut self) {
+        if process::is_engines_child() {
+            // The operation is the parent's.
+            return std::mem::forget(self.completion.clone());
+        }
+        if self.completion.is_told() {
+            return;
+        }
+        gate::attach(|py| {
+            let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
+            gate::detach(py, || self.completion.end(Err(lost.into())));
+        });
+    }
+}
+
 #[pymethods]
 impl TaskDone {
     fn __call__(&self, task: &Bound<'_, PyAny>) {
         let py = task.py();
         let outcome = task
             .call_method0(intern!(py, "result"))
-            .and_then(|value| take_late(&value, self.result, self.completion.on.is_some()));
+            .and_then(|value| take_late(&value, self.result, self.completion.queue.is_some()));
         let outcome = outcome.map_err(|error| Raised::body_error(py, error));
         gate::detach(py, || self.completion.end(outcome));
     }

@@ -31,8 +31,9 @@ use crate::body;
 use crate::engine::PyEngine;
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::{self, From, Request};
+use crate::exporter::Exporter;
 use crate::stream;
-use crate::tensor::{Exporter, PyTensor};
+use crate::tensor::PyTensor;
 
 static TENSORS: Published = Published(Table {
     header: table::HEADER,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use estafette::{Engine, Error};
 use pyo3::prelude::*;
 
-use crate::error::to_py;
+use crate::error::raise;
 use crate::process::Own;
 use crate::running_loop;
 
@@ -46,6 +46,10 @@ impl EngineHandle {
             return Ok(());
         }
         let stats = self.engine(py)?.stats();
-        Err(to_py(py, &Error::WindowFull { in_flight: stats.in_flight, limit: stats.window }))
+        let full = Error::WindowFull { in_flight: stats.in_flight, limit: stats.window };
+        let message = format!(
+            "{full}; waiting for room would stop the event loop: write `await eng.submit_async(...)` or `call_async`"
+        );
+        Err(raise(py, "WindowFullError", message))
     }
 }

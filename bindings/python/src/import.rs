@@ -164,9 +164,10 @@ fn through_protocol(
     }
     if let (Some(from), Some(to)) = (device, wanted.device)
         && from != to
-        && to.device_type == DeviceType::ONE_API
+        && (to.device_type == DeviceType::ONE_API || peer.stream == Stream::HostOnly)
+        && to != DLDevice::CPU
     {
-        // The numbers of the device table are ours to understand; a producer knows its own at best.
+        // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
         if !wanted.can_be_moved_from(from) {
             let message = format!("memory on {from} cannot be imported on {to} without a copy");
             return Err(raise(py, "ExchangeError", message));
@@ -204,12 +205,13 @@ fn through_protocol(
 ///
 /// # Errors
 /// `BufferError` that says why a device of the device table is not there.
-fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
+pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
     let known = host_can_read(device) || device.device_type.name().is_none();
     Ok(known || stream::device_of(py, device)?.is_some())
 }
 
-fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
+/// The error for a device that is not there.
+pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
     raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
 }
 
@@ -243,7 +245,7 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
 }
 
 /// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
-/// producer that knows an argument and refuses it raises something other than `TypeError`.
+/// `TypeError` may also be about the data: a producer whose signature has the arguments is not asked again.
 fn ask<'py>(
     object: &Bound<'py, PyAny>,
     device: Option<DLDevice>,
@@ -282,13 +284,18 @@ fn ask<'py>(
         }
         let answer = object.call_method(name, (), Some(&arguments));
         // Whether the result is what was wanted is checked afterwards; a copy can be made here.
-        if answer.as_ref().is_err_and(type_error) { least() } else { answer }
+        if answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version", "dl_device", "copy"]) {
+            least()
+        } else {
+            answer
+        }
     };
-    if stream.is_some() && answer.as_ref().is_err_and(type_error) {
+    let again = answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version"]);
+    if stream.is_some() && again {
         answer = object.call_method(name, (), Some(&with_stream()?));
     }
     let mut heeded = true;
-    if answer.as_ref().is_err_and(type_error) {
+    if again && answer.as_ref().is_err_and(type_error) {
         heeded = false;
         answer = object.call_method0(name);
     }
@@ -299,6 +306,17 @@ fn ask<'py>(
         }
         answer => Ok((answer?, heeded)),
     }
+}
+
+/// Whether the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
+fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
+    let look = || -> PyResult<bool> {
+        let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
+        let signature = object.py().import("inspect")?.call_method1("signature", (method,))?;
+        let parameters = signature.getattr("parameters")?;
+        arguments.iter().try_fold(true, |known, name| Ok(known && parameters.contains(*name)?))
+    };
+    look().unwrap_or(false)
 }
 
 /// `object.__dlpack__(max_version=...)`, which is all that most exchanges need.

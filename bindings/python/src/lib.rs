@@ -3,8 +3,8 @@
 //!
 //! | file | its one idea |
 //! |---|---|
-//! | `engine`, `tensor`, `operation`, `access`, `variable` | the classes that users see |
-//! | `handle`, `order` | what the objects of one engine share; what a submission asks for |
+//! | `engine`, `tensor`, `exporter`, `operation`, `access`, `variable` | the classes that users see |
+//! | `handle`, `order`, `arguments` | what the objects of one engine share; what a submission asks for; shapes, types and times as people write them |
 //! | `import`, `export`, `capsule` | DLPack's Python protocol, both ways |
 //! | `arrow` | Arrow's PyCapsule interface, both ways |
 //! | `dlpack_method` | `__dlpack__` for the usual call |
@@ -13,6 +13,7 @@
 //! | `peers` | what we know of other libraries, by name |
 //! | `sycl`, `turns` | queues of dpctl, the device table; functions on one queue take turns |
 //! | `usm_array` | the SYCL USM array interface, both ways |
+//! | `origin` | whether memory comes from its owner or from an export of ours |
 //! | `unordered` | exchanges that nobody could order |
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
@@ -30,10 +31,12 @@
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 
 mod access;
+mod arguments;
 mod array_interface;
 mod arrow;
 mod attached;
 mod awaiting;
+mod barriers;
 mod body;
 mod buffer;
 mod call_sites;
@@ -46,6 +49,7 @@ mod error;
 mod exchange_table;
 mod exit;
 mod export;
+mod exporter;
 mod fastcall;
 mod future;
 mod gate;
@@ -57,9 +61,11 @@ mod operation;
 mod operator_function;
 mod operators;
 mod order;
+mod origin;
 mod peer_table;
 mod peers;
 mod process;
+mod program;
 mod promise;
 mod recording;
 mod report;
@@ -90,11 +96,15 @@ mod _estafette {
     #[pymodule_export]
     use super::access::{PyAccess, PyView};
     #[pymodule_export]
+    use super::barriers::hold_barriers;
+    #[pymodule_export]
     use super::call_sites::record_call_sites;
     #[pymodule_export]
     use super::engine::PyEngine;
     #[pymodule_export]
     use super::exit::at_exit;
+    #[pymodule_export]
+    use super::exporter::Exporter;
     #[pymodule_export]
     use super::operation::PyOperation;
     #[pymodule_export]
@@ -102,11 +112,15 @@ mod _estafette {
     #[pymodule_export]
     use super::peers::peers;
     #[pymodule_export]
+    use super::process::check_interpreter;
+    #[pymodule_export]
+    use super::program::PyProgram;
+    #[pymodule_export]
     use super::recording::{begin_recording, end_recording, read_report};
     #[pymodule_export]
     use super::sycl::{devices, register_context, unregister_context};
     #[pymodule_export]
-    use super::tensor::{Exporter, PyTensor};
+    use super::tensor::PyTensor;
     #[pymodule_export]
     use super::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
     #[pymodule_export]

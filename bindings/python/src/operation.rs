@@ -5,12 +5,12 @@ use std::time::Duration;
 use estafette::Op;
 use pyo3::prelude::*;
 
+use crate::arguments::seconds;
 use crate::awaiting::Awaiter;
 use crate::body::would_block;
 use crate::error::OrRaise;
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::tensor::seconds;
 use crate::{gate, running_loop};
 
 /// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing.
@@ -65,7 +65,7 @@ impl PyOperation {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let op = self.op.get(py)?;
-        let timeout = seconds(timeout)?;
+        let timeout = seconds("timeout", timeout)?;
         if op.is_done() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
         }

@@ -9,11 +9,12 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::arguments::not_a_tensor;
 use crate::error::{OrRaise, to_py};
 use crate::export::poll_once;
 use crate::handle::EngineHandle;
 use crate::operator_function::{self, OperatorFunction};
-use crate::tensor::{PyTensor, not_a_tensor};
+use crate::tensor::PyTensor;
 use crate::{body, gate, running_loop};
 
 /// The operators of this process, by name: functions that one library brings and any other has scheduled.
@@ -129,7 +130,8 @@ impl PyOperators {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let all = operators().list().or_raise(py)?;
         let names: Vec<&str> = all.iter().map(|operator| operator.name()).collect();
-        Ok(format!("<estafette.Operators {}>", names.join(", ")))
+        let names = if names.is_empty() { "none yet".into() } else { names.join(", ") };
+        Ok(format!("<estafette.Operators: {names}>"))
     }
 }
 

@@ -9,11 +9,12 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
+use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
 use crate::body::{Body, On, Use};
 use crate::import::parse_device;
-use crate::tensor::{PyTensor, not_a_tensor, parse_dtype, parse_shape};
+use crate::tensor::PyTensor;
 use crate::variable::PyVariable;
-use crate::{stream, sycl, turns};
+use crate::{arguments, stream, sycl, turns};
 
 /// The operands of an operation, sorted.
 #[derive(Default, Clone)]
@@ -103,10 +104,7 @@ pub fn of_submit(
     let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
     for (list, write) in [(reads, false), (writes, true)] {
         let Some(list) = list else { continue };
-        if list.is_instance_of::<PyTensor>() || list.is_instance_of::<PyVariable>() {
-            return Err(PyTypeError::new_err("`reads` and `writes` are lists: write `reads=[x]`"));
-        }
-        for item in list.try_iter()? {
+        for item in arguments::list(if write { "writes" } else { "reads" }, list)? {
             let item = item?;
             if let Ok(tensor) = item.cast::<PyTensor>() {
                 let tensors = if write { &mut operands.writes } else { &mut operands.reads };
@@ -175,7 +173,7 @@ pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Ord
         operands: Operands::default(),
         name,
         priority: 0,
-        alias_of: tensors_of(result.alias_of)?,
+        alias_of: tensors_of("alias_of", result.alias_of)?,
         like: result.like.map(parse_like).transpose()?,
         copy: result.copy,
         queue: None,
@@ -184,21 +182,29 @@ pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Ord
 }
 
 /// The tensors of a list that may be missing.
-fn tensors_of(list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
+fn tensors_of(name: &str, list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
     let Some(list) = list else { return Ok(Vec::new()) };
     let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
         let item = item?;
         let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
         Ok(tensor.get().tensor(item.py())?.clone())
     };
-    list.try_iter()?.map(tensor_of).collect()
+    arguments::list(name, list)?.map(tensor_of).collect()
 }
 
 /// `(shape, dtype)`, or something that has both.
 pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i64>)> {
     let (shape, dtype) = match like.cast::<PyTuple>() {
         Ok(pair) if pair.len() == 2 => (pair.get_item(0)?, pair.get_item(1)?),
-        _ => (like.getattr("shape")?, like.getattr("dtype")?),
+        _ => match (like.getattr_opt("shape")?, like.getattr_opt("dtype")?) {
+            (Some(shape), Some(dtype)) => (shape, dtype),
+            _ => {
+                return Err(PyTypeError::new_err(format!(
+                    "what a result is like is a pair (shape, dtype), or something that has both, not {}",
+                    like.repr()?
+                )));
+            }
+        },
     };
     Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
 }

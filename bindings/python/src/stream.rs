@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
-use estafette::exchange::ManagedTensor;
+use estafette::exchange::{Home, ManagedTensor};
 use estafette::{Acquisition, Consumer, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -224,6 +224,38 @@ pub fn fence_of(
     // SAFETY: the producer vouches for its stream for the length of the call; default streams always are.
     let fence = unsafe { device.foreign_queue(stream) }.and_then(|queue| queue.record());
     fence.map(Some).map_err(|error| raise(py, "ExchangeError", error.to_string()))
+}
+
+/// The stream on which the allocator of memory on `device` gives it out again, which is kept.
+///
+/// # Errors
+/// `ValueError` for memory of a device without streams, and for a stream that is none of that device or not the same on every
+/// thread; as [`cuda_handle`].
+pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<Home> {
+    let py = stream.py();
+    if !has_default_stream(device) {
+        return Err(PyValueError::new_err(format!(
+            "freed_on: memory on {device} is not freed in the order of a stream"
+        )));
+    }
+    let handle = cuda_handle(stream)?;
+    let found = device_of(py, device)?;
+    let found = found.ok_or_else(|| PyValueError::new_err(format!("freed_on: {device} is not available")))?;
+    let keeper = Keeper(Some(stream.clone().unbind()));
+    // SAFETY: the caller vouches for it, and the object keeps it alive.
+    let home = unsafe { Home::new(found, handle, Some(Box::new(keeper))) };
+    home.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
+}
+
+/// A Python object that is dropped on a thread without the Python lock.
+struct Keeper(Option<Py<PyAny>>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        // With the gate closed it is left to the interpreter that is going away.
+        gate::attach(|_| drop(self.0.take()));
+        std::mem::forget(self.0.take());
+    }
 }
 
 /// A stream of somebody else's for an operation to run on; `None` if the object is none. The object keeps it alive.

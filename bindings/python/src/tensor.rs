@@ -1,4 +1,4 @@
-//! The class `Tensor`, and what it is exported through.
+//! The class `Tensor`.
 
 use std::ffi::c_int;
 use std::mem::ManuallyDrop;
@@ -6,20 +6,22 @@ use std::time::Duration;
 
 use estafette::devices::DLDevice;
 use estafette::exchange::promptly;
-use estafette::{Access, DType, Tensor, TensorState};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use estafette::{Access, Tensor, TensorState};
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::access::PyAccess;
+use crate::arguments::seconds;
 use crate::arrow;
 use crate::awaiting::Awaiter;
 use crate::body::{self, would_block};
 use crate::copy::copied;
 use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
+use crate::exporter::Exporter;
 use crate::handle::EngineHandle;
 use crate::process::Own;
 use crate::{buffer, cuda_array, gate, promise, running_loop, usm_array};
@@ -61,7 +63,7 @@ impl PyTensor {
 
 #[pymethods]
 impl PyTensor {
-    /// Names the tensor in the report of the recording that is being made; without one it does nothing.
+    /// Names the tensor in reports of recordings, also of those that are begun later.
     fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.tensor(py)?.call_in_report(name);
         Ok(())
@@ -91,7 +93,7 @@ impl PyTensor {
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let tensor = self.tensor(py)?;
-        let timeout = seconds(timeout)?;
+        let timeout = seconds("timeout", timeout)?;
         if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
             return tensor.wait_timeout(Duration::ZERO).or_raise(py);
         }
@@ -300,13 +302,13 @@ impl PyTensor {
     ///     >>> np.from_dlpack(t).tolist()
     ///     [5, 5, 5]
     fn for_write(this: &Bound<'_, Self>) -> Exporter {
-        Exporter { tensor: this.clone().unbind(), access: Access::Write }
+        Exporter::new(this, Access::Write)
     }
 
     /// An object to pass to a library that shall see the memory *untracked*: no lease is taken and nothing waits. For
     /// people who order things themselves.
     fn alias(this: &Bound<'_, Self>) -> Exporter {
-        Exporter { tensor: this.clone().unbind(), access: Access::Alias }
+        Exporter::new(this, Access::Alias)
     }
 
     /// A scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With `using`, for example
@@ -334,6 +336,15 @@ impl PyTensor {
         gate::detach(py, || tensor.clear_error()).or_raise(py)
     }
 
+    /// A promise is no number: without this, Python would read the bytes of the memory as digits.
+    fn __int__(&self) -> PyResult<Py<PyAny>> {
+        Err(no_number("int"))
+    }
+
+    fn __float__(&self) -> PyResult<f64> {
+        Err(no_number("float"))
+    }
+
     fn __repr__(&self) -> String {
         let Some(tensor) = self.tensor.0.try_get() else {
             return "<estafette.Tensor of the parent process>".into();
@@ -353,77 +364,10 @@ impl PyTensor {
     }
 }
 
-/// A tensor on its way to a library, with the access that it shall have. Each export takes a lease of its own.
-#[pyclass(frozen, module = "estafette", name = "Exporter")]
-pub struct Exporter {
-    tensor: Py<PyTensor>,
-    access: Access,
-}
-
-impl Exporter {
-    /// The tensor, and the access that its exports have.
-    pub fn parts(&self, py: Python<'_>) -> PyResult<(&Tensor, Access)> {
-        Ok((self.tensor.get().tensor(py)?, self.access))
-    }
-}
-
-#[pymethods]
-impl Exporter {
-    /// Hands the tensor out; the array API's protocol. Waits until it is free for this access.
-    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
-        &self,
-        py: Python<'py>,
-        stream: Option<&Bound<'py, PyAny>>,
-        max_version: Option<&Bound<'py, PyAny>>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyCapsule>> {
-        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
-        let tensor = self.tensor.get();
-        export::export_from(py, &tensor.engine, From::Tensor(tensor.tensor(py)?, self.access), &request)
-    }
-
-    /// Where the data is, for the array API's protocol.
-    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
-        export::device(py, self.tensor.get().tensor(py)?)
-    }
-
-    /// ``memoryview(t.for_write())``: the memory with this access, until the last view of it is released.
-    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let (py, exporter) = (this.py(), this.clone());
-        let (tensor, access) = exporter.get().parts(py)?;
-        // SAFETY: Python's view, which it releases below.
-        unsafe { buffer::fill(this.into_any(), From::Tensor(tensor, access), view, flags) }
-    }
-
-    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
-        // SAFETY: Python's view, which was filled above.
-        unsafe { buffer::release(view) };
-    }
-
-    /// For NumPy, where a buffer will not do, as `Tensor.__array__`.
-    #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
-        this: &Bound<'py, Self>,
-        dtype: Option<Bound<'py, PyAny>>,
-        copy: Option<bool>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = this.get().parts(this.py())?.0.dtype().ok();
-        buffer::to_numpy(this.as_any(), kind, dtype, copy)
-    }
-
-    /// The tensor that is exported.
-    #[getter]
-    fn tensor(&self, py: Python<'_>) -> Py<PyTensor> {
-        self.tensor.clone_ref(py)
-    }
-
-    /// ``"write"`` or ``"alias"``.
-    #[getter]
-    fn access(&self) -> String {
-        self.access.to_string()
-    }
+fn no_number(kind: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "an estafette.Tensor is a promise and no number: write `{kind}(np.from_dlpack(t))`, or take it with another library"
+    ))
 }
 
 /// The `Device` of a tensor.
@@ -432,66 +376,4 @@ pub fn device_object(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
     let device = tensor.device().or_raise(py)?;
     let class = DEVICE.import(py, "estafette._reports", "Device")?;
     Ok(class.call1((device.device_type.0, device.device_id))?.unbind())
-}
-
-/// An element type as people write it: its name, or an object of some library that carries it.
-///
-/// # Errors
-/// `ValueError` for a name that is no element type.
-pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
-    let text = dtype_name(dtype)?;
-    // PyTorch prints `torch.float32`.
-    let name = text.rsplit('.').next().unwrap_or(&text);
-    name.parse().map_err(|_| PyValueError::new_err(format!("`{text}` is not an element type")))
-}
-
-fn dtype_name(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
-    if let Ok(text) = dtype.extract() {
-        return Ok(text);
-    }
-    // `numpy.dtype` has a name, `numpy.float32` is a class, `jax.numpy.float32` has a dtype.
-    for attribute in ["name", "__name__"] {
-        if let Ok(text) = dtype.getattr(attribute).and_then(|name| name.extract()) {
-            return Ok(text);
-        }
-    }
-    if let Ok(inner) = dtype.getattr("dtype") {
-        return dtype_name(&inner);
-    }
-    Ok(dtype.str()?.to_string())
-}
-
-/// A shape as people write it: an integer or a sequence of them.
-pub fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    if let Ok(length) = shape.extract::<i64>() {
-        return Ok(vec![length]);
-    }
-    shape.try_iter().and_then(|dims| dims.map(|dim| dim?.extract::<i64>()).collect()).map_err(|error| {
-        PyTypeError::new_err(format!("a shape is an integer or a sequence of integers: {error}"))
-    })
-}
-
-/// A time in seconds.
-///
-/// # Errors
-/// `ValueError` for one that is negative or no number.
-pub fn seconds(timeout: Option<f64>) -> PyResult<Option<Duration>> {
-    let Some(timeout) = timeout else { return Ok(None) };
-    if timeout == f64::INFINITY {
-        return Ok(None);
-    }
-    match Duration::try_from_secs_f64(timeout) {
-        Ok(timeout) => Ok(Some(timeout)),
-        Err(_) => {
-            Err(PyValueError::new_err(format!("timeout must be a number of seconds from 0, not {timeout}")))
-        }
-    }
-}
-
-/// The error for an argument that is no tensor.
-pub fn not_a_tensor(value: &Bound<'_, PyAny>) -> PyErr {
-    let kind = value.get_type().fully_qualified_name().map_or_else(|_| "?".into(), |name| name.to_string());
-    PyTypeError::new_err(format!(
-        "expected an estafette.Tensor, not {kind}; `from_dlpack` makes one of an array"
-    ))
 }

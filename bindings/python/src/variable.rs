@@ -25,4 +25,11 @@ impl PyVariable {
     fn version(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.variable.get(py)?.version())
     }
+
+    fn __repr__(&self) -> String {
+        match self.variable.try_get() {
+            Some(variable) => format!("<estafette.Variable {}>", variable.id()),
+            None => "<estafette.Variable of the parent process>".into(),
+        }
+    }
 }

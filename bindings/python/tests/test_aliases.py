@@ -1,11 +1,12 @@
 """Definition and aliases: when a promise has a shape, and which tensors are known to share memory."""
 
+import asyncio
 import threading
 
 import pytest
 
 import estafette as est
-from conftest import until
+from conftest import peer, until
 
 
 def fill(value):
@@ -199,3 +200,89 @@ class TestOverlaps:
         before = eng.stats()
         until(lambda: eng.stats().releasing == 0)
         assert eng.stats().leaked == before.leaked
+
+
+def own_arrays(name):
+    """An array of the library with memory of its own, and another one of the same memory."""
+    numpy = peer("numpy")
+    if name == "torch":
+        memory = peer("torch").zeros(4)
+        return memory, memory.view(2, 2)
+    memory = numpy.frombuffer(bytearray(16), "float32") if name == "bytearray" else numpy.zeros(4, "float32")
+    return memory, memory.reshape(2, 2)
+
+
+class TestTheOwnersArrayOnceMore:
+    """What is imported again from its owner is no guest of a lease that somebody else has, although the address is the same."""
+
+    @pytest.mark.parametrize("library", ["numpy", "bytearray", "torch"])
+    def test_while_an_operation_runs_it_waits_for_that(self, eng, np, gate, library):
+        memory, other = own_arrays(library)
+        t = eng.from_dlpack(memory)
+
+        def write(view):
+            gate()
+            view.fill(1)
+
+        writing = eng.submit(write, writes=[t], using=np.from_dlpack)
+        assert gate.entered.wait(30)
+        again = eng.from_dlpack(other)
+        seen = []
+        reading = eng.submit(lambda a: seen.append(a.tolist()), reads=[again], using=np.from_dlpack)
+        assert not again.is_ready()
+        gate.open()
+        reading.wait()
+        assert seen == [[[1, 1], [1, 1]]]
+        # And it holds no lease.
+        writing.wait()
+        eng.submit(fill(2), writes=[t], using=np.from_dlpack).wait()
+
+    @pytest.mark.parametrize("library", ["numpy", "bytearray", "torch"])
+    @pytest.mark.parametrize("access", ["read", "write"])
+    def test_while_an_array_is_out_it_waits_for_that(self, eng, np, library, access):
+        memory, other = own_arrays(library)
+        t = eng.from_dlpack(memory)
+        view = np.from_dlpack(t if access == "read" else t.for_write())
+        again = eng.from_dlpack(other)
+        writing = eng.submit(fill(3), writes=[again], using=np.from_dlpack)
+        with pytest.raises(est.LeaseHeldError):
+            writing.wait()
+        del view
+        writing.wait()
+        eng.submit(lambda a: np.add(a, 1, out=a), writes=[t], using=np.from_dlpack).wait()
+        assert np.from_dlpack(again).tolist() == [[4, 4], [4, 4]]
+
+    @pytest.mark.parametrize("form", ["array", "buffer", "torch"])
+    def test_what_comes_from_the_lease_still_carries_it(self, eng, np, form):
+        t = eng.from_dlpack(np.arange(4.0))
+        view = np.asarray(t) if form == "buffer" else np.from_dlpack(t)
+        part = view[1:].reshape(3)
+        if form == "torch":
+            part = peer("torch").from_dlpack(t)[1:]
+        u = eng.from_dlpack(part)
+        del view, part
+        writing = eng.submit(fill(0), writes=[t], using=np.from_dlpack)
+        # It does not wait for the write that waits for it.
+        assert np.from_dlpack(u).tolist() == [1, 2, 3]
+        with pytest.raises(est.ConflictError):
+            eng.submit(fill(1), writes=[u], using=np.from_dlpack)
+        assert not writing.is_done()
+        del u
+        writing.wait()
+
+    def test_an_asynchronous_body_has_its_own_views(self, eng, np):
+        async def main():
+            t = eng.from_dlpack(np.zeros(2))
+
+            async def body(view):
+                await asyncio.sleep(0)
+                inside = eng.from_dlpack(view)
+                await eng.submit_async(fill(5), writes=[inside], using=np.from_dlpack)
+                await inside
+
+            await eng.submit(body, writes=[t], using=np.from_dlpack)
+            # The view ends with `inside`, whose memory is given back by another thread.
+            await t
+            return np.from_dlpack(t).tolist()
+
+        assert asyncio.run(asyncio.wait_for(main(), 30)) == [5, 5]

@@ -586,3 +586,33 @@ class TestShutdownWithLeases:
         del eng
         gc.collect()
         assert array.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_garbage_is_let_go_of_also_while_another_thread_collects(eng, np):
+    """`gc.collect` does nothing then, and a wait for the lease of an array that nobody can reach any more would be refused."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            entered.set()
+            go_on.wait(30)
+
+    t = eng.zeros(3, "float32")
+    gc.disable()
+    try:
+        Slow()
+        other = threading.Thread(target=gc.collect)
+        other.start()
+        assert entered.wait(30)
+        garbage = [np.from_dlpack(t)]
+        garbage.append(garbage)
+        del garbage
+        threading.Timer(0.2, go_on.set).start()
+        eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack).wait()
+        other.join()
+    finally:
+        go_on.set()
+        gc.enable()

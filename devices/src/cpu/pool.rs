@@ -86,7 +86,9 @@ impl<J: Job> Pool<J> {
         let PoolOptions { workers, name, spare_limit } = options;
         let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
         let threads = threads.ok_or_else(|| {
-            let message = format!("a pool of {workers} workers and {spare_limit} spare ones is too large");
+            let message = format!(
+                "{workers} workers and {spare_limit} spare ones are more than the {WORKERS_MAX} threads that a pool may have"
+            );
             DeviceError::new(DeviceErrorKind::Invalid, message)
         })?;
         // Without workers nobody can block, and so nobody needs a stand-in.

@@ -62,8 +62,10 @@ pub(super) struct Sleep {
 const SEARCHING: usize = 1;
 /// One sleeping worker in [`Sleep::counters`].
 const SLEEPING: usize = 1 << (usize::BITS / 2);
-/// The most workers (with spare ones) that the counters can hold; far more than any machine has.
-pub(super) const WORKERS_MAX: usize = (1 << (usize::BITS / 2 - 1)) - 1;
+/// The most workers (with spare ones) of a pool: far more than any machine has cores, and few enough that what is kept for each
+/// is no burden. The counters can hold them.
+pub(super) const WORKERS_MAX: usize = 1 << 14;
+const _: () = assert!(WORKERS_MAX < 1 << (usize::BITS / 2 - 1));
 
 /// Where one thread parks. Not `thread::park`, whose one token jobs may use as well.
 #[derive(Debug, Default)]

@@ -37,6 +37,8 @@ pub(super) struct Context {
     fault: OnceLock<DeviceError>,
     /// Streams that fail when this context does: its own, and those of others that wait for it.
     streams: Mutex<Vec<Weak<Stream>>>,
+    /// Graphs of ours that are being recorded. Whoever asks for the whole context would spoil them.
+    recordings: Mutex<usize>,
 }
 
 impl Context {
@@ -58,6 +60,7 @@ impl Context {
             faulted: AtomicBool::new(false),
             fault: OnceLock::new(),
             streams: Mutex::default(),
+            recordings: Mutex::default(),
         })
     }
 
@@ -157,6 +160,11 @@ impl Context {
             stream.break_with(self, &fault);
         }
         fault
+    }
+
+    /// How many graphs of ours are being recorded; none begins or ends while the guard lives.
+    pub(super) fn recordings(&self) -> MutexGuard<'_, usize> {
+        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {

@@ -211,10 +211,26 @@ impl Device for CudaDevice {
     }
 
     /// An event of the whole context, where the driver has such (12.5); else the calling thread waits for the context.
+    ///
+    /// Both are refused while a stream of the context records a graph, and spoil that graph (CUDA C++ Programming Guide, "Prohibited
+    /// and Unhandled Operations": a handle that encompasses a capture may be neither synchronized nor queried). So nothing is asked
+    /// while one of ours is recorded; of those of others nobody tells.
+    ///
+    /// # Errors
+    /// With the driver's code, while a graph is recorded: it may work later.
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.context.intact()?;
-        if let Some(Ok(event)) = Event::record_context(&self.context) {
-            return Ok(Fence::event(Arc::new(Single::of(event))));
+        {
+            let recordings = self.context.recordings();
+            if *recordings > 0 {
+                let what = "a barrier would spoil a graph that is being recorded";
+                return Err(errors::error(self.context.api, errors::CAPTURE_UNSUPPORTED, what));
+            }
+            match Event::record_context(&self.context) {
+                Some(Ok(event)) => return Ok(Fence::event(Arc::new(Single::of(event)))),
+                Some(Err(error)) if error.code() != Some(errors::NOT_SUPPORTED.into()) => return Err(error),
+                Some(Err(_)) | None => {}
+            }
         }
         self.context.intact()?;
         let _entered = self.context.enter_relaxed()?;

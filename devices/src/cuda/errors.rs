@@ -11,6 +11,7 @@ pub(super) const NOT_READY: Code = 600;
 pub(super) const INVALID_VALUE: Code = 1;
 pub(super) const OUT_OF_MEMORY: Code = 2;
 pub(super) const NOT_SUPPORTED: Code = 801;
+pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
 
 /// Whether a number means that nothing of its context works any more: after each of these cuda.h says that the process has to

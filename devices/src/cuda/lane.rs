@@ -189,7 +189,9 @@ impl Stream {
         if lane.sequence > self.completed() && lane.covering(lane.sequence).is_none() {
             self.mark(&mut lane)?;
         }
+        let mut recordings = self.context.recordings();
         begin(self.raw())?;
+        *recordings += 1;
         lane.capture = true;
         Ok(())
     }
@@ -220,7 +222,9 @@ impl Stream {
 
     /// The recording that this stream has joined is over.
     pub(super) fn leave_recording(&self) {
-        self.lane().capture = false;
+        let mut lane = self.lane();
+        lane.capture = false;
+        *self.context.recordings() -= 1;
     }
 
     /// The recording is over.
@@ -230,6 +234,8 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         let mut lane = self.lane();
         lane.capture = false;
+        let mut recordings = self.context.recordings();
+        *recordings -= 1;
         end(self.raw())
     }
 }

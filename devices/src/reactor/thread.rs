@@ -45,20 +45,20 @@ struct Inbox {
 impl Shared {
     /// Hands a subscription to the thread, starting it if there is none.
     pub(super) fn arm(self: &Arc<Self>, armed: Armed) -> Result<(), (Armed, DeviceError)> {
-        let (thread, first) = {
+        let parked = {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            let thread = match &inbox.thread {
-                Some(thread) => thread.clone(),
-                None => match self.start() {
-                    Ok(thread) => inbox.thread.insert(thread).clone(),
+            if inbox.thread.is_none() {
+                match self.start() {
+                    Ok(thread) => inbox.thread = Some(thread),
                     Err(error) => return Err((armed, error)),
-                },
-            };
+                }
+            }
             inbox.arrived.push(armed);
             // Counted under the lock: the thread never takes out a subscription that is not counted yet.
-            (thread, self.armed.fetch_add(1, Ordering::SeqCst) == 0)
+            let first = self.armed.fetch_add(1, Ordering::SeqCst) == 0;
+            if first { inbox.thread.clone() } else { None }
         };
-        if first {
+        if let Some(thread) = parked {
             thread.unpark();
         }
         Ok(())
@@ -89,13 +89,18 @@ impl Shared {
         let mut lanes = Lanes::default();
         let mut ready: Vec<Ready> = Vec::new();
         let mut pace = Pace::new();
+        // Subscriptions in the lanes: what is armed beyond them is in the inbox, so a sweep that finds as many takes no lock.
+        let mut held = 0;
         loop {
-            let arrived = mem::take(&mut self.inbox.lock().unwrap_or_else(PoisonError::into_inner).arrived);
-            if !arrived.is_empty() {
+            let armed = self.armed.load(Ordering::SeqCst);
+            if armed != held {
+                let arrived =
+                    mem::take(&mut self.inbox.lock().unwrap_or_else(PoisonError::into_inner).arrived);
+                held += arrived.len();
                 pace = Pace::new();
                 arrived.into_iter().for_each(|armed| lanes.add(armed));
             }
-            if self.armed.load(Ordering::SeqCst) == 0 {
+            if armed == 0 && held == 0 {
                 if self.ends() {
                     return;
                 }
@@ -112,6 +117,7 @@ impl Shared {
             for (subscriber, outcome) in ready.drain(..) {
                 deliver(subscriber, outcome);
             }
+            held -= count;
             self.armed.fetch_sub(count, Ordering::SeqCst);
         }
     }

@@ -188,6 +188,57 @@ fn a_stream_that_records_gets_waits_and_records_and_no_query() {
     bench.assert_nothing_wrong();
 }
 
+/// A barrier is over the whole context, so the driver refuses it while anybody records there, and the recording is lost.
+#[test]
+fn a_barrier_leaves_a_recording_of_ours_alone_and_comes_later() {
+    let bench = bench();
+    let queue = bench.queue();
+    let memory = bench.memory(64);
+    let mut refused = None;
+    let graph = queue.capture(|_| {
+        refused = Some(bench.device.barrier());
+        fill(&queue, &memory, 4);
+        Ok(())
+    });
+    let graph = graph.expect("nothing disturbed it");
+    let error = refused.expect("it was asked for").expect_err("a graph is being recorded");
+    assert_eq!(error.code(), Some(900), "the driver's word for it, which says that it may work later");
+    assert!(error.message().contains("is being recorded"), "{error}");
+    let release = block(&*queue);
+    let launched = graph.launch(&queue).expect("it works");
+    let barrier = bench.device.barrier().expect("nothing is recorded any more");
+    assert!(!is_done(&barrier) && !is_done(&launched));
+    release();
+    settle(&barrier).expect("nothing failed");
+    assert!(is_done(&launched));
+    // A recording that failed is over as well.
+    queue
+        .capture(|_| Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "no")))
+        .expect_err("it said so");
+    settle(&bench.device.barrier().expect("it works")).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
+/// Of recordings of others nobody tells beforehand: the driver refuses the barrier, they are lost, and it works afterwards.
+#[test]
+fn a_barrier_that_meets_a_recording_of_somebody_else_is_refused_and_waits_for_nothing() {
+    let bench = bench();
+    let stranger = bench.foreign_stream();
+    inside(&bench.device, || {
+        begin(&stranger, CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL);
+        let waits = bench.device.counters().context_waits;
+        let error = bench.device.barrier().expect_err("a graph is being recorded");
+        assert_eq!(error.code(), Some(900));
+        assert_eq!(bench.device.counters().context_waits, waits, "nor is the context waited for instead");
+        let mut graph: CUgraph = ptr::null_mut();
+        // SAFETY: the recording was begun on this thread.
+        let ended = unsafe { sys::cuStreamEndCapture(stranger.raw, &raw mut graph) };
+        assert_eq!(ended, sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    });
+    settle(&bench.device.barrier().expect("it works")).expect("nothing failed");
+    bench.assert_nothing_wrong();
+}
+
 /// A stream of ours whose handle somebody has may be recorded on. What is asked of it meanwhile is answered afterwards.
 #[test]
 fn a_stream_of_ours_that_somebody_records_on_is_left_alone() {
@@ -263,6 +314,8 @@ fn a_graph_of_several_queues_has_their_branches_and_their_order() {
     settle(&launched).expect("nothing failed");
     bench.assert_filled(&z, 5);
     bench.assert_filled(&w, 6);
+    // All of them have left the recording.
+    settle(&bench.device.barrier().expect("nothing is recorded any more")).expect("nothing failed");
     bench.assert_nothing_wrong();
     if let Some(simulator) = bench.simulator("it finds what nothing orders") {
         drop(record_it(false).expect("a race is no error of the driver"));

@@ -134,3 +134,38 @@ fn a_stream_goes_with_its_last_fence_and_its_work_goes_on() {
     bench.assert_filled(&memory, 7);
     bench.assert_nothing_wrong();
 }
+
+#[test]
+fn who_asks_again_and_again_is_answered_by_loads() {
+    const QUESTIONS: usize = 10_000;
+    let bench = bench();
+    if !bench.device.counts() {
+        return eprintln!("skipped: the device does not count");
+    }
+    let queue = bench.queue();
+    let release = block(&*queue);
+    let fence = record(&queue);
+    assert_eq!(fence.peek(), None, "nobody has asked for it yet");
+    assert!(!fence.is_done());
+    let (before, begin) = (bench.device.counters(), Instant::now());
+    let mut unanswered = 0;
+    for _ in 0..QUESTIONS {
+        match fence.peek() {
+            Some(done) => assert!(!done),
+            // Once in a while somebody has to ask whether the stream still works.
+            None => {
+                unanswered += 1;
+                assert!(!fence.is_done());
+            }
+        }
+    }
+    let looks = (begin.elapsed().as_micros() / 200) as u64 + 1;
+    let after = bench.device.counters();
+    assert!(unanswered <= looks, "{unanswered} of {QUESTIONS}, in {looks} times 200 us");
+    assert!(after.queue_queries - before.queue_queries <= looks);
+    assert_eq!((after.event_queries, after.writes), (before.event_queries, before.writes));
+    release();
+    settle(&fence).expect("nothing failed");
+    assert_eq!(fence.peek(), Some(true));
+    bench.assert_nothing_wrong();
+}

@@ -12,7 +12,13 @@
 //!
 //! A driver may refuse a barrier for the time being: CUDA does while anybody records a graph in the context, and then that
 //! recording is lost, of which it tells nobody beforehand. So barriers that were refused are asked for again, and a program that
-//! records graphs while others give memory back can hold them off by [`pause`].
+//! records graphs while others give memory back can hold them off by [`pause`]. Recordings of ours do by themselves
+//! (`CudaDevice::barrier`).
+//!
+//! # Why it is the whole device
+//! The streams that are known would not do. A consumer may have used the memory on others than the one that it named; those of
+//! PyTorch's pool and CuPy's are non-blocking, so that the default stream does not wait for them; and a handle may be another stream's by
+//! now. Nothing less than the device covers what nobody has told.
 //!
 //! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
 
@@ -24,7 +30,7 @@ use estafette_devices::host::{self, Completer};
 use estafette_devices::{
     DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Outcome, Reactor,
 };
-use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::thread;
 
@@ -34,8 +40,23 @@ const IDLE: Duration = Duration::from_secs(10);
 /// How long a barrier that was refused for the time being waits before it is asked for again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// How many [`Pause`]s there are.
-static PAUSED: AtomicUsize = AtomicUsize::new(0);
+/// How long a pause waits for a barrier that is being asked for just then: asking takes microseconds, but for drivers that have
+/// no event of a device, which wait for it.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// Who holds barriers off, and who asks for one.
+#[derive(Default)]
+struct Pauses {
+    pauses: usize,
+    asking: usize,
+}
+
+static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { pauses: 0, asking: 0 });
+static ASKED: Condvar = Condvar::new();
+
+fn pauses() -> MutexGuard<'static, Pauses> {
+    PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Holds off barriers until it is dropped.
 #[derive(Debug)]
@@ -43,15 +64,45 @@ static PAUSED: AtomicUsize = AtomicUsize::new(0);
 pub struct Pause(());
 
 /// Asks no device for a barrier until the result is dropped: for the time in which a graph is recorded, which a barrier would
-/// spoil. Memory in quarantine stays there meanwhile, and its time runs.
+/// spoil. Memory in quarantine stays there meanwhile, and its time runs. Waits for a barrier that is being asked for, a second at most.
 pub fn pause() -> Pause {
-    PAUSED.fetch_add(1, Ordering::AcqRel);
+    let mut pauses = pauses();
+    pauses.pauses += 1;
+    let deadline = Instant::now() + ASKING;
+    while pauses.asking > 0 {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        pauses = ASKED.wait_timeout(pauses, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
     Pause(())
 }
 
 impl Drop for Pause {
     fn drop(&mut self) {
-        PAUSED.fetch_sub(1, Ordering::AcqRel);
+        pauses().pauses -= 1;
+    }
+}
+
+/// While this lives, a pause waits.
+struct Asking(());
+
+impl Asking {
+    /// `None` during a pause.
+    fn begin() -> Option<Self> {
+        let mut pauses = pauses();
+        (pauses.pauses == 0).then(|| {
+            pauses.asking += 1;
+            Self(())
+        })
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        pauses().asking -= 1;
+        ASKED.notify_all();
     }
 }
 
@@ -231,12 +282,14 @@ impl Ward {
             if covered.is_empty() {
                 continue;
             }
-            if PAUSED.load(Ordering::Acquire) > 0 {
+            let Some(asking) = Asking::begin() else {
                 self.later(covered);
                 continue;
-            }
+            };
             BARRIERS.fetch_add(1, Ordering::Relaxed);
-            match self.device.barrier() {
+            let barrier = self.device.barrier();
+            drop(asking);
+            match barrier {
                 Ok(barrier) => Reactor::global().when_settled([barrier], move |outcome| {
                     let outcome = outcome.map_err(|error| unknowable(&error.to_string()));
                     covered.iter().for_each(|one| one.settle(outcome.clone()));
@@ -309,3 +362,6 @@ fn watch_time() {
         };
     }
 }
+
+#[cfg(all(test, not(estafette_shuttle)))]
+mod tests;

@@ -11,6 +11,7 @@ use estafette_report::model::{
 use estafette_sync::sync::atomic::Ordering;
 
 use super::entry::{Entry, How, NONE, Tells, Use, access_of, halves, told_briefly, widened};
+use super::names;
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
 use crate::exchange::DType;
@@ -38,7 +39,6 @@ struct Assembly<'a> {
     scale: &'a Scale,
     drafts: HashMap<u64, Draft>,
     variables: BTreeMap<u64, Variable>,
-    named: HashMap<u64, String>,
     libraries: Vec<String>,
     lanes: Vec<Lane>,
     queues: HashMap<u64, LaneId>,
@@ -50,7 +50,6 @@ pub(super) fn assemble(session: &Session, scale: &Scale) -> Recording {
         scale,
         drafts: HashMap::new(),
         variables: BTreeMap::new(),
-        named: HashMap::new(),
         libraries: Vec::new(),
         lanes: Vec::new(),
         queues: HashMap::new(),
@@ -233,9 +232,6 @@ impl Assembly<'_> {
                 variable.bytes = Some(words[0]);
                 variable.library = library.or(variable.library);
             }
-            Tells::Name => {
-                self.named.insert(id, reading.text(words[0] as u32));
-            }
             Tells::Taker => self.taken(reading, id, words),
             Tells::Held => {
                 let draft = self.draft(id);
@@ -278,9 +274,7 @@ impl Assembly<'_> {
             }
             recording.operations.push(draft.operation);
         }
-        for (id, name) in self.named {
-            self.variables.entry(id).or_insert_with(|| unknown(id)).name = name;
-        }
+        names::give(&mut self.variables);
         recording.operations.sort_unstable_by_key(|operation| operation.id);
         recording.leases.sort_unstable_by_key(|lease| lease.id);
         recording.variables = self.variables.into_values().collect();

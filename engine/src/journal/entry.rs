@@ -42,8 +42,6 @@ pub(super) enum Tells {
     WaitsFor,
     /// Bytes, name and library of a variable.
     Variable,
-    /// The name that its owner gives a variable.
-    Name,
     /// Who takes a lease: text, library, line.
     Taker,
     /// The library that a body lends its operands to, or the holder of a lease its memory.
@@ -57,7 +55,7 @@ pub(super) enum Tells {
 }
 
 impl Tells {
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 17] = [
         Self::Submitted,
         Self::Accesses,
         Self::Ready,
@@ -70,7 +68,6 @@ impl Tells {
         Self::Resumed,
         Self::WaitsFor,
         Self::Variable,
-        Self::Name,
         Self::Taker,
         Self::Library,
         Self::Brief,

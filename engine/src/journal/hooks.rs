@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, brief, narrow, pair};
 use super::events;
+use super::names;
 use super::writer::{self, Writer};
 use crate::error::FailureKind;
 use crate::exchange::DType;
@@ -156,11 +157,11 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
 }
 
 impl Tensor {
-    /// Names the tensor in the report of the open journal; does nothing while there is none. A name lasts as long as the
-    /// journal.
+    /// Names the tensor in reports, also of journals that are opened later. The last 65,536 tensors that were made and named keep
+    /// their names. Does nothing for a tensor that has no memory yet.
     pub fn call_in_report(&self, name: &str) {
-        if let (true, Some(var)) = (super::is_open(), self.inner.vars.first()) {
-            note_name(var.id().get(), name);
+        if let Some(var) = self.inner.vars.first() {
+            names::note(var.id().get(), name);
         }
     }
 }
@@ -168,17 +169,8 @@ impl Tensor {
 impl crate::Variable {
     /// As [`Tensor::call_in_report`].
     pub fn call_in_report(&self, name: &str) {
-        if super::is_open() {
-            note_name(self.id(), name);
-        }
+        names::note(self.id(), name);
     }
-}
-
-fn note_name(var: u64, name: &str) {
-    writer::with(|writer| {
-        let (now, name) = (writer.now(), writer.text(name));
-        writer.write(Tells::Name, now, var, [name.into()]);
-    });
 }
 
 /// Pushed to where it runs.

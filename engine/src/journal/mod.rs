@@ -20,6 +20,7 @@ mod assemble;
 mod entry;
 pub(crate) mod events;
 pub(crate) mod hooks;
+mod names;
 mod page;
 mod stock;
 mod ticks;

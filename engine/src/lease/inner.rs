@@ -16,6 +16,7 @@ use super::Access;
 use super::acquire::note_taking;
 use super::label::{LeaseLabel, Slot};
 use crate::consumer::{After, is_released_early};
+use crate::context;
 use crate::core::graph;
 use crate::exchange::fork;
 use crate::holders::Link;
@@ -43,6 +44,8 @@ pub(crate) struct LeaseInner {
     /// See [`scope`](Self::scope). Few leases are imported from, so it is made at first use.
     scope: OnceLock<OpVar>,
     generation: u32,
+    /// The operation that it is a view of, and may still be.
+    view_of: Option<OpId>,
     /// Whether it has turned out to be an alias: nothing waits for it and nothing is derived from it.
     untracked: AtomicBool,
     /// What few holders have left for its end.
@@ -81,8 +84,15 @@ impl Deref for Label {
 }
 
 impl LeaseInner {
-    /// A lease that is not in the graph: an untracked alias, or a view that belongs to a running operation until
-    /// [`hold_from`](Self::hold_from).
+    /// A view that belongs to the running operation until [`hold_from`](Self::hold_from), and is not in the graph before.
+    pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+        let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
+        lease.view_of = Some(running);
+        Arc::new(lease)
+    }
+
+    /// A lease that is not in the graph: an untracked alias, or a part of one that stands for several tensors.
     pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
         let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
@@ -100,6 +110,7 @@ impl LeaseInner {
             granted: Mutex::new(None),
             scope: OnceLock::new(),
             generation: fork::generation(),
+            view_of: None,
             untracked: AtomicBool::new(access == Access::Alias),
             last: Mutex::new(None),
             _shared_while_it_ends: PhantomPinned,
@@ -216,6 +227,15 @@ impl LeaseInner {
     /// Whether memory inside this lease is protected by it.
     pub(crate) fn protects(&self) -> bool {
         !self.untracked.load(Ordering::Acquire)
+    }
+
+    /// Whether the calling code may have got memory from the holder. The views of a running operation are its own, and whoever
+    /// else comes with the same memory has it from elsewhere.
+    pub(crate) fn can_be_imported_from_here(&self) -> bool {
+        match self.view_of {
+            Some(running) => self.label.is_held() || context::current() == Some(running),
+            None => true,
+        }
     }
 
     pub(super) fn at_end(&self, add: impl FnOnce(&mut Last)) {

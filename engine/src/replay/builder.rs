@@ -137,7 +137,7 @@ impl<'r, R, W, U> NodeBuilder<'r, R, W, U> {
     }
 }
 
-impl<R: Operands, W: Operands, U: Operands> NodeBuilder<'_, R, W, U> {
+impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     /// As for an operation: memory that is written must not be seen twice.
     fn check(&self) -> Result<(), Error> {
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
@@ -149,31 +149,34 @@ impl<R: Operands, W: Operands, U: Operands> NodeBuilder<'_, R, W, U> {
         Ok(())
     }
 
-    fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
+    fn record_on_host(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
+        if self.queue.is_some() {
+            return Err(Error::invalid(format!(
+                "node `{}` names a queue, and its body works on the host; record it with `run_on`",
+                self.name.as_str()
+            )));
+        }
         self.check()?;
-        self.record_checked(body)
+        self.record(body);
+        Ok(())
     }
 
-    fn record_checked(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
+    fn record_on_device(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
+        if self.queue.is_none() {
+            return Err(Error::invalid("a device body needs a queue; name one with `on`"));
+        }
+        self.check()?;
+        self.record(body);
+        Ok(())
+    }
+
+    fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
         let Self { recorder, name, reads, writes, updates, vars, queue, unhelped } = self;
         let lists = [reads.tensors().to_vec(), writes.tensors().to_vec(), updates.tensors().to_vec()];
         let body = body(reads, writes, updates);
-        match (&body, &queue) {
-            (NodeBody::Host(_), Some(_)) => {
-                return Err(Error::invalid(format!(
-                    "node `{}` names a queue, and its body works on the host; record it with `run_on`",
-                    name.as_str()
-                )));
-            }
-            (NodeBody::Device(_), None) => {
-                return Err(Error::invalid("a device body needs a queue; name one with `on`"));
-            }
-            _ => {}
-        }
         let [reads, writes, updates] = &lists;
         let tensors = [(&**reads, Mode::Read), (&**writes, Mode::Write), (&**updates, Mode::Update)];
         recorder.record(tensors, &vars, Node { name, body, queue }, unhelped);
-        Ok(())
     }
 
     /// Records the node with a body that starts work elsewhere and reports its end through the [`Completion`], from any thread,
@@ -190,14 +193,41 @@ impl<R: Operands, W: Operands, U: Operands> NodeBuilder<'_, R, W, U> {
     where
         F: Fn(Completion) + Send + Sync + 'static,
     {
+        self.checked_external()?.run(start);
+        Ok(())
+    }
+
+    /// The first half of [`run_external`](Self::run_external), for callers that must know that nothing can fail any more before
+    /// they give something away.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn checked_external(self) -> Result<CheckedNode<'r, R, W, U>, Error> {
         self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
-        self.record_checked(|reads, writes, updates| {
+        Ok(CheckedNode { node: self })
+    }
+}
+
+/// A node that cannot be refused any more. Made by [`NodeBuilder::checked_external`].
+#[derive(Debug)]
+#[must_use = "a node is recorded by `run`"]
+pub struct CheckedNode<'r, R, W, U> {
+    node: NodeBuilder<'r, R, W, U>,
+}
+
+impl<R: Operands, W: Operands, U: Operands> CheckedNode<'_, R, W, U> {
+    /// As [`NodeBuilder::run_external`].
+    pub fn run<F>(self, start: F)
+    where
+        F: Fn(Completion) + Send + Sync + 'static,
+    {
+        self.node.record(|reads, writes, updates| {
             let mut operands = Declared::new();
             reads.each(|tensor| operands.push((tensor, Mode::Read)));
             writes.each(|tensor| operands.push((tensor, Mode::Write)));
             updates.each(|tensor| operands.push((tensor, Mode::Update)));
             NodeBody::External(operands, Box::new(start))
-        })
+        });
     }
 }
 
@@ -212,7 +242,7 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     where
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
-        self.record(|reads, writes, _none| {
+        self.record_on_host(|reads, writes, _none| {
             NodeBody::Host(Box::new(move || body(reads.views(), writes.views_mut())))
         })
     }
@@ -227,7 +257,7 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     where
         F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
-        self.record(|reads, writes, _none| {
+        self.record_on_device(|reads, writes, _none| {
             NodeBody::Device(Box::new(move |queue| body(queue, reads.views(), writes.views_mut())))
         })
     }
@@ -242,7 +272,7 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
     where
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + Sync + 'static,
     {
-        self.record(|reads, writes, updates| {
+        self.record_on_host(|reads, writes, updates| {
             NodeBody::Host(Box::new(move || body(reads.views(), writes.views_mut(), updates.views_mut())))
         })
     }
@@ -258,7 +288,7 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
             + Sync
             + 'static,
     {
-        self.record(|reads, writes, updates| {
+        self.record_on_device(|reads, writes, updates| {
             NodeBody::Device(Box::new(move |queue| {
                 body(queue, reads.views(), writes.views_mut(), updates.views_mut())
             }))

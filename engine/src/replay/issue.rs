@@ -16,6 +16,7 @@ use estafette_devices::{DeviceError, Entered, Fence, FenceState, Frontier, Order
 use estafette_graph::replay;
 use estafette_sync::sync::OnceLock;
 
+use super::inputs::Earlier;
 use super::node::{NodeBody, NodeRun, Ticket, Told};
 use super::plan::{IssuePlan, numbers};
 use super::shared::{Entry, Shared};
@@ -107,8 +108,20 @@ impl Shared {
                 }
             }
         }
+        let first = before.is_empty().then_some(&run.earlier);
+        for fence in first.into_iter().flat_map(Earlier::all) {
+            match settle(fence, queue) {
+                Settled::Ordered => {}
+                Settled::Pending => pending.insert(fence.clone()),
+                Settled::Refused(error) => refused = Some(error),
+                // An input that fails after all fails the replay; the failure of what was only in the way is not its own.
+                Settled::Failed(error) if run.earlier.has_written(fence) => refused = Some(error),
+                Settled::Failed(_) => {}
+            }
+        }
         if run.leave_out_doomed(node) || self.refuse(node, refused) {
-            marks.leave(node, before.iter().flat_map(|earlier| marks.of(*earlier)).cloned());
+            let passed_on = before.iter().flat_map(|earlier| marks.of(*earlier));
+            marks.leave(node, passed_on.chain(first.into_iter().flat_map(Earlier::all)).cloned());
             return true;
         }
         if !pending.is_empty() {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::inputs::Inputs;
 use super::plan::Plan;
 use super::run;
 use crate::builder::OpBuilder;
@@ -11,7 +12,7 @@ use crate::completion::Completion;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::operands::Tensors;
-use crate::operation::Op;
+use crate::operation::{Op, Role};
 use crate::variable::Variable;
 
 /// Operations that were recorded once and may be run any number of times. Made by [`Recorder::finish`](crate::Recorder::finish).
@@ -49,6 +50,11 @@ impl Program {
         self.plan.graph.is_some()
     }
 
+    /// Whether a replay is in flight, or there is another handle of this program.
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.plan) > 1
+    }
+
     /// Submits one run of all nodes, as one operation. It uses what the nodes use: what only some node reads is read;
     /// what is overwritten before any node reads it is written; all else that some node writes is updated. So it is ordered
     /// with all other operations, and with other replays; those of a program that only reads may run at the same time.
@@ -67,7 +73,8 @@ impl Program {
     /// # Errors
     /// As [`OpBuilder::run_external`].
     pub fn replay(&self) -> Result<Op, Error> {
-        self.describe().run_external(self.body())
+        let (described, body) = self.describe();
+        described.run_external(body)
     }
 
     /// As [`replay`](Self::replay), waiting for room in the window without blocking the thread.
@@ -75,7 +82,8 @@ impl Program {
     /// # Errors
     /// As [`OpBuilder::run_external_async`].
     pub async fn replay_async(&self) -> Result<Op, Error> {
-        self.describe().run_external_async(self.body()).await
+        let (described, body) = self.describe();
+        described.run_external_async(body).await
     }
 
     /// As [`replay`](Self::replay), but refuses with [`Error::WindowFull`] instead of waiting.
@@ -83,10 +91,11 @@ impl Program {
     /// # Errors
     /// As [`OpBuilder::try_admit`].
     pub fn try_replay(&self) -> Result<Op, Error> {
-        Ok(self.describe().try_admit()?.run_external(self.body()))
+        let (described, body) = self.describe();
+        Ok(described.try_admit()?.run_external(body))
     }
 
-    fn describe(&self) -> OpBuilder<'_, Tensors, Tensors> {
+    fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {
         let uses = &self.plan.footprint;
         let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
         let turns = self.plan.graph.as_ref().map(|graph| &graph.turns);
@@ -96,19 +105,23 @@ impl Program {
             .writes_slice(&uses.writes)
             .reads_vars(&reads)
             .writes_vars(&writes);
-        let described = if self.plan.unhelped { described.unhelped() } else { described };
-        match &self.plan.graph {
-            Some(graph) => described.on(&graph.queue),
-            None => described,
+        let mut described = if self.plan.unhelped { described.unhelped() } else { described };
+        let mut inputs = None;
+        if let Some(graph) = &self.plan.graph {
+            described = described.on(&graph.queue);
+        } else if self.plan.issue.is_some() {
+            let place = Arc::<Inputs>::default();
+            described.draft.payload_mut().set_role(Role::Replay(Arc::clone(&place)));
+            inputs = Some(place);
         }
-    }
-
-    fn body(&self) -> impl FnOnce(Completion) + Send + 'static {
         // Not the engine's handle: whoever ends an operation must not be the last to hold the engine.
         let (plan, core) = (Arc::clone(&self.plan), self.engine.core().clone());
-        move |completion| run::start(plan, &core, completion)
+        let body = move |completion| run::start(plan, &core, inputs.as_deref(), completion);
+        (described, body)
     }
 }
+
+type Described<'e> = OpBuilder<'e, Tensors, Tensors>;
 
 impl std::fmt::Debug for Program {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -59,6 +59,11 @@ impl Recorder {
         NodeBuilder::new(self, Name::from(name.into()))
     }
 
+    /// The engine that the program will run in.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// Number of nodes so far.
     pub fn len(&self) -> usize {
         self.nodes.len()

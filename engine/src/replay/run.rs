@@ -7,6 +7,7 @@ use estafette_graph::OpId;
 use estafette_sync::sync::Mutex;
 
 use super::failures::Failures;
+use super::inputs::{Earlier, Inputs};
 use super::pace::Watch;
 use super::plan::Plan;
 use super::{graph, shared};
@@ -19,19 +20,23 @@ use crate::operation::{OpTag, Panic};
 pub(super) struct Run {
     pub(super) plan: Arc<Plan>,
     pub(super) failures: Failures,
-    op: OpId,
+    pub(super) op: OpId,
+    /// What nodes that come after no other one come after, where they settle that themselves.
+    pub(super) earlier: Earlier,
     /// Taken by whoever has ended the last node.
     completion: Mutex<Option<Completion>>,
 }
 
 /// Runs `plan` as the operation that `completion` will end. This is the body of a replay.
-pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, completion: Completion) {
+pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, completion: Completion) {
     if let Some(graph) = &plan.graph {
         return graph::start(&plan, graph, core, completion);
     }
     let scope = completion.scope().clone();
     let op = OpId::new(completion.id());
-    let run = Run { plan, failures: Failures::default(), op, completion: Mutex::new(Some(completion)) };
+    let earlier = inputs.map(Inputs::take).unwrap_or_default();
+    let completion = Mutex::new(Some(completion));
+    let run = Run { plan, failures: Failures::default(), op, earlier, completion };
     let plan = &run.plan;
     let helpers = shared::helpers_max(core);
     if let Some(issue) = &plan.issue

@@ -16,7 +16,9 @@ use crate::bodies::sync_body;
 use crate::builder::{Nothing, OpBuilder};
 use crate::completion::Scope;
 use crate::core_ref::CoreRef;
-use crate::operation::Name;
+use crate::journal::hooks;
+use crate::operation::{Name, Role};
+use crate::run;
 
 /// How often a thread that finds nothing to run looks again before it leaves. This takes about as long as it takes to
 /// wake a helper up, so leaving too early and staying too long cost the same at worst.
@@ -172,7 +174,8 @@ impl Shared {
     }
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
-        let helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
+        let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
+        helper.draft.payload_mut().set_role(Role::Part(self.run.op));
         if self.run.plan.unhelped { helper.unhelped() } else { helper }
     }
 
@@ -187,17 +190,20 @@ impl Shared {
         self.invite();
     }
 
-    /// Goes on with the run on a worker: the calling thread may be any. As a part of an operation in flight this is never
-    /// refused.
+    /// Goes on with the run on a worker: the calling thread may be any. The replay is in flight and has its place, so this takes
+    /// none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: Entry) {
         let shared = Arc::clone(self);
-        self.core.admit_part();
-        self.helper().submit_admitted(None, |none, nothing, ()| {
-            sync_body(none, nothing, move |[], []| {
-                shared.scope.enter(|| shared.work(entry));
-                Ok(())
-            })
-        });
+        let mut part = self.helper().draft;
+        part.payload_mut().set_body(sync_body([], [], move |[], []| {
+            shared.scope.enter(|| shared.work(entry));
+            Ok(())
+        }));
+        if part.payload().noted {
+            hooks::submitted(&part);
+        }
+        // It uses nothing, so nothing is in its way.
+        part.submit_unreferenced().into_iter().for_each(run::push);
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::column::{indices, plain, steps, times};
+use super::column::Columns;
 use super::pieces::pieces;
 use crate::critical_path::critical_path;
 use crate::facts;
@@ -21,8 +21,9 @@ use crate::summary::WorstRow;
 /// Waits that the keys go through.
 const WALKED: usize = 500;
 
-/// Everything, for `script/data.js`.
-pub fn of(recording: &Recording) -> Value {
+/// Everything, for `script/data.js`: JSON that says where its columns are, and the columns.
+pub fn of(recording: &Recording) -> (Value, Columns) {
+    let mut columns = Columns::default();
     let view = View::of(recording);
     let report = report(recording);
     let mut texts = Texts::default();
@@ -35,9 +36,9 @@ pub fn of(recording: &Recording) -> Value {
     longest.truncate(WALKED);
     let path = critical_path(recording);
     let path = path.operations.iter().filter_map(|id| view.node(*id)).map(|node| node as u64);
-    let operations = view.operations(&mut texts, &mut sites, &mut outcomes);
-    let leases = view.leases(&mut texts, &mut sites);
-    json!({
+    let operations = view.operations(&mut columns, &mut texts, &mut sites, &mut outcomes);
+    let leases = view.leases(&mut columns, &mut texts, &mut sites);
+    let json = json!({
         "program": recording.program,
         // Milliseconds, the unit of JavaScript's dates.
         "started": recording.started_unix_ns / 1_000_000,
@@ -48,19 +49,20 @@ pub fn of(recording: &Recording) -> Value {
         "tensors": view.tensors(),
         "operations": operations,
         "leases": leases,
-        "stalls": view.stalls(&roots),
+        "stalls": view.stalls(&mut columns, &roots),
         // Of how small a part of a wait nothing is drawn, if so.
         "part": part,
-        "edges": view.edges(),
-        "counters": counters(recording),
-        "critical": steps(path),
+        "edges": view.edges(&mut columns),
+        "counters": counters(&mut columns, recording),
+        "critical": columns.steps(path),
         "names": texts.list,
         "sites": sites.list,
         "outcomes": outcomes.list,
         "worst": worst,
         "longest": longest,
         "report": report,
-    })
+    });
+    (json, columns)
 }
 
 /// The longest stretch of a wait that the report tells of.
@@ -124,11 +126,18 @@ impl<'a> View<'a> {
         self.tensors.get(&id).copied()
     }
 
-    fn operations(&self, texts: &mut Texts, sites: &mut Texts, outcomes: &mut Texts) -> Value {
+    fn operations(
+        &self,
+        columns: &mut Columns,
+        texts: &mut Texts,
+        sites: &mut Texts,
+        outcomes: &mut Texts,
+    ) -> Value {
         let all = &self.recording.operations;
         let placed = place::operations(self.recording);
-        let since_submission =
-            |time: fn(&Operation) -> Option<u64>| times(all.iter().map(|it| (it.submitted, time(it))));
+        let since_submission = |columns: &mut Columns, time: fn(&Operation) -> Option<u64>| {
+            columns.times(all.iter().map(|it| (it.submitted, time(it))))
+        };
         let row = |row: Row| match row {
             Row::Lane(lane) => Some(lane),
             Row::Library(_) => None,
@@ -136,46 +145,46 @@ impl<'a> View<'a> {
         let known_lane = |lane: Option<usize>| lane.filter(|&lane| lane < self.recording.lanes.len());
         let accesses = || all.iter().flat_map(|it| &it.accesses);
         json!({
-            "id": steps(all.iter().map(|it| it.id)),
-            "name": indices(all.iter().map(|it| Some(texts.add(&it.name)))),
-            "kind": indices(all.iter().map(|it| facts::OPERATION_KINDS.iter().position(|(kind, _)| *kind == it.kind))),
-            "library": indices(all.iter().map(|it| place::known(self.recording, it.library))),
-            "lane": indices(all.iter().map(|it| known_lane(it.lane.or(it.submitter)))),
-            "site": indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
-            "outcome": indices(all.iter().map(|it| outcome(&it.outcome).map(|words| outcomes.add(&words)))),
-            "row": indices(placed.iter().map(|placed| row(placed.row))),
-            "from": times(all.iter().zip(&placed).map(|(it, placed)| (it.submitted, Some(placed.from)))),
-            "to": times(placed.iter().map(|placed| (placed.from, placed.to))),
-            "submitted": steps(all.iter().map(|it| it.submitted)),
-            "granted": since_submission(|it| it.granted),
-            "began": since_submission(|it| it.began),
-            "issued": since_submission(|it| it.issued),
-            "done": since_submission(|it| it.done),
-            "observed": since_submission(|it| it.observed),
-            "resumed": since_submission(|it| it.resumed),
-            "accesses": plain(all.iter().map(|it| it.accesses.len() as i64)),
-            "tensor": indices(accesses().map(|access| self.tensor(access.variable))),
-            "mode": indices(accesses().map(|access| Some(mode(access.mode)))),
+            "id": columns.steps(all.iter().map(|it| it.id)),
+            "name": columns.indices(all.iter().map(|it| Some(texts.add(&it.name)))),
+            "kind": columns.indices(all.iter().map(|it| facts::OPERATION_KINDS.iter().position(|(kind, _)| *kind == it.kind))),
+            "library": columns.indices(all.iter().map(|it| place::known(self.recording, it.library))),
+            "lane": columns.indices(all.iter().map(|it| known_lane(it.lane.or(it.submitter)))),
+            "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
+            "outcome": columns.indices(all.iter().map(|it| outcome(&it.outcome).map(|words| outcomes.add(&words)))),
+            "row": columns.indices(placed.iter().map(|placed| row(placed.row))),
+            "from": columns.times(all.iter().zip(&placed).map(|(it, placed)| (it.submitted, Some(placed.from)))),
+            "to": columns.times(placed.iter().map(|placed| (placed.from, placed.to))),
+            "submitted": columns.steps(all.iter().map(|it| it.submitted)),
+            "granted": since_submission(columns, |it| it.granted),
+            "began": since_submission(columns, |it| it.began),
+            "issued": since_submission(columns, |it| it.issued),
+            "done": since_submission(columns, |it| it.done),
+            "observed": since_submission(columns, |it| it.observed),
+            "resumed": since_submission(columns, |it| it.resumed),
+            "accesses": columns.plain(all.iter().map(|it| it.accesses.len() as i64)),
+            "tensor": columns.indices(accesses().map(|access| self.tensor(access.variable))),
+            "mode": columns.indices(accesses().map(|access| Some(mode(access.mode)))),
         })
     }
 
-    fn leases(&self, texts: &mut Texts, sites: &mut Texts) -> Value {
+    fn leases(&self, columns: &mut Columns, texts: &mut Texts, sites: &mut Texts) -> Value {
         let all = &self.recording.leases;
         let end = |lease: &Lease| place::lease(self.recording, lease).to;
         json!({
-            "id": steps(all.iter().map(|it| it.id)),
-            "tensor": indices(all.iter().map(|it| self.tensor(it.variable))),
-            "mode": indices(all.iter().map(|it| Some(mode(it.access)))),
-            "library": indices(all.iter().map(|it| place::known(self.recording, it.library))),
-            "taker": indices(all.iter().map(|it| Some(texts.add(&it.taker)))),
-            "site": indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
-            "opened": steps(all.iter().map(|it| it.opened)),
-            "to": times(all.iter().map(|it| (it.opened, end(it)))),
-            "open": indices(all.iter().map(|it| it.closed.is_none().then_some(0))),
+            "id": columns.steps(all.iter().map(|it| it.id)),
+            "tensor": columns.indices(all.iter().map(|it| self.tensor(it.variable))),
+            "mode": columns.indices(all.iter().map(|it| Some(mode(it.access)))),
+            "library": columns.indices(all.iter().map(|it| place::known(self.recording, it.library))),
+            "taker": columns.indices(all.iter().map(|it| Some(texts.add(&it.taker)))),
+            "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
+            "opened": columns.steps(all.iter().map(|it| it.opened)),
+            "to": columns.times(all.iter().map(|it| (it.opened, end(it)))),
+            "open": columns.indices(all.iter().map(|it| it.closed.is_none().then_some(0))),
         })
     }
 
-    fn stalls(&self, roots: &[Root]) -> Value {
+    fn stalls(&self, columns: &mut Columns, roots: &[Root]) -> Value {
         let tensor = |root: &Root| {
             let access = self.recording.operation(root.waiter)?.accesses.get(root.access)?;
             self.tensor(access.variable)
@@ -185,16 +194,16 @@ impl<'a> View<'a> {
         let waiters = || roots.iter().map(|root| self.operations.get(&root.waiter).copied());
         let cause = |root: &Root| Cause::ALL.iter().position(|&cause| cause == root.cause);
         json!({
-            "waiter": steps(waiters().map(|waiter| waiter.map_or(0, |waiter| waiter as u64 + 1))),
-            "tensor": indices(roots.iter().map(tensor)),
-            "from": steps(roots.iter().map(|root| root.from)),
-            "to": times(roots.iter().map(|root| (root.from, Some(root.to)))),
-            "cause": indices(roots.iter().map(cause)),
-            "hazard": indices(roots.iter().map(|root| root.direct.map(hazard))),
+            "waiter": columns.steps(waiters().map(|waiter| waiter.map_or(0, |waiter| waiter as u64 + 1))),
+            "tensor": columns.indices(roots.iter().map(tensor)),
+            "from": columns.steps(roots.iter().map(|root| root.from)),
+            "to": columns.times(roots.iter().map(|root| (root.from, Some(root.to)))),
+            "cause": columns.indices(roots.iter().map(cause)),
+            "hazard": columns.indices(roots.iter().map(|root| root.direct.map(hazard))),
             // Before the waiter by so many, which are few.
-            "via": plain(roots.iter().zip(waiters()).map(|(root, waiter)| self.before(root, waiter).unwrap_or(0))),
-            "blame": indices(blame.into_iter().map(Some)),
-            "which": indices(which.into_iter()),
+            "via": columns.plain(roots.iter().zip(waiters()).map(|(root, waiter)| self.before(root, waiter).unwrap_or(0))),
+            "blame": columns.indices(blame.into_iter().map(Some)),
+            "which": columns.indices(which.into_iter()),
         })
     }
 
@@ -223,14 +232,14 @@ impl<'a> View<'a> {
     }
 
     /// Those with both ends.
-    fn edges(&self) -> Value {
+    fn edges(&self, columns: &mut Columns) -> Value {
         let known = |edge: &Edge| Some((self.node(edge.from)?, self.node(edge.to)?, *edge));
         let all: Vec<_> = self.recording.edges.iter().filter_map(known).collect();
         json!({
-            "from": indices(all.iter().map(|&(from, ..)| Some(from))),
-            "to": indices(all.iter().map(|&(_, to, _)| Some(to))),
-            "tensor": indices(all.iter().map(|(.., edge)| self.tensor(edge.variable))),
-            "hazard": indices(all.iter().map(|(.., edge)| Some(hazard(edge.hazard)))),
+            "from": columns.indices(all.iter().map(|&(from, ..)| Some(from))),
+            "to": columns.indices(all.iter().map(|&(_, to, _)| Some(to))),
+            "tensor": columns.indices(all.iter().map(|(.., edge)| self.tensor(edge.variable))),
+            "hazard": columns.indices(all.iter().map(|(.., edge)| Some(hazard(edge.hazard)))),
         })
     }
 
@@ -239,16 +248,16 @@ impl<'a> View<'a> {
     }
 }
 
-fn counters(recording: &Recording) -> Value {
-    let counter = |counter: &Counter| {
+fn counters(columns: &mut Columns, recording: &Recording) -> Value {
+    let mut counter = |counter: &Counter| {
         json!({
             "name": counter.name,
             "unit": counter.unit,
-            "time": steps(counter.samples.iter().map(|&(time, _)| time)),
-            "value": steps(counter.samples.iter().map(|&(_, value)| value as u64)),
+            "time": columns.steps(counter.samples.iter().map(|&(time, _)| time)),
+            "value": columns.steps(counter.samples.iter().map(|&(_, value)| value as u64)),
         })
     };
-    recording.counters.iter().map(counter).collect()
+    recording.counters.iter().map(&mut counter).collect()
 }
 
 /// How it ended, unless well.

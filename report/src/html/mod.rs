@@ -1,14 +1,19 @@
 //! The report as one page that needs nothing else: no server, no network, no other file.
 //!
 //! The page is written by hand: `page.html` is its frame, `style.css` its looks, `script/` what it does. The recording travels
-//! inside as JSON whose columns are packed (`column.rs`). Nothing of a recording is ever written as markup: names go into the
-//! JSON, where `<` is escaped, and from there into text nodes. A content security policy in the page forbids every request.
+//! inside as JSON and packed columns (`column.rs`), compressed, in base64. Nothing of a recording is ever written as markup: names go
+//! into the JSON, and from there into text nodes. A content security policy in the page forbids every request.
 
 mod column;
 mod data;
 mod pieces;
 
 use std::io::{self, Write};
+
+use base64::prelude::BASE64_STANDARD;
+use base64::write::EncoderWriter;
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 
 use crate::Recording;
 
@@ -42,7 +47,7 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
         match place {
             "style" => out.write_all(STYLE.as_bytes())?,
             "script" => SCRIPTS.iter().try_for_each(|script| out.write_all(script.as_bytes()))?,
-            _ => out.write_all(json(recording)?.as_bytes())?,
+            _ => embed(recording, &mut out)?,
         }
         rest = after;
     }
@@ -50,8 +55,16 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// What the page shows. Inside a script element only `<` can end it or begin a comment, and in JSON it is only in strings.
-fn json(recording: &Recording) -> io::Result<String> {
-    let json = serde_json::to_string(&data::of(recording)).map_err(io::Error::from)?;
-    Ok(json.replace('<', "\\u003c"))
+/// What the page shows: the length of the JSON in four bytes (the lowest first), the JSON, the columns. A script element can hold
+/// base64 as it is.
+fn embed(recording: &Recording, out: impl Write) -> io::Result<()> {
+    let (json, columns) = data::of(recording);
+    let json = serde_json::to_vec(&json).map_err(io::Error::from)?;
+    let length =
+        u32::try_from(json.len()).map_err(|_| io::Error::other("names of more than four gigabytes"))?;
+    let mut packed = ZlibEncoder::new(EncoderWriter::new(out, &BASE64_STANDARD), Compression::default());
+    packed.write_all(&length.to_le_bytes())?;
+    packed.write_all(&json)?;
+    packed.write_all(&columns.0)?;
+    packed.finish()?.finish().map(drop)
 }

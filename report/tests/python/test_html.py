@@ -42,7 +42,11 @@ class Page:
             browser.get_log(kind)  # what an earlier page left
         path = pathlib.Path(os.environ["ESTAFETTE_REPORT_SAMPLES"]).resolve() / name
         browser.get(path.as_uri())
-        assert self.run("return document.documentElement.dataset.ready") == "true", self.messages()
+        ready = self.browser.execute_async_script("""
+            const done = arguments[0];
+            const look = () => (document.documentElement.dataset.ready ? done(document.documentElement.dataset.ready) : setTimeout(look, 5));
+            look();""")
+        assert ready == "true", self.messages()
 
     def run(self, script, *arguments):
         return self.browser.execute_script(script, *arguments)

@@ -89,6 +89,15 @@ impl State {
         Err(STREAM_CAPTURE_UNSUPPORTED)
     }
 
+    /// Refuses to ask or wait for a context of which a stream is captured, in whatever mode, and spoils those captures
+    /// (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations"; `cuCtxRecordEvent` in the driver's manual).
+    pub(crate) fn refuse_captured_context(&mut self, context: usize) -> Result<(), Code> {
+        let streams = self.streams.iter().filter(|stream| stream.context == context);
+        let captures: Vec<u64> = streams.filter_map(|stream| stream.capture).collect();
+        captures.iter().for_each(|capture| self.invalidate(*capture));
+        if captures.is_empty() { Ok(()) } else { Err(STREAM_CAPTURE_UNSUPPORTED) }
+    }
+
     pub(crate) fn add_node(
         &mut self,
         capture: u64,

@@ -13,7 +13,7 @@
 //! | `races` | consumers that would be wrong without their waits, and are wrong when these are left out |
 //! | `programs` | random programs on several queues against the host |
 //! | `faults` | a real fault, in a process of its own |
-//! | `ping_pong`, `wake`, `ready` | figures |
+//! | `ping_pong`, `replays`, `wake`, `ready` | figures |
 //! | `python` | relays and figures of the libraries of the machine's Python |
 //! | `sanitizer` | the checks once more under compute-sanitizer |
 //! | `record` | what is printed and written |
@@ -28,6 +28,7 @@ mod python;
 mod races;
 mod ready;
 mod record;
+mod replays;
 mod sanitizer;
 mod setup;
 mod supervise;
@@ -49,7 +50,8 @@ usage: gpu-suite [options]
   --record FILE     also write a record in Markdown, after every step anew
   --files FOLDER    where the Python files of the suite are
   --python PROGRAM  the interpreter for them (python3)
-  --only NAME,...   only these steps: conformance, races, programs, ping-pong, wake, ready, faults, python, sanitizer
+  --only NAME,...   only these steps: conformance, races, programs, ping-pong, replays, wake, ready,
+                    faults, python, sanitizer
   --seconds NUMBER  for all of it (540); what no time is left for is skipped
   --probe           only look for a device; ends with 3 where there is none
   --simulator       on the simulated driver, where this program has one; figures are no results
@@ -115,6 +117,7 @@ const STEPS: &[Step] = &[
     step("races", 60, |setup, _, record| races::run(setup, record)),
     step("programs", 60, |setup, _, record| programs::run(setup, record)),
     step("ping-pong", 60, |setup, _, record| ping_pong::run(setup, record)),
+    step("replays", 60, |setup, _, record| replays::run(setup, record)),
     step("wake", 60, |setup, _, record| wake::run(setup, record)),
     step("ready", 30, |setup, _, record| ready::run(setup, record)),
     step("faults", 75, |_, options, record| faults::run(options.simulator, record)),

@@ -115,6 +115,33 @@ static void promises_and_fences_are_shared() {
   engine.wait_all(LONG);
 }
 
+static void programs_are_recorded_once_and_replayed() {
+  Engine engine(1);
+  Tensor x = engine.zeros({1}, F32);
+  std::atomic<int> calls(0);
+  bool fails = false;
+  Program program = engine.program("twice");
+  for (int node = 0; node < 2; node++) {
+    program.add("count", {x}, {x}, [&](Completion op) {
+      if (fails) throw std::runtime_error("fate of a node");
+      calls++;
+      op.complete();
+    });
+  }
+  program.finish();
+  for (int round = 0; round < 5; round++) program.replay();
+  program.replay().wait(LONG);
+  CHECK(calls == 12);
+  fails = true;
+  try {
+    program.replay().wait(LONG);
+    CHECK(false);
+  } catch (const Error &error) {
+    CHECK(std::string(error.what()).find("fate of a node") != std::string::npos);
+  }
+  engine.wait_all(LONG);
+}
+
 #ifdef ESTAFETTE_HAS_COROUTINES
 struct Task {
   struct promise_type {
@@ -166,6 +193,7 @@ int main() {
   operations_run_in_order();
   exceptions_become_failures_and_failures_exceptions();
   promises_and_fences_are_shared();
+  programs_are_recorded_once_and_replayed();
 #ifdef ESTAFETTE_HAS_COROUTINES
   coroutines_await_tensors();
   std::puts("with coroutines");

@@ -48,6 +48,7 @@ from ._estafette import (
     Operation,
     Operator,
     Operators,
+    Program,
     Tensor,
     Variable,
     View,
@@ -56,6 +57,7 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    _check_interpreter,
     devices,
     peers,
     record_call_sites,
@@ -77,10 +79,10 @@ from ._reports import (
     UnorderedExchange,
     Waiting,
 )
-from ._streams import Stream, current_stream
+from ._streams import Stream, current_stream, hold_barriers
 
 if TYPE_CHECKING:
-    from ._typing import DeviceLike, SupportsDLPack
+    from ._typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
     "Access",
@@ -107,6 +109,7 @@ __all__ = [
     "Operator",
     "Operators",
     "Peer",
+    "Program",
     "Report",
     "ShutdownError",
     "ShutdownReport",
@@ -125,6 +128,7 @@ __all__ = [
     "default_engine",
     "devices",
     "from_dlpack",
+    "hold_barriers",
     "peers",
     "record",
     "record_call_sites",
@@ -133,6 +137,8 @@ __all__ = [
     "unordered_exchanges",
     "unregister_context",
 ]
+
+_check_interpreter()
 
 _default: Engine | None = None
 _default_lock = _threading.Lock()
@@ -154,9 +160,10 @@ def from_dlpack(
     *,
     device: DeviceLike | None = None,
     copy: bool | None = None,
+    freed_on: StreamLike | None = None,
 ) -> Tensor:
     """A promise of the memory behind `x`, without a copy, in the default engine. See ``Engine.from_dlpack``."""
-    return default_engine().from_dlpack(x, device=device, copy=copy)
+    return default_engine().from_dlpack(x, device=device, copy=copy, freed_on=freed_on)
 
 
 def _in_child() -> None:

@@ -4,7 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import warnings
+import weakref
+
+# How long a collection that another thread is at is waited for, and the time between two looks, in seconds.
+_OTHERS_COLLECTION_MAX = 1.0
+_LOOK = 0.001
+
+
+class _Garbage:
+    """What only a collection can free."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def collect():
+    """Collects garbage, and makes sure of it: `gc.collect` does nothing while another thread collects."""
+    witness = weakref.ref(_Garbage())
+    deadline = time.monotonic() + _OTHERS_COLLECTION_MAX
+    while True:
+        gc.collect()
+        if witness() is None or time.monotonic() > deadline:
+            return
+        time.sleep(_LOOK)
 
 
 def warn_of_leases(report):
@@ -26,7 +50,7 @@ async def leave(engine, lease_timeout):
             return
         except TimeoutError:
             # Views that nobody can reach any more still have their leases.
-            gc.collect()
+            collect()
         report = engine.shutdown(0)
         if not report.running:
             warn_of_leases(report)

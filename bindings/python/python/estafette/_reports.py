@@ -161,6 +161,11 @@ class Stats:
     """Tensors that are on their way back."""
     unordered: int
     """Exchanges of this process that could not be ordered; ``unordered_exchanges`` tells of the last ones."""
+    handed_back: int
+    """Tensors from outside that were given back while a device was still to use them, behind a wait of the stream that they are
+    freed on (``from_dlpack(freed_on=)``)."""
+    staging_bytes: int
+    """Bytes of host memory that this process keeps pinned for copies from and to devices to go through."""
     running: int
     """Operations of this engine whose function runs, or whose work has not reported back."""
     ready: int

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ._estafette import _hold_barriers
+
 
 class Stream:
     """A CUDA stream as others understand it: it has ``__cuda_stream__``. Good for as long as the operation runs."""
@@ -52,6 +54,23 @@ def current_stream() -> Stream | None:
         kernel[blocks, threads, stream](x)
     """
     return _current.get()
+
+
+@contextlib.contextmanager
+def hold_barriers() -> Iterator[None]:
+    """Asks no device for a barrier meanwhile: for the time in which a library records a graph, which a barrier would spoil.
+
+    Memory that consumers gave back without saying when their device is done with it is given back after a barrier over the device
+    (docs/exchange.md, "When B is done"); CUDA refuses that while a graph is recorded in the process, and the graph is lost::
+
+        with est.hold_barriers(), torch.cuda.graph(graph):
+            ...
+    """
+    _hold_barriers(True)
+    try:
+        yield
+    finally:
+        _hold_barriers(False)
 
 
 def _torch(torch: Any, handle: int, device: int) -> contextlib.AbstractContextManager[Any] | None:

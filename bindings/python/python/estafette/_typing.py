@@ -35,6 +35,12 @@ class HasShapeAndDtype(Protocol):
     def dtype(self) -> Any: ...
 
 
+class SupportsCudaStream(Protocol):
+    """A stream of PyTorch, CuPy, cuda.core and others."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
 class CallsBack(Protocol):
     """A future that calls back when it is done: of `concurrent.futures`, Dask or PyTorch."""
 
@@ -46,5 +52,6 @@ DeviceLike: TypeAlias = Union[str, tuple[int, int], Device]
 ShapeLike: TypeAlias = Union[SupportsIndex, Sequence[SupportsIndex]]
 DtypeLike: TypeAlias = Any
 Like: TypeAlias = Union[tuple[ShapeLike, DtypeLike], HasShapeAndDtype]
+StreamLike: TypeAlias = Union[int, SupportsCudaStream]
 FutureLike: TypeAlias = Union[Awaitable[Any], CallsBack]
 Using: TypeAlias = Callable[[Any], Any]

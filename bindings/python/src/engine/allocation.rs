@@ -4,11 +4,12 @@ use estafette::devices::DLDevice;
 use pyo3::prelude::*;
 
 use super::PyEngine;
+use crate::arguments::{parse_dtype, parse_shape};
 use crate::error::OrRaise;
 use crate::import::parse_device;
 use crate::process::Own;
 use crate::stream;
-use crate::tensor::{PyTensor, parse_dtype, parse_shape};
+use crate::tensor::PyTensor;
 use crate::variable::PyVariable;
 
 #[pymethods]

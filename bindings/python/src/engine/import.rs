@@ -6,15 +6,17 @@ use estafette::devices::Frontier;
 use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Tensor, journal};
 use estafette_sync::sync::atomic::Ordering;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::PyEngine;
+use crate::body;
 use crate::copy::copied;
 use crate::error::{OrRaise, raise};
 use crate::export::until_defined;
 use crate::import::{self, IMPORTED, Taken, Wanted, parse_device};
 use crate::tensor::PyTensor;
-use crate::{arrow, call_sites, peers, promise, stream};
+use crate::{arrow, call_sites, origin, peers, promise, stream};
 
 /// A loop that imports and drops keeps the Python lock nearly all the time, and deleters need it: when more releases than this
 /// are due, an import stands aside for them, so that memory cannot pile up.
@@ -35,26 +37,38 @@ impl PyEngine {
     ///
     /// device: where the data shall be; default where it is.
     /// copy: True always copies, False never does, None only if it must.
+    /// freed_on: the CUDA stream in whose order the allocator of `x` gives its memory out again, a handle or an object with
+    /// ``__cuda_stream__``, which is kept: for PyTorch and CuPy the stream that was current when the memory was *allocated*. The
+    /// caller vouches for it. The memory then goes back as soon as that stream waits for its last use, instead of when that is
+    /// over.
     ///
     ///     >>> x = np.zeros(4, "float32")
     ///     >>> t = eng.from_dlpack(x)
     ///     >>> t.shape, t.dtype, t.data_ptr == x.ctypes.data
     ///     ((4,), 'float32', True)
-    #[pyo3(signature = (x, /, *, device = None, copy = None))]
+    #[pyo3(signature = (x, /, *, device = None, copy = None, freed_on = None))]
     #[allow(clippy::wrong_self_convention, reason = "the array API's name")]
     fn from_dlpack<'py>(
         &self,
         x: &Bound<'py, PyAny>,
         device: Option<&Bound<'py, PyAny>>,
         copy: Option<bool>,
+        freed_on: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTensor>> {
         let py = x.py();
         let engine = self.engine(py)?;
         let wanted = Wanted { device: device.map(parse_device).transpose()?, copy };
         if let Ok(tensor) = x.cast::<PyTensor>() {
+            if freed_on.is_some() {
+                return Err(PyValueError::new_err(
+                    "freed_on: a tensor of Estafette's own knows where its memory goes",
+                ));
+            }
             return self.own(tensor, &wanted);
         }
-        if let Some(promise) = promise::pending(x, engine)? {
+        if freed_on.is_none()
+            && let Some(promise) = promise::pending(x, engine)?
+        {
             let tensor = promise::import(x, engine, promise)?;
             imported(py);
             let copies = wanted.device.is_some() || copy == Some(true);
@@ -62,9 +76,16 @@ impl PyEngine {
         }
         let Taken { managed, immutable, ready } = import::take(x, &wanted)?;
         let made_a_copy = managed.is_copied();
+        let home = freed_on.map(|stream| stream::home(managed.device(), stream)).transpose()?;
         // SAFETY: the producer vouches for the memory: that is what DLPack's protocol means. On the host its content is ready
-        // when `__dlpack__` has returned.
-        let tensor = unsafe { engine.import_ordered(managed, ready, immutable) }.or_raise(py)?;
+        // when `__dlpack__` has returned. For the home, the caller does.
+        let take = || unsafe {
+            match home {
+                None => engine.import_from(managed, ready, immutable, || origin::of(x)),
+                Some(home) => engine.import_homing(managed, ready, immutable, home),
+            }
+        };
+        let tensor = body::within(py, take)?.or_raise(py)?;
         imported(py);
         if journal::is_open() {
             journal::imported_from(&tensor, peers::of(x).peer().root);
@@ -107,6 +128,9 @@ impl PyEngine {
             if is != device && !wanted.can_be_moved_from(is) {
                 let message = format!("this tensor is on {is}, and is not moved to {device}");
                 return Err(raise(py, "ExchangeError", message));
+            }
+            if is != device && !import::reachable(py, device)? {
+                return Err(import::not_available(py, device));
             }
             copies |= is != device;
         }

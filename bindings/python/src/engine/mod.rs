@@ -14,19 +14,18 @@ use std::time::Duration;
 use estafette::exchange::reaper;
 use estafette::{Engine, Tensor};
 use estafette_sync::sync::atomic::Ordering;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::arguments::{count, seconds};
 use crate::awaiting::Awaiter;
-use crate::body::would_block;
-use crate::error::OrRaise;
+use crate::error::{OrRaise, raise};
 use crate::export::EXPORTED;
 use crate::handle::{EngineHandle, Shared};
 use crate::import::IMPORTED;
 use crate::operators::PyOperators;
 use crate::process::{self, Own};
-use crate::tensor::{PyTensor, seconds};
+use crate::tensor::PyTensor;
 use crate::{gate, interrupt, report, running_loop, thread_state, watch};
 
 /// As the engine's own default; known here because the long waits of event loops are watched here.
@@ -70,7 +69,7 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
         if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
-            return Err(would_block(py, "the engine"));
+            return Err(would_stop_the_loop(py));
         }
         let report = gate::detach(py, || match timeout {
             Some(timeout) => engine.shutdown_timeout(timeout),
@@ -93,29 +92,25 @@ impl PyEngine {
     #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None))]
     fn new(
         py: Python<'_>,
-        workers: Option<usize>,
-        window: Option<usize>,
+        workers: Option<&Bound<'_, PyAny>>,
+        window: Option<&Bound<'_, PyAny>>,
         lease_timeout: Option<f64>,
         watchdog: Option<f64>,
     ) -> PyResult<Self> {
-        let mut builder = Engine::builder();
-        let workers = match workers {
-            Some(0) => {
-                return Err(PyValueError::new_err(
-                    "workers must be at least 1: Python functions never run on a thread that waits",
-                ));
-            }
-            Some(workers) => workers,
-            None => std::thread::available_parallelism().map_or(1, |cores| cores.get()),
-        };
-        builder = builder.workers(workers);
-        if let Some(window) = window {
+        // Not 0: Python functions never run on a thread that waits.
+        let workers = count("workers", 1, workers)?
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
+        let mut builder = Engine::builder().workers(workers);
+        if let Some(window) = count("window", 1, window)? {
             builder = builder.window(window);
         }
-        if let Some(limit) = seconds(watchdog)? {
+        if let Some(limit) = seconds("watchdog", watchdog)? {
             builder = builder.on_stall(limit, watch::tell_stall);
         }
-        let lease_timeout = seconds(lease_timeout)?.unwrap_or(LEASE_TIMEOUT_DEFAULT);
+        let lease_timeout = match lease_timeout {
+            Some(_) => seconds("lease_timeout", lease_timeout)?.unwrap_or(Duration::MAX),
+            None => LEASE_TIMEOUT_DEFAULT,
+        };
         let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
         process::has_engine();
         reaper().on_start(thread_state::prepare);
@@ -142,12 +137,12 @@ impl PyEngine {
     #[pyo3(signature = (timeout = None))]
     fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let engine = self.engine(py)?;
-        let timeout = seconds(timeout)?;
+        let timeout = seconds("timeout", timeout)?;
         if engine.stats().in_flight == 0 {
             return Ok(());
         }
         if running_loop::get(py)?.is_some() {
-            return Err(would_block(py, "the engine"));
+            return Err(would_stop_the_loop(py));
         }
         gate::detach(py, || engine.wait_all(timeout)).or_raise(py)
     }
@@ -172,7 +167,7 @@ impl PyEngine {
     /// and for leases as long as `lease_timeout` says.
     #[pyo3(signature = (timeout = None))]
     fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        self.drain(py, seconds(timeout)?)
+        self.drain(py, seconds("timeout", timeout)?)
     }
 
     fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -222,9 +217,18 @@ impl PyEngine {
     }
 }
 
+/// The error for a synchronous wait for all operations where it would stop an event loop.
+fn would_stop_the_loop(py: Python<'_>) -> PyErr {
+    let message = "operations are in flight, and waiting for them here would stop the running event loop; write \
+                   `async with est.Engine() as eng`, or `await` what was submitted";
+    raise(py, "WouldBlockError", message)
+}
+
 /// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
 fn collect_garbage() {
-    let collected = gate::attach(|py| py.import("gc").and_then(|gc| gc.call_method0("collect")).map(drop));
+    let collected = gate::attach(|py| {
+        py.import("estafette._lifecycle").and_then(|lifecycle| lifecycle.call_method0("collect")).map(drop)
+    });
     if let Some(Err(error)) = collected {
         gate::attach(|py| error.write_unraisable(py, None));
     }

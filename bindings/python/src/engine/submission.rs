@@ -1,4 +1,4 @@
-//! Work for the engine: `submit`, `call` and their asynchronous forms; and `access`, which is the work of the block below it.
+//! Work for the engine: `submit`, `call` and their asynchronous forms, and programs; and `access`, which is the work of the block below it.
 
 use estafette::{Access, Completion, Tensor};
 use pyo3::prelude::*;
@@ -6,6 +6,7 @@ use pyo3::types::PyTuple;
 
 use super::PyEngine;
 use crate::access::PyAccess;
+use crate::arguments::{list as list_of, not_a_tensor};
 use crate::awaiting::Awaiter;
 use crate::body::{self, Body};
 use crate::error::OrRaise;
@@ -13,7 +14,8 @@ use crate::export::poll_once;
 use crate::gate;
 use crate::operation::PyOperation;
 use crate::order::{self, Order, ResultOptions};
-use crate::tensor::{PyTensor, not_a_tensor};
+use crate::program::{self, PyProgram};
+use crate::tensor::PyTensor;
 
 #[pymethods]
 impl PyEngine {
@@ -69,6 +71,27 @@ impl PyEngine {
                 Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
             }) as _
         }))
+    }
+
+    /// Begins to record a program: operations that are described once and replayed often, each time as one operation called
+    /// `name`. See `Program`.
+    ///
+    /// graph: one graph of its CUDA device, launched by one call of the driver per replay. Then all nodes name that device or
+    ///     queues of the engine there with `on`, and the first replay calls the functions, once each, while what they launch is
+    ///     recorded and not run; no later replay calls them. So what they read on the host stays as it was then. They must
+    ///     write into their operands: memory that they allocate while they are recorded may be given to others afterwards,
+    ///     and every replay would write there.
+    ///
+    ///     >>> y = eng.zeros(2, "int64")
+    ///     >>> with eng.program("count") as count:
+    ///     ...     count.submit(lambda y: np.add(y, 1, out=y), writes=[y], using=np.from_dlpack)
+    ///     >>> for _ in range(10):
+    ///     ...     op = count.replay()
+    ///     >>> op.name, np.from_dlpack(y).tolist()
+    ///     ('count', [10, 10])
+    #[pyo3(signature = (name = None, *, graph = false))]
+    fn program(&self, py: Python<'_>, name: Option<String>, graph: bool) -> PyResult<PyProgram> {
+        Ok(program::begin(self.engine(py)?, &self.handle, name, graph))
     }
 
     /// Submits an operation whose result becomes a new tensor, and returns the promise of it at once.
@@ -152,9 +175,9 @@ impl PyEngine {
     ) -> PyResult<PyAccess> {
         self.engine(py)?;
         let mut wanted = Vec::new();
-        for (list, access) in [(reads, Access::Read), (writes, Access::Write)] {
-            let Some(list) = list else { continue };
-            for item in list.try_iter()? {
+        for (name, list, access) in [("reads", reads, Access::Read), ("writes", writes, Access::Write)] {
+            let Some(items) = list else { continue };
+            for item in list_of(name, items)? {
                 let item = item?;
                 let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
                 wanted.push((tensor.clone().unbind(), access));

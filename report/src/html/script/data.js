@@ -1,16 +1,24 @@
 // The recording that is embedded in the page, unpacked into columns.
 //
-// A column is a base64 text of numbers in LEB128 with zigzag signs; `steps` hold differences to the number before. In a
-// column of what may be missing, 0 means missing and anything else is one more than the value.
+// It is the length of a JSON text in four bytes, that text, and columns, compressed together. A column is numbers in LEB128 with
+// zigzag signs; `steps` hold differences to the number before. In a column of what may be missing, 0 means missing and anything
+// else is one more than the value.
 
-function column(text) {
-  const binary = atob(text);
+async function recorded() {
+  const packed = Uint8Array.from(atob(document.getElementById("recording").textContent), (it) => it.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const end = 4 + new DataView(bytes.buffer).getUint32(0, true);
+  return unpack(JSON.parse(new TextDecoder().decode(bytes.subarray(4, end))), bytes.subarray(end));
+}
+
+function column(bytes) {
   let count = 0;
-  for (let at = 0; at < binary.length; at++) if (binary.charCodeAt(at) < 128) count++;
+  for (let at = 0; at < bytes.length; at++) if (bytes[at] < 128) count++;
   const values = new Float64Array(count);
   let value = 0, scale = 1, next = 0;
-  for (let at = 0; at < binary.length; at++) {
-    const byte = binary.charCodeAt(at);
+  for (let at = 0; at < bytes.length; at++) {
+    const byte = bytes[at];
     // Not by shifts: times do not fit into 32 bits.
     value += (byte & 127) * scale;
     if (byte < 128) {
@@ -24,24 +32,26 @@ function column(text) {
   return values;
 }
 
-function steps(text) {
-  const values = column(text);
+function steps(bytes) {
+  const values = column(bytes);
   for (let at = 1; at < values.length; at++) values[at] += values[at - 1];
   return values;
 }
 
 // -1 where there is no index.
-function indices(text) {
-  return Int32Array.from(column(text), (value) => value - 1);
+function indices(bytes) {
+  return Int32Array.from(column(bytes), (value) => value - 1);
 }
 
 // NaN where there is no time; else the base plus what the column says.
-function times(text, base) {
-  return column(text).map((value, at) => (value === 0 ? NaN : base[at] + (value > 0 ? value - 1 : value)));
+function times(bytes, base) {
+  return column(bytes).map((value, at) => (value === 0 ? NaN : base[at] + (value > 0 ? value - 1 : value)));
 }
 
-function unpack(source) {
-  const { operations: o, leases: l, stalls: s, edges: e } = source;
+function unpack(source, bytes) {
+  const part = ([begin, length]) => bytes.subarray(begin, begin + length);
+  const parts = (places) => Object.fromEntries(Object.entries(places).map(([name, place]) => [name, part(place)]));
+  const [o, l, s, e] = [source.operations, source.leases, source.stalls, source.edges].map(parts);
   const submitted = steps(o.submitted);
   const from = times(o.from, submitted);
   const opened = steps(l.opened);
@@ -69,8 +79,8 @@ function unpack(source) {
       cause: indices(s.cause), hazard: indices(s.hazard), via: Int32Array.from(column(s.via), (back, at) => (back ? waiter[at] - back : -1)), blame: indices(s.blame), which: indices(s.which),
     },
     edges: { count: 0, from: indices(e.from), to: indices(e.to), tensor: indices(e.tensor), hazard: indices(e.hazard) },
-    counters: source.counters.map((counter) => ({ ...counter, time: steps(counter.time), value: steps(counter.value) })),
-    critical: steps(source.critical),
+    counters: source.counters.map((counter) => ({ ...counter, time: steps(part(counter.time)), value: steps(part(counter.value)) })),
+    critical: steps(part(source.critical)),
   };
   data.edges.count = data.edges.from.length;
   data.onPath = new Uint8Array(data.operations.count + data.leases.count);

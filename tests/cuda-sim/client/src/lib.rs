@@ -148,7 +148,8 @@ impl Simulator {
         self.call::<extern "C" fn()>(c"cusim_heal")();
     }
 
-    /// How often a function of the driver was called.
+    /// How often a function of the driver was called; of `copies that may block`, how many copies on a stream could have held
+    /// up their caller, since an end of them was not pinned.
     pub fn calls(&self, function: &str) -> u64 {
         let function = CString::new(function).expect("no function's name has a zero byte");
         self.call::<extern "C" fn(*const c_char) -> u64>(c"cusim_calls")(function.as_ptr())

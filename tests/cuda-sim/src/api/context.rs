@@ -136,6 +136,7 @@ driver! {
 
     fn cuCtxSynchronize() |session| {
         let context = session.current()?;
+        session.refuse_captured_context(context)?;
         session.refuse_during_capture()?;
         session.wait_for_context(context)
     }

@@ -39,11 +39,7 @@ driver! {
         let members = |session: &Session| {
             (0..session.streams.len()).filter(|stream| session.streams[*stream].context == context).collect::<Vec<_>>()
         };
-        let captures: Vec<u64> = members(session).iter().filter_map(|stream| session.streams[*stream].capture).collect();
-        if !captures.is_empty() {
-            captures.into_iter().for_each(|capture| session.invalidate(capture));
-            return Err(STREAM_CAPTURE_UNSUPPORTED);
-        }
+        session.refuse_captured_context(context)?;
         // A stream of its own that takes part in nobody's order, and waits for all others.
         let lane = session.lane_for_records(context);
         let mut request = Request::new(Kind::Record, Work::Record { event }, Vec::new());

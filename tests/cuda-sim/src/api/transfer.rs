@@ -8,6 +8,9 @@ use crate::kind::Kind;
 use crate::memory::Place;
 use crate::state::Session;
 
+/// What is counted, among the calls, of copies on a stream that may hold up their caller.
+const MAY_BLOCK: &str = "copies that may block";
+
 /// Whether an end of a copy has to be memory that the driver knows.
 #[derive(Clone, Copy, PartialEq)]
 enum End {
@@ -34,9 +37,13 @@ fn copy(
     let work = Work::Copy { to: to.0, from: from.0, bytes };
     let command = session.enqueue(stream, Request::new(Kind::Copy, work, touches))?;
     // "API synchronization behavior" in the driver's manual: what goes to pageable memory, or from host to host, is over
-    // when the call returns. What comes from pageable memory may be staged first, or not; here it is not.
+    // when the call returns. What comes from pageable memory may be staged first, for which the driver "may synchronize
+    // with the stream", or not; here it is not, but whoever must not be held up has to know that he may be.
     let place = |session: &Session, address| session.memory.live(address).map(|allocation| allocation.place);
     let (source, target) = (place(session, from.0), place(session, to.0));
+    if command.is_some() && bytes > 0 && (source.is_none() || target.is_none()) {
+        *session.calls.entry(MAY_BLOCK).or_default() += 1;
+    }
     let on_host = |place| matches!(place, None | Some(Place::Pinned | Place::Registered));
     if command.is_some() && bytes > 0 && (target.is_none() || (on_host(source) && on_host(target))) {
         session.wait_for_stream(stream)?;

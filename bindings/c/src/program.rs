@@ -1,0 +1,237 @@
+//! Programs: operations that are recorded once and replayed often.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+
+use estafette::exchange::fork;
+use estafette::{Program, Recorder};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::context::{Context, estafette_drop};
+use crate::engine::estafette_engine;
+use crate::entry::{DONE, Refusal, entry, given, is_null, place, text};
+use crate::names;
+use crate::op::estafette_op;
+use crate::options;
+use crate::slots::{self, Begun};
+use crate::status::estafette_status;
+use crate::submit::{estafette_function, estafette_submit_options, name_of, queue};
+use crate::tensor::{estafette_tensor, tensors};
+
+/// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program;
+/// every function that takes one must return before it is destroyed.
+#[derive(Debug)]
+pub struct estafette_program {
+    stage: Mutex<Stage>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    Recording(Recorder),
+    Ready(Program),
+    /// It could not be finished.
+    Abandoned,
+}
+
+impl estafette_program {
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+fn refused(why: &str) -> Refusal {
+    Refusal::invalid(format!("program: {why}"))
+}
+
+/// Begins to record a program. `name` is that of its replays, for messages; NULL means "c". The caller owns the result and gives
+/// it up by `estafette_program_destroy`.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `out`, or a name that is not UTF-8; `ESTAFETTE_FORKED`. `*out` is
+/// written only on success. May be called by any thread.
+///
+/// # Safety
+/// Each pointer is NULL or what its type says; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_program_begin(
+    engine: *mut estafette_engine,
+    name: *const c_char,
+    out: *mut *mut estafette_program,
+) -> estafette_status {
+    entry(|| {
+        let out = place(out, "out")?;
+        // SAFETY: by contract of this function.
+        let (engine, name) = unsafe { (given(engine, "engine")?, text(name, "c", "name")?) };
+        let stage = Mutex::new(Stage::Recording(engine.engine.program(names::kept(name))));
+        // SAFETY: writable, by contract.
+        unsafe { out.write(Box::into_raw(Box::new(estafette_program { stage }))) };
+        DONE
+    })
+}
+
+/// Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
+/// `drop_context`, which may be NULL, is called once with it when the program was destroyed and no replay is in flight. Nodes have
+/// the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
+///
+/// A function tells its end as that of an operation does. Two replays may call it at the same time if all that the program does is
+/// to read.
+///
+/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error the caller keeps
+/// `context`. May be called by any thread.
+///
+/// # Safety
+/// As for `estafette_submit`; the functions may be called by any thread, and `function` as often as the program is replayed.
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "C has no other way")]
+pub unsafe extern "C" fn estafette_program_add(
+    program: *mut estafette_program,
+    options: *const estafette_submit_options,
+    function: estafette_function,
+    context: *mut c_void,
+    drop_context: estafette_drop,
+    reads: *const *mut estafette_tensor,
+    n_reads: usize,
+    writes: *const *mut estafette_tensor,
+    n_writes: usize,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let (program, options) = unsafe { (given(program, "program")?, options::read(options)?) };
+        let function = function.ok_or_else(|| is_null("function"))?;
+        if options.priority != 0 || options.nonblocking != 0 {
+            return Err(Refusal::invalid(
+                "estafette_submit_options: a node of a program has no priority of its own, and no nonblocking",
+            ));
+        }
+        // SAFETY: by contract of this function.
+        let (name, reads, writes) = unsafe {
+            (name_of(&options)?, tensors(reads, n_reads, "reads")?, tensors(writes, n_writes, "writes")?)
+        };
+        let mut stage = program.stage();
+        let Stage::Recording(recorder) = &mut *stage else {
+            return Err(refused("it is finished, nothing more can be recorded"));
+        };
+        let on = queue(recorder.engine(), options.on)?;
+        let node = recorder.op(name).reads_slice(&reads).writes_slice(&writes);
+        let node = match &on {
+            Some(queue) => node.on(queue),
+            None => node,
+        };
+        // What could be refused is refused before the context is taken.
+        let node = node.checked_external()?;
+        let context = Arc::new(Context::new(context, drop_context));
+        node.run(move |completion| {
+            let pointer = context.pointer();
+            // Kept by the program; what is dropped when the end is told gives nothing up.
+            let begun = Begun { completion, context: Context::new(pointer, None) };
+            match slots::enter_begun(begun) {
+                // SAFETY: whoever recorded it said that any thread may call it, as often as it is replayed.
+                Ok(handle) => unsafe { function(pointer, handle) },
+                // The completion is dropped, which fails the node.
+                Err(refusal) => tracing::error!(reason = refusal.message, "a node has no handle"),
+            }
+        });
+        DONE
+    })
+}
+
+/// Ends the recording. `graph` is 0, or 1 for a program whose nodes are all on one CUDA device: it becomes one graph, launched by
+/// one call of the driver per replay. Then the first replay calls the functions, once each, while what they enqueue on the stream
+/// that `estafette_op_stream` gives is recorded and not run; no later replay calls them.
+///
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
+/// that is in the way, for a program that cannot be a graph; that one can only be destroyed then. `ESTAFETTE_FORKED`. May be called
+/// by any thread.
+///
+/// # Safety
+/// `program` is NULL or a program.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_program_finish(
+    program: *mut estafette_program,
+    graph: i32,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let program = unsafe { given(program, "program") }?;
+        if !matches!(graph, 0 | 1) {
+            return Err(Refusal::invalid(format!("graph is {graph}")));
+        }
+        let mut stage = program.stage();
+        let recorder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
+            Stage::Recording(recorder) => recorder,
+            other => {
+                *stage = other;
+                return Err(refused("it is finished"));
+            }
+        };
+        drop(stage);
+        // Under no lock: a program that is refused gives the contexts of its nodes up.
+        let finished = if graph == 1 { recorder.finish_as_graph() } else { recorder.finish() }?;
+        *program.stage() = Stage::Ready(finished);
+        DONE
+    })
+}
+
+/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_WINDOW_FULL` instead of waiting
+/// for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
+/// `estafette_op_release`.
+///
+/// A node whose input was left by a node that failed is not called, and all others are; the replay has failed then, and so has
+/// everything that the program writes.
+///
+/// Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is not finished. May be called by any thread,
+/// inside of operations too.
+///
+/// # Safety
+/// `program` is NULL or a program; `out` is NULL or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_program_replay(
+    program: *mut estafette_program,
+    nonblocking: i32,
+    out: *mut *mut estafette_op,
+) -> estafette_status {
+    entry(|| {
+        // SAFETY: by contract of this function.
+        let program = unsafe { given(program, "program") }?;
+        let ready = match &*program.stage() {
+            Stage::Ready(ready) => ready.clone(),
+            Stage::Recording(_) => return Err(refused("it is still being recorded; finish it")),
+            Stage::Abandoned => return Err(refused("it could not be finished")),
+        };
+        let handle = if out.is_null() { None } else { Some(slots::enter()?.0) };
+        let submitted = match nonblocking {
+            0 => ready.replay(),
+            1 => ready.try_replay(),
+            other => Err(estafette::Error::Invalid(format!("nonblocking is {other}").into())),
+        };
+        let Some(handle) = handle else { return submitted.map_err(Refusal::from).and(DONE) };
+        match submitted {
+            Ok(op) => {
+                slots::set_op(handle, op)?;
+                // SAFETY: writable, by contract.
+                unsafe { out.write(handle) };
+                DONE
+            }
+            Err(error) => {
+                slots::release(handle)?;
+                Err(error.into())
+            }
+        }
+    })
+}
+
+/// Gives a program up. Replays in flight run to their end. NULL is legal and does nothing. No other call on this program may be
+/// under way. In a forked child the program is leaked.
+///
+/// # Safety
+/// NULL, or a program that was not destroyed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn estafette_program_destroy(program: *mut estafette_program) {
+    if program.is_null() || fork::in_child() {
+        return;
+    }
+    entry(|| {
+        // SAFETY: made by `estafette_program_begin`, and the caller's to give up.
+        drop(unsafe { Box::from_raw(program) });
+        DONE
+    });
+}

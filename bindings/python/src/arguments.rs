@@ -1,0 +1,124 @@
+//! What people write for a shape, an element type, a time: read, or refused with the name of what is wrong.
+
+use std::time::Duration;
+
+use estafette::DType;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyIterator;
+
+use crate::error::raise;
+
+/// An element type as people write it: its name, or an object of some library that carries it.
+///
+/// # Errors
+/// `ValueError` for a name that is no element type.
+pub fn parse_dtype(dtype: &Bound<'_, PyAny>) -> PyResult<DType> {
+    if dtype.getattr("isnative").is_ok_and(|native| native.is_truthy().is_ok_and(|native| !native)) {
+        let message = format!(
+            "{} is not in the byte order of this machine, which is the one that DLPack has",
+            dtype.repr()?
+        );
+        return Err(PyValueError::new_err(message));
+    }
+    let text = dtype_name(dtype)?;
+    // PyTorch prints `torch.float32`.
+    let name = match text.rsplit('.').next().unwrap_or(&text) {
+        // Python's own types, as NumPy takes them.
+        "int" => "int64",
+        "float" => "float64",
+        "complex" => "complex128",
+        name => name,
+    };
+    name.parse().map_err(|_| {
+        PyValueError::new_err(format!(
+            "`{text}` is not an element type; the names are NumPy's: \"float32\", \"int64\", \"bool\", and \"bfloat16\", \"float8_e5m2\""
+        ))
+    })
+}
+
+fn dtype_name(dtype: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(text) = dtype.extract() {
+        return Ok(text);
+    }
+    // `numpy.dtype` has a name, `numpy.float32` is a class, `jax.numpy.float32` has a dtype.
+    for attribute in ["name", "__name__"] {
+        if let Ok(text) = dtype.getattr(attribute).and_then(|name| name.extract()) {
+            return Ok(text);
+        }
+    }
+    if let Ok(inner) = dtype.getattr("dtype") {
+        return dtype_name(&inner);
+    }
+    Ok(dtype.str()?.to_string())
+}
+
+/// A shape as people write it: an integer or a sequence of them.
+pub fn parse_shape(shape: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    if let Ok(length) = shape.extract::<i64>() {
+        return Ok(vec![length]);
+    }
+    shape.try_iter().and_then(|dims| dims.map(|dim| dim?.extract::<i64>()).collect()).map_err(|error| {
+        PyTypeError::new_err(format!("a shape is an integer or a sequence of integers: {error}"))
+    })
+}
+
+/// A time in seconds, the argument `name`; `None` for no limit, which the infinite one is as well, and what no clock can reach.
+///
+/// # Errors
+/// `ValueError` for one that is negative or no number.
+pub fn seconds(name: &str, time: Option<f64>) -> PyResult<Option<Duration>> {
+    let Some(time) = time else { return Ok(None) };
+    match Duration::try_from_secs_f64(time) {
+        Ok(time) => Ok(Some(time)),
+        Err(_) if time > 0.0 => Ok(None),
+        Err(_) => {
+            Err(PyValueError::new_err(format!("{name} must be a number of seconds from 0, not {time}")))
+        }
+    }
+}
+
+/// A number of things, the argument `name`, at least `least`.
+///
+/// # Errors
+/// `TypeError` for what is no whole number; `ValueError` for one that is smaller, or larger than a machine counts.
+pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
+    let Some(number) = number else { return Ok(None) };
+    match number.extract::<usize>() {
+        Ok(count) if count >= least => Ok(Some(count)),
+        Err(error) if error.is_instance_of::<PyTypeError>(number.py()) => {
+            Err(PyTypeError::new_err(format!("{name} must be a whole number, not {}", kind_of(number))))
+        }
+        _ => Err(raise(
+            number.py(),
+            "InvalidError",
+            format!("{name} must be at least {least}, and below 2**64, not {}", number.repr()?),
+        )),
+    }
+}
+
+/// The items of the argument `name`, a list or another iterable.
+///
+/// # Errors
+/// `TypeError` that says how a list is written, for a single tensor too.
+pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
+    items.try_iter().map_err(|error| {
+        if !error.is_instance_of::<PyTypeError>(items.py()) {
+            return error;
+        }
+        PyTypeError::new_err(format!("`{name}` is a list, not {}: write `{name}=[x]`", kind_of(items)))
+    })
+}
+
+/// The name of the class of `value`.
+fn kind_of(value: &Bound<'_, PyAny>) -> String {
+    value.get_type().fully_qualified_name().map_or_else(|_| "?".into(), |name| name.to_string())
+}
+
+/// The error for an argument that is no tensor.
+pub fn not_a_tensor(value: &Bound<'_, PyAny>) -> PyErr {
+    PyTypeError::new_err(format!(
+        "expected an estafette.Tensor, not {}; `from_dlpack` makes one of an array",
+        kind_of(value)
+    ))
+}

@@ -1,0 +1,90 @@
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use estafette_devices::host::HostDevice;
+use estafette_devices::{Allocation, Queue};
+
+use super::*;
+
+/// A device whose barrier is asked for as long as the test wants.
+#[derive(Debug)]
+struct Slow {
+    host: Arc<HostDevice>,
+    asked: SyncSender<()>,
+    go: Mutex<Receiver<()>>,
+}
+
+impl Device for Slow {
+    fn id(&self) -> DLDevice {
+        DLDevice::CPU
+    }
+
+    fn name(&self) -> &str {
+        "slow"
+    }
+
+    fn host_accessible(&self) -> bool {
+        true
+    }
+
+    fn default_queue(&self) -> Arc<dyn Queue> {
+        self.host.default_queue()
+    }
+
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
+        self.host.create_queue()
+    }
+
+    fn barrier(&self) -> Result<Fence, DeviceError> {
+        self.asked.send(()).expect("the test listens");
+        self.go.lock().unwrap().recv().expect("the test lets go");
+        self.host.default_queue().record()
+    }
+
+    fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        self.host.allocate(bytes, align)
+    }
+
+    unsafe fn copy(
+        &self,
+        queue: &dyn Queue,
+        src: *const u8,
+        dst: *mut u8,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: by contract.
+        unsafe { self.host.copy(queue, src, dst, bytes) }
+    }
+}
+
+/// ```text
+/// ward    ├─ asks ────────────┤            ├─ asks ─┤
+/// program      ├─ pause() waits ┤ records ─┤
+/// ```
+#[test]
+fn a_pause_that_meets_a_barrier_begins_when_that_was_asked_for() {
+    const LONG: Duration = Duration::from_secs(20);
+    let ((asked, was_asked), (go, may_go)) = (sync_channel(4), sync_channel(4));
+    let device: Arc<dyn Device> = Arc::new(Slow { host: HostDevice::new(), asked, go: Mutex::new(may_go) });
+    let first = enter(Some(Arc::clone(&device)), LONG);
+    was_asked.recv_timeout(LONG).expect("the first use is covered");
+    let (begun, has_begun) = sync_channel(1);
+    let (end, may_end) = sync_channel::<()>(1);
+    let program = std::thread::spawn(move || {
+        let pause = pause();
+        begun.send(()).expect("the test listens");
+        may_end.recv().expect("the test lets go");
+        drop(pause);
+    });
+    assert!(has_begun.recv_timeout(Duration::from_millis(30)).is_err(), "a barrier is being asked for");
+    go.send(()).expect("it waits");
+    has_begun.recv_timeout(LONG).expect("it was asked for");
+    assert!(first.wait_timeout(Some(LONG)).expect("in time").is_ok());
+    let second = enter(Some(device), LONG);
+    assert!(was_asked.recv_timeout(3 * AGAIN).is_err(), "there is a pause");
+    assert!(second.state().is_pending());
+    end.send(()).expect("it waits");
+    was_asked.recv_timeout(LONG).expect("the pause is over");
+    go.send(()).expect("it waits");
+    assert!(second.wait_timeout(Some(LONG)).expect("in time").is_ok());
+    program.join().expect("it does not panic");
+}

@@ -1,0 +1,51 @@
+//! The names that programs give their tensors for the report. They are kept whether a journal is open or not: programs name a
+//! tensor when they make it, and begin to record later.
+
+use std::collections::BTreeMap;
+use std::sync::PoisonError;
+
+use estafette_report::model::Variable;
+use estafette_sync::sync::Mutex;
+
+/// Names that are kept. Nobody tells when a variable is gone; beyond this the oldest variable's name goes.
+const NAMES_MAX: usize = 1 << 16;
+
+/// By variable, whose numbers grow and are not used again.
+static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
+
+pub(super) fn note(var: u64, name: &str) {
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    names.insert(var, name.to_owned());
+    if names.len() > NAMES_MAX {
+        names.pop_first();
+    }
+}
+
+/// Puts the names where descriptions were.
+pub(super) fn give(variables: &mut BTreeMap<u64, Variable>) {
+    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    for (id, name) in names.iter() {
+        if let Some(variable) = variables.get_mut(id) {
+            variable.name.clone_from(name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_names_go_first() {
+        // Numbers that no variable of this process reaches.
+        let first = u64::MAX / 2;
+        for id in first..=first + NAMES_MAX as u64 {
+            note(id, &format!("tensor {id}"));
+        }
+        let variable = |id| Variable { id, name: "?".to_owned(), bytes: None, library: None };
+        let last = first + NAMES_MAX as u64;
+        let mut variables = BTreeMap::from([(first, variable(first)), (last, variable(last))]);
+        give(&mut variables);
+        assert_eq!((&*variables[&first].name, &*variables[&last].name), ("?", &*format!("tensor {last}")));
+    }
+}
