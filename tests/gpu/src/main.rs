@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask gpu` builds and runs it. Without a driver or device it says *skipped: no device*. With the feature
 //! `simulator` it can run what is possible on the simulated driver, to keep itself in working order: such figures are
-//! printed as *simulator, not a result*, and never written into a record.
+//! printed as *simulator, not a result*, and a record of them says so.
 //!
 //! | file | idea |
 //! |---|---|
