@@ -199,10 +199,8 @@ fn a_damaged_file_gives_a_partial_report_and_never_more() {
     (0..ROUNDS).for_each(|seed| look_at_damaged(seed, &whole, &file, &plain));
     let seconds = std::env::var("ESTAFETTE_FUZZ_SECONDS").ok().and_then(|it| it.parse().ok()).unwrap_or(0);
     let end = Instant::now() + Duration::from_secs(seconds);
-    let more = (ROUNDS..).take_while(|_| Instant::now() < end).map(|seed| {
-        look_at_damaged(seed, &whole, &file, &plain);
-        seed
-    });
+    let more = (ROUNDS..).take_while(|_| Instant::now() < end);
+    let more = more.inspect(|seed| look_at_damaged(*seed, &whole, &file, &plain));
     if let Some(last) = more.last() {
         println!("{last} damaged files");
     }
