@@ -11,6 +11,8 @@ use crate::shell;
 const PACKAGE_MIB_MAX: u64 = 64;
 /// What `gpu-suite --probe` ends with where there is no device.
 const NO_DEVICE: i32 = 3;
+/// The suite's kernels, which the Python files use as well.
+const KERNELS: &str = "tests/gpu/src/kernels.ptx";
 /// The Python files, for the suite and its package.
 const FILES: &str = "tests/gpu/python";
 
@@ -74,7 +76,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     command.args(["--files", FILES, "--python", &python]).env("PYTHONPATH", &site);
     match &options.only {
         Some(steps) => command.args(["--only", steps]),
-        // A record is of the whole suite.
+        // A record that is kept is of the whole suite.
         None => command.arg("--record").arg(format!("benches/results/{}-gpu.md", machine::date()?)),
     };
     Ok(status(command)?.success())
@@ -99,6 +101,7 @@ fn package(suite: &Path, folder: &Path) -> Result<(), String> {
             copy(&file, &python.join(file.file_name().unwrap_or_default()))?;
         }
     }
+    copy(&shell::root().join(KERNELS), &python.join("kernels.ptx"))?;
     let script = folder.join("run.sh");
     copy(&shell::root().join("tests/gpu/run.sh"), &script)?;
     let bytes = size(folder)?;

@@ -58,7 +58,8 @@ pub struct Suite {
     pub fast: bool,
     /// What must be there for it.
     pub needs: &'static [Need],
-    /// A test runner closes it with counts: if it executed no test, the suite has failed.
+    /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
+    /// `cargo test`.
     pub counted: bool,
     /// A suite that still runs after this time hangs, and is killed. Several times what a small machine needs.
     pub limit: Duration,
@@ -229,13 +230,21 @@ pub const SUITES: &[Suite] = &[
         counted: false,
         limit: minutes(15),
         commands: |context| {
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let build = cargo(&context.target, &["build", "--package", "estafette-cuda-sim"], &[]);
             // Without `--package`, so that what it is made of has the features that other suites have built it with.
-            let suite = ["run", "--bin", "gpu-suite", "--features", SIMULATED];
+            let mut suite = cargo(
+                &context.target,
+                &["run", "--bin", "gpu-suite", "--features", SIMULATED],
+                &["--", "--simulator", "--files", "tests/gpu/python", "--python"],
+            );
+            suite.arg(environment.python());
+            play_the_driver(context, &mut suite);
             let rehearse =
                 |file: &String| python(context, &[&format!("tests/gpu/python/{file}.py"), "--rehearse"]);
             let files =
                 names_in("tests/gpu/python", "py").into_iter().filter(|file| file.starts_with("gpu_"));
-            let mut commands = vec![cargo(&context.target, &suite, &["--", "--simulator"])];
+            let mut commands = vec![build, suite];
             commands.extend(files.map(|file| rehearse(&file)));
             commands
         },
@@ -324,7 +333,10 @@ pub const SUITES: &[Suite] = &[
         needs: &[Need::Python],
         counted: false,
         limit: minutes(10),
-        commands: |context| vec![python(context, &["-m", "mypy.stubtest", "estafette"])],
+        commands: |context| {
+            let allowed = ["--allowlist", "bindings/python/stubs-allowed.txt", "--ignore-unused-allowlist"];
+            vec![python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat())]
+        },
     },
     Suite {
         name: "readme",

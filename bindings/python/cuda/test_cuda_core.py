@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 from cuda.core import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, Buffer, Device, Stream
 from cuda.core.utils import StridedMemoryView, args_viewable_as_strided_memory
 from test_exchange import SIZE, overwrite
@@ -319,6 +320,41 @@ def test_memory_of_both_sides_goes_in_and_out_by_its_kind(sim, eng, core):
     x = eng.empty((SIZE,), "uint8", device=(13, 0))
     view = StridedMemoryView.from_dlpack(x, stream_ptr=int(core.stream.handle))
     assert view.is_device_accessible and view.ptr == x.data_ptr
+
+
+def checked(answer):
+    """What a function of the driver gives, through NVIDIA's own bindings."""
+    code, *values = answer
+    assert code == driver.CUresult.CUDA_SUCCESS, code
+    return values[0] if values else None
+
+
+@pytest.mark.parametrize("way", ["table", "protocol"])
+def test_a_graph_that_is_captured_comes_after_what_is_pending_at_each_launch(sim, eng, core, way):
+    x, ours = pending(eng, core, 5)
+    target = eng.empty((SIZE,), "uint8", device="cuda")
+    capture = int(core.stream.handle)
+    checked(driver.cuStreamBeginCapture(capture, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+    exported = x if way == "table" else Protocol(x)
+    view = StridedMemoryView.from_dlpack(exported, stream_ptr=int(core.stream.handle))
+    source, sink = Buffer.from_handle(view.ptr, SIZE, owner=view), Buffer.from_handle(target.data_ptr, SIZE)
+    source.copy_to(sink, stream=core.stream)
+    graph = checked(driver.cuStreamEndCapture(capture))
+    executable = checked(driver.cuGraphInstantiate(graph, 0))
+    checked(driver.cuGraphLaunch(executable, capture))
+    assert sim.pending(int(core.stream.handle)) > 0
+    sim.unblock(ours)
+    assert sim.read(int(core.stream.handle), target.data_ptr, SIZE) == b"\x05" * SIZE
+    # The graph may be launched again, so the lease outlives the view until somebody says that it will not be.
+    del view, source
+    gc.collect()
+    later = overwrite(eng, core, x, 6)
+    with pytest.raises((TimeoutError, est.LeaseHeldError)):
+        later.wait(timeout=0.05)
+    checked(driver.cuGraphExecDestroy(executable))
+    checked(driver.cuGraphDestroy(graph))
+    assert x.end_captures() == 1
+    later.wait(timeout=30)
 
 
 def test_what_belongs_to_another_device_is_refused(sim, eng, core):

@@ -20,7 +20,7 @@ use estafette::{Acquisition, Consumer, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyInt};
 
 use crate::error::{OrRaise, raise};
 use crate::unordered::{self, Reason};
@@ -130,13 +130,17 @@ pub fn cuda_handle(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
     if stream.is_instance_of::<PyBool>() {
         return Err(PyTypeError::new_err(format!("stream must not be a bool, which {} is", stream.repr()?)));
     }
-    match stream.extract::<i128>() {
+    // What acts as an integer is taken by the first; handles above half of 64 bits by the second.
+    match stream.extract::<i64>().map(i128::from).or_else(|_| stream.extract::<i128>()) {
         Ok(0) => Err(PyValueError::new_err(
             "stream 0 may mean either default stream of CUDA: say 1 for the legacy one, 2 for that of the calling thread",
         )),
         Ok(number) => usize::try_from(number).map_err(|_| {
             PyValueError::new_err(format!("stream {number} is no handle of a CUDA stream, nor -1"))
         }),
+        Err(_) if stream.is_instance_of::<PyInt>() => {
+            Err(PyValueError::new_err("stream is a number too large for a handle of a CUDA stream"))
+        }
         Err(_) => Err(PyTypeError::new_err(format!(
             "{} is no CUDA stream: a handle or an object with `__cuda_stream__`",
             stream.repr()?
@@ -149,7 +153,14 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     let py = stream.py();
     let Some(given) = stream.getattr_opt(intern!(py, "__cuda_stream__"))? else { return Ok(None) };
     let given = if given.is_callable() { given.call0()? } else { given };
-    let (version, handle): (i64, usize) = given.extract().map_err(|_| {
+    let pair = given.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>().ok();
+    let numbers = pair.filter(|(version, handle)| {
+        !version.is_instance_of::<PyBool>() && !handle.is_instance_of::<PyBool>()
+    });
+    let numbers = numbers.and_then(|(version, handle)| {
+        Some((version.extract::<i64>().ok()?, handle.extract::<usize>().ok()?))
+    });
+    let (version, handle) = numbers.ok_or_else(|| {
         PyTypeError::new_err("`__cuda_stream__` did not give a pair of a version and a handle")
     })?;
     if version != 0 {

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import estafette as est
-from suite import ON, REHEARSAL, Skip, figure, installed, microseconds, report, run, spread
+from suite import ON, REHEARSAL, SIMULATOR, Skip, figure, installed, microseconds, report, run, spread
 
 FOUND, MISSING = installed()
 NAMES = {library.name: library for library in FOUND}
@@ -17,7 +17,9 @@ NAMES = {library.name: library for library in FOUND}
 
 def check_handing_over() -> None:
     """Host time from one library's array on its stream to another's, against the two libraries alone, in turn."""
-    pairs = [(a, b) for a, b in itertools.permutations(FOUND, 2) if "numba" not in (a.name, b.name)]
+    # Numba has no DLPack, and cuda.core takes nobody's streams: between them and others there is no such baseline.
+    apart = {"numba", "cuda.core"}
+    pairs = [(a, b) for a, b in itertools.permutations(FOUND, 2) if not apart & {a.name, b.name}]
     if not pairs:
         raise Skip("needs two libraries with DLPack and a device")
     rounds, calls = (3, 20) if REHEARSAL else (41, 200)
@@ -56,6 +58,9 @@ def check_the_host_is_never_blocked_by_handing_over() -> None:
         for producer, consumer in itertools.product(producers, FOUND):
             if producer.name == consumer.name or consumer.name == "jax":
                 continue
+            if producer.name == "cuda.core":
+                # Its arrays say nothing of streams: an import comes after the default stream, which is not its own.
+                continue
             for _ in range(2):  # The first time loads kernels.
                 x = producer.full(1024, 1.0)
                 producer.delay(100.0)  # type: ignore[misc]
@@ -64,7 +69,7 @@ def check_the_host_is_never_blocked_by_handing_over() -> None:
                 took = 1e3 * (time.perf_counter() - begin)
                 del view
                 engine.wait_all(timeout=60)
-            assert took <= 1.0, f"{producer.name} → {consumer.name}: the host was busy for {took} ms"
+            assert took <= 1.0 or SIMULATOR, f"{producer.name} → {consumer.name}: the host was busy for {took} ms"
             report("passed", f"{producer.name} → {consumer.name} behind 100 ms of work", f"{took:.3f} ms")
 
 

@@ -15,8 +15,6 @@ pub enum Failure {
     Device(#[from] estafette::devices::DeviceError),
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    #[error("a line of a Python file is no record: {0}")]
-    Json(#[from] serde_json::Error),
 }
 
 impl Failure {

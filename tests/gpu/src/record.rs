@@ -1,9 +1,12 @@
 //! What came out: checks, figures and skips, printed as they come and written as Markdown.
 
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 
 use estafette::devices::Device;
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::setup::Setup;
@@ -29,31 +32,87 @@ pub struct Record {
     heading: Vec<(String, String)>,
     checks: Vec<(String, Outcome)>,
     figures: Vec<Figure>,
+    /// Where everything is told to another process as well, a line of JSON each.
+    events: Option<File>,
+    /// Whether everything was printed before, by the process that found it.
+    silent: bool,
 }
 
 impl Record {
-    pub fn new(setup: &Setup) -> Self {
-        let version = setup.driver_version;
-        let heading = vec![
-            ("device".to_owned(), setup.device.name().to_owned()),
-            ("memory".to_owned(), format!("{} MiB", setup.device.memory_bytes() >> 20)),
-            ("driver's CUDA version".to_owned(), format!("{}.{}", version / 1000, version % 1000 / 10)),
-            ("driver".to_owned(), driver_of_the_system()),
-            ("fences counted by the device".to_owned(), setup.device.counts().to_string()),
-            ("memory pool".to_owned(), setup.device.has_pool().to_string()),
-            ("system".to_owned(), system()),
-        ];
-        let record = Self { simulated: setup.simulated, heading, checks: Vec::new(), figures: Vec::new() };
-        for (name, value) in &record.heading {
-            println!("{name}: {value}");
+    pub fn new(simulated: bool) -> Self {
+        Self {
+            simulated,
+            heading: Vec::new(),
+            checks: Vec::new(),
+            figures: Vec::new(),
+            events: None,
+            silent: false,
         }
-        record
+    }
+
+    /// Tells everything from here on to whoever reads that file.
+    pub fn tell(&mut self, events: &Path) -> Result<(), Failure> {
+        self.events = Some(File::options().append(true).open(events)?);
+        Ok(())
+    }
+
+    /// Takes what another process has told.
+    pub fn take(&mut self, event: &Value) {
+        self.silent = true;
+        self.add_event(event, "");
+        self.silent = false;
+    }
+
+    /// The same, of things whose names begin with `prefix` here.
+    pub fn add_event(&mut self, event: &Value, prefix: &str) {
+        let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+        let name = format!("{prefix}{}", text("name"));
+        match event["kind"].as_str() {
+            Some("passed") => self.passed(&name, &text("remark")),
+            Some("skipped") => self.skipped(&name, &text("remark")),
+            Some("note") => self.note(&text("name"), &text("remark")),
+            Some("figure") => self.figure(Figure {
+                quantity: text("name"),
+                ours: text("ours"),
+                baseline: text("baseline"),
+                target: text("target"),
+                met: event["met"].as_bool().unwrap_or(false),
+            }),
+            _ => self.failed(&name, &text("remark")),
+        }
+    }
+
+    /// Notes which device this is.
+    pub fn describe(&mut self, setup: &Setup) {
+        let version = setup.driver_version;
+        self.note("device", setup.device.name());
+        self.note("memory", &format!("{} MiB", setup.device.memory_bytes() >> 20));
+        self.note("driver's CUDA version", &format!("{}.{}", version / 1000, version % 1000 / 10));
+        self.note("driver", &driver_of_the_system());
+        self.note("fences counted by the device", &setup.device.counts().to_string());
+        self.note("memory pool", &setup.device.has_pool().to_string());
+        self.note("system", &system());
+        self.note("Estafette", env!("CARGO_PKG_VERSION"));
     }
 
     /// Something that was found out about the machine.
     pub fn note(&mut self, name: &str, value: &str) {
-        println!("{name}: {value}");
+        self.say(|| format!("{name}: {value}"));
+        self.event(&json!({"kind": "note", "name": name, "remark": value}));
         self.heading.push((name.to_owned(), value.to_owned()));
+    }
+
+    fn say(&self, line: impl FnOnce() -> String) {
+        if !self.silent {
+            println!("{}", line());
+        }
+    }
+
+    fn event(&mut self, event: &Value) {
+        if let Some(file) = &mut self.events {
+            // One write, so that whoever reads after a kill finds whole lines. Nobody is left to tell if it fails.
+            let _ = file.write_all(format!("{event}\n").as_bytes());
+        }
     }
 
     pub fn passed(&mut self, name: &str, remark: &str) {
@@ -70,7 +129,11 @@ impl Record {
 
     fn add(&mut self, name: &str, outcome: Outcome) {
         let (word, remark) = outcome.words();
-        println!("{word:<8} {name}{}", if remark.is_empty() { String::new() } else { format!(": {remark}") });
+        let behind = if remark.is_empty() { String::new() } else { format!(": {remark}") };
+        self.say(|| format!("{word:<8} {name}{behind}"));
+        let kind = word.to_lowercase();
+        let event = json!({"kind": kind, "name": name, "remark": remark});
+        self.event(&event);
         self.checks.push((name.to_owned(), outcome));
     }
 
@@ -78,7 +141,11 @@ impl Record {
         let warning = if self.simulated { "  [simulator, not a result]" } else { "" };
         let Figure { quantity, ours, baseline, target, met } = &figure;
         let verdict = if *met { "met" } else { "missed" };
-        println!("figure   {quantity}: {ours}; {baseline}; target {target}: {verdict}{warning}");
+        self.say(|| format!("figure   {quantity}: {ours}; {baseline}; target {target}: {verdict}{warning}"));
+        let event = json!({
+            "kind": "figure", "name": quantity, "ours": ours, "baseline": baseline, "target": target, "met": met,
+        });
+        self.event(&event);
         self.figures.push(figure);
     }
 
@@ -87,7 +154,13 @@ impl Record {
         !self.checks.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
     }
 
-    pub fn print_summary(&self) {
+    pub fn failures(&self) -> usize {
+        self.checks.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Failed(_))).count()
+    }
+
+    /// All that came out, once more in one place.
+    pub fn print_table(&self) {
+        println!("\n{}", self.markdown());
         let count = |word| self.checks.iter().filter(|(_, outcome)| outcome.words().0 == word).count();
         println!(
             "{} passed, {} failed, {} skipped, {} figures",
@@ -98,9 +171,8 @@ impl Record {
         );
     }
 
-    pub fn write(&self, path: &Path) -> Result<(), Failure> {
-        let name = path.file_stem().map_or_else(Default::default, |stem| stem.to_string_lossy());
-        let mut text = format!("# {name}\n\nMade by `cargo xtask gpu`, or by its package.\n\n");
+    fn markdown(&self) -> String {
+        let mut text = String::new();
         for (name, value) in &self.heading {
             let _ = writeln!(text, "- {name}: {value}");
         }
@@ -109,22 +181,39 @@ impl Record {
         );
         for figure in &self.figures {
             let met = if figure.met { "met" } else { "**missed**" };
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {} | {met} |",
-                figure.quantity, figure.ours, figure.baseline, figure.target
-            );
+            let cells = [&figure.quantity, &figure.ours, &figure.baseline, &figure.target];
+            let [quantity, ours, baseline, target] = cells.map(|text| cell(text));
+            let _ = writeln!(text, "| {quantity} | {ours} | {baseline} | {target} | {met} |");
         }
         text.push_str("\n## Checks\n\n| check | outcome | |\n|---|---|---|\n");
         for (name, outcome) in &self.checks {
             let (word, remark) = outcome.words();
-            let _ = writeln!(text, "| {name} | {word} | {} |", remark.replace('|', "\\|").replace('\n', " "));
+            let _ = writeln!(text, "| {} | {word} | {} |", cell(name), cell(remark));
         }
+        text
+    }
+
+    /// Writes the record, which says so if it is of some steps only or of a simulator.
+    pub fn write(&self, path: &Path, only: &[String]) -> Result<(), Failure> {
+        let name = path.file_stem().map_or_else(Default::default, |stem| stem.to_string_lossy());
+        let mut text = format!("# {name}\n\nMade by `cargo xtask gpu`, or by its package.");
+        if self.simulated {
+            text.push_str(" **On the simulated driver: nothing here is a result.**");
+        }
+        if !only.is_empty() {
+            let _ = write!(text, " Only these steps: {}.", only.join(", "));
+        }
+        let _ = write!(text, "\n\n{}", self.markdown());
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
         Ok(std::fs::write(path, text)?)
     }
+}
+
+/// Text for a cell of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
 }
 
 impl Outcome {
@@ -184,16 +273,40 @@ mod tests {
     }
 
     #[test]
+    fn what_a_process_tells_is_taken_as_it_was() {
+        let path = std::env::temp_dir().join(format!("estafette-gpu-events-{}.jsonl", std::process::id()));
+        std::fs::write(&path, "").expect("a file in the folder for such");
+        let mut told = Record::new(false);
+        told.tell(&path).expect("it is there");
+        told.note("device", "a");
+        told.failed("bad", "two\nlines");
+        told.figure(Figure {
+            quantity: "q".into(),
+            ours: "1".into(),
+            baseline: "2".into(),
+            target: "3".into(),
+            met: true,
+        });
+        let events = std::fs::read_to_string(&path).expect("just written");
+        std::fs::remove_file(&path).expect("just read");
+        let mut taken = Record::new(false);
+        for line in events.lines() {
+            taken.take(&serde_json::from_str(line).expect("a line of JSON"));
+        }
+        assert_eq!(taken.markdown(), told.markdown());
+        assert_eq!((events.lines().count(), taken.failures()), (3, 1));
+    }
+
+    #[test]
     fn a_record_names_what_failed_and_what_was_skipped() {
-        let mut record =
-            Record { simulated: false, heading: Vec::new(), checks: Vec::new(), figures: Vec::new() };
+        let mut record = Record::new(false);
         record.passed("good", "");
         record.skipped("absent", "no `a|b` here");
         assert!(record.all_passed());
         record.failed("bad", "two\nlines");
         assert!(!record.all_passed());
         let path = std::env::temp_dir().join(format!("estafette-gpu-record-{}.md", std::process::id()));
-        record.write(&path).expect("a file in the folder for such");
+        record.write(&path, &[]).expect("a file in the folder for such");
         let text = std::fs::read_to_string(&path).expect("just written");
         std::fs::remove_file(&path).expect("just read");
         assert!(text.contains("| absent | skipped | no `a\\|b` here |"), "{text}");

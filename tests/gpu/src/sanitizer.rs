@@ -2,10 +2,15 @@
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::Options;
-use crate::failure::{Failure, ensure};
+use crate::failure::Failure;
 use crate::record::Record;
+use crate::supervise::{self, How};
+
+/// What one tool may take: it slows kernels down many times, and ours are small.
+const LIMIT: Duration = Duration::from_secs(75);
 
 fn find() -> Option<PathBuf> {
     let places = ["compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"];
@@ -27,13 +32,15 @@ pub fn run(options: &Options, record: &mut Record) -> Result<(), Failure> {
         return Ok(());
     };
     for tool in ["memcheck", "racecheck", "initcheck"] {
-        let status = Command::new(&sanitizer)
-            .args(["--tool", tool, "--error-exitcode", "99"])
-            .arg(std::env::current_exe()?)
-            .args(["--only", "conformance,programs"])
-            .status()?;
-        ensure(status.success(), || format!("{tool} ended with {status}; what it found is above"))?;
-        record.passed(&format!("sanitizer: {tool}"), "");
+        let name = format!("sanitizer: {tool}");
+        let mut command = Command::new(&sanitizer);
+        command.args(["--tool", tool, "--error-exitcode", "99"]);
+        // In the process that it looks at, not in another one.
+        command.arg(std::env::current_exe()?).args(["--steps", "conformance,programs"]);
+        match supervise::within(&mut command, LIMIT)? {
+            How::Ended(status) if status.success() => record.passed(&name, "conformance and programs"),
+            how => record.failed(&name, &format!("{tool} {}; what it found is above", how.words())),
+        }
     }
     Ok(())
 }

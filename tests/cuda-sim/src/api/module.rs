@@ -21,8 +21,7 @@ fn entries(text: &str) -> Vec<String> {
 /// # Safety
 ///
 /// `image` is null or text with a zero byte at its end.
-unsafe fn load(session: &mut Session, module: *mut u64, image: *const c_void) -> Result<(), Code> {
-    session.current()?;
+pub(super) unsafe fn load(session: &mut Session, module: *mut u64, image: *const c_void) -> Result<(), Code> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
@@ -38,8 +37,59 @@ unsafe fn load(session: &mut Session, module: *mut u64, image: *const c_void) ->
     unsafe { put(module, handle) }
 }
 
+/// # Safety
+///
+/// `name` is text with a zero byte at its end; `function` is null or may be written.
+pub(super) unsafe fn get(
+    session: &mut Session,
+    function: *mut u64,
+    module: u64,
+    name: *const c_char,
+) -> Result<(), Code> {
+    let names = session.modules.get(&module).ok_or(INVALID_HANDLE)?;
+    // SAFETY: promised by the caller.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+    if !names.iter().any(|entry| entry == name) {
+        return Err(NOT_FOUND);
+    }
+    let kernel = Kernel::named(name).ok_or(NOT_FOUND)?;
+    let handle = session.handle();
+    session.functions.insert(handle, kernel);
+    // SAFETY: promised by the caller.
+    unsafe { put(function, handle) }
+}
+
+/// # Safety
+///
+/// `arguments` points to a pointer to each of the kernel's arguments.
+pub(super) unsafe fn launch(
+    session: &mut Session,
+    function: u64,
+    shape: [c_uint; 6],
+    shared: c_uint,
+    stream: u64,
+    arguments: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result<(), Code> {
+    let stream = session.sound_stream(stream)?;
+    let kernel = *session.functions.get(&function).ok_or(INVALID_HANDLE)?;
+    let threads: c_uint = shape[3..].iter().product();
+    if shape.contains(&0) || threads > 1024 || shared > 48 << 10 || !extra.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    if arguments.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: promised by the caller.
+    let launch = unsafe { kernel.with(arguments) };
+    let touches = launch.touches();
+    session.enqueue(stream, Request::new(Kind::Kernel, Work::Kernel(launch), touches))?;
+    Ok(())
+}
+
 driver! {
     fn cuModuleLoadData(module: *mut u64, image: *const c_void) |session| {
+        session.current()?;
         load(session, module, image)
     }
 
@@ -47,6 +97,7 @@ driver! {
         module: *mut u64, image: *const c_void, count: c_uint, options: *mut c_uint, values: *mut *mut c_void,
     ) |session| {
         let _ = (count, options, values);
+        session.current()?;
         load(session, module, image)
     }
 
@@ -55,15 +106,7 @@ driver! {
     }
 
     fn cuModuleGetFunction(function: *mut u64, module: u64, name: *const c_char) |session| {
-        let names = session.modules.get(&module).ok_or(INVALID_HANDLE)?;
-        let name = CStr::from_ptr(name).to_str().map_err(|_| NOT_FOUND)?;
-        if !names.iter().any(|entry| entry == name) {
-            return Err(NOT_FOUND);
-        }
-        let kernel = Kernel::named(name).ok_or(NOT_FOUND)?;
-        let handle = session.handle();
-        session.functions.insert(handle, kernel);
-        put(function, handle)
+        get(session, function, module, name)
     }
 
     fn cuFuncGetAttribute(value: *mut c_int, attribute: c_uint, function: u64) |session| {
@@ -76,18 +119,7 @@ driver! {
         function: u64, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint,
         block_z: c_uint, shared: c_uint, stream: u64, arguments: *mut *mut c_void, extra: *mut *mut c_void,
     ) |session| {
-        let stream = session.sound_stream(stream)?;
-        let kernel = *session.functions.get(&function).ok_or(INVALID_HANDLE)?;
         let shape = [grid_x, grid_y, grid_z, block_x, block_y, block_z];
-        if shape.contains(&0) || block_x * block_y * block_z > 1024 || shared > 48 << 10 || !extra.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        if arguments.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        let launch = kernel.with(arguments);
-        let touches = launch.touches();
-        session.enqueue(stream, Request::new(Kind::Kernel, Work::Kernel(launch), touches))?;
-        Ok(())
+        launch(session, function, shape, shared, stream, arguments, extra)
     }
 }

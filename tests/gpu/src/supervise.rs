@@ -1,0 +1,168 @@
+//! Each step in a process of its own, under a time limit: one that hangs, crashes, or breaks the device's context takes nothing of
+//! the others along, and the record is written anew after each.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use crate::failure::Failure;
+use crate::record::Record;
+use crate::{Ended, NO_DEVICE, Options, STEPS};
+
+/// How long looking for a device may take: the driver's start, and loading kernels.
+const PROBE: Duration = Duration::from_secs(60);
+/// A process that the driver holds does not end when it is killed.
+const DEATH: Duration = Duration::from_secs(5);
+/// With less left a step is not begun.
+const LEAST: Duration = Duration::from_secs(5);
+
+pub fn run(options: &Options) -> Result<Ended, Failure> {
+    let begin = Instant::now();
+    let mut record = Record::new(options.simulator);
+    let events = std::env::temp_dir().join(format!("estafette-gpu-suite-{}.jsonl", std::process::id()));
+    let result = supervise(options, &mut record, &events, begin);
+    let _ = fs::remove_file(&events);
+    result
+}
+
+fn supervise(
+    options: &Options,
+    record: &mut Record,
+    events: &Path,
+    begin: Instant,
+) -> Result<Ended, Failure> {
+    match one(options, "--probe", PROBE, events, record)? {
+        How::Ended(status) if status.success() => {}
+        How::Ended(status) if status.code() == Some(i32::from(NO_DEVICE)) => return Ok(Ended::NoDevice),
+        how => record.failed("device", &format!("looking for a device {}", how.words())),
+    }
+    for step in STEPS {
+        if !options.only.is_empty() && !options.only.iter().any(|only| only == step.name) {
+            continue;
+        }
+        println!("== {}", step.name);
+        let left = options.limit.saturating_sub(begin.elapsed());
+        if left < LEAST {
+            record.skipped(step.name, &format!("no time left of {} s", options.limit.as_secs()));
+        } else {
+            let before = record.failures();
+            let how = one(options, step.name, step.limit.min(left), events, record)?;
+            // What it said itself is enough.
+            let told = record.failures() > before;
+            if !matches!(how, How::Ended(status) if status.success() || told) {
+                record.failed(step.name, &format!("the step {}", how.words()));
+            }
+        }
+        write(options, record)?;
+    }
+    record.note("suite took", &format!("{:.0} s", begin.elapsed().as_secs_f64()));
+    record.print_table();
+    write(options, record)?;
+    Ok(if record.all_passed() { Ended::Passed } else { Ended::Failed })
+}
+
+fn write(options: &Options, record: &Record) -> Result<(), Failure> {
+    match &options.record {
+        Some(path) => record.write(path, &options.only),
+        None => Ok(()),
+    }
+}
+
+/// Runs one step, or looks for a device, in a process, and takes what it says.
+fn one(
+    options: &Options,
+    what: &str,
+    limit: Duration,
+    events: &Path,
+    record: &mut Record,
+) -> Result<How, Failure> {
+    fs::write(events, "")?;
+    let mut command = Command::new(std::env::current_exe()?);
+    if what == "--probe" {
+        command.arg(what);
+    } else {
+        command.args(["--steps", what]);
+    }
+    command.arg("--events").arg(events).args(options.simulator.then_some("--simulator"));
+    let folder: Option<&PathBuf> = options.files.as_ref();
+    if let Some(folder) = folder {
+        command.arg("--files").arg(folder);
+    }
+    if let Some(python) = &options.python {
+        command.args(["--python", python]);
+    }
+    let how = within(&mut command, limit)?;
+    // A process that was killed may have written half a line.
+    for line in fs::read_to_string(events)?.lines() {
+        if let Ok(event) = serde_json::from_str(line) {
+            record.take(&event);
+        }
+    }
+    Ok(how)
+}
+
+/// How a process ended.
+pub enum How {
+    Ended(ExitStatus),
+    /// It was killed after its time.
+    Hung(Duration),
+}
+
+impl How {
+    pub fn words(&self) -> String {
+        match self {
+            Self::Ended(status) => format!("ended with {status}"),
+            Self::Hung(limit) => format!("hung: killed after {} s", limit.as_secs()),
+        }
+    }
+}
+
+/// Runs a command and whatever it starts, but not longer than `limit`.
+pub fn within(command: &mut Command, limit: Duration) -> Result<How, Failure> {
+    let mut child = start(command)?;
+    let begin = Instant::now();
+    while begin.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(How::Ended(status));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill(&mut child);
+    Ok(How::Hung(limit))
+}
+
+/// Starts a command as the head of a group of its own.
+pub fn start(command: &mut Command) -> Result<Child, Failure> {
+    Ok(command.process_group(0).spawn()?)
+}
+
+/// Kills a process that was started so, and whatever it has started.
+pub fn kill(child: &mut Child) {
+    // SAFETY: sends a signal to the group of a child that was not waited for, so that its number is nobody else's.
+    let _ = unsafe { libc::kill(-(child.id() as libc::pid_t), libc::SIGKILL) };
+    let begin = Instant::now();
+    while begin.elapsed() < DEATH && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_hangs_is_killed_with_its_children() {
+        let begin = Instant::now();
+        let mut hangs = Command::new("sh");
+        // The pipe of the grandchild would keep a reader waiting.
+        hangs.args(["-c", "sleep 60 & sleep 60"]);
+        let how = within(&mut hangs, Duration::from_millis(100)).expect("there is a shell");
+        assert!(matches!(how, How::Hung(_)) && begin.elapsed() < Duration::from_secs(10));
+        let mut ends = Command::new("sh");
+        ends.args(["-c", "exit 4"]);
+        let how = within(&mut ends, Duration::from_secs(60)).expect("there is a shell");
+        assert!(how.words().contains('4'), "{}", how.words());
+    }
+}
