@@ -238,7 +238,7 @@ fn row_major(layout: &Layout, device: DLDevice) -> Result<Layout, Error> {
 
 fn device_of(core: &Core, id: DLDevice) -> Result<Arc<dyn Device>, Error> {
     core.device(id).ok_or_else(|| {
-        Error::Conflict(format!("device {id}, where the copy is from or to, is not available"))
+        Error::Conflict(format!("cannot copy from or to {id}: this engine does not have the device"))
     })
 }
 

@@ -6,7 +6,9 @@ use estafette_devices::Device;
 use estafette_sync::sync::Mutex;
 
 /// One `T` per device, which goes with the last handle that others have of the device.
-pub(crate) struct PerDevice<T>(Mutex<Vec<(Weak<dyn Device>, Arc<T>)>>);
+pub(crate) struct PerDevice<T>(Mutex<Vec<Of<T>>>);
+
+type Of<T> = (Weak<dyn Device>, Arc<T>);
 
 impl<T: Default> PerDevice<T> {
     pub(crate) const fn new() -> Self {

@@ -27,6 +27,41 @@
 //! # Ok::<(), estafette::Error>(())
 //! ```
 //!
+//! # On a device
+//!
+//! Nodes may enqueue on queues of devices, as operations do, and be mixed with nodes on the host. What follows device work on
+//! the same queue waits for nothing:
+//!
+//! ```
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU32, Ordering};
+//! use estafette::Engine;
+//! use estafette::devices::Queue;
+//! use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
+//!
+//! let device = SimDevice::new(SimOptions { pace: SimPace::Immediate, ..SimOptions::default() })?;
+//! let engine = Engine::builder().workers(1).device(device.clone()).build()?;
+//! let queue: Arc<dyn Queue> = device.queue(false);
+//! let (x, ran) = (engine.var(), Arc::new(AtomicU32::new(0)));
+//!
+//! let mut recorder = engine.program("step");
+//! for _ in 0..3 {
+//!     let ran = Arc::clone(&ran);
+//!     recorder.op("kernel").writes_vars(&[&x]).on(&queue).run_on(move |queue, [], []| {
+//!         let ran = Arc::clone(&ran);
+//!         let queue = SimQueue::from_queue(queue).expect("the queue that it was recorded with");
+//!         Ok(queue.launch("kernel", 1_000, move || drop(ran.fetch_add(1, Ordering::SeqCst)))?)
+//!     })?;
+//! }
+//! let program = recorder.finish()?;
+//! program.replay()?.wait()?;                   // all is issued; now a reader on the host waits for the device
+//! engine.op("look").reads_vars(&[&x]).run(|[], []| Ok(()))?.wait()?;
+//! assert_eq!(ran.load(Ordering::SeqCst), 3);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A program that is all on one CUDA device can be one graph of it: [`Recorder::finish_as_graph`].
+//!
 //! # How a replay runs
 //!
 //! Towards the graph a replay is one operation, which uses whatever its nodes use ([`footprint`]). Once it is granted, the

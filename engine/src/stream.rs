@@ -168,3 +168,26 @@ impl Tensor {
         Ok(Consumer::Queue(unsafe { device.foreign_queue(stream) }?))
     }
 }
+
+#[cfg(all(test, not(estafette_shuttle)))]
+mod tests {
+    use estafette_devices::host::HostDevice;
+
+    use super::*;
+
+    #[test]
+    fn what_a_burst_of_acquisitions_needed_is_not_kept() {
+        let device: Arc<dyn Device> = HostDevice::new();
+        let spares = SPARES.of(&device);
+        let queues: Vec<_> =
+            (0..100).map(|_| device.create_queue().expect("the host gives any number")).collect();
+        for queue in &queues {
+            let last = Some(queue.record().expect("the host's work is over"));
+            spares.put(Spare { queue: Arc::clone(queue), last });
+        }
+        assert_eq!(spares.lock().len(), KEPT);
+        let kept = queues.iter().filter(|queue| Arc::strong_count(queue) > 1).count();
+        assert_eq!(kept, KEPT, "the others are gone");
+        assert!(spares.take().is_some_and(|spare| Arc::ptr_eq(&spare.queue, &queues[0])), "the oldest first");
+    }
+}

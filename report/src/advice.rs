@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::Recording;
+use crate::idle::idle;
 use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, Nanos, OperationId};
 use crate::sentences;
 use crate::summary::Advice;
@@ -34,6 +35,11 @@ pub(crate) fn advice(recording: &Recording, steps: &[Step]) -> Vec<Advice> {
         }
     }
     by_change.extend(overlaps(recording, steps));
+    let idle = idle(recording, steps);
+    if idle > 0 {
+        let change = "submit earlier: nothing was under way while the program did something else";
+        by_change.insert(change.to_owned(), idle);
+    }
     let mut advice: Vec<Advice> =
         by_change.into_iter().map(|(change, saves_ns)| Advice { change, saves_ns }).collect();
     let weight = |advice: &Advice| if faster.contains(&advice.change) { 6 } else { 10 } * advice.saves_ns;
@@ -111,7 +117,6 @@ fn overwritten(recording: &Recording) -> Vec<(String, HashSet<u64>)> {
 fn change(recording: &Recording, what: What) -> Option<String> {
     Some(match what {
         What::Run(id) => format!("make {} faster", sentences::name(recording, id)),
-        What::Program => "submit earlier: nothing was under way while the program did something else".into(),
         What::Stall(Cause::Leased, Culprit::Lease(id)) => {
             format!("give back sooner: {}", sentences::lease(recording, id))
         }
@@ -134,6 +139,6 @@ fn change(recording: &Recording, what: What) -> Option<String> {
         What::Stall(Cause::NotObserved, _) => {
             "have ends observed sooner: a device that pushes, or fewer fences".into()
         }
-        What::Stall(Cause::Computing | Cause::Queued | Cause::Leased, _) => return None,
+        What::Program | What::Stall(Cause::Computing | Cause::Queued | Cause::Leased, _) => return None,
     })
 }

@@ -24,6 +24,7 @@ pub mod critical_path;
 pub mod diff;
 mod facts;
 pub mod html;
+mod idle;
 pub mod matrix;
 pub mod model;
 pub mod perfetto;

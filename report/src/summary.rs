@@ -10,6 +10,7 @@ use crate::Recording;
 use crate::advice::advice;
 use crate::barrier::{Barriers, barriers};
 use crate::critical_path::{critical_path, own_time};
+use crate::idle::idle;
 use crate::matrix::{Matrix, matrix};
 use crate::model::{Cause, Culprit, Nanos, OperationId, OperationKind, Outcome};
 use crate::roots::{Root, roots};
@@ -256,15 +257,14 @@ fn blamed(recording: &Recording, culprit: Culprit) -> String {
 
 /// Said first where most of the run time is no wait of anybody.
 fn program(recording: &Recording, steps: &[crate::walk::Step]) -> String {
-    let took: Nanos =
-        steps.iter().filter(|step| step.what == What::Program).map(|step| step.to - step.from).sum();
+    let took = idle(recording, steps);
     let whole: Nanos = steps.iter().map(|step| step.to - step.from).sum();
     if took <= whole / 2 || recording.operations.is_empty() {
         return String::new();
     }
     let share = took as f64 / whole as f64 * 100.0;
     let whole = sentences::duration(whole);
-    format!("The program itself took {share:.0} % of {whole}: nothing that it waited for was under way. ")
+    format!("The program itself took {share:.0} % of {whole}, while nothing was under way. ")
 }
 
 fn headline(recording: &Recording, roots: &[Root], waits: &[Wait]) -> String {

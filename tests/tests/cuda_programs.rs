@@ -195,6 +195,29 @@ fn a_graph_waits_for_its_inputs_on_the_device_and_others_wait_for_it_there() {
     bench.silent();
 }
 
+#[test]
+fn a_graph_that_only_reads_is_recorded_once_although_its_replays_are_not_ordered() {
+    let bench = bench();
+    let x = bench.bytes();
+    bench.fill(0, &x, 1).wait().unwrap();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let mut recorder = bench.engine.program("reads");
+    let count = Arc::clone(&calls);
+    let node = recorder.op("reads").reads([&x]).on(&bench.queues[0]);
+    node.run_on(move |_, [_x], []| {
+        count.fetch_add(1, Ordering::SeqCst);
+        // Long enough for another replay to begin meanwhile.
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        Ok(())
+    })
+    .unwrap();
+    let program = recorder.finish_as_graph().unwrap();
+    let replays = [(); 4].map(|()| program.replay().unwrap());
+    replays.iter().for_each(|replay| replay.wait().unwrap());
+    assert_eq!((calls.load(Ordering::SeqCst), bench.simulator.calls("cuGraphLaunch")), (1, 4));
+    bench.silent();
+}
+
 /// The same with the order taken out: what one branch does to memory of another one is kept from the engine.
 #[test]
 fn what_the_engine_is_not_told_is_a_race_in_the_graph() {

@@ -350,6 +350,38 @@ fn two_nodes_that_may_run_at_once_do_when_there_are_workers() {
     assert!(watchdog.still_watches());
 }
 
+/// One worker, which is in one of the nodes: the other one is left for the thread that waits.
+#[test]
+fn a_thread_that_waits_for_a_replay_runs_nodes_of_it() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    for tensor_wait in [false, true] {
+        let x = tensor(&engine, 1.0);
+        let (barrier, begun) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
+        let mut recorder = engine.program("pair");
+        recorder.op("writes").updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+        for _ in 0..2 {
+            let (barrier, begun) = (Arc::clone(&barrier), Arc::clone(&begun));
+            let node = recorder.op("meets");
+            node.run(move |[], []| {
+                begun.store(true, Ordering::SeqCst);
+                barrier.wait();
+                Ok(())
+            })
+            .unwrap();
+        }
+        let replay = recorder.finish().unwrap().replay().unwrap();
+        tests::ops::until("the worker is in a node", || begun.load(Ordering::SeqCst));
+        if tensor_wait {
+            x.wait().unwrap()
+        } else {
+            replay.wait().unwrap()
+        }
+        replay.wait().unwrap();
+    }
+    assert!(watchdog.still_watches());
+}
+
 /// ```text
 /// 0 … 49: short │ 50: long │ 51 … 99: short │ 100 and 101: each waits until the other one has begun
 /// ```

@@ -68,28 +68,32 @@ fn nodes_on_one_queue_need_no_wait_and_the_replay_ends_when_they_are_issued() {
 
 #[test]
 fn between_queues_the_device_waits_and_the_ends_of_all_branches_are_waited_for() {
-    let (device, engine, watchdog) = sim(1, SimOptions::default());
-    let [x, y, z] = three(&device, &engine);
-    let [first, second] = [(); 2].map(|()| queue(&device));
-    let mut recorder = engine.program("fork");
-    copies(&mut recorder, &first, "root", &x, &y);
-    copies(&mut recorder, &first, "left", &y, &x);
-    copies(&mut recorder, &second, "right", &y, &z);
-    let program = recorder.finish().unwrap();
-    device.hold("left");
-    let replay = program.replay().unwrap();
-    until("it is issued", || replay.is_done());
-    assert_eq!(device.driver_calls().waits, 1, "the second queue waits for the root");
-    // Whoever uses what the replay has written comes after both of its ends, whichever it uses.
-    let used = copy_on(&engine, &second, "used", &z, &y);
-    until("it is issued", || used.is_done());
-    device.run_until_idle();
-    assert_eq!(started(&device), ["root", "left", "right"]);
-    assert!(!z.is_ready());
-    device.release("left");
-    device.run_until_idle();
-    assert_eq!([get(&x), get(&y), get(&z)], [2.0, 3.0, 2.0]);
-    assert!(watchdog.still_watches());
+    for held in ["left", "right"] {
+        let (device, engine, watchdog) = sim(1, SimOptions::default());
+        let [x, y, z] = three(&device, &engine);
+        let [first, second] = [(); 2].map(|()| queue(&device));
+        let mut recorder = engine.program("fork");
+        copies(&mut recorder, &first, "root", &x, &y);
+        copies(&mut recorder, &first, "left", &y, &x);
+        copies(&mut recorder, &second, "right", &y, &z);
+        let program = recorder.finish().unwrap();
+        device.hold(held);
+        let replay = program.replay().unwrap();
+        until("it is issued", || replay.is_done());
+        assert_eq!(device.driver_calls().waits, 1, "the second queue waits for the root");
+        device.run_until_idle();
+        assert_eq!(started(&device), ["root", "left", "right"]);
+        // Whoever uses what the replay has written comes after both of its ends, whichever it uses.
+        assert!(!x.is_ready() && !z.is_ready(), "{held} is still under way");
+        let used = copy_on(&engine, &second, "used", &z, &y);
+        until("it is issued", || used.is_done());
+        device.run_until_idle();
+        assert_eq!(started(&device).len(), 3);
+        device.release(held);
+        device.run_until_idle();
+        assert_eq!([get(&x), get(&y), get(&z)], [2.0, 3.0, 2.0]);
+        assert!(watchdog.still_watches());
+    }
 }
 
 /// One worker: if a node that waits for the device blocked it, nothing else could run.
@@ -390,7 +394,7 @@ fn an_external_node_on_a_queue_leaves_what_it_has_enqueued_there() {
     device.run_until_idle();
     assert_eq!(get(&y), 6.0);
     // Dropped and shut down while a replay is under way.
-    let gate = Gate::on_tensors(&engine, &[x.clone()]);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
     let last = program.replay().unwrap();
     drop(program);
     gate.open();

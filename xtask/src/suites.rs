@@ -58,7 +58,8 @@ pub struct Suite {
     pub fast: bool,
     /// What must be there for it.
     pub needs: &'static [Need],
-    /// A test runner closes it with counts: if it executed no test, the suite has failed.
+    /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
+    /// `cargo test`.
     pub counted: bool,
     /// A suite that still runs after this time hangs, and is killed. Several times what a small machine needs.
     pub limit: Duration,
@@ -332,7 +333,10 @@ pub const SUITES: &[Suite] = &[
         needs: &[Need::Python],
         counted: false,
         limit: minutes(10),
-        commands: |context| vec![python(context, &["-m", "mypy.stubtest", "estafette"])],
+        commands: |context| {
+            let allowed = ["--allowlist", "bindings/python/stubs-allowed.txt", "--ignore-unused-allowlist"];
+            vec![python(context, &[&["-m", "mypy.stubtest", "estafette"][..], &allowed].concat())]
+        },
     },
     Suite {
         name: "readme",

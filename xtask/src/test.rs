@@ -185,7 +185,7 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
         problems.push("there is nothing to run".to_owned());
     }
     for command in commands {
-        let counted = suite.counted && !builds(&command);
+        let counted = is_given(&command, "test") || suite.counted && !is_given(&command, "build");
         let mut counts = Counts::default();
         let left = deadline.saturating_duration_since(Instant::now());
         match shell::watch(command, left, |line| counts.read_line(line)) {
@@ -207,9 +207,9 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
     judge(options.require, total, problems)
 }
 
-/// Whether a command only builds what the next ones use: it runs no test.
-fn builds(command: &std::process::Command) -> bool {
-    command.get_args().next().is_some_and(|first| first == "build")
+/// Whether the first argument of a command is `what`: cargo's `build` runs no test, its `test` always does.
+fn is_given(command: &std::process::Command, what: &str) -> bool {
+    command.get_args().next().is_some_and(|first| first == what)
 }
 
 /// What the counts of a suite, and what went wrong in it, amount to.
@@ -331,6 +331,12 @@ mod tests {
         assert_eq!(run_scripts(false, |_| Vec::new()), "there is nothing to run");
         let built = |_: &Context| vec![echo("build"), echo("test result: ok. 3 passed")];
         assert_eq!(run_scripts(true, built), "passed 3", "what builds runs no test");
+        let other = |_: &Context| vec![echo("installed"), echo("test")];
+        assert_eq!(
+            run_scripts(false, other),
+            "a command executed no test",
+            "cargo's tests are counted everywhere"
+        );
     }
 
     #[test]

@@ -284,6 +284,12 @@ typedef struct estafette_lease estafette_lease;
 typedef struct estafette_op estafette_op;
 
 /**
+ * Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program;
+ * every function that takes one must return before it is destroyed.
+ */
+typedef struct estafette_program estafette_program;
+
+/**
  * The right and the duty to say when something is done, for callers that have no fences of their own.
  */
 typedef struct estafette_promise estafette_promise;
@@ -589,13 +595,6 @@ typedef struct estafette_operator_info {
 typedef void (*estafette_operator_callback)(void *context, const struct estafette_operator_info *info);
 
 /**
- * The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
- * told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
- * must not throw.
- */
-typedef void (*estafette_function)(void *context, struct estafette_op *op);
-
-/**
  * Options of a submission. All bytes zero, but for `size`, are the defaults.
  */
 typedef struct estafette_submit_options {
@@ -626,6 +625,13 @@ typedef struct estafette_submit_options {
    */
   DLDevice on;
 } estafette_submit_options;
+
+/**
+ * The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
+ * told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
+ * must not throw.
+ */
+typedef void (*estafette_function)(void *context, struct estafette_op *op);
 
 /**
  * What `estafette_on_ready` calls: a status (never `ESTAFETTE_PENDING`), and for an error its text, which is only there during
@@ -1243,6 +1249,86 @@ estafette_status estafette_call_operator(struct estafette_engine *engine,
                                          size_t n_outputs,
                                          const struct estafette_attribute *attributes,
                                          size_t n_attributes);
+
+/**
+ * Begins to record a program. `name` is that of its replays, for messages; NULL means "c". The caller owns the result and gives
+ * it up by `estafette_program_destroy`.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `out`, or a name that is not UTF-8; `ESTAFETTE_FORKED`. `*out` is
+ * written only on success. May be called by any thread.
+ *
+ * What the caller promises:
+ * Each pointer is NULL or what its type says; `out` is NULL or may be written.
+ */
+estafette_status estafette_program_begin(struct estafette_engine *engine,
+                                         const char *name,
+                                         struct estafette_program **out);
+
+/**
+ * Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
+ * `drop_context`, which may be NULL, is called once with it when the program was destroyed and no replay is in flight. Nodes have
+ * the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
+ *
+ * A function tells its end as that of an operation does. Two replays may call it at the same time if all that the program does is
+ * to read.
+ *
+ * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is finished. On an error the caller keeps
+ * `context`. May be called by any thread.
+ *
+ * What the caller promises:
+ * As for `estafette_submit`; the functions may be called by any thread, and `function` as often as the program is replayed.
+ */
+estafette_status estafette_program_add(struct estafette_program *program,
+                                       const struct estafette_submit_options *options,
+                                       estafette_function function,
+                                       void *context,
+                                       estafette_drop drop_context,
+                                       struct estafette_tensor *const *reads,
+                                       size_t n_reads,
+                                       struct estafette_tensor *const *writes,
+                                       size_t n_writes);
+
+/**
+ * Ends the recording. `graph` is 0, or 1 for a program whose nodes are all on one CUDA device: it becomes one graph, launched by
+ * one call of the driver per replay. Then the first replay calls the functions, once each, while what they enqueue on the stream
+ * that `estafette_op_stream` gives is recorded and not run; no later replay calls them.
+ *
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
+ * that is in the way, for a program that cannot be a graph; that one can only be destroyed then. `ESTAFETTE_FORKED`. May be called
+ * by any thread.
+ *
+ * What the caller promises:
+ * `program` is NULL or a program.
+ */
+estafette_status estafette_program_finish(struct estafette_program *program,
+                                          int32_t graph);
+
+/**
+ * Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_WINDOW_FULL` instead of waiting
+ * for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
+ * `estafette_op_release`.
+ *
+ * A node whose input was left by a node that failed is not called, and all others are; the replay has failed then, and so has
+ * everything that the program writes.
+ *
+ * Returns as `estafette_submit_with`, and `ESTAFETTE_INVALID` for a program that is not finished. May be called by any thread,
+ * inside of operations too.
+ *
+ * What the caller promises:
+ * `program` is NULL or a program; `out` is NULL or may be written.
+ */
+estafette_status estafette_program_replay(struct estafette_program *program,
+                                          int32_t nonblocking,
+                                          struct estafette_op **out);
+
+/**
+ * Gives a program up. Replays in flight run to their end. NULL is legal and does nothing. No other call on this program may be
+ * under way. In a forked child the program is leaked.
+ *
+ * What the caller promises:
+ * NULL, or a program that was not destroyed before.
+ */
+void estafette_program_destroy(struct estafette_program *program);
 
 /**
  * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".

@@ -27,7 +27,7 @@ pub struct estafette_program {
 
 #[derive(Debug)]
 enum Stage {
-    Recording(Recorder),
+    Recording(Box<Recorder>),
     Ready(Program),
     /// It could not be finished.
     Abandoned,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn estafette_program_begin(
         let out = place(out, "out")?;
         // SAFETY: by contract of this function.
         let (engine, name) = unsafe { (given(engine, "engine")?, text(name, "c", "name")?) };
-        let stage = Mutex::new(Stage::Recording(engine.engine.program(names::kept(name))));
+        let stage = Mutex::new(Stage::Recording(Box::new(engine.engine.program(names::kept(name)))));
         // SAFETY: writable, by contract.
         unsafe { out.write(Box::into_raw(Box::new(estafette_program { stage }))) };
         DONE

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use estafette::devices::DeviceErrorKind;
 use estafette::{BodyError, Error, LeaseHeld, OperationError};
 use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
@@ -81,6 +82,7 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::LeaseHeld(held) => return lease_held(py, error, held).unwrap_or_else(|error| error),
         Error::Invalid(_) => "InvalidError",
         Error::InvalidTensor(_) => "InvalidTensorError",
+        Error::Device(error) if error.kind() == DeviceErrorKind::OutOfMemory => "OutOfMemoryError",
         Error::Device(_) => "DeviceError",
         Error::Conflict(_) => "ConflictError",
         Error::WouldDeadlock(_) => "WouldDeadlockError",

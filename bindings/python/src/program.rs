@@ -47,7 +47,7 @@ pub struct PyProgram {
 }
 
 enum Stage {
-    Recording(Own<Recorder>),
+    Recording(Own<Box<Recorder>>),
     Ready(Own<Program>),
     /// The block in which it was recorded has raised, or it could not be finished.
     Abandoned,
@@ -55,7 +55,7 @@ enum Stage {
 
 impl PyProgram {
     pub fn new(engine: EngineHandle, recorder: Recorder, name: String, graph: bool) -> Self {
-        let stage = Mutex::new(Stage::Recording(Own::new(recorder)));
+        let stage = Mutex::new(Stage::Recording(Own::new(Box::new(recorder))));
         Self { engine, name, graph, stage, bodies: Mutex::default() }
     }
 
@@ -141,7 +141,6 @@ impl PyProgram {
     /// An ``async def`` function runs as a task on the event loop of this call's thread, at every replay. A view of an operand
     /// that the function keeps belongs to the replay: it becomes a lease when that ends, and later nodes do not wait for it.
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None))]
-    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit(
         &self,
         r#fn: &Bound<'_, PyAny>,

@@ -80,6 +80,14 @@ class TestTypesAndShapes:
             eng.call(lambda: np.ones(2), like=like)
 
 
+class TestRoom:
+    def test_no_room_is_a_memory_error_too(self, eng):
+        with pytest.raises(MemoryError, match="out of host memory for 1152921504606846976 bytes") as caught:
+            eng.empty(2**60, "uint8")
+        assert isinstance(caught.value, est.OutOfMemoryError) and isinstance(caught.value, est.DeviceError)
+        assert eng.zeros(4, "uint8").is_ready()
+
+
 class TestOperands:
     @pytest.mark.parametrize("argument", ["reads", "writes"])
     def test_an_operand_without_a_list_is_told_how(self, eng, argument):

@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parents[3] / "benches/python/bench.py"
 # Those of the second kind need PyTorch, tvm-ffi or a C compiler.
 WORKLOADS = [
     "python-submit",
+    "python-replay",
     "python-import",
     "python-export",
     "python-await",

@@ -342,8 +342,8 @@ fn a_graph_of_several_queues_that_goes_wrong_leaves_all_of_them_as_they_were() {
         Err(estafette_devices::DeviceError::new(DeviceErrorKind::Other, "changed its mind"))
     });
     assert_eq!(refused.expect_err("it said so").message(), "changed its mind");
-    // SAFETY: the stream lives to the end of the test.
     let stranger = bench.foreign_stream();
+    // SAFETY: the stream lives to the end of the test.
     let theirs = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
     assert!(!theirs.records_graphs());
     assert!(theirs.record_graph(1, &mut |_| Ok(())).is_err(), "their queues are not ours to record on");

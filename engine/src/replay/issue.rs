@@ -17,7 +17,7 @@ use estafette_graph::replay;
 use estafette_sync::sync::OnceLock;
 
 use super::inputs::Earlier;
-use super::node::{NodeBody, NodeRun, Ticket, Told};
+use super::node::{DeviceBody, NodeBody, NodeRun, Ticket, Told};
 use super::plan::{IssuePlan, numbers};
 use super::shared::{Entry, Shared};
 use crate::completion::Prepared;
@@ -81,10 +81,7 @@ fn settle(fence: &Fence, queue: Option<&Arc<dyn Queue>>) -> Settled {
 }
 
 /// Calls the body of a node that enqueues on `queue`.
-pub(super) fn call_on_device(
-    body: &(dyn Fn(&dyn Queue) -> BodyResult + Send + Sync),
-    queue: &dyn Queue,
-) -> std::thread::Result<BodyResult> {
+pub(super) fn call_on_device(body: &DeviceBody, queue: &dyn Queue) -> std::thread::Result<BodyResult> {
     catch_unwind(AssertUnwindSafe(|| {
         let _entered = Entered::queue(queue)?;
         body(queue)

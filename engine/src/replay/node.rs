@@ -14,12 +14,15 @@ use crate::operands::Declared;
 use crate::operation::OpTag;
 use crate::underway::Views;
 
+/// What enqueues on the queue that it is given.
+pub(super) type DeviceBody = dyn Fn(&dyn Queue) -> BodyResult + Send + Sync;
+
 /// The body of a node, which owns its operands. Called once per run, never twice at once within a run.
 pub(super) enum NodeBody {
     /// Works on the host, and has ended when it returns.
     Host(Box<dyn Fn() -> BodyResult + Send + Sync>),
-    /// Enqueues on the queue that it is given.
-    Device(Box<dyn Fn(&dyn Queue) -> BodyResult + Send + Sync>),
+    /// Has ended when what it has enqueued is done.
+    Device(Box<DeviceBody>),
     /// Tells its end itself, on the host or on a device. With what it may lend.
     External(Declared, Box<dyn Fn(Completion) + Send + Sync>),
 }

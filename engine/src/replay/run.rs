@@ -38,7 +38,7 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
     let completion = Mutex::new(Some(completion));
     let run = Run { plan, failures: Failures::default(), op, earlier, completion };
     let plan = &run.plan;
-    let helpers = shared::helpers_max(core);
+    let helpers = shared::helpers_max(core, plan);
     if let Some(issue) = &plan.issue
         && plan.len() > 0
     {

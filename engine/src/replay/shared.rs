@@ -11,6 +11,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use super::alone::call;
 use super::issue::Marks;
+use super::plan::Plan;
 use super::run::Run;
 use crate::bodies::sync_body;
 use crate::builder::{Nothing, OpBuilder};
@@ -49,10 +50,11 @@ pub(super) enum Entry {
     Ended(u32),
 }
 
-/// How many helpers may join a run that the calling thread owns.
-pub(super) fn helpers_max(core: &CoreRef) -> usize {
+/// How many helpers may join a run that the calling thread owns. If that is a worker, there are the other ones, and a thread
+/// that waits for the replay: it takes a helper's place if it finds one, unless bodies need a lock of their own.
+pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {
     let workers = core.pool.workers();
-    if workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
+    if plan.unhelped && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
 }
 
 /// Goes on with a run whose first `done` nodes have ended, as the thread that owns it.

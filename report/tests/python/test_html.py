@@ -116,6 +116,12 @@ def stall_with_culprit(page):
     return stall
 
 
+def test_the_first_line_is_the_first_of_the_report(page):
+    headline = page.run("return report.data.report.headline").replace("`", "")
+    shown = page.find("headline").text
+    assert headline.startswith(shown) and shown.endswith(".")
+
+
 def test_the_page_says_nothing_and_asks_for_nothing(page):
     page.press("p", "]", "t", "+")
     assert page.messages() == []

@@ -11,6 +11,7 @@
 //! | `setup` | the device, the engine, and what every step uses |
 //! | `conformance` | the suite that every device passes, on this one |
 //! | `races` | consumers that would be wrong without their waits, and are wrong when these are left out |
+//! | `copies` | copies between host and device that hold up nobody |
 //! | `programs` | random programs on several queues against the host |
 //! | `faults` | a real fault, in a process of its own |
 //! | `ping_pong`, `replays`, `wake`, `ready` | figures |
@@ -19,6 +20,7 @@
 //! | `record` | what is printed and written |
 
 mod conformance;
+mod copies;
 mod driver;
 mod failure;
 mod faults;
@@ -50,8 +52,8 @@ usage: gpu-suite [options]
   --record FILE     also write a record in Markdown, after every step anew
   --files FOLDER    where the Python files of the suite are
   --python PROGRAM  the interpreter for them (python3)
-  --only NAME,...   only these steps: conformance, races, programs, ping-pong, replays, wake, ready,
-                    faults, python, sanitizer
+  --only NAME,...   only these steps: conformance, races, copies, programs, ping-pong, replays, wake,
+                    ready, faults, python, sanitizer
   --seconds NUMBER  for all of it (540); what no time is left for is skipped
   --probe           only look for a device; ends with 3 where there is none
   --simulator       on the simulated driver, where this program has one; figures are no results
@@ -115,6 +117,7 @@ const fn step(
 const STEPS: &[Step] = &[
     step("conformance", 60, |setup, _, record| conformance::run(setup, record)),
     step("races", 60, |setup, _, record| races::run(setup, record)),
+    step("copies", 60, |setup, _, record| copies::run(setup, record)),
     step("programs", 60, |setup, _, record| programs::run(setup, record)),
     step("ping-pong", 60, |setup, _, record| ping_pong::run(setup, record)),
     step("replays", 60, |setup, _, record| replays::run(setup, record)),

@@ -70,6 +70,10 @@ class DeviceError(EstafetteError):
     """A device refused or broke."""
 
 
+class OutOfMemoryError(DeviceError, MemoryError):
+    """The host or a device has no room; nothing is broken. Free something, or ask for less."""
+
+
 class ConflictError(EstafetteError):
     """The memory is used in a way that excludes this use; the message says by whom."""
 

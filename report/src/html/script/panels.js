@@ -43,7 +43,7 @@ function fillHead(data) {
   document.getElementById("started").textContent = started;
   const { headline, totals, critical_path: path, missing } = data.report;
   const [first, ...rest] = headline.split(/(?<=\.) (?=The longest)/);
-  document.getElementById("headline").append(...prose(first));
+  document.getElementById("headline").replaceChildren(...prose(first));
   document.getElementById("longest").append(...prose(rest.join(" ")));
   const tiles = document.getElementById("tiles");
   const tile = (value, label) => {
