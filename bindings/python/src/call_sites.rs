@@ -60,15 +60,17 @@ pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
 /// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old one.
 const KEPT: usize = 32;
 
-static NAMES: Attached<[Option<(Py<PyType>, Arc<str>)>; KEPT]> = Attached::new([const { None }; KEPT]);
+type Names = [Option<(Py<PyType>, Arc<str>)>; KEPT];
+
+static NAMES: Attached<Names> = Attached::new([const { None }; KEPT]);
 
 /// The full name of a type.
 fn name_of(kind: &Bound<'_, PyType>) -> Option<Arc<str>> {
     let py = kind.py();
     // Type objects are aligned to 16 bytes, and some hundred bytes long.
     let slot = kind.as_ptr().addr() / 16;
-    let slot = (slot ^ slot / 64) % KEPT;
-    let known = |names: &mut [Option<(Py<PyType>, Arc<str>)>; KEPT]| {
+    let slot = (slot ^ (slot / 64)) % KEPT;
+    let known = |names: &mut Names| {
         let (known, name) = names[slot].as_ref()?;
         (known.as_ptr() == kind.as_ptr()).then(|| Arc::clone(name))
     };
