@@ -213,30 +213,28 @@ def replay(engine, n):
         for _ in range(LOOP):
             program.submit(nothing_with, writes=[x, counted])
 
-    def submits():
-        for _ in itertools.repeat(None, LOOP):
+    def submits(turns):
+        for _ in itertools.repeat(None, turns * LOOP):
             engine.submit(nothing_with, writes=[x, counted])
         engine.wait_all()
 
-    def replays():
-        program.replay()
+    def replays(turns):
+        for _ in itertools.repeat(None, turns):
+            program.replay()
         engine.wait_all()
 
-    turns = max(1, n // LOOP)
-    times = {"replays": 0, "submits": 0}
-    for _ in range(turns):
-        for name, turn in (("replays", replays), ("submits", submits)):
+    # Blocks that take turns, as in `in_turn`; in each, what wakes a thread up is shared by many.
+    turns = max(n // LOOP // BLOCKS, 1)
+    times = {replays: [], submits: []}
+    for _ in range(BLOCKS):
+        for block, samples in times.items():
             began = time.perf_counter_ns()
-            turn()
-            times[name] += time.perf_counter_ns() - began
-    if counted.version != turns * (1 + LOOP):
-        raise RuntimeError(f"{turns} replays and as many turns of {LOOP} left the version {counted.version}")
-    nodes = turns * LOOP
-    return {
-        "ns_per_op": times["replays"] / nodes,
-        "submitted_ns": times["submits"] / nodes,
-        "ratio": times["replays"] / times["submits"],
-    }
+            block(turns)
+            samples.append((time.perf_counter_ns() - began) / (turns * LOOP))
+    if counted.version != BLOCKS * turns * (1 + LOOP):
+        raise RuntimeError(f"{BLOCKS * turns} turns, replayed and submitted, left the version {counted.version}")
+    replayed_ns, submitted_ns = (statistics.median(samples) for samples in times.values())
+    return {"ns_per_op": replayed_ns, "submitted_ns": submitted_ns, "ratio": replayed_ns / submitted_ns}
 
 
 def nothing_with(_):

@@ -62,7 +62,7 @@ impl Run {
 pub(super) fn call(body: &NodeBody) -> BodyResult {
     match body {
         NodeBody::Host(body) => body(),
-        NodeBody::Device(_) | NodeBody::External(..) => unreachable!("a program with such nodes is issued"),
+        NodeBody::Device(_) | NodeBody::External(_) => unreachable!("a program with such nodes is issued"),
     }
 }
 

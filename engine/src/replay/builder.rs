@@ -6,7 +6,7 @@ use estafette_devices::Queue;
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
-use super::node::NodeBody;
+use super::node::{External, NodeBody};
 use super::plan::Node;
 use super::recorder::Recorder;
 use crate::builder::Nothing;
@@ -226,7 +226,7 @@ impl<R: Operands, W: Operands, U: Operands> CheckedNode<'_, R, W, U> {
             reads.each(|tensor| operands.push((tensor, Mode::Read)));
             writes.each(|tensor| operands.push((tensor, Mode::Write)));
             updates.each(|tensor| operands.push((tensor, Mode::Update)));
-            NodeBody::External(operands, Box::new(start))
+            NodeBody::External(Box::new(External { operands, start: Box::new(start) }))
         });
     }
 }

@@ -158,12 +158,12 @@ impl Recording<'_> {
                 Ok(outcome) => outcome.map_err(|error| tag.body_failure(error)),
                 Err(panic) => Err(tag.panic_failure(panic)),
             },
-            NodeBody::External(operands, start) => {
+            NodeBody::External(external) => {
                 let ticket = Arc::new(Ticket::default());
                 let (core, scope) = (self.core.clone(), self.scope.clone());
                 let running =
                     NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
-                Prepared::new(operands.clone(), None).start_node(running, start);
+                Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
                 match ticket.ask(drop) {
                     // The fence is a point in the recording, or says what the next record will say as well.
                     Some((_fence, result)) => result,

@@ -143,11 +143,11 @@ impl Shared {
                 });
                 marks.leave(node, [left]);
             }
-            NodeBody::External(operands, start) => {
+            NodeBody::External(external) => {
                 let ticket = Arc::new(Ticket::default());
                 let (tag, core, scope) = (run.tag(node), self.core.clone(), self.scope.clone());
                 let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&ticket));
-                Prepared::new(operands.clone(), None).start_node(running, start);
+                Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
                 let shared = Arc::clone(self);
                 let later = move |told| {
                     shared.note(node, told);

@@ -23,8 +23,15 @@ pub(super) enum NodeBody {
     Host(Box<dyn Fn() -> BodyResult + Send + Sync>),
     /// Has ended when what it has enqueued is done.
     Device(Box<DeviceBody>),
-    /// Tells its end itself, on the host or on a device. With what it may lend.
-    External(Declared, Box<dyn Fn(Completion) + Send + Sync>),
+    /// Tells its end itself, on the host or on a device. Behind a pointer, since those of long programs are the others.
+    External(Box<External>),
+}
+
+/// See [`NodeBody::External`].
+pub(super) struct External {
+    /// What it may lend.
+    pub(super) operands: Declared,
+    pub(super) start: Box<dyn Fn(Completion) + Send + Sync>,
 }
 
 /// A node that runs and tells its end through a completion.
