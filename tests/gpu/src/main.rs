@@ -124,7 +124,7 @@ const STEPS: &[Step] = &[
     step("wake", 60, |setup, _, record| wake::run(setup, record)),
     step("ready", 30, |setup, _, record| ready::run(setup, record)),
     step("faults", 75, |_, options, record| faults::run(options.simulator, record)),
-    step("python", 320, |setup, options, record| python::run(setup, options, record)),
+    step("python", 320, python::run),
     step("sanitizer", 240, |_, options, record| sanitizer::run(options, record)),
 ];
 
