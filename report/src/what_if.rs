@@ -11,7 +11,7 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 use crate::Recording;
 use crate::attribution::queue_of;
 use crate::critical_path::own_time;
-use crate::model::{Edge, Hazard, LaneId, Mode, Nanos, OperationId, OperationKind};
+use crate::model::{Cause, Culprit, Edge, Hazard, LaneId, Mode, Nanos, OperationId, OperationKind, Stall};
 
 /// What is otherwise.
 #[derive(Debug, Clone, Default)]
@@ -28,7 +28,7 @@ pub(crate) struct Score<'a> {
     parts: Vec<Part>,
     /// Edges between parts, by their earlier end.
     edges: Vec<Vec<(usize, &'a Edge)>>,
-    /// Lanes that ran bodies.
+    /// How many bodies may run at once.
     workers: usize,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Score<'a> {
                 edges[*from].push((*to, edge));
             }
         }
-        Self { recording, parts, edges, workers: lanes.len().max(1) }
+        Self { recording, parts, edges, workers: lanes.len().max(1) + usize::from(has_another(recording)) }
     }
 
     /// When the last operation or wait ends; `None` if not everything can be played, as in a recording that lies.
@@ -112,6 +112,14 @@ impl<'a> Score<'a> {
         let gone = edge.hazard != Hazard::Raw && change.renamed.contains(&edge.variable) && overwrites();
         !gone
     }
+}
+
+/// Whether there must have been a worker beside those that ran something: a recording has no more of a worker than what it ran, and one
+/// after the other a single worker runs everything. Had there been no other, somebody would have waited for it.
+fn has_another(recording: &Recording) -> bool {
+    let for_workers = |stall: &&Stall| (stall.cause, stall.culprit) == (Cause::NoWorker, Culprit::Pool);
+    let waited: Nanos = recording.stalls.iter().filter(for_workers).map(Stall::duration).sum();
+    waited < recording.duration / 100
 }
 
 /// Whether the thread that it is submitted on stands still until it is over.

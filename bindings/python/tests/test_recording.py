@@ -98,6 +98,71 @@ class TestPlantedStalls:
         assert "not resumed (the event loop)" in line and "the event loop was busy" in line
 
 
+class TestProgramsWithFaults:
+    """Faults as they happen in programs: the report says what to change, and where."""
+
+    def advice(self, recording):
+        report = recording.report()
+        return report.headline, [row["change"] for row in report.data["advice"]]
+
+    def test_a_look_at_the_result_in_each_step(self, np, path):
+        with est.Engine(workers=2) as eng, est.record(path) as recording:
+            loss = eng.zeros((1,), "float32")
+            batches = [eng.zeros((4,), "float32") for _ in range(2)]
+            for step in range(6):
+                batch = batches[step % 2]
+                eng.submit(lambda x: time.sleep(LONG / 4), writes=[batch], using=np.from_dlpack, name="load")
+                eng.submit(lambda x, y: time.sleep(LONG / 4), reads=[batch], writes=[loss], using=np.from_dlpack, name="train")
+                assert float(np.from_dlpack(loss)[0]) == 0
+            eng.wait_all()
+        _, advice = self.advice(recording)
+        assert any(change.startswith("go on without waiting at test_recording.py:") for change in advice), advice
+
+    def test_a_scratch_tensor_of_two_branches_and_names_from_before_the_recording(self, np, path):
+        with est.Engine(workers=2) as eng:
+            scratch, left, right = (eng.zeros((4,), "float32") for _ in range(3))
+            scratch.call_in_report("scratch")
+            with est.record(path) as recording:
+                for name, own in [("blur", left), ("edges", right)] * 3:
+                    eng.submit(lambda x, y: time.sleep(LONG / 4), writes=[scratch, own], using=np.from_dlpack, name=name)
+                eng.wait_all()
+        headline, advice = self.advice(recording)
+        assert "on `scratch`, write after write" in headline
+        assert any(change.startswith("use two of `scratch` in turn") for change in advice), advice
+
+    def test_views_that_pile_up_in_a_list(self, eng, np, path):
+        batch = eng.zeros((4,), "float32")
+        kept, held, go_on = [], threading.Event(), threading.Event()
+
+        def consume():
+            kept.append(np.from_dlpack(batch))
+            held.set()
+            go_on.wait()
+            kept.clear()
+
+        with est.record(path) as recording:
+            consumer = threading.Thread(target=consume)
+            consumer.start()
+            held.wait()
+            op = eng.submit(lambda x: None, writes=[batch], using=np.from_dlpack, name="decode")
+            time.sleep(LONG)
+            go_on.set()
+            op.wait()
+            consumer.join()
+        headline, advice = self.advice(recording)
+        assert "leased (a lease taken by" in headline and "test_recording.py:" in headline
+        assert any(change.startswith("give back sooner: a lease taken by") for change in advice), advice
+
+    def test_a_program_that_does_the_work_itself(self, eng, path):
+        with est.record(path) as recording:
+            for _ in range(3):
+                time.sleep(LONG)
+                eng.submit(lambda: None, name="train").wait()
+        headline, advice = self.advice(recording)
+        assert headline.startswith("The program itself took ") and "while nothing was under way" in headline
+        assert advice[0].startswith("submit earlier: nothing was under way")
+
+
 class TestTheFile:
     def test_leases_have_the_line_that_took_them_and_flags_are_put_back(self, eng, np, path):
         before = est.record_call_sites(False)
