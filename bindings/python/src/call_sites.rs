@@ -60,6 +60,7 @@ pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
 /// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old one.
 const KEPT: usize = 32;
 
+/// One slot each: a type and its name.
 type Names = [Option<(Py<PyType>, Arc<str>)>; KEPT];
 
 static NAMES: Attached<Names> = Attached::new([const { None }; KEPT]);
