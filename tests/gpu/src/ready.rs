@@ -22,11 +22,13 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     }
     let event = driver.event()?;
     driver.record(event, probe)?;
-    engine.op("held").writes([&x]).on(&queue).run_on(move |queue, [], [_x]| {
+    let held = engine.op("held").writes([&x]).on(&queue).run_on(move |queue, [], [_x]| {
         driver.wait_for(queue.native(), flag)?;
         // SAFETY: the operation keeps the memory.
         Ok(unsafe { driver.fill(queue.native(), at, 64, 1) }?)
     })?;
+    // Until it is issued, who asks is answered from the graph, which is cheaper than what is measured here.
+    held.wait()?;
     let (mut ours, mut queries) = (Vec::new(), Vec::new());
     let per_question = |begin: Instant| begin.elapsed().as_nanos() as f64 / f64::from(QUESTIONS);
     for _ in 0..if setup.simulated { 3 } else { ROUNDS } {
