@@ -304,7 +304,7 @@ pub const SUITES: &[Suite] = &[
         about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
         fast: false,
         needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
-        counted: true,
+        counted: false,
         limit: minutes(15),
         commands: |context| looks_at_reports(context, "report/tests/python/test_viewers.py"),
     },

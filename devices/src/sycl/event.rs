@@ -22,10 +22,11 @@ pub(super) struct Event {
     signal: Signal,
     /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
-    /// Whether it is of a queue that others enqueue on: then it is asked for its status and for nothing else. Its native event may not be
-    /// there yet; and whoever waits for it holds a lock of the scheduler (DPC++ 2026) as long as a host task in front of it runs,
-    /// which may itself wait for somebody who wants that lock: dpctl's do, for the Python lock.
-    foreign: bool,
+    /// Whether the scheduler of the runtime may hold it back, behind a host task: on a queue that others enqueue on, and behind what
+    /// they have enqueued. Then it is asked for its status and for nothing else. Its native event may not be there yet; and whoever
+    /// waits for it holds a lock of the scheduler (DPC++ 2026) as long as a host task in front of it runs, which may itself wait
+    /// for somebody who wants that lock: dpctl's do, for the Python lock.
+    held_back: bool,
     /// Whether the driver will settle it, once somebody wanted to know.
     pushed: OnceLock<bool>,
 }
@@ -42,9 +43,9 @@ pub(super) enum Status {
 }
 
 impl Event {
-    pub(super) fn new(shared: &Arc<Shared>, handle: Handle, foreign: bool) -> Arc<Self> {
+    pub(super) fn new(shared: &Arc<Shared>, handle: Handle, held_back: bool) -> Arc<Self> {
         Arc::new(Self {
-            foreign,
+            held_back,
             shared: Arc::clone(shared),
             handle,
             signal: Signal::new(),
@@ -64,6 +65,11 @@ impl Event {
     /// Whether it is known to be done: one load.
     pub(super) fn is_done(&self) -> bool {
         self.signal.is_done()
+    }
+
+    /// Whether it may be with the runtime only, and what waits for it too.
+    pub(super) fn is_held_back(&self) -> bool {
+        self.held_back && !self.is_done()
     }
 
     /// Makes it the event of number `sequence` of a queue. An event gets one number.
@@ -136,7 +142,7 @@ impl Event {
         if let Some(outcome) = self.signal.state().outcome() {
             return Watch::Settled(outcome);
         }
-        let arm = || !self.foreign && self.shared.pushes && push::arm(self);
+        let arm = || !self.held_back && self.shared.pushes && push::arm(self);
         if !*self.pushed.get_or_init(arm) {
             return Watch::MustPoll;
         }

@@ -48,6 +48,8 @@ pub(super) struct Lane {
     newest: Option<Arc<Event>>,
     /// Somebody has the native handle and may have enqueued what is not known here.
     touched: bool,
+    /// Of each of the runtime's queues the newest command that may be held back; what comes later there is held back with it.
+    held_back: SmallVec<[(usize, Arc<Event>); 1]>,
 }
 
 /// A queue of the runtime.
@@ -91,6 +93,7 @@ impl Lane {
             covers_newest: false,
             newest: None,
             touched: false,
+            held_back: SmallVec::new(),
         }
     }
 
@@ -215,13 +218,24 @@ impl Lane {
     }
 
     /// The event of a command that the runtime has taken.
-    fn taken(&self, at: usize, event: Option<Handle>, what: &str) -> Result<Arc<Event>, DeviceError> {
+    fn taken(&mut self, at: usize, event: Option<Handle>, what: &str) -> Result<Arc<Event>, DeviceError> {
         let event = event.ok_or_else(|| refused(what))?;
         if let Some(flusher) = &self.handles[at].flusher {
             flusher.flush();
         }
         self.shared.counters.commands.fetch_add(1, Ordering::Relaxed);
-        Ok(Event::new(&self.shared, event, self.handles[at].foreign))
+        self.held_back.retain(|(_, event)| event.is_held_back());
+        let foreign = self.handles[at].foreign;
+        let held_back = foreign
+            || self.touched
+            || !self.held_back.is_empty()
+            || self.waits.iter().any(|wait| wait.is_held_back());
+        let event = Event::new(&self.shared, event, held_back);
+        if held_back && !foreign {
+            self.held_back.retain(|(queue, _)| *queue != at);
+            self.held_back.push((at, Arc::clone(&event)));
+        }
+        Ok(event)
     }
 
     /// Notes a command that has no number yet.
@@ -335,7 +349,7 @@ impl Lane {
         self.barrier_for(at, &list)
     }
 
-    fn barrier_for(&self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
+    fn barrier_for(&mut self, at: usize, list: &List) -> Result<Arc<Event>, DeviceError> {
         self.shared.counters.barriers.fetch_add(1, Ordering::Relaxed);
         let api = self.shared.api();
         // SAFETY: live objects; the event is ours.

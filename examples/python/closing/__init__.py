@@ -30,14 +30,14 @@ class Ledger:
         return f"{self.crossings:,} times, {self.bytes / 1e6:,.1f} MB"
 
 
-def settled_stats(eng, before, copies=0, seconds=10):
-    """What `eng.stats()` says once all that was imported since `before`, and so many copies, were given back: libraries let go of device
-    memory when its queue is done with it. Or after so many seconds."""
+def settled_stats(eng, before, seconds=10):
+    """What `eng.stats()` says once all that was imported since `before` was given back: libraries let go of device memory when its
+    queue is done with it. Or after so many seconds."""
     gc.collect()
     deadline = time.monotonic() + seconds
     while True:
         now = eng.stats()
-        owed = now.imported - before.imported + copies
+        owed = now.imported - before.imported
         if not now.releasing and now.deleters - before.deleters >= owed or time.monotonic() > deadline:
             return now
         time.sleep(0.001)
