@@ -18,6 +18,10 @@ pub struct Counts {
 impl Counts {
     /// Looks at one line of output; lines that close nothing change nothing.
     pub fn read_line(&mut self, line: &str) {
+        if line.starts_with(' ') && line.trim_start().starts_with("test result: ") {
+            // What nextest shows of a test that failed, which its own closing line counts.
+            return;
+        }
         let line = line.trim();
         if let Some(rest) = line.strip_prefix("SKIPPED [") {
             // "SKIPPED [2] tests/test_x.py:7: reason", or without the number of the line.
@@ -113,6 +117,14 @@ test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
         let output =
             "     Summary [   3.021s] 7 tests run: 4 passed (1 slow), 2 failed, 1 timed out, 3 skipped";
         assert_eq!(read(output), counts(4, 3, 3));
+    }
+
+    #[test]
+    fn what_nextest_shows_of_a_failed_test_is_not_counted_beside_its_own_line() {
+        let output = "
+    test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.27s
+     Summary [  48.011s] 768 tests run: 767 passed, 1 failed, 0 skipped";
+        assert_eq!(read(output), counts(767, 1, 0));
     }
 
     #[test]

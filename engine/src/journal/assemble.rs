@@ -10,11 +10,12 @@ use estafette_report::model::{
 };
 use estafette_sync::sync::atomic::Ordering;
 
-use super::entry::{Entry, How, NONE, Tells, Use, access_of, halves, told_briefly, widened};
+use super::entry::{
+    Entry, How, NONE, Tells, Use, access_of, element_of, ended_of, halves, told_briefly, widened,
+};
 use super::names;
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
-use crate::exchange::DType;
 
 /// What is known of one operation so far.
 struct Draft {
@@ -178,9 +179,8 @@ impl Assembly<'_> {
                 self.began(id, at, lane);
             }
             Tells::Ended => {
-                let (about, text) = halves(words[0]);
-                let outcome = reading.outcome(How::from_bits(about as u8), text);
-                let device_work = about & 1 << 8 != 0;
+                let (how, device_work, why) = ended_of(words[0]);
+                let outcome = reading.outcome(how, why);
                 self.ended(id, at, outcome, device_work);
             }
             Tells::Done => {
@@ -223,8 +223,7 @@ impl Assembly<'_> {
                 let (dtype, library) = halves(words[1]);
                 let library = reading.known(library);
                 let library = self.library(library.as_deref());
-                let [code, bits, lanes @ ..] = dtype.to_le_bytes();
-                let dtype = DType { code, bits, lanes: u16::from_le_bytes(lanes) };
+                let dtype = element_of(dtype);
                 let shape: Vec<String> = all.iter().skip(2).map(u64::to_string).collect();
                 let name = format!("{dtype}[{}] #{id}", shape.join(","));
                 let variable = self.variables.entry(id).or_insert_with(|| unknown(id));

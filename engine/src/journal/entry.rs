@@ -11,6 +11,8 @@
 
 use estafette_graph::Mode;
 
+use crate::exchange::DType;
+
 /// The most words of one entry.
 pub(super) const WORDS_MAX: usize = 127;
 
@@ -149,6 +151,28 @@ pub(super) fn pair(low: u32, high: u32) -> u64 {
 /// The two halves of a word.
 pub(super) fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
+}
+
+/// An element type in half a word.
+pub(super) fn element(dtype: DType) -> u32 {
+    let DType { code, bits, lanes } = dtype;
+    u32::from(code) | u32::from(bits) << 8 | u32::from(lanes) << 16
+}
+
+/// The element type in half a word.
+pub(super) fn element_of(half: u32) -> DType {
+    DType { code: half as u8, bits: (half >> 8) as u8, lanes: (half >> 16) as u16 }
+}
+
+/// How an operation ended, whether device work goes on, and why it failed, in one word.
+pub(super) fn ended(how: How, device_work: bool, why: u32) -> u64 {
+    pair(u32::from(how as u8) | u32::from(device_work) << 8, why)
+}
+
+/// What [`ended`] has put together.
+pub(super) fn ended_of(word: u64) -> (How, bool, u32) {
+    let (about, why) = halves(word);
+    (How::from_bits(about as u8), about & 1 << 8 != 0, why)
 }
 
 /// An access in one word; never 0.

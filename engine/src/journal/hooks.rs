@@ -11,12 +11,11 @@ use estafette_graph::{Mode, OpId, VarId};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
-use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, brief, narrow, pair};
+use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, brief, element, ended, narrow, pair};
 use super::events;
 use super::names;
 use super::writer::{self, Writer};
 use crate::error::FailureKind;
-use crate::exchange::DType;
 use crate::operation::{Kind, Name, OpDraft, OpGranted, OpState};
 use crate::state::Ending;
 use crate::taker::Taker;
@@ -70,7 +69,7 @@ impl Writer {
         match narrow(id, brief(name, what)) {
             Some(word) if all >> 32 == 0 => {
                 let pairs = words[..len.next_multiple_of(2)].chunks_exact(2).map(|two| two[0] | two[1] << 32);
-                self.write_all(Tells::Brief, now, word, pairs);
+                self.write(Tells::Brief, now, word, pairs);
             }
             _ => self.submitted_at_length(now, id, pair(name, what as u32), &words[..len]),
         }
@@ -79,16 +78,11 @@ impl Writer {
     #[cold]
     fn submitted_at_length(&mut self, now: u64, id: u64, about: u64, accesses: &[u64]) {
         let (first, rest) = accesses.split_at(accesses.len().min(ACCESSES_MAX));
-        self.write_all(Tells::Submitted, now, id, once(about, first));
+        self.write(Tells::Submitted, now, id, [&[about], first].concat());
         for some in rest.chunks(ACCESSES_MAX) {
-            self.write_all(Tells::Accesses, now, id, some.iter().copied());
+            self.write(Tells::Accesses, now, id, some.iter().copied());
         }
     }
-}
-
-/// `first`, and then `rest`.
-fn once(first: u64, rest: &[u64]) -> impl ExactSizeIterator<Item = u64> {
-    (0..1 + rest.len()).map(move |at| at.checked_sub(1).map_or(first, |at| rest[at]))
 }
 
 /// A drafted operation is about to be submitted.
@@ -147,13 +141,11 @@ fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static 
     let layout = &definition.layout;
     let library = library.map_or(NONE, |library| writer.fixed_text(library));
     let now = writer.now();
-    let DType { code, bits, lanes } = layout.dtype();
-    let dtype = u32::from_le_bytes([code, bits, lanes.to_le_bytes()[0], lanes.to_le_bytes()[1]]);
     // No tensor of use has more, and the entry has to have room for them.
     let shape = layout.shape().iter().take(NDIM_MAX).map(|&extent| extent as u64);
-    let about = [layout.byte_len() as u64, pair(dtype, library)];
+    let about = [layout.byte_len() as u64, pair(element(layout.dtype()), library)];
     let words: SmallVec<[u64; 8]> = about.into_iter().chain(shape).collect();
-    writer.write_all(Tells::Variable, now, var, words.into_iter());
+    writer.write(Tells::Variable, now, var, words);
 }
 
 impl Tensor {
@@ -224,8 +216,6 @@ fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
         let at = at(writer);
         if queue == 0 && granted.payload().kind != Kind::Lease {
             writer.begins(at, id);
-        } else if queue == 0 {
-            writer.write(Tells::Began, at, id, []);
         } else {
             writer.write(Tells::Began, at, id, [queue]);
         }
@@ -278,9 +268,8 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
     writer::with(|writer| {
         let now = writer.now();
         let text = text.map_or(NONE, |text| writer.text(&text));
-        let about = u32::from(how as u8) | u32::from(left.is_some()) << 8;
         writer.tell_began();
-        writer.write(Tells::Ended, now, id.get(), [pair(about, text)]);
+        writer.write(Tells::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
     });
     // Dropped under no lock: it may own events of a driver.
     let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
@@ -367,8 +356,7 @@ pub(crate) fn hold_ends(id: OpId, left: Option<&Fence>) {
     events::ended(id.get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();
-        let about = u32::from(How::Well as u8) | u32::from(left.is_some()) << 8;
-        writer.write(Tells::Ended, now, id.get(), [pair(about, NONE)]);
+        writer.write(Tells::Ended, now, id.get(), [ended(How::Well, left.is_some(), NONE)]);
     });
     if let Some(left) = left {
         watch(id, std::slice::from_ref(left), None);

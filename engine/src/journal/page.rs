@@ -58,9 +58,8 @@ impl Page {
         &self,
         at: usize,
         first: [u64; 2],
-        rest: impl IntoIterator<IntoIter: ExactSizeIterator<Item = u64>>,
+        rest: impl ExactSizeIterator<Item = u64>,
     ) -> usize {
-        let rest = rest.into_iter();
         let end = at + 2 + rest.len();
         let entry = first.into_iter().chain(rest);
         self.words()[at..end]

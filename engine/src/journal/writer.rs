@@ -219,23 +219,16 @@ impl Writer {
         self.session.ticks.since_start(at_ns)
     }
 
-    /// Writes an entry, or counts it as lost.
+    /// Writes an entry, or counts it as lost. `words` are as many as fit into one.
     #[inline(always)]
-    pub(super) fn write<const N: usize>(&mut self, tells: Tells, ticks: u64, id: u64, words: [u64; N]) {
-        if let Some((page, at)) = self.room(2 + N) {
-            self.at = page.write(at, [head(tells, 2 + N, ticks), id], words);
-        }
-    }
-
-    /// As [`write`](Self::write), for `len` words, which are as many as fit into an entry.
-    #[inline(always)]
-    pub(super) fn write_all(
+    pub(super) fn write(
         &mut self,
         tells: Tells,
         ticks: u64,
         id: u64,
-        words: impl ExactSizeIterator<Item = u64>,
+        words: impl IntoIterator<IntoIter: ExactSizeIterator<Item = u64>>,
     ) {
+        let words = words.into_iter();
         let len = 2 + words.len();
         debug_assert!(len <= WORDS_MAX, "the number of words has seven bits");
         if let Some((page, at)) = self.room(len) {
