@@ -34,7 +34,7 @@ const REFS_LIMIT: u32 = u32::MAX / 2;
 #[repr(C, align(64))]
 pub(crate) struct Block<V, T> {
     /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
-    /// the variable that grants. Zero: granted, and owned by the `Granted` token.
+    /// the variable that grants. Zero: granted, and owned by the `Granted` token; or over, completed or withdrawn.
     pending: AtomicU32,
     /// The operation in flight counts as one, each `OpRef` (and each snapshot looking at it) as one.
     refs: AtomicU32,
@@ -334,7 +334,7 @@ impl<V, T> Block<V, T> {
         self.pending.store(count, Ordering::Relaxed);
     }
 
-    /// Whether all accesses are granted.
+    /// Whether no access waits: the operation is granted, or over.
     pub(crate) fn is_granted(&self) -> bool {
         self.pending.load(Ordering::Acquire) == 0
     }

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 
-use crate::access::{Mode, Target};
+use crate::access::{AccessPtr, Mode, Target};
 use crate::block::Block;
 use crate::dead::Dead;
 use crate::granted::Granted;
@@ -130,6 +130,26 @@ impl<V, T> Group<V, T> {
             locked.node.as_ref().group.with_mut(|group| {
                 let group = (*group).as_mut().expect("a word that says group has one");
                 group.parked.iter_mut().for_each(|(appended, _)| *appended += 1);
+            });
+        }
+    }
+
+    /// Notes that a write leaves the queue without having been completed. Members that were parked behind it wait for one write
+    /// less; members that were parked before it was appended wait for as many as before.
+    ///
+    /// # Safety
+    /// The bit is held, and the access is still linked.
+    #[cold]
+    pub(crate) unsafe fn withdraws(locked: &mut Locked<V, T>, write: AccessPtr<V, T>) {
+        // SAFETY: the bit is held, so the queue and the group are ours.
+        unsafe {
+            let ahead = locked.queue(|queue| queue.writes_ahead_of(write));
+            locked.node.as_ref().group.with_mut(|group| {
+                let group = (*group).as_mut().expect("a word that says group has one");
+                let finished = group.finished;
+                // The writes that a member was parked behind are the first ones of the queue.
+                let behind = group.parked.iter_mut().filter(|(appended, _)| ahead < *appended - finished);
+                behind.for_each(|(appended, _)| *appended -= 1);
             });
         }
     }

@@ -256,17 +256,8 @@ unsafe fn end_access<V, T>(
             // An operation may be granted here, and at once run by whoever grants its last access elsewhere.
             node.as_ref().state.publish(locked.word);
         }
-        let (empty, writes) = locked.queue(|queue| {
-            queue.unlink(access, target.is_exclusive());
-            queue.advance(target.is_exclusive(), |granted| {
-                let op = Access::op(granted);
-                if op.as_ref().grant_one(section) {
-                    ended.push(op);
-                }
-            });
-            (queue.is_empty(), queue.writes())
-        });
-        locked.word = locked.word.with_unfinished_write(writes > 0);
+        locked.queue(|queue| queue.unlink(access, target.is_exclusive()));
+        let empty = go_on(section, locked, target.is_exclusive(), ended);
         if locked.word.group() {
             Group::completed(locked, target.mode(), &mut ended.rare().dead);
         }
@@ -274,6 +265,32 @@ unsafe fn end_access<V, T>(
             ended.rare().dead.retire(node);
         }
     }
+}
+
+/// After an access, `exclusive` or not, has left the queue: grants what may go next, and corrects the word. True: the queue is
+/// empty.
+///
+/// # Safety
+/// The variable's bit is held in `locked`, within `section`. `ended` is used when no bit is held.
+#[inline(always)]
+pub(crate) unsafe fn go_on<V, T>(
+    section: &Section,
+    locked: &mut Locked<V, T>,
+    exclusive: bool,
+    ended: &mut Ended<V, T>,
+) -> bool {
+    // SAFETY: forwarded to the caller; an operation is pushed once, when its last access is granted.
+    let (empty, writes) = locked.queue(|queue| unsafe {
+        queue.advance(exclusive, |granted| {
+            let op = Access::op(granted);
+            if op.as_ref().grant_one(section) {
+                ended.push(op);
+            }
+        });
+        (queue.is_empty(), queue.writes())
+    });
+    locked.word = locked.word.with_unfinished_write(writes > 0);
+    empty
 }
 
 /// Hands operations to `ready`, also on unwinding.

@@ -56,6 +56,7 @@ mod submit;
 mod survey;
 mod targets;
 mod var;
+mod withdraw;
 mod word;
 
 pub use access::Mode;

@@ -50,6 +50,11 @@ impl<V, T> OpRef<V, T> {
         unsafe { self.as_block().payload() }
     }
 
+    /// The operation's block.
+    pub(crate) fn block(&self) -> BlockPtr<V, T> {
+        self.block
+    }
+
     /// Whether this refers to the operation in `block`.
     pub(crate) fn is(&self, block: BlockPtr<V, T>) -> bool {
         self.block == block
@@ -67,7 +72,7 @@ impl<V, T> OpRef<V, T> {
     }
 
     #[inline]
-    fn as_block(&self) -> &Block<V, T> {
+    pub(crate) fn as_block(&self) -> &Block<V, T> {
         // SAFETY: our reference keeps the block.
         unsafe { self.block.as_ref() }
     }

@@ -207,6 +207,37 @@ impl<V, T> Queue<V, T> {
         }
     }
 
+    /// Takes an access out, granted or not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `access` is in this list.
+    pub(crate) unsafe fn withdraw(&self, access: AccessPtr<V, T>, exclusive: bool) {
+        let link = Access::link(access);
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let next = Self::next(link);
+            self.state(|state| {
+                if state.waiting == link {
+                    state.waiting = next;
+                }
+            });
+            self.unlink(access, exclusive);
+        }
+    }
+
+    /// How many writes are ahead of `access`, granted or not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `access` is in this list.
+    pub(crate) unsafe fn writes_ahead_of(&self, access: AccessPtr<V, T>) -> u64 {
+        // SAFETY: the bit is held, so linked accesses are in flight.
+        let ahead = unsafe {
+            let ahead = self.iter().take_while(|(linked, _)| *linked != access);
+            ahead.filter(|(linked, _)| linked.as_ref().target().is_exclusive()).count()
+        };
+        ahead as u64
+    }
+
     /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`. That is
     /// the next write if nothing granted is left, or the next run of reads if only reads are.
     ///

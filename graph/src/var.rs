@@ -250,6 +250,25 @@ impl<V, T> VarNode<V, T> {
         Locked { node: this, word, _section: None }
     }
 
+    /// The guard of a bit that the caller has taken.
+    ///
+    /// # Safety
+    /// The bit is held, by nothing else than the caller, in a section that outlives the guard.
+    pub(crate) unsafe fn held(this: NonNull<Self>) -> Locked<V, T> {
+        // SAFETY: holding the bit keeps the node alive.
+        let word = unsafe { this.as_ref() }.state.load_locked();
+        Locked { node: this, word, _section: None }
+    }
+
+    /// Whether accesses to `this` are, or were, accesses to `node`: it is the same, or `this` was collapsed into it.
+    ///
+    /// # Safety
+    /// The caller keeps `this` alive; `node` is only compared.
+    pub(crate) unsafe fn leads_to(this: NonNull<Self>, node: NonNull<Self>) -> bool {
+        // SAFETY: forwarded to the caller.
+        std::iter::successors(Some(this), |at| unsafe { Self::forwarded_to(*at) }).any(|at| at == node)
+    }
+
     /// Follows forwards to the variable that orders `this` now.
     ///
     /// # Safety

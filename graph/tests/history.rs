@@ -4,13 +4,13 @@
 //! Every operation notes which version of each variable it found. From these notes alone an order is recovered
 //! (petgraph's topological sort fails if two submitters were ordered differently on two variables), and a plain
 //! sequential machine that runs the operations in that order must come to the same notes and the same
-//! order-sensitive hash in every variable.
+//! order-sensitive hash in every variable. Operations that their submitters withdrew must have left no trace in either.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use estafette_graph::{Granted, Graph, Mode, Var, VarId};
+use estafette_graph::{Granted, Graph, Mode, OpRef, Var, VarId};
 use petgraph::algo::toposort;
 use petgraph::graph::DiGraph;
 use proptest::prelude::*;
@@ -19,7 +19,12 @@ use proptest::prelude::*;
 #[derive(Clone, Debug)]
 enum Step {
     Access(Vec<(usize, Mode)>),
-    Collapse { members: Vec<usize>, group: usize },
+    /// As `Access`; some steps later its submitter tries to withdraw it.
+    Request(Vec<(usize, Mode)>),
+    Collapse {
+        members: Vec<usize>,
+        group: usize,
+    },
 }
 
 /// What each thread submits, in order.
@@ -53,11 +58,23 @@ struct Machine<'p> {
     ready: Mutex<Vec<Token>>,
     left: AtomicUsize,
     notes: Mutex<HashMap<Name, Found>>,
+    withdrawn: Mutex<HashSet<Name>>,
+}
+
+/// How many requests of a submitter are open at a time before it withdraws the oldest.
+const OPEN_REQUESTS: usize = 3;
+
+/// What a machine ends with: notes, states, identities of the variables, and what was withdrawn.
+struct Outcome {
+    notes: HashMap<Name, Found>,
+    states: Vec<State>,
+    ids: Vec<VarId>,
+    withdrawn: HashSet<Name>,
 }
 
 impl Machine<'_> {
     /// Runs the whole program with `workers` threads beside the submitters.
-    fn run(program: &Program, workers: usize) -> (HashMap<Name, Found>, Vec<State>, Vec<VarId>) {
+    fn run(program: &Program, workers: usize) -> Outcome {
         let graph = Graph::new();
         let machine = Machine {
             program,
@@ -66,6 +83,7 @@ impl Machine<'_> {
             ready: Mutex::default(),
             left: AtomicUsize::new(program.threads.iter().map(Vec::len).sum()),
             notes: Mutex::default(),
+            withdrawn: Mutex::default(),
         };
         std::thread::scope(|scope| {
             for thread in 0..program.threads.len() {
@@ -80,15 +98,24 @@ impl Machine<'_> {
         let states = machine.vars.iter().map(|var| var.with_state(|state, _| state.clone())).collect();
         let ids = machine.vars.iter().map(Var::id).collect();
         assert!(machine.vars.iter().all(Var::is_quiet));
-        (machine.notes.into_inner().expect("no panic"), states, ids)
+        assert!(machine.graph.waiting().is_empty(), "nothing is left in any queue");
+        let notes = machine.notes.into_inner().expect("no panic");
+        Outcome { notes, states, ids, withdrawn: machine.withdrawn.into_inner().expect("no panic") }
     }
 
     fn submit_all(&self, thread: usize) {
+        let mut requests: VecDeque<(OpRef<State, Name>, &[(usize, Mode)])> = VecDeque::new();
         for (index, step) in self.program.threads[thread].iter().enumerate() {
             let name = (thread, index);
             let granted = match step {
                 Step::Access(accesses) => {
                     self.graph.submit(name, accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode)))
+                }
+                Step::Request(accesses) => {
+                    let uses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
+                    let (request, granted) = self.graph.submit_ref(name, uses);
+                    requests.push_back((request, accesses));
+                    granted
                 }
                 Step::Collapse { members, group } => {
                     let members: Vec<_> = members.iter().map(|member| &self.vars[*member]).collect();
@@ -102,6 +129,18 @@ impl Machine<'_> {
                     self.ready.lock().expect("no panic").push(granted);
                 }
             }
+            if requests.len() > OPEN_REQUESTS {
+                requests.pop_front().into_iter().for_each(|(request, uses)| self.withdraw(&request, uses));
+            }
+        }
+        requests.into_iter().for_each(|(request, uses)| self.withdraw(&request, uses));
+    }
+
+    fn withdraw(&self, request: &OpRef<State, Name>, uses: &[(usize, Mode)]) {
+        let vars: Vec<_> = uses.iter().map(|(var, _)| &self.vars[*var]).collect();
+        if request.withdraw(&vars, |granted| self.ready.lock().expect("no panic").push(granted)) {
+            self.withdrawn.lock().expect("no panic").insert(*request.payload());
+            self.left.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
@@ -182,13 +221,14 @@ fn mix(a: u64, b: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
 }
 
-/// The order of submissions that the notes imply: per variable by version, per thread by program.
+/// The order of submissions that the notes imply: per variable by version, per thread by program. Operations that have not run are
+/// not in it.
 fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>, String> {
     let mut order = DiGraph::<Name, ()>::new();
     let mut nodes = HashMap::new();
     for (thread, steps) in program.threads.iter().enumerate() {
         let mut earlier = None;
-        for index in 0..steps.len() {
+        for index in (0..steps.len()).filter(|index| notes.contains_key(&(thread, *index))) {
             let node = order.add_node((thread, index));
             nodes.insert((thread, index), node);
             if let Some(earlier) = earlier.replace(node) {
@@ -244,7 +284,7 @@ fn replay(program: &Program, order: &[Name], ids: &[VarId]) -> (HashMap<Name, Fo
         };
         let mut forward = None;
         match &program.threads[name.0][name.1] {
-            Step::Access(list) => list.iter().for_each(|(var, mode)| add(*var, *mode)),
+            Step::Access(list) | Step::Request(list) => list.iter().for_each(|(var, mode)| add(*var, *mode)),
             Step::Collapse { members, group } => {
                 members.iter().chain([group]).for_each(|var| add(*var, Mode::Write));
                 forward = Some((members.iter().map(|var| root(*var)).collect::<Vec<_>>(), root(*group)));
@@ -268,7 +308,10 @@ fn replay(program: &Program, order: &[Name], ids: &[VarId]) -> (HashMap<Name, Fo
 }
 
 fn check(program: &Program, workers: usize) -> Result<(), TestCaseError> {
-    let (notes, states, ids) = Machine::run(program, workers);
+    let Outcome { notes, states, ids, withdrawn } = Machine::run(program, workers);
+    let steps: usize = program.threads.iter().map(Vec::len).sum();
+    prop_assert_eq!(notes.len() + withdrawn.len(), steps, "each operation has run or was withdrawn");
+    prop_assert!(withdrawn.iter().all(|name| !notes.contains_key(name)), "and none both");
     let order = recover(program, &notes).map_err(TestCaseError::fail)?;
     let (expected_notes, expected_states) = replay(program, &order, &ids);
     for (name, found) in &notes {
@@ -307,7 +350,7 @@ fn program(seed: u64, vars: usize, threads: usize, steps: usize, collapses: bool
         // Threads differ in where the write stands, so that crossings are common.
         let place = if thread.is_multiple_of(2) { 0 } else { accesses.len() };
         accesses.insert(place, (random.below(vars), Mode::Write));
-        Step::Access(accesses)
+        if random.below(4) == 0 { Step::Request(accesses) } else { Step::Access(accesses) }
     };
     Program { vars, threads: (0..threads).map(|thread| (0..steps).map(|_| step(thread)).collect()).collect() }
 }

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use estafette_graph::{Granted, Graph, Mode, Roots, Snapshot, Var};
+use estafette_graph::{Granted, Graph, Mode, OpRef, Roots, Snapshot, Var};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -86,6 +86,23 @@ impl World {
             granted.complete(|finish| *finish.state += 1, |granted| ready.push(granted));
             self.data.done.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Submits an operation that may be withdrawn, and that cannot be granted yet.
+    fn request(&self, uses: &[(usize, Mode)]) -> OpRef<usize, Uses> {
+        let accesses = uses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
+        let (request, granted) = self.graph.submit_ref(uses.to_vec(), accesses);
+        assert!(granted.is_none(), "something is in its way");
+        request
+    }
+
+    /// Withdraws the request, and runs what that lets go; false where it was too late.
+    fn withdraw(&self, request: &OpRef<usize, Uses>) -> bool {
+        let vars: Vec<_> = self.vars.iter().collect();
+        let mut ready = Vec::new();
+        let withdrawn = request.withdraw(&vars, |granted| ready.push(granted));
+        ready.into_iter().for_each(|granted| self.run(Some(granted)));
+        withdrawn
     }
 
     fn done(&self) -> usize {
@@ -623,4 +640,139 @@ fn two_holds_and_a_write_let_each_other_go() {
         }
         assert_eq!(world.done(), 1);
     });
+}
+
+/// ```text
+/// x: write (completes) | request: write | read
+/// ```
+/// The request is withdrawn, or granted by the completion and run; the read runs once in both cases.
+#[test]
+fn a_request_is_withdrawn_while_what_it_waits_for_completes() {
+    for biased in [false, true] {
+        let seen = Seen::default();
+        let noted = seen.clone();
+        model(if biased { 2 } else { 3 }, move || {
+            let world = if biased { World::biased(1) } else { World::new(1) };
+            let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
+            let request = world.request(&[(0, WRITE)]);
+            world.submit(&[(0, READ)]);
+            let other = world.share();
+            let thread = thread::spawn(move || other.run(first));
+            let withdrawn = world.withdraw(&request);
+            drop(request);
+            thread.join().unwrap();
+            assert_eq!(world.done(), if withdrawn { 2 } else { 3 });
+            assert!(world.vars[0].is_quiet());
+            noted.note(usize::from(withdrawn));
+        });
+        seen.assert([0, 1]);
+    }
+}
+
+/// ```text
+/// x: held by a read | request: write x and y          the read behind it on x joins, the write behind it on y goes
+/// ```
+#[test]
+fn a_request_is_withdrawn_while_others_are_submitted_behind_it() {
+    let seen = Seen::default();
+    let noted = seen.clone();
+    model(2, move || {
+        let world = World::new(2);
+        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let request = world.request(&[(0, WRITE), (1, WRITE)]);
+        let other = world.share();
+        let thread = thread::spawn(move || {
+            other.submit(&[(0, READ), (1, WRITE)]);
+            other.done()
+        });
+        assert!(world.withdraw(&request), "the read is not completed");
+        let at_once = thread.join().unwrap();
+        assert_eq!(world.done(), 1, "the submission found the way free, or the withdrawal let it go");
+        noted.note(at_once);
+        world.run(held);
+        assert!(world.vars.iter().all(Var::is_quiet));
+    });
+    seen.assert([0, 1]);
+}
+
+#[test]
+fn one_request_is_withdrawn_once_by_two_threads() {
+    model(3, || {
+        let world = World::new(1);
+        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let request = world.request(&[(0, WRITE)]);
+        world.submit(&[(0, READ)]);
+        let (other, theirs) = (world.share(), request.clone());
+        let thread = thread::spawn(move || other.withdraw(&theirs));
+        let mine = world.withdraw(&request);
+        assert_ne!(mine, thread.join().unwrap(), "one of them");
+        assert_eq!(world.done(), 1, "the read behind it");
+        world.run(held);
+        assert!(world.vars[0].is_quiet());
+    });
+}
+
+#[test]
+fn two_crossed_requests_are_withdrawn_at_once() {
+    for biased in [false, true] {
+        model(if biased { 2 } else { 3 }, move || {
+            let world = if biased { World::biased(2) } else { World::new(2) };
+            let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+            let first = world.request(&[(0, WRITE), (1, WRITE)]);
+            let second = world.request(&[(1, WRITE), (0, WRITE)]);
+            world.submit(&[(1, READ)]);
+            let other = world.share();
+            let thread = thread::spawn(move || assert!(other.withdraw(&second)));
+            assert!(world.withdraw(&first));
+            thread.join().unwrap();
+            assert_eq!(world.done(), 1, "the read of the other variable");
+            world.run(held);
+            assert!(world.vars.iter().all(Var::is_quiet));
+        });
+    }
+}
+
+/// The last access of the request is granted by the completion on y, while it is withdrawn.
+#[test]
+fn a_request_for_two_variables_is_withdrawn_while_it_is_granted() {
+    let seen = Seen::default();
+    let noted = seen.clone();
+    model(2, move || {
+        let world = World::new(2);
+        let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
+        let second = world.graph.submit(vec![(1, WRITE)], [(&world.vars[1], WRITE)]);
+        let request = world.request(&[(0, WRITE), (1, READ)]);
+        let other = world.share();
+        let thread = thread::spawn(move || {
+            other.run(first);
+            other.run(second);
+        });
+        let withdrawn = world.withdraw(&request);
+        thread.join().unwrap();
+        assert_eq!(world.done(), if withdrawn { 2 } else { 3 });
+        assert!(world.vars.iter().all(Var::is_quiet));
+        noted.note(usize::from(withdrawn));
+    });
+    seen.assert([0, 1]);
+}
+
+/// A picture shows the request with all its accesses or not at all.
+#[test]
+fn a_snapshot_is_taken_while_a_request_is_withdrawn() {
+    let lengths = Seen::default();
+    let seen = lengths.clone();
+    model(2, move || {
+        let world = World::new(2);
+        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let request = world.request(&[(0, WRITE), (1, WRITE)]);
+        let other = world.share();
+        let thread = thread::spawn(move || assert!(other.withdraw(&request)));
+        let snapshot: Snapshot<()> = world.graph.snapshot(Roots::All, |_| ());
+        let accesses: usize = snapshot.ops.iter().map(|op| op.accesses.len()).sum();
+        seen.note(accesses);
+        thread.join().unwrap();
+        world.run(held);
+    });
+    // That of the read, and both or none of the request's.
+    lengths.assert([1, 3]);
 }

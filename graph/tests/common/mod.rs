@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use estafette_graph::{Granted, Graph, Mode, Var};
+use estafette_graph::{Granted, Graph, Mode, OpRef, Var};
 
 pub type Access = (usize, Mode);
 
@@ -34,6 +34,26 @@ impl Driver {
         if let Some(granted) = self.graph.submit(name.to_owned(), accesses) {
             self.waiting.insert(name.to_owned(), granted);
         }
+    }
+
+    /// Submits an operation that may be withdrawn.
+    pub fn submit_ref(&mut self, name: &str, accesses: &[Access]) -> OpRef<usize, String> {
+        let accesses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
+        let (reference, granted) = self.graph.submit_ref(name.to_owned(), accesses);
+        self.waiting.extend(granted.map(|granted| (name.to_owned(), granted)));
+        reference
+    }
+
+    /// Withdraws an operation; names those that may go on, in the order of `ready`. `None`: it was too late.
+    pub fn withdraw(&mut self, op: &OpRef<usize, String>) -> Option<Vec<String>> {
+        let mut names = Vec::new();
+        let vars: Vec<_> = self.vars.iter().collect();
+        let withdrawn = op.withdraw(&vars, |granted| {
+            names.push(granted.payload().clone());
+            self.waiting.insert(granted.payload().clone(), granted);
+        });
+        assert!(withdrawn || names.is_empty(), "nothing happens where it is too late");
+        withdrawn.then_some(names)
     }
 
     pub fn collapse(&mut self, name: &str, members: &[usize], group: usize) {

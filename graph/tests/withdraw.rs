@@ -1,0 +1,262 @@
+//! Withdrawal: an operation that waits leaves its queues at once, and what waited behind it goes on.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::{Driver, r, w};
+use estafette_graph::{Graph, Mode, Roots, Var};
+
+/// Nothing to wait for.
+const NONE: [&str; 0] = [];
+
+#[test]
+fn readers_behind_a_write_that_is_withdrawn_join_the_granted_reads() {
+    let mut driver = Driver::new(1);
+    driver.submit("held", &[r(0)]);
+    let write = driver.submit_ref("write", &[w(0)]);
+    driver.submit("a", &[r(0)]);
+    driver.submit("b", &[r(0)]);
+    driver.submit("later", &[w(0)]);
+    assert_eq!(driver.granted(), ["held"]);
+    assert_eq!(driver.withdraw(&write).expect("it waits"), ["a", "b"]);
+    assert!(driver.vars[0].has_unfinished_write(), "that of `later`");
+    assert_eq!(driver.complete("held"), NONE);
+    assert_eq!(driver.complete("a"), NONE);
+    assert_eq!(driver.complete("b"), ["later"]);
+}
+
+#[test]
+fn readers_behind_a_withdrawn_write_join_the_holds() {
+    let mut driver = Driver::new(1);
+    assert!(driver.vars[0].hold(|_, _| true));
+    let write = driver.submit_ref("write", &[w(0)]);
+    driver.submit("reader", &[r(0)]);
+    let second = driver.submit_ref("second", &[w(0)]);
+    assert_eq!(driver.withdraw(&write).expect("it waits"), ["reader"]);
+    driver.complete("reader");
+    assert_eq!(driver.withdraw(&second).expect("the hold keeps it out"), NONE);
+    assert!(driver.vars[0].is_quiet());
+    driver.vars[0].end_hold(|_, _| (), |_| unreachable!("nothing is left"));
+}
+
+#[test]
+fn readers_behind_a_withdrawn_write_still_wait_for_the_write_before_it() {
+    let mut driver = Driver::new(1);
+    driver.submit("first", &[w(0)]);
+    let write = driver.submit_ref("write", &[w(0)]);
+    driver.submit("reader", &[r(0)]);
+    assert_eq!(driver.withdraw(&write).expect("it waits"), NONE);
+    assert_eq!(driver.complete("first"), ["reader"]);
+}
+
+#[test]
+fn a_write_in_the_middle_of_those_that_wait_is_skipped() {
+    let mut driver = Driver::new(1);
+    driver.submit("first", &[r(0)]);
+    driver.submit("second", &[w(0)]);
+    let write = driver.submit_ref("write", &[w(0)]);
+    driver.submit("reader", &[r(0)]);
+    assert_eq!(driver.withdraw(&write).expect("it waits"), NONE);
+    assert_eq!(driver.complete("first"), ["second"]);
+    assert_eq!(driver.complete("second"), ["reader"]);
+}
+
+#[test]
+fn a_variable_whose_only_waiting_write_is_withdrawn_is_quiet() {
+    let mut driver = Driver::new(1);
+    driver.submit("held", &[r(0)]);
+    let write = driver.submit_ref("write", &[w(0)]);
+    assert!(!driver.vars[0].is_quiet());
+    driver.withdraw(&write).expect("it waits");
+    assert!(driver.vars[0].is_quiet());
+    driver.submit("reader", &[r(0)]);
+    assert_eq!(driver.granted(), ["held", "reader"]);
+}
+
+/// Of five variables, so that the accesses are spilled.
+#[test]
+fn what_was_granted_of_a_withdrawn_operation_is_given_up_too() {
+    let mut driver = Driver::new(5);
+    driver.submit("held", &[r(2)]);
+    let all = driver.submit_ref("all", &[w(0), w(1), w(2), w(3), w(4)]);
+    driver.submit("reads", &[r(0), r(1)]);
+    driver.submit("writes", &[w(3), w(4)]);
+    driver.submit("joins", &[w(0), r(2)]);
+    assert_eq!(driver.granted(), ["held"]);
+    let mut granted = driver.withdraw(&all).expect("it waits");
+    granted.sort_unstable();
+    assert_eq!(granted, ["reads", "writes"]);
+    assert_eq!(driver.complete("reads"), ["joins"]);
+    driver.drain();
+    assert!(driver.vars.iter().all(Var::is_quiet));
+}
+
+#[test]
+fn an_operation_that_is_granted_or_over_or_withdrawn_cannot_be_withdrawn() {
+    let mut driver = Driver::new(1);
+    let granted = driver.submit_ref("granted", &[w(0)]);
+    let waits = driver.submit_ref("waits", &[r(0)]);
+    assert!(driver.withdraw(&granted).is_none());
+    assert!(driver.withdraw(&waits).is_some());
+    assert!(driver.withdraw(&waits).is_none(), "once");
+    driver.complete("granted");
+    assert!(driver.withdraw(&granted).is_none());
+    let nothing = driver.submit_ref("nothing", &[]);
+    assert!(driver.withdraw(&nothing).is_none(), "waits for nothing");
+}
+
+#[test]
+fn a_withdrawn_operation_is_in_no_picture() {
+    let mut driver = Driver::new(2);
+    driver.submit("held", &[r(0)]);
+    let write = driver.submit_ref("write", &[w(0), r(1)]);
+    driver.withdraw(&write).expect("it waits");
+    let picture = driver.graph.snapshot(Roots::All, String::clone);
+    assert_eq!(picture.ops.iter().map(|op| op.label.as_str()).collect::<Vec<_>>(), ["held"]);
+    assert!(driver.graph.snapshot(Roots::Op(&write), String::clone).ops.is_empty());
+    assert!(driver.graph.waiting().is_empty());
+    assert_eq!(driver.vars[0].queued().len(), 0, "`held` cannot be referenced");
+}
+
+#[test]
+fn an_operation_that_was_queued_before_a_collapse_leaves_the_member() {
+    let mut driver = Driver::new(2);
+    driver.submit("held", &[r(0)]);
+    let before = driver.submit_ref("before", &[w(0)]);
+    driver.collapse("collapse", &[0], 1);
+    let after = driver.submit_ref("after", &[w(0)]);
+    driver.submit("reader", &[r(1)]);
+    assert_eq!(driver.withdraw(&before).expect("on the member"), NONE);
+    assert_eq!(driver.withdraw(&after).expect("on the group"), NONE);
+    assert_eq!(driver.complete("held"), ["collapse"]);
+    assert_eq!(driver.complete("collapse"), ["reader"]);
+}
+
+#[test]
+fn reads_of_a_write_that_was_split_are_joined() {
+    let mut driver = Driver::new(1);
+    let x = driver.vars[0].clone();
+    let running = driver.graph.submit("running".into(), [(&x, Mode::Write)]).expect("idle");
+    let lease = running.split("lease".into(), &[&x], Mode::Read);
+    running.complete(|_| (), |_| unreachable!("nothing waits"));
+    let write = driver.submit_ref("write", &[w(0)]);
+    driver.submit("reader", &[r(0)]);
+    assert_eq!(driver.withdraw(&write).expect("the lease keeps it out"), ["reader"]);
+    lease.complete(|_| (), |_| unreachable!("nothing waits"));
+}
+
+/// Counts its drops.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn the_payload_of_a_withdrawn_operation_is_dropped_with_its_last_reference() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let graph: Graph<(), Option<Counted>> = Graph::new();
+    let x = graph.var(());
+    let held = graph.submit(None, [(&x, Mode::Write)]).expect("idle");
+    let (request, _) = graph.submit_ref(Some(Counted(Arc::clone(&drops))), [(&x, Mode::Read)]);
+    let another = request.clone();
+    assert!(request.withdraw(&[&x], |_| unreachable!("nothing waits behind it")));
+    drop(request);
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    drop(another);
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+    held.complete(|_| (), |_| unreachable!("nothing waits"));
+}
+
+#[test]
+fn a_variable_may_go_after_the_withdrawal() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let graph: Graph<Counted, ()> = Graph::new();
+    let x = graph.var(Counted(Arc::clone(&drops)));
+    let held = graph.submit((), [(&x, Mode::Read)]).expect("idle");
+    let (request, _) = graph.submit_ref((), [(&x, Mode::Write)]);
+    assert!(request.withdraw(&[&x], |_| ()));
+    drop((x, graph));
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    held.complete(|_| (), |_| ());
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+    assert!(!request.withdraw(&[], |_| ()), "needs no handles once it is over");
+}
+
+/// A member without handles lives until the accesses that were submitted through it are through. Writes of the group that are
+/// withdrawn, before or behind those, must make it end neither early nor late.
+#[test]
+fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let graph: Graph<Option<Counted>, &str> = Graph::new();
+    let member = graph.var(Some(Counted(Arc::clone(&drops))));
+    let group = graph.var(None);
+    graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    let dropped = || drops.load(Ordering::SeqCst);
+    let mut ready = Vec::new();
+
+    let first = graph.submit("first", [(&group, Mode::Write)]).expect("idle");
+    let (ahead, _) = graph.submit_ref("ahead", [(&group, Mode::Write)]);
+    assert!(graph.submit("second", [(&group, Mode::Write)]).is_none());
+    assert!(graph.submit("through the member", [(&member, Mode::Read)]).is_none());
+    drop(member);
+    let (behind, _) = graph.submit_ref("behind", [(&group, Mode::Write)]);
+    assert!(graph.submit("last", [(&group, Mode::Write)]).is_none());
+    assert!(graph.submit("more", [(&group, Mode::Write)]).is_none());
+    assert!(behind.withdraw(&[&group], |_| ()));
+    assert!(ahead.withdraw(&[&group], |_| ()));
+    let mut next = Some(first);
+    for (name, ended) in [("first", 0), ("second", 0), ("through the member", 0), ("last", 1), ("more", 1)] {
+        let granted = next.take().expect("one after the other");
+        assert_eq!(*granted.payload(), name);
+        granted.complete(|_| (), |granted| ready.push(granted));
+        next = ready.pop();
+        assert_eq!(dropped(), ended, "after `{name}`");
+    }
+    assert!(next.is_none());
+}
+
+#[test]
+fn a_parked_member_ends_when_a_withdrawal_empties_the_queue() {
+    let drops = Arc::new(AtomicUsize::new(0));
+    let graph: Graph<Option<Counted>, &str> = Graph::new();
+    let member = graph.var(Some(Counted(Arc::clone(&drops))));
+    let (group, other) = (graph.var(None), graph.var(None));
+    graph.collapse("collapse", &[&member], &group).expect("idle").complete(|_| (), |_| ());
+    let held = graph.submit("held", [(&other, Mode::Read)]).expect("idle");
+    // Granted on the group, waits on the other.
+    let (request, _) = graph.submit_ref("request", [(&member, Mode::Write), (&other, Mode::Write)]);
+    drop(member);
+    assert_eq!(drops.load(Ordering::SeqCst), 0);
+    assert!(request.withdraw(&[&group, &other], |_| ()));
+    assert_eq!(drops.load(Ordering::SeqCst), 1);
+    held.complete(|_| (), |_| ());
+}
+
+#[test]
+#[should_panic(expected = "was not named for its withdrawal")]
+fn a_withdrawal_without_the_handles_is_refused() {
+    let mut driver = Driver::new(2);
+    driver.submit("held", &[r(0)]);
+    let write = driver.submit_ref("write", &[w(0), w(1)]);
+    let _ = write.withdraw(&[&driver.vars[0]], |_| ());
+}
+
+#[test]
+fn a_million_requests_that_are_withdrawn_leave_nothing() {
+    let graph: Graph<(), ()> = Graph::new();
+    let x = graph.var(());
+    let held = graph.submit((), [(&x, Mode::Write)]).expect("idle");
+    for _ in 0..1_000_000 {
+        let (request, granted) = graph.submit_ref((), [(&x, Mode::Read)]);
+        assert!(granted.is_none());
+        assert!(request.withdraw(&[&x], |_| unreachable!("nothing waits")));
+    }
+    assert!(x.queued().is_empty());
+    assert_eq!(graph.snapshot(Roots::All, |()| ()).ops.len(), 1);
+    held.complete(|_| (), |_| unreachable!("nothing waits"));
+}
