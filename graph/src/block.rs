@@ -466,6 +466,16 @@ impl<V, T> Block<V, T> {
         self.fixed.with(|fixed| unsafe { (*fixed).owned })
     }
 
+    /// What keeps the block's slab alive.
+    ///
+    /// # Safety
+    /// The operation is referenced, and owned since its submission.
+    pub(crate) unsafe fn owner(&self) -> &Inner<V, T> {
+        // SAFETY: an owner that was set before the operation was appended stays until the block goes back to its slab.
+        let owner = self.owner.with(|owner| unsafe { (*owner).as_ref() });
+        owner.expect("an operation that waits and has a reference owns its slab").inner()
+    }
+
     /// [`own`](Self::own), before the operation is appended.
     ///
     /// # Safety

@@ -260,15 +260,6 @@ impl<V, T> VarNode<V, T> {
         Locked { node: this, word, _section: None }
     }
 
-    /// Whether accesses to `this` are, or were, accesses to `node`: it is the same, or `this` was collapsed into it.
-    ///
-    /// # Safety
-    /// The caller keeps `this` alive; `node` is only compared.
-    pub(crate) unsafe fn leads_to(this: NonNull<Self>, node: NonNull<Self>) -> bool {
-        // SAFETY: forwarded to the caller.
-        std::iter::successors(Some(this), |at| unsafe { Self::forwarded_to(*at) }).any(|at| at == node)
-    }
-
     /// Follows forwards to the variable that orders `this` now.
     ///
     /// # Safety

@@ -104,7 +104,7 @@ impl Machine<'_> {
     }
 
     fn submit_all(&self, thread: usize) {
-        let mut requests: VecDeque<(OpRef<State, Name>, &[(usize, Mode)])> = VecDeque::new();
+        let mut requests = VecDeque::new();
         for (index, step) in self.program.threads[thread].iter().enumerate() {
             let name = (thread, index);
             let granted = match step {
@@ -114,7 +114,7 @@ impl Machine<'_> {
                 Step::Request(accesses) => {
                     let uses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
                     let (request, granted) = self.graph.submit_ref(name, uses);
-                    requests.push_back((request, accesses));
+                    requests.push_back(request);
                     granted
                 }
                 Step::Collapse { members, group } => {
@@ -130,15 +130,14 @@ impl Machine<'_> {
                 }
             }
             if requests.len() > OPEN_REQUESTS {
-                requests.pop_front().into_iter().for_each(|(request, uses)| self.withdraw(&request, uses));
+                requests.pop_front().into_iter().for_each(|request| self.withdraw(&request));
             }
         }
-        requests.into_iter().for_each(|(request, uses)| self.withdraw(&request, uses));
+        requests.into_iter().for_each(|request| self.withdraw(&request));
     }
 
-    fn withdraw(&self, request: &OpRef<State, Name>, uses: &[(usize, Mode)]) {
-        let vars: Vec<_> = uses.iter().map(|(var, _)| &self.vars[*var]).collect();
-        if request.withdraw(&vars, |granted| self.ready.lock().expect("no panic").push(granted)) {
+    fn withdraw(&self, request: &OpRef<State, Name>) {
+        if request.withdraw(|granted| self.ready.lock().expect("no panic").push(granted)) {
             self.withdrawn.lock().expect("no panic").insert(*request.payload());
             self.left.fetch_sub(1, Ordering::AcqRel);
         }

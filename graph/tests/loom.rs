@@ -98,9 +98,8 @@ impl World {
 
     /// Withdraws the request, and runs what that lets go; false where it was too late.
     fn withdraw(&self, request: &OpRef<usize, Uses>) -> bool {
-        let vars: Vec<_> = self.vars.iter().collect();
         let mut ready = Vec::new();
-        let withdrawn = request.withdraw(&vars, |granted| ready.push(granted));
+        let withdrawn = request.withdraw(|granted| ready.push(granted));
         ready.into_iter().for_each(|granted| self.run(Some(granted)));
         withdrawn
     }
@@ -754,6 +753,30 @@ fn a_request_for_two_variables_is_withdrawn_while_it_is_granted() {
         noted.note(usize::from(withdrawn));
     });
     seen.assert([0, 1]);
+}
+
+/// The request is the last that keeps one variable, and waits for another that goes at the same time.
+#[test]
+fn the_last_handles_are_dropped_while_a_request_is_withdrawn() {
+    model(2, || {
+        let (drops, count) = counter();
+        let graph: Graph<Counted, ()> = Graph::new();
+        let (x, y) = (graph.var(Counted(Arc::clone(&drops))), graph.var(Counted(drops)));
+        let held = graph.submit((), [(&x, READ)]).unwrap();
+        let (request, granted) = graph.submit_ref((), [(&x, WRITE), (&y, WRITE)]);
+        assert!(granted.is_none());
+        drop(graph);
+        let thread = thread::spawn(move || {
+            drop((x, y));
+            let mut next = None;
+            held.complete(|_| (), |granted| next = Some(granted));
+            next.into_iter().for_each(|granted| drop(granted.complete(|_| (), |_| ())));
+        });
+        let _ = request.withdraw(|_| unreachable!("nothing waits behind it"));
+        drop(request);
+        thread.join().unwrap();
+        assert_eq!(count(), 2);
+    });
 }
 
 /// A picture shows the request with all its accesses or not at all.

@@ -47,8 +47,7 @@ impl Driver {
     /// Withdraws an operation; names those that may go on, in the order of `ready`. `None`: it was too late.
     pub fn withdraw(&mut self, op: &OpRef<usize, String>) -> Option<Vec<String>> {
         let mut names = Vec::new();
-        let vars: Vec<_> = self.vars.iter().collect();
-        let withdrawn = op.withdraw(&vars, |granted| {
+        let withdrawn = op.withdraw(|granted| {
             names.push(granted.payload().clone());
             self.waiting.insert(granted.payload().clone(), granted);
         });
