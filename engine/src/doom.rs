@@ -31,7 +31,7 @@ pub(crate) fn probe_enters() {
     PROBES.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A probe was granted.
+/// A probe was granted, or withdrawn.
 pub(crate) fn probe_leaves() {
     PROBES.fetch_sub(1, Ordering::SeqCst);
 }

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::journal::{self, hooks};
 use crate::tensor::Tensor;
 
-pub(crate) use self::acquire::lease_granted;
+pub(crate) use self::acquire::{give_up, lease_granted};
 pub(crate) use self::inner::{LeaseInner, end};
 pub(crate) use self::label::LeaseLabel;
 

@@ -16,7 +16,7 @@ use crate::core_ref::CoreRef;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::journal::hooks;
-use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end};
+use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end, give_up};
 use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpVar, Role};
 use crate::ready::ReadySignal;
 use crate::run;
@@ -169,12 +169,8 @@ impl Future for AcquireAll {
 
 impl Drop for AcquireAll {
     fn drop(&mut self) {
-        if self.label.is_none() {
-            return;
-        }
-        self.handle.payload().cancel();
-        if let Some(granted) = self.granted() {
-            end(granted, None);
+        if let Some(label) = self.label.take() {
+            give_up(&self.handle, label);
         }
     }
 }

@@ -124,6 +124,7 @@ mod underway;
 mod variable;
 mod views;
 mod wait;
+mod withdraw;
 
 pub use admitted::Admitted;
 pub use builder::OpBuilder;

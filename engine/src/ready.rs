@@ -2,7 +2,7 @@
 //!
 //! A *probe* is an operation that reads the tensor's variables and has no body. It is appended like any other, so it
 //! sees exactly the version that is current at the call; it leaves the graph as soon as it is granted, so it never
-//! holds up a writer; then its fences are watched by the reactor.
+//! holds up a writer; then its fences are watched by the reactor. One that is given up leaves at once.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,10 +21,11 @@ use crate::signal::Signal;
 use crate::state::{Ending, FAILED, WRITE_FENCES};
 use crate::tensor::{Tensor, TensorInner};
 use crate::wait;
+use crate::withdraw::withdraw;
 
 pub(crate) type ReadySignal = Signal<Result<(), Error>>;
 
-/// A probe on its way.
+/// A probe on its way. Dropping it while it waits takes it out of its queues.
 pub(crate) struct Probe {
     pub(crate) signal: Arc<ReadySignal>,
     pub(crate) handle: OpHandle,
@@ -64,14 +65,15 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
     }
     doom::probe_enters();
     let (handle, granted) = draft.submit();
+    let probe = Probe { signal, handle, explained: false };
     if let Some(granted) = granted {
         run::dispatch_one(granted);
-    } else if let Err(error) = wait::check_self_wait(&handle, &tensor.vars) {
+    } else if let Err(error) = wait::check_self_wait(&probe.handle, &tensor.vars) {
         return Looked::Failed(Box::new(error));
     } else {
         doom::tell_probes();
     }
-    Looked::Probing(Probe { signal, handle, explained: false })
+    Looked::Probing(probe)
 }
 
 /// Handles a granted probe: takes the version's failure or fences along and leaves the graph.
@@ -156,6 +158,14 @@ impl Probe {
             wait::log_if_own_lease(self.handle.id());
         }
         polled
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        if withdraw(&self.handle) {
+            doom::probe_leaves();
+        }
     }
 }
 

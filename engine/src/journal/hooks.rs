@@ -300,6 +300,17 @@ fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
     });
 }
 
+/// It has left its queues without having been granted.
+#[cold]
+#[inline(never)]
+pub(crate) fn withdrawn(id: OpId) {
+    events::ended(id.get(), "cancelled", None);
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Ended, now, id.get(), [ended(How::Cancelled, false, NONE)]);
+    });
+}
+
 /// Whoever waits for it is about to be told.
 #[cold]
 #[inline(never)]

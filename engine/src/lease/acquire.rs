@@ -10,7 +10,7 @@ use estafette_devices::Reactor;
 use estafette_graph::Mode;
 use estafette_sync::sync::atomic::Ordering;
 
-use super::inner::{Label, LeaseInner, end};
+use super::inner::{Label, LeaseInner, end, end_unused};
 use super::label::{LeaseLabel, Slot};
 use super::{Access, Lease, check_writable};
 use crate::consumer::Consumer;
@@ -24,6 +24,7 @@ use crate::state::Ending;
 use crate::taker::Taker;
 use crate::tensor::Tensor;
 use crate::wait;
+use crate::withdraw::withdraw;
 
 impl Lease {
     /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
@@ -226,15 +227,27 @@ impl Future for Acquire {
 
 impl Drop for Acquire {
     fn drop(&mut self) {
-        let Some(label) = self.label.take() else { return };
-        if self.tensor.inner.core.check_fork().is_err() {
-            // A forked child: the graph's locks may be held by threads that do not exist here.
-            return std::mem::forget(label);
+        if let Some(label) = self.label.take() {
+            give_up(&self.handle, label);
         }
-        self.handle.payload().cancel();
-        if let Some(granted) = label.abandon() {
-            end(granted, None);
-        }
+    }
+}
+
+/// Gives up a lease that is being taken: it leaves its queues, or ends if it has been granted meanwhile.
+#[cold]
+pub(crate) fn give_up(op: &OpHandle, label: Arc<LeaseLabel>) {
+    if op.payload().core.check_fork().is_err() {
+        // A forked child: the graph's locks may be held by threads that do not exist here.
+        return std::mem::forget(label);
+    }
+    if withdraw(op) {
+        return;
+    }
+    op.payload().cancel();
+    match label.abandon_anywhere() {
+        Slot::Held(granted) => end(granted, None),
+        Slot::Settling(granted) => end_unused(granted),
+        Slot::Waiting | Slot::Abandoned => {}
     }
 }
 
@@ -265,7 +278,11 @@ fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
         label.leave_pending(found.pending);
         hold(granted, &label, ready);
     } else {
+        if let Some(granted) = label.settles(granted) {
+            return run::complete(granted, &Ending::Looked, None, ready);
+        }
         Reactor::global().when_settled(&found.pending, move |_settled| {
+            let Some(granted) = label.settled() else { return };
             let mut ready = ReadyList::new();
             settle(granted, label, &mut ready);
             run::dispatch(ready);

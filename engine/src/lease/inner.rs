@@ -13,7 +13,7 @@ use estafette_sync::sync::{Mutex, OnceLock};
 use smallvec::SmallVec;
 
 use super::Access;
-use super::acquire::note_taking;
+use super::acquire::{give_up, note_taking};
 use super::label::{LeaseLabel, Slot};
 use crate::consumer::{After, is_released_early};
 use crate::context;
@@ -177,13 +177,12 @@ impl LeaseInner {
         if draft.payload().noted {
             note_taking(&draft, &label, tensor);
         }
-        let Some(granted) = draft.submit_unreferenced() else {
-            // It stands in a queue by now: whoever grants it finds it abandoned.
-            if let Some(granted) = label.abandon() {
-                end(granted, None);
-            }
+        let (op, granted) = draft.submit();
+        let Some(granted) = granted else {
+            give_up(&op, label);
             return None;
         };
+        drop(op);
         if granted.accesses().any(|access| access.flags() != 0) || !operation::begin(&granted) {
             // Fences or a failure: somebody has to look more closely, and perhaps to wait.
             end_unused(granted);
@@ -404,7 +403,7 @@ impl LeaseInner {
 }
 
 /// Ends a lease that was granted and is not wanted; it has seen nothing and leaves nothing.
-fn end_unused(granted: OpGranted) {
+pub(super) fn end_unused(granted: OpGranted) {
     let core = granted.payload().core.clone();
     let mut ready = ReadyList::new();
     run::complete(granted, &Ending::Looked, None, &mut ready);

@@ -37,8 +37,10 @@ pub(crate) struct LeaseLabel {
 
 #[derive(Debug)]
 pub(super) enum Slot {
-    /// Not granted yet.
+    /// Not granted yet, or about to be held.
     Waiting,
+    /// Granted, while fences of earlier uses are pending.
+    Settling(OpGranted),
     /// Granted and settled: holding this is holding the lease.
     Held(OpGranted),
     /// Nobody wants it any more: to be completed as soon as it is granted.
@@ -97,16 +99,43 @@ impl LeaseLabel {
     pub(super) fn operation(&self) -> Option<OpId> {
         match &*self.slot() {
             Slot::Held(granted) => Some(granted.id()),
-            Slot::Waiting | Slot::Abandoned => None,
+            Slot::Waiting | Slot::Settling(_) | Slot::Abandoned => None,
         }
     }
 
-    /// Gives up the lease, whether it was granted or not; the operation, if it was, is the caller's to complete.
-    pub(crate) fn abandon(&self) -> Option<OpGranted> {
-        match std::mem::replace(&mut *self.slot(), Slot::Abandoned) {
-            Slot::Held(granted) => Some(granted),
-            Slot::Waiting | Slot::Abandoned => None,
+    /// Keeps a granted operation until the fences of earlier uses have settled; gives it back if the lease was given up.
+    pub(super) fn settles(&self, granted: OpGranted) -> Option<OpGranted> {
+        let mut slot = self.slot();
+        if !matches!(*slot, Slot::Waiting) {
+            return Some(granted);
         }
+        *slot = Slot::Settling(granted);
+        None
+    }
+
+    /// Takes back what [`settles`](Self::settles) has kept; nothing if the lease was given up meanwhile.
+    pub(super) fn settled(&self) -> Option<OpGranted> {
+        let mut slot = self.slot();
+        if !matches!(*slot, Slot::Settling(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut *slot, Slot::Waiting) {
+            Slot::Settling(granted) => Some(granted),
+            Slot::Waiting | Slot::Held(_) | Slot::Abandoned => None,
+        }
+    }
+
+    /// Gives up the lease, whether it was granted or not; the operation, if it was held, is the caller's to complete.
+    pub(crate) fn abandon(&self) -> Option<OpGranted> {
+        match self.abandon_anywhere() {
+            Slot::Held(granted) => Some(granted),
+            Slot::Waiting | Slot::Settling(_) | Slot::Abandoned => None,
+        }
+    }
+
+    /// The same, and gives where it stood.
+    pub(super) fn abandon_anywhere(&self) -> Slot {
+        std::mem::replace(&mut *self.slot(), Slot::Abandoned)
     }
 }
 

@@ -1,0 +1,26 @@
+//! Giving up: requests that nothing needs any more leave their queues at once.
+//!
+//! A dropped or timed-out `ready()`, wait or lease request must keep nobody waiting and leave nothing behind. As long as it
+//! waits, it is taken out of its queues; once it is granted, it ends as any other operation does.
+
+use crate::journal::hooks;
+use crate::operation::OpHandle;
+use crate::run::{self, ReadyList};
+
+/// Takes an operation that waits out of its queues; what waited behind it goes on. False if it is granted or over, which costs
+/// one load: then nothing has happened. In a forked child nothing ever happens.
+pub(crate) fn withdraw(op: &OpHandle) -> bool {
+    let mut ready = ReadyList::new();
+    if !op.withdraw(|granted| ready.push(granted)) {
+        return false;
+    }
+    let state = op.payload();
+    if state.noted {
+        hooks::withdrawn(op.id());
+    }
+    state.done();
+    state.count_ended();
+    run::dispatch(ready);
+    state.core.bell.ring();
+    true
+}

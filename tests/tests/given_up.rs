@@ -1,0 +1,171 @@
+//! What is given up leaves its queues at once: waits, futures, leases and operations that were cancelled keep nobody waiting and leave
+//! nothing behind.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+use std::time::Duration;
+
+use estafette::devices::host;
+use estafette::{Access, Diagnosis, Engine, Error, ExportOptions, Tensor};
+use futures::FutureExt;
+use futures::executor::block_on;
+use tests::gate::Gate;
+use tests::ops::{add, engine, get, look, set, tensor, waits};
+use tests::watchdog::Watchdog;
+
+/// Short enough to run out in a test, whatever else the machine does.
+const SHORT: Duration = Duration::from_millis(1);
+
+fn gate(engine: &Engine, x: &Tensor) -> Gate {
+    Gate::on_tensors(engine, std::slice::from_ref(x))
+}
+
+/// Names of everything in a queue.
+fn queued(diagnosis: &Diagnosis) -> Vec<&str> {
+    diagnosis.operations.iter().map(|op| op.name.as_str()).collect()
+}
+
+#[test]
+fn a_refused_write_lease_does_not_keep_later_readers_out() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let reader = x.lease_now(Access::Read, "the first reader").unwrap().unwrap();
+    assert!(x.lease_now(Access::Write, "a writer").unwrap().is_none());
+    let mut writer = x.lease(Access::Write, "an impatient writer").boxed();
+    assert!((&mut writer).now_or_never().is_none());
+    assert!(
+        x.export_wait(&ExportOptions { timeout: Some(SHORT), ..ExportOptions::new(Access::Write) }).is_err()
+    );
+    drop(writer);
+    assert!(x.is_ready(), "nothing writes it");
+    drop(x.lease_now(Access::Read, "another reader").unwrap().expect("readers share"));
+    drop(x.export_wait(&ExportOptions::new(Access::Read)).unwrap());
+    look(&engine, &x).wait().unwrap();
+    assert_eq!(queued(&engine.diagnose()), ["lease"], "that of the first reader");
+    drop(reader);
+    assert!(engine.diagnose().is_idle());
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn readers_that_wait_behind_a_write_lease_go_on_when_it_is_given_up() {
+    for workers in [0, 2] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+        let mut writer = x.lease(Access::Write, "a writer").boxed();
+        assert!((&mut writer).now_or_never().is_none());
+        let op = look(&engine, &x);
+        let mut second = x.lease(Access::Read, "a second reader").boxed();
+        assert!(waits(&engine, &op) && (&mut second).now_or_never().is_none());
+        drop(writer);
+        op.wait().unwrap();
+        drop(second.now_or_never().expect("granted").unwrap());
+        drop(reader);
+        assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_scoped_lease_of_several_tensors_that_is_given_up_frees_all_of_them() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
+    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let wanted = [(x.clone(), Access::Write), (y.clone(), Access::Write)];
+    let mut both = engine.lease_all(&wanted, "both").boxed();
+    assert!((&mut both).now_or_never().is_none());
+    assert!(!y.is_ready(), "granted to those who wait for the other");
+    drop(both);
+    assert!(matches!(
+        engine.lease_all_wait(&wanted, "both again", Some(SHORT)),
+        Err(Error::LeaseHeld(_) | Error::Timeout(_))
+    ));
+    assert!(x.is_ready() && y.is_ready());
+    set(&engine, &y, 3.0).wait().unwrap();
+    drop(reader);
+    set(&engine, &x, 4.0).wait().unwrap();
+    assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    assert!(watchdog.still_watches());
+}
+
+/// The lease is granted: the earlier use has ended in the graph, and its fence is pending.
+#[test]
+fn a_write_lease_that_waits_for_a_fence_does_not_keep_readers_out_once_it_is_given_up() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (completer, fence) = host::promise("device work that reads x");
+    x.used_until(&fence).unwrap();
+    let mut writer = x.lease(Access::Write, "a writer").boxed();
+    assert!((&mut writer).now_or_never().is_none());
+    assert!(!x.is_ready());
+    drop(writer);
+    assert!(x.is_ready());
+    assert_eq!(get(&x), 1.0);
+    let write = set(&engine, &x, 2.0);
+    assert!(!write.is_done(), "the fence still counts");
+    completer.settle(Ok(()));
+    write.wait().unwrap();
+    assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_million_dropped_ready_futures_of_a_pending_tensor_leave_nothing_in_its_queue() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let write = gate(&engine, &x);
+    for _ in 0..1_000_000 {
+        assert!(x.ready().now_or_never().is_none());
+    }
+    assert_eq!(queued(&engine.diagnose()).len(), 1, "the write");
+    for _ in 0..100 {
+        assert!(matches!(x.wait_timeout(Duration::ZERO), Err(Error::Timeout(_))));
+        assert!(matches!(x.wait_timeout(Duration::from_micros(1)), Err(Error::Timeout(_))));
+        assert!(matches!(x.lease_now(Access::Read, "a try"), Ok(None)));
+        assert!(x.lease_wait(Access::Write, Some(Duration::from_micros(1)), "a short try").is_err());
+    }
+    assert_eq!(queued(&engine.diagnose()).len(), 1, "the write");
+    write.open();
+    x.wait().unwrap();
+    assert!(engine.diagnose().is_idle());
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn whoever_waits_until_a_tensor_is_writable_goes_on_when_a_lease_request_is_given_up() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let mut writer = x.lease(Access::Write, "a writer").boxed();
+    assert!((&mut writer).now_or_never().is_none());
+    let mut writable = x.writable();
+    drop(writer);
+    assert!((&mut writable).now_or_never().is_none(), "the reader has it");
+    drop(reader);
+    block_on(writable).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_future_of_a_later_version_is_dropped_between_two_writes() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let first = gate(&engine, &x);
+    let mut kept = x.ready();
+    let dropped = x.ready();
+    let second = add(&engine, &x, 1.0);
+    assert!((&mut kept).now_or_never().is_none());
+    drop(dropped);
+    first.open();
+    block_on(kept).unwrap();
+    second.wait().unwrap();
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
