@@ -30,7 +30,7 @@ pub struct Waiting {
     pub status: Status,
     /// Time since submission, a few milliseconds coarse.
     pub age: Duration,
-    /// What it waits for directly; empty unless `status` is [`Status::Waiting`].
+    /// What it waits for directly; empty unless `status` is [`Status::Waiting`] or [`Status::Cancelled`].
     pub blocked_by: Vec<Blocked>,
     /// For a lease, held or still waiting, who takes it; `None` for everything else.
     pub lease: Option<LeaseInfo>,
@@ -46,7 +46,7 @@ pub enum Status {
     Granted,
     /// Its body runs, or the work it started has not reported back.
     Running,
-    /// Cancelled; skipped as soon as it is granted.
+    /// Cancelled. It keeps its place among the writes of its outputs until its turn, and is skipped then.
     Cancelled,
     /// A lease that is held, in words.
     Held(String),
@@ -146,9 +146,10 @@ impl fmt::Display for Waiting {
             Status::Held(text) => write!(f, "is a {text}")?,
             Status::Granted => f.write_str("may run, but has not begun")?,
             Status::Running => f.write_str("is running")?,
-            Status::Cancelled => f.write_str("is cancelled")?,
-            Status::Waiting => {
-                f.write_str("waits for ")?;
+            Status::Cancelled if self.blocked_by.is_empty() => f.write_str("is cancelled")?,
+            Status::Cancelled | Status::Waiting => {
+                let cancelled = self.status == Status::Cancelled;
+                f.write_str(if cancelled { "is cancelled, and is skipped after " } else { "waits for " })?;
                 for (at, blocked) in self.blocked_by.iter().enumerate() {
                     let comma = if at > 0 { ", " } else { "" };
                     write!(

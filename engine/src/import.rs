@@ -371,6 +371,12 @@ fn copied_after(
     Ok((copy_of(core, layout, *data)?, None))
 }
 
+/// A read lease of a tensor that an operation returns.
+fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
+    Lease::acquire_now(tensor, Access::Read, "the operation that returns it")?
+        .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
+}
+
 /// Takes the memory out of a tensor that nobody else has, or copies it. The operation may read it if it is `held`; else it
 /// takes a lease for as long as the copy takes.
 fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> {
@@ -378,8 +384,7 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> 
         let definition = tensor.inner.definition()?;
         return copy_of(core, &definition.layout, definition.data);
     }
-    let lease = Lease::acquire_now(&tensor, Access::Read, "the operation that returns it")?
-        .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))?;
+    let lease = lease_of_result(&tensor)?;
     // The lease has a handle of its own.
     let shared = Arc::strong_count(&tensor.inner) > 2;
     if shared || tensor.inner.lease.is_some() || !tensor.inner.all_fences().is_empty() {
@@ -389,8 +394,13 @@ fn take_over(core: &Core, tensor: Tensor, held: bool) -> Result<Arrival, Error> 
     drop(lease);
     let inner = match Arc::try_unwrap(tensor.inner) {
         Ok(inner) => inner,
-        // Somebody has found another handle in this moment; it will not do.
-        Err(_) => return Err(Error::invalid("the produced tensor is in use elsewhere")),
+        // Another thread looks at the tensor at this moment, by way of the lease that has just ended.
+        Err(inner) => {
+            let tensor = Tensor { inner };
+            let _lease = lease_of_result(&tensor)?;
+            let definition = tensor.inner.definition()?;
+            return copy_of(core, &definition.layout, definition.data);
+        }
     };
     let definition =
         inner.take_definition().ok_or_else(|| Error::invalid("the produced tensor is not defined"))?;

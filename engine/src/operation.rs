@@ -37,6 +37,7 @@ use crate::replay::Inputs;
 use crate::run::Running;
 use crate::signal::Signal;
 use crate::state::VarState;
+use crate::withdraw;
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
@@ -195,7 +196,7 @@ pub(crate) enum Phase {
 pub(crate) struct OpState {
     pub(crate) core: CoreRef,
     pub(crate) name: Name,
-    /// Belongs to whoever is granted the operation.
+    /// Belongs to whoever is granted the operation; of one that was cancelled, to the thread that cancelled it.
     body: UnsafeCell<Body>,
     /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
     /// waited for by name.
@@ -386,6 +387,19 @@ impl OpState {
         }
     }
 
+    /// Drops the body, which holds the operands: user code may run here, so a panic is contained.
+    ///
+    /// # Safety
+    /// The body belongs to the caller.
+    unsafe fn drop_body(&self) {
+        // SAFETY: forwarded to the caller.
+        let body = self.body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) });
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
+            bury(panic);
+            tracing::error!(operation = self.name.as_str(), "dropping the skipped body panicked");
+        }
+    }
+
     fn tell(&self) {
         if let Some(signal) = self.late.get().and_then(|late| late.signal.get()) {
             signal.set(self.failure().cloned().map_or(Ok(()), Err));
@@ -451,11 +465,11 @@ pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
     unsafe { Body::run_in_place(body, Running::new(granted)) }
 }
 
-/// Takes the body, which an operation has until it is run or skipped.
-pub(crate) fn take_body(granted: &OpGranted) -> Body {
-    // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread, so nobody
-    // else uses the body.
-    granted.payload().body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) })
+/// Drops the body of an operation that is skipped and was not cancelled, if it has not run.
+pub(crate) fn drop_body(granted: &OpGranted) {
+    // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread. The operation
+    // was begun, so it was not cancelled and nobody else uses the body.
+    unsafe { granted.payload().drop_body() };
 }
 
 /// An operation of which nobody has a reference ends here: it was completed, or never submitted.
@@ -495,6 +509,10 @@ impl Op {
 
     /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*; memory that it
     /// would have updated is untouched. Returns whether it was cancelled; `false` means that it has begun or ended.
+    ///
+    /// The body and its operands are dropped before this returns, on the calling thread. It leaves the queues of
+    /// what it only reads at once. What it writes it keeps its place for until its turn, so that its outputs fail in order: between the
+    /// versions that earlier and later writes make.
     pub fn cancel(&self) -> bool {
         let state = self.handle.payload();
         // In a forked child the operation is the parent's.
@@ -508,7 +526,11 @@ impl Op {
         if state.phase.fetch_or(0, Ordering::AcqRel) & OBSERVED != 0 {
             state.tell();
         }
-        doom::cancelled_enters();
+        // SAFETY: the body belongs to the thread that has cancelled the operation.
+        unsafe { state.drop_body() };
+        if !withdraw::withdraw_reads(&self.handle) {
+            doom::cancelled_enters();
+        }
         true
     }
 

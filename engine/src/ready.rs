@@ -41,6 +41,15 @@ pub(crate) enum Looked {
     Probing(Probe),
 }
 
+/// The outcome of the current version, if it is known now.
+pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
+    if tensor.is_quiet() {
+        Some(Ok(()))
+    } else {
+        tensor.look().or_else(|| tensor.core.check_fork().err().map(Err))
+    }
+}
+
 #[inline]
 pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
     if tensor.is_quiet() { Looked::Ready } else { look_closely_or_probe(tensor) }
@@ -98,21 +107,24 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
         granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
     let noted = state.noted.then(|| granted.id());
     run::complete(granted, &Ending::Looked, None, ready);
-    let tell = move |outcome| {
+    let tell = move |signal: &ReadySignal, outcome| {
         if let Some(id) = noted {
             hooks::observed(id);
         }
         signal.set(outcome);
     };
     match failure {
-        Some(failure) => tell(Err(failure.into_error())),
-        None if fences.is_empty() => tell(Ok(())),
+        Some(failure) => tell(&signal, Err(failure.into_error())),
+        None if fences.is_empty() => tell(&signal, Ok(())),
         None => {
-            Reactor::global().when_settled(&fences, move |settled| {
-                tell(
-                    settled
-                        .map_err(|error| crate::state::device_failure(writers.first(), error).into_error()),
-                );
+            // The signal goes with whoever waits for it: what nobody waits for any more leaves the reactor's lists, too.
+            let (signal, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
+            let wanted = move || wanted.strong_count() > 0;
+            Reactor::global().when_settled_if(&fences, wanted, move |settled| {
+                let Some(signal) = signal.upgrade() else { return };
+                let outcome = settled
+                    .map_err(|error| crate::state::device_failure(writers.first(), error).into_error());
+                tell(&signal, outcome);
             });
         }
     }

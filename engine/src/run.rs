@@ -24,7 +24,7 @@ use crate::core_ref::CoreRef;
 use crate::doom;
 use crate::error::{BodyError, FailureKind, OperationError};
 use crate::journal::{events, hooks};
-use crate::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag, bury};
+use crate::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag};
 use crate::replay::Earlier;
 use crate::state::{Asked, Ending, FAILED, READ_FENCES, VarState, WRITE_FENCES};
 
@@ -358,18 +358,10 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
         // Whoever cancelled it was told so, and may not have noted the failure yet; `cause` is that of its inputs.
         granted.payload().fail(OpTag::of(&granted).cancellation());
         doom::cancelled_leaves();
+    } else {
+        operation::drop_body(&granted);
     }
-    drop_body(&granted);
     end(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()))
-}
-
-/// Drops the body, which holds the operands: user code may run here, so a panic is contained.
-fn drop_body(granted: &OpGranted) {
-    let body = operation::take_body(granted);
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
-        bury(panic);
-        tracing::error!(operation = granted.payload().name.as_str(), "dropping the skipped body panicked");
-    }
 }
 
 /// Completes, and gives the operation to run next on this thread; others go to where they run.

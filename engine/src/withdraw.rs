@@ -14,6 +14,24 @@ pub(crate) fn withdraw(op: &OpHandle) -> bool {
     if !op.withdraw(|granted| ready.push(granted)) {
         return false;
     }
+    withdrawn(op, ready);
+    true
+}
+
+/// Takes the reads of a cancelled operation out of their queues. True if it only read, so that it is over; else it keeps its place
+/// among the writes of its outputs.
+pub(crate) fn withdraw_reads(op: &OpHandle) -> bool {
+    let mut ready = ReadyList::new();
+    let over = op.withdraw_reads(|granted| ready.push(granted));
+    if over {
+        withdrawn(op, ready);
+    } else if !ready.is_empty() {
+        run::dispatch(ready);
+    }
+    over
+}
+
+fn withdrawn(op: &OpHandle, ready: ReadyList) {
     let state = op.payload();
     if state.noted {
         hooks::withdrawn(op.id());
@@ -22,5 +40,4 @@ pub(crate) fn withdraw(op: &OpHandle) -> bool {
     state.count_ended();
     run::dispatch(ready);
     state.core.bell.ring();
-    true
 }

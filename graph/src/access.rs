@@ -174,6 +174,21 @@ impl<V, T> Access<V, T> {
         })
     }
 
+    /// Makes `to`, inline in `slot` or spilled where there is none, the access that `from` is; `from` is in no ring afterwards.
+    ///
+    /// # Safety
+    /// The caller holds the bit of the variable in whose queue `from` is, and keeps everybody else from both operations; `to` is in no
+    /// ring, and of the same operation.
+    pub(crate) unsafe fn move_to(from: AccessPtr<V, T>, to: AccessPtr<V, T>, slot: Option<usize>) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let target = from.as_ref().target();
+            let moved = target.with_slot(slot.unwrap_or(SPILLED));
+            to.as_ref().target.with_mut(|place| *place = Some(moved));
+            target.node().as_ref().queue.replace(from, to);
+        }
+    }
+
     /// Its place in the ring.
     #[inline(always)]
     pub(crate) fn link(access: AccessPtr<V, T>) -> Link<V, T> {

@@ -42,7 +42,9 @@ pub(crate) struct Block<V, T> {
     next: UnsafeCell<Option<BlockPtr<V, T>>>,
     /// Keeps the slab alive for blocks that no queued access pins: without accesses, or with an `OpRef`.
     owner: UnsafeCell<Option<Owner<V, T>>>,
-    /// Set by the submitter, constant while in flight.
+    /// Set by the submitter, constant while in flight or referenced.
+    id: UnsafeCell<u64>,
+    /// Set by the submitter, constant while in flight, but for accesses that are [withdrawn](Self::keep_writes).
     fixed: UnsafeCell<Fixed<V, T>>,
     pub(crate) inline: [Access<V, T>; INLINE],
     /// Initialized while in flight or referenced.
@@ -52,7 +54,6 @@ pub(crate) struct Block<V, T> {
 pub(crate) type BlockPtr<V, T> = NonNull<Block<V, T>>;
 
 struct Fixed<V, T> {
-    id: u64,
     /// Accesses. If there are more than [`INLINE`], they are all spilled.
     len: u32,
     /// Whether the owner was set before the operation was appended.
@@ -114,7 +115,8 @@ impl<V, T> Block<V, T> {
             refs: AtomicU32::new(0),
             next: UnsafeCell::new(None),
             owner: UnsafeCell::new(None),
-            fixed: UnsafeCell::new(Fixed { id: 0, len: 0, owned: false, spill: None }),
+            id: UnsafeCell::new(0),
+            fixed: UnsafeCell::new(Fixed { len: 0, owned: false, spill: None }),
             inline: std::array::from_fn(|_| Access::vacant()),
             payload: UnsafeCell::new(MaybeUninit::uninit()),
         }
@@ -141,8 +143,8 @@ impl<V, T> Block<V, T> {
         unsafe {
             let block = this.as_ref();
             block.refs.store(refs, Ordering::Relaxed);
+            block.id.with_mut(|place| *place = id);
             block.fixed.with_mut(|fixed| {
-                (*fixed).id = id;
                 (*fixed).len = 0;
                 (*fixed).owned = false;
             });
@@ -237,6 +239,38 @@ impl<V, T> Block<V, T> {
         }
     }
 
+    /// Moves the accesses that write to the front, and forgets the others.
+    ///
+    /// # Safety
+    /// The operation waits. The caller holds the bits of the variables that it writes, and the registry's lock, so that nobody else
+    /// looks at its accesses; those that read are in no queue.
+    pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
+        // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was moved already, or is
+        // an inline one of an operation whose accesses were spilled.
+        unsafe {
+            let accesses = Self::accesses(this);
+            let kept: Vec<_> = accesses.filter(|access| access.as_ref().target().is_exclusive()).collect();
+            let inline = kept.len() <= INLINE;
+            for (place, from) in kept.iter().enumerate() {
+                let to = if inline {
+                    let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
+                    Some(NonNull::new_unchecked(first.add(place)))
+                } else {
+                    accesses.clone().nth(place)
+                };
+                if let Some(to) = to.filter(|to| to != from) {
+                    Access::move_to(*from, to, inline.then_some(place));
+                }
+            }
+            this.as_ref().fixed.with_mut(|fixed| {
+                (*fixed).len = kept.len() as u32;
+                if inline {
+                    (*fixed).spill = None;
+                }
+            });
+        }
+    }
+
     /// Sorts the accesses by variable and merges those of one variable.
     ///
     /// # Safety
@@ -298,7 +332,7 @@ impl<V, T> Block<V, T> {
     #[inline]
     pub(crate) unsafe fn id(&self) -> OpId {
         // SAFETY: constant while in flight.
-        OpId::new(self.fixed.with(|fixed| unsafe { (*fixed).id }))
+        OpId::new(self.id.with(|id| unsafe { *id }))
     }
 
     /// How many distinct variables the operation uses.
@@ -334,9 +368,14 @@ impl<V, T> Block<V, T> {
         self.pending.store(count, Ordering::Relaxed);
     }
 
+    /// How many accesses wait.
+    pub(crate) fn pending(&self) -> u32 {
+        self.pending.load(Ordering::Acquire)
+    }
+
     /// Whether no access waits: the operation is granted, or over.
     pub(crate) fn is_granted(&self) -> bool {
-        self.pending.load(Ordering::Acquire) == 0
+        self.pending() == 0
     }
 
     /// Grants one access. True: it was the last, and the caller now owns the operation.

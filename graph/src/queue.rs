@@ -225,6 +225,35 @@ impl<V, T> Queue<V, T> {
         }
     }
 
+    /// Puts `to` where `from` is.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `from` is in this list; the caller owns `to`, which is in no list.
+    pub(crate) unsafe fn replace(&self, from: AccessPtr<V, T>, to: AccessPtr<V, T>) {
+        let (old, new) = (Access::link(from), Access::link(to));
+        // SAFETY: the access and its neighbours are linked here, and we hold the bit.
+        unsafe {
+            let (previous, next) = old.as_ref().with(|links| ((*links).previous, (*links).next));
+            new.as_ref().with_mut(|links| *links = Links { previous, next });
+            previous.as_ref().with_mut(|links| (*links).next = new);
+            next.as_ref().with_mut(|links| (*links).previous = new);
+            self.state(|state| {
+                if state.waiting == old {
+                    state.waiting = new;
+                }
+            });
+        }
+    }
+
+    /// Whether `access` is granted. Looks at what is granted, one after the other.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `access` is in this list.
+    pub(crate) unsafe fn is_granted(&self, access: AccessPtr<V, T>) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.iter() }.take_while(|(_, granted)| *granted).any(|(linked, _)| linked == access)
+    }
+
     /// How many writes are ahead of `access`, granted or not.
     ///
     /// # Safety

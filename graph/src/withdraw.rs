@@ -7,6 +7,7 @@
 use estafette_sync::abandoned::is_abandoned;
 
 use crate::access::{AccessPtr, Mode};
+use crate::accesses::Accesses;
 use crate::bias::Section;
 use crate::block::Block;
 use crate::collapse::Group;
@@ -27,19 +28,30 @@ impl<V, T> OpRef<V, T> {
     /// If `ready` panics, the remaining operations are still handed to it.
     #[must_use = "an operation that was not withdrawn is granted, or will be"]
     pub fn withdraw(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
+        self.withdraw_what(What::All, ready)
+    }
+
+    /// As [`withdraw`](Self::withdraw), of an operation that only reads. One that also writes keeps its places in the queues of the
+    /// variables that it writes, and leaves the others: it is granted as soon as it has its writes, perhaps at once, and then
+    /// `ready` gets it, too. The result is false for it.
+    pub fn withdraw_reads(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
+        self.withdraw_what(What::Reads, ready)
+    }
+
+    fn withdraw_what(&self, what: What, ready: impl FnMut(Granted<V, T>)) -> bool {
         // A withdrawn operation and a completed one look as a granted one does. In a forked child, locks may be held for ever.
         if self.as_block().is_granted() || is_abandoned() {
             return false;
         }
         let mut ended = Ended::new();
-        let withdrawn = self.leave_queues(&mut ended);
+        let withdrawn = self.leave_queues(what, &mut ended);
         HandOver::new(&mut ended, ready).rest();
         // Gives the operation's reference to itself up; ours keeps the payload.
         drop(ended.take_shared());
         withdrawn
     }
 
-    fn leave_queues(&self, ended: &mut Ended<V, T>) -> bool {
+    fn leave_queues(&self, what: What, ended: &mut Ended<V, T>) -> bool {
         // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
         // it from being recycled.
         let inner = unsafe { self.as_block().owner() };
@@ -50,27 +62,74 @@ impl<V, T> OpRef<V, T> {
         // SAFETY: no access of an operation that waits has been completed, so each of its variables was alive just now, and
         // none can be freed while the registry is locked. All bits are taken in the order of submitters, each is given back
         // once, and while they are held nobody else grants or completes an access of the operation.
-        let waits = unsafe {
+        let withdrawn = unsafe {
             let accesses = Block::accesses(self.block());
             let section = submit::enter(accesses);
             for access in accesses {
                 // The word is read again when the bit is given back.
                 let _ = access.as_ref().target().node().as_ref().state.lock_within(&section);
             }
-            let waits = !self.as_block().is_granted();
-            if waits {
+            if self.as_block().is_granted() {
+                give_back(accesses);
+                false
+            } else if what == What::All || accesses.clone().all(|access| reads(access)) {
                 // Over. Nobody looks at the counter of an operation that is in no queue.
                 self.as_block().set_pending(0);
                 ended.own = Some(self.block());
                 accesses.for_each(|access| leave_queue(&section, access, ended));
+                true
             } else {
-                accesses.for_each(|access| drop(VarNode::held(access.as_ref().target().node())));
+                self.leave_read_queues(accesses, &section, ended);
+                false
             }
-            waits
         };
         drop(live);
-        waits
+        withdrawn
     }
+
+    /// Takes the reads out, and gives all bits back.
+    ///
+    /// # Safety
+    /// The caller has taken the bits of all accesses, within `section`, and has locked the registry. The operation waits.
+    unsafe fn leave_read_queues(&self, accesses: Accesses<V, T>, section: &Section, ended: &mut Ended<V, T>) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let waits = |access: &AccessPtr<V, T>| {
+                reads(*access) && !access.as_ref().target().node().as_ref().queue.is_granted(*access)
+            };
+            let pending = self.as_block().pending() - accesses.filter(waits).count() as u32;
+            self.as_block().set_pending(pending);
+            accesses.filter(|access| reads(*access)).for_each(|access| leave_queue(section, access, ended));
+            Block::keep_writes(self.block());
+            if pending == 0 {
+                ended.push(self.block());
+            }
+            give_back(Block::accesses(self.block()));
+        }
+    }
+}
+
+/// What of an operation is withdrawn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    All,
+    Reads,
+}
+
+/// # Safety
+/// The access is of an operation that waits, and its variable's bit is held.
+unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
+    // SAFETY: forwarded to the caller.
+    unsafe { !access.as_ref().target().is_exclusive() }
+}
+
+/// Gives the bits of all accesses back.
+///
+/// # Safety
+/// The caller has taken them, and uses no access afterwards.
+unsafe fn give_back<V, T>(accesses: Accesses<V, T>) {
+    // SAFETY: forwarded to the caller. An iterator does not look at the block.
+    accesses.for_each(|access| unsafe { drop(VarNode::held(access.as_ref().target().node())) });
 }
 
 /// Takes one access out, granted or not, lets go what waited for it, and gives the bit back.

@@ -19,7 +19,7 @@ use proptest::prelude::*;
 #[derive(Clone, Debug)]
 enum Step {
     Access(Vec<(usize, Mode)>),
-    /// As `Access`; some steps later its submitter tries to withdraw it.
+    /// As `Access`; some steps later its submitter tries to withdraw it, or gives only its reads up.
     Request(Vec<(usize, Mode)>),
     Collapse {
         members: Vec<usize>,
@@ -137,7 +137,13 @@ impl Machine<'_> {
     }
 
     fn withdraw(&self, request: &OpRef<State, Name>) {
-        if request.withdraw(|granted| self.ready.lock().expect("no panic").push(granted)) {
+        let ready = |granted| self.ready.lock().expect("no panic").push(granted);
+        let withdrawn = if only_reads_go(*request.payload()) {
+            request.withdraw_reads(ready)
+        } else {
+            request.withdraw(ready)
+        };
+        if withdrawn {
             self.withdrawn.lock().expect("no panic").insert(*request.payload());
             self.left.fetch_sub(1, Ordering::AcqRel);
         }
@@ -190,6 +196,11 @@ impl Machine<'_> {
         );
         self.left.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// Whether only the reads of a request are withdrawn.
+fn only_reads_go((thread, index): Name) -> bool {
+    (thread + index).is_multiple_of(2)
 }
 
 /// What an operation computes from: its own name and every state that it read.
@@ -262,8 +273,14 @@ fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>,
     Ok(sorted.into_iter().map(|node| order[node]).collect())
 }
 
-/// Runs the program one operation at a time in the given order; the notes and states it comes to.
-fn replay(program: &Program, order: &[Name], ids: &[VarId]) -> (HashMap<Name, Found>, Vec<State>) {
+/// Runs the program one operation at a time in the given order; the notes and states it comes to. Whether a request has kept its reads
+/// is seen in what it has `seen`.
+fn replay(
+    program: &Program,
+    order: &[Name],
+    ids: &[VarId],
+    seen: &HashMap<Name, Found>,
+) -> (HashMap<Name, Found>, Vec<State>) {
     let mut states = vec![State::default(); program.vars];
     let mut group: Vec<usize> = (0..program.vars).collect();
     let mut notes = HashMap::new();
@@ -289,6 +306,9 @@ fn replay(program: &Program, order: &[Name], ids: &[VarId]) -> (HashMap<Name, Fo
                 forward = Some((members.iter().map(|var| root(*var)).collect::<Vec<_>>(), root(*group)));
             }
         }
+        if matches!(program.threads[name.0][name.1], Step::Request(_)) && only_reads_go(*name) {
+            accesses.retain(|var, mode| mode.is_exclusive() || seen[name].contains_key(&ids[*var]));
+        }
         let mut input = Input::of(*name);
         let mut found = Found::new();
         for (var, mode) in &accesses {
@@ -312,7 +332,7 @@ fn check(program: &Program, workers: usize) -> Result<(), TestCaseError> {
     prop_assert_eq!(notes.len() + withdrawn.len(), steps, "each operation has run or was withdrawn");
     prop_assert!(withdrawn.iter().all(|name| !notes.contains_key(name)), "and none both");
     let order = recover(program, &notes).map_err(TestCaseError::fail)?;
-    let (expected_notes, expected_states) = replay(program, &order, &ids);
+    let (expected_notes, expected_states) = replay(program, &order, &ids, &notes);
     for (name, found) in &notes {
         prop_assert_eq!(found, &expected_notes[name], "what {:?} found", name);
     }

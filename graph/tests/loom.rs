@@ -799,3 +799,59 @@ fn a_snapshot_is_taken_while_a_request_is_withdrawn() {
     // That of the read, and both or none of the request's.
     lengths.assert([1, 3]);
 }
+
+/// The reads of an operation leave, while one of them and the write are granted and a picture is taken. The operation is granted
+/// once, by whoever comes last.
+#[test]
+fn an_operation_gives_its_reads_up_while_it_is_granted() {
+    let seen = Seen::default();
+    let noted = seen.clone();
+    model(2, move || {
+        let world = World::new(2);
+        let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
+        let second = world.graph.submit(vec![(1, WRITE)], [(&world.vars[1], WRITE)]);
+        // Does not touch what it only reads, which it may have given up.
+        let accesses = [(&world.vars[0], READ), (&world.vars[1], WRITE)];
+        let (op, granted) = world.graph.submit_ref(vec![(1, WRITE)], accesses);
+        assert!(granted.is_none());
+        world.submit(&[(0, WRITE)]);
+        let other = world.share();
+        let thread = thread::spawn(move || {
+            other.run(second);
+            other.run(first);
+        });
+        let mut ready = Vec::new();
+        assert!(!op.withdraw_reads(|granted| ready.push(granted)), "it writes");
+        noted.note(ready.len());
+        ready.into_iter().for_each(|granted| world.run(Some(granted)));
+        let snapshot: Snapshot<()> = world.graph.snapshot(Roots::All, |_| ());
+        drop(snapshot);
+        thread.join().unwrap();
+        assert_eq!(world.done(), 4);
+        assert!(world.vars.iter().all(Var::is_quiet));
+    });
+    // Nothing yet or too late; or itself.
+    seen.assert([0, 1]);
+}
+
+#[test]
+fn a_picture_is_taken_of_an_operation_that_gives_its_reads_up() {
+    model(2, move || {
+        let world = World::new(2);
+        let held = world.graph.submit(vec![(1, READ)], [(&world.vars[1], READ)]);
+        let op = world.request(&[(0, READ), (1, WRITE)]);
+        let theirs = op.clone();
+        let other = world.share();
+        let thread = thread::spawn(move || {
+            assert!(!theirs.withdraw_reads(|_| unreachable!("the write waits")));
+            drop((theirs, other));
+        });
+        let snapshot = world.graph.snapshot(Roots::Op(&op), |_| ());
+        let waiting = snapshot.ops.iter().find(|op| !op.granted).expect("it waits for its write");
+        assert!(matches!(waiting.accesses.len(), 1 | 2));
+        thread.join().unwrap();
+        drop(op);
+        world.run(held);
+        assert!(world.vars.iter().all(Var::is_quiet));
+    });
+}

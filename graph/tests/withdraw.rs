@@ -265,3 +265,68 @@ fn a_million_requests_that_are_withdrawn_leave_nothing() {
     assert_eq!(graph.snapshot(Roots::All, |()| ()).ops.len(), 1);
     held.complete(|_| (), |_| unreachable!("nothing waits"));
 }
+
+#[test]
+fn an_operation_that_gives_its_reads_up_waits_for_its_writes_only() {
+    let mut driver = Driver::new(3);
+    driver.submit("held", &[r(0)]);
+    driver.submit("writing", &[w(1)]);
+    let op = driver.submit_ref("op", &[r(2), r(1), w(0)]);
+    driver.submit("behind its reads", &[w(2)]);
+    driver.submit("behind all", &[r(0), r(1)]);
+    assert_eq!(driver.granted(), ["held", "writing"]);
+    assert_eq!(driver.withdraw_reads(&op), (false, vec!["behind its reads".into()]));
+    assert_eq!(driver.withdraw_reads(&op), (false, vec![]), "it has none any more");
+    driver.complete("writing");
+    assert_eq!(driver.complete("held"), ["op"]);
+    assert_eq!(driver.accesses("op"), [w(0)]);
+    assert_eq!(driver.complete("op"), ["behind all"]);
+}
+
+#[test]
+fn an_operation_that_waited_for_its_reads_only_is_granted_when_it_gives_them_up() {
+    let mut driver = Driver::new(2);
+    driver.submit("writing", &[w(0)]);
+    let op = driver.submit_ref("op", &[r(0), w(1)]);
+    assert_eq!(driver.withdraw_reads(&op), (false, vec!["op".into()]));
+    assert_eq!(driver.withdraw_reads(&op), (false, vec![]), "it is granted");
+    assert_eq!(driver.accesses("op"), [w(1)]);
+}
+
+#[test]
+fn an_operation_that_only_reads_is_over_when_it_gives_its_reads_up() {
+    let mut driver = Driver::new(2);
+    driver.submit("writing", &[w(0)]);
+    let op = driver.submit_ref("op", &[r(0), r(1)]);
+    driver.submit("behind it", &[w(1)]);
+    assert_eq!(driver.withdraw_reads(&op), (true, vec!["behind it".into()]));
+    assert!(driver.withdraw(&op).is_none());
+}
+
+/// Accesses are spilled beyond four: before, or before and after.
+#[test]
+fn the_writes_of_an_operation_stay_in_order_wherever_its_accesses_are_kept() {
+    for vars in [2, 4, 5, 8, 9, 12] {
+        for reads in 1..vars {
+            let mut driver = Driver::new(vars);
+            driver.submit("before", &(0..vars).map(w).collect::<Vec<_>>());
+            // Every variable is read or written, mixed.
+            let mode = |var| if (var * 5 + reads) % vars < reads { r(var) } else { w(var) };
+            let accesses: Vec<_> = (0..vars).map(mode).collect();
+            let op = driver.submit_ref("op", &accesses);
+            let behind: Vec<String> = (0..vars).map(|var| format!("behind on {var}")).collect();
+            for (var, name) in behind.iter().enumerate() {
+                driver.submit(name, &[w(var)]);
+            }
+            assert_eq!(driver.withdraw_reads(&op), (false, vec![]));
+            let mut writes: Vec<_> = accesses.into_iter().filter(|(_, mode)| mode.is_exclusive()).collect();
+            writes.sort_unstable();
+            let at_once = driver.complete("before");
+            assert_eq!(at_once.len(), 1 + vars - writes.len());
+            assert_eq!(driver.accesses("op"), writes);
+            assert_eq!(driver.complete("op").len(), writes.len());
+            assert_eq!(driver.drain(), vars);
+            assert!(driver.vars.iter().all(Var::is_quiet));
+        }
+    }
+}

@@ -5,9 +5,10 @@
 use std::time::Duration;
 
 use estafette::devices::host;
-use estafette::{Access, Diagnosis, Engine, Error, ExportOptions, Tensor};
+use estafette::{Access, Diagnosis, Engine, Error, ExportOptions, Status, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
+use tests::foreign::{self, Deleted};
 use tests::gate::Gate;
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
@@ -167,5 +168,150 @@ fn a_future_of_a_later_version_is_dropped_between_two_writes() {
     block_on(kept).unwrap();
     second.wait().unwrap();
     assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+/// Tells when it is dropped.
+struct Capture(std::sync::mpsc::Sender<()>);
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
+#[test]
+fn a_cancelled_operation_drops_its_body_and_its_operands_at_once() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let deleted = Deleted::default();
+    let other = engine.import(foreign::tensor(&[1.0], &deleted)).unwrap();
+    let write = gate(&engine, &x);
+    let (sender, dropped) = std::sync::mpsc::channel();
+    let capture = Capture(sender);
+    let op = engine
+        .op("late")
+        .reads([&other])
+        .writes([&x])
+        .run(move |[_], [_]| {
+            drop(capture);
+            Ok(())
+        })
+        .unwrap();
+    assert!(op.cancel());
+    assert!(dropped.try_recv().is_ok(), "before `cancel` returns");
+    drop(other);
+    deleted.settle_at(1);
+    assert!(waits_cancelled(&engine, "late"), "in its place among the writes of x");
+    write.open();
+    assert!(matches!(x.wait(), Err(Error::Cancelled(_))));
+    assert!(engine.diagnose().is_idle());
+    assert!(watchdog.still_watches());
+}
+
+fn waits_cancelled(engine: &Engine, name: &str) -> bool {
+    engine.diagnose().operations.iter().any(|op| op.name == name && op.status == Status::Cancelled)
+}
+
+#[test]
+fn a_cancelled_reader_leaves_its_queues_and_its_place_in_the_window_at_once() {
+    for workers in [0, 1] {
+        let engine = Engine::builder().workers(workers).window(2).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
+        let write = gate(&engine, &x);
+        let reader = engine.op("reader").reads([&x, &y]).run(|[_, _], []| Ok(())).unwrap();
+        assert!(!y.writable().now_or_never().is_some_and(|writable| writable.is_ok()), "it reads y");
+        assert!(reader.cancel() && reader.is_done());
+        assert!(matches!(reader.wait(), Err(Error::Cancelled(_))));
+        assert_eq!((queued(&engine.diagnose()).len(), engine.stats().in_flight), (1, 1), "the write");
+        set(&engine, &y, 3.0).wait().unwrap();
+        write.open();
+        x.wait().unwrap();
+        assert!(engine.diagnose().is_idle());
+        assert!(watchdog.still_watches());
+    }
+}
+
+/// Each cancels on one thread what another one runs or skips.
+#[test]
+fn operations_are_cancelled_while_they_are_granted() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    let (sender, dropped) = std::sync::mpsc::channel();
+    let mut ran = 0;
+    for round in 0..2_000 {
+        let capture = Capture(sender.clone());
+        let body = move || drop(capture);
+        let op = if round % 2 == 0 {
+            engine.op("writes").writes([&x]).run(move |[], [_]| Ok(body())).unwrap()
+        } else {
+            engine.op("reads").reads([&x]).run(move |[_], []| Ok(body())).unwrap()
+        };
+        let first = add(&engine, &x, 0.0);
+        let cancelled = op.cancel();
+        assert_eq!(op.wait().is_err(), cancelled);
+        ran += usize::from(!cancelled);
+        // A write that was cancelled fails what updates its version; this one heals it.
+        let _ = first.wait();
+        engine.op("heals").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    }
+    engine.wait_all(None).unwrap();
+    drop(sender);
+    assert_eq!(dropped.iter().count(), 2_000, "each body once, {ran} of them run");
+    assert!(engine.diagnose().is_idle());
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_diagnosis_tells_what_a_cancelled_operation_waits_for_and_nothing_of_requests_that_were_given_up() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let holder = x.lease_now(Access::Read, "the true holder").unwrap().unwrap();
+    let op = set(&engine, &x, 2.0);
+    let mut impatient = x.lease(Access::Write, "impatient").boxed();
+    assert!((&mut impatient).now_or_never().is_none());
+    assert!(op.cancel());
+    assert!(engine.diagnose().to_string().contains("impatient"), "it still waits");
+    drop(impatient);
+    let diagnosis = engine.diagnose();
+    let [_, cancelled] = diagnosis.operations.as_slice() else { panic!("{diagnosis}") };
+    assert_eq!(cancelled.status, Status::Cancelled);
+    assert_eq!(cancelled.blocked_by.len(), 1);
+    let told = cancelled.to_string();
+    assert!(
+        told.contains("is cancelled, and is skipped after") && told.contains("the true holder"),
+        "{told}"
+    );
+    drop(holder);
+    engine.wait_all(None).unwrap();
+    assert!(matches!(x.wait(), Err(Error::Cancelled(_))));
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn dropped_futures_of_a_version_whose_device_work_is_pending_do_not_pile_up() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (completer, fence) = host::promise("device work that writes x");
+    let op =
+        engine.op("issues").writes([&x]).run_external(move |completion| completion.complete_after(&fence));
+    op.unwrap().wait().unwrap();
+    assert!(!x.is_ready());
+    let before = tests::churn::resident_bytes();
+    for _ in 0..500_000 {
+        assert!(x.ready().now_or_never().is_none());
+        assert!(matches!(x.wait_timeout(Duration::ZERO), Err(Error::Timeout(_))));
+    }
+    if let (Some(before), Some(after)) = (before, tests::churn::resident_bytes()) {
+        // Each future that stayed would cost some hundred bytes.
+        assert!(after < before + (32 << 20), "{before} bytes before, {after} after");
+    }
+    completer.settle(Ok(()));
+    x.wait().unwrap();
     assert!(watchdog.still_watches());
 }

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use estafette::journal::{Journal, JournalOptions};
-use estafette::{DType, Engine, Error, Variable};
+use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Recording;
 use estafette_report::model::{Mode, Nanos, Operation, Outcome};
+use futures::FutureExt;
 
 /// One journal at a time is kept per process.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -202,4 +203,32 @@ fn a_lease_that_is_had_at_once_is_told_with_its_taker_and_holds_writers_up() -> 
         "forty nanoseconds for the lease: {stalls:?}"
     );
     Ok(())
+}
+
+#[test]
+fn what_is_given_up_has_an_end() {
+    let (clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(10);
+    let (ready, lease) = (x.ready(), x.lease(Access::Write, "a writer").boxed());
+    let lease = lease.map(drop);
+    let mut lease = Box::pin(lease);
+    assert!((&mut lease).now_or_never().is_none());
+    let look = engine.op("look").reads([&x]).run(|[_], []| Ok(())).unwrap();
+    clock.set(50);
+    drop((ready, lease));
+    assert!(look.cancel());
+    clock.set(90);
+    drop(reader);
+    write.wait().unwrap();
+    let recording = journal.finish();
+    for name in ["ready", "look"] {
+        let given_up = operation(&recording, name);
+        assert_eq!((given_up.began, given_up.done), (None, Some(50)), "{name}");
+        assert_eq!(given_up.outcome, Outcome::Cancelled, "{name}");
+    }
+    assert!(recording.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
 }

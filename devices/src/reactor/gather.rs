@@ -7,10 +7,12 @@ use crate::DeviceError;
 use crate::source::{Outcome, Subscriber};
 
 /// Waits for several fences and calls a closure once. One allocation for all of them.
-pub(super) struct Gather<F> {
+pub(super) struct Gather<F, W> {
     /// Fences that have not settled, plus one while fences are being added.
     missing: AtomicUsize,
     rest: Mutex<Rest<F>>,
+    /// Whether the call is still wanted.
+    wanted: W,
 }
 
 struct Rest<F> {
@@ -18,10 +20,10 @@ struct Rest<F> {
     callback: Option<F>,
 }
 
-impl<F> Gather<F> {
-    pub(super) fn new(callback: F) -> Self {
+impl<F, W> Gather<F, W> {
+    pub(super) fn new(callback: F, wanted: W) -> Self {
         let rest = Rest { first_failure: None, callback: Some(callback) };
-        Self { missing: AtomicUsize::new(1), rest: Mutex::new(rest) }
+        Self { missing: AtomicUsize::new(1), rest: Mutex::new(rest), wanted }
     }
 
     pub(super) fn expect_one(&self) {
@@ -29,7 +31,11 @@ impl<F> Gather<F> {
     }
 }
 
-impl<F: FnOnce(Outcome) + Send> Subscriber for Gather<F> {
+impl<F: FnOnce(Outcome) + Send, W: Fn() -> bool + Send + Sync> Subscriber for Gather<F, W> {
+    fn abandoned(&self) -> bool {
+        !(self.wanted)()
+    }
+
     fn settled(self: Arc<Self>, outcome: Outcome) {
         if let Err(error) = outcome {
             self.rest.lock().unwrap_or_else(PoisonError::into_inner).first_failure.get_or_insert(error);

@@ -78,7 +78,18 @@ impl Reactor {
         I: IntoIterator<Item: AsFence>,
         F: FnOnce(Outcome) + Send + 'static,
     {
-        let gather = Arc::new(Gather::new(f));
+        self.when_settled_if(fences, || true, f);
+    }
+
+    /// As [`when_settled`](Self::when_settled), for a call that may become unwanted: once `wanted` says so, which it says under locks
+    /// and for good, `f` is dropped at some time, or called with any outcome.
+    pub fn when_settled_if<I, W, F>(&self, fences: I, wanted: W, f: F)
+    where
+        I: IntoIterator<Item: AsFence>,
+        W: Fn() -> bool + Send + Sync + 'static,
+        F: FnOnce(Outcome) + Send + 'static,
+    {
+        let gather = Arc::new(Gather::new(f, wanted));
         for fence in fences {
             gather.expect_one();
             self.watch(fence.as_fence(), gather.clone());

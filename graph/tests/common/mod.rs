@@ -55,6 +55,16 @@ impl Driver {
         withdrawn.then_some(names)
     }
 
+    /// Withdraws the reads of an operation. True: it is over; and names of those that may go on.
+    pub fn withdraw_reads(&mut self, op: &OpRef<usize, String>) -> (bool, Vec<String>) {
+        let mut names = Vec::new();
+        let over = op.withdraw_reads(|granted| {
+            names.push(granted.payload().clone());
+            self.waiting.insert(granted.payload().clone(), granted);
+        });
+        (over, names)
+    }
+
     pub fn collapse(&mut self, name: &str, members: &[usize], group: usize) {
         let members: Vec<_> = members.iter().map(|member| &self.vars[*member]).collect();
         if let Some(granted) = self.graph.collapse(name.to_owned(), &members, &self.vars[group]) {
