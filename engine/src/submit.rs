@@ -218,7 +218,7 @@ pub(crate) fn check_disjoint(written: &Tensor, other: &Tensor) -> Result<(), Err
         ));
     }
     let shares =
-        || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.id() == var.id()));
+        || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.is_ordered_with(var)));
     if !(written.is_defined() && other.is_defined()) && shares() {
         return Err(Error::Conflict(
             "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \

@@ -106,6 +106,12 @@ impl<V, T> Var<V, T> {
         self.order_word().unfinished_write()
     }
 
+    /// Whether another variable orders this one. One load.
+    #[inline]
+    pub fn is_collapsed(&self) -> bool {
+        self.as_node().state.load().forwarded()
+    }
+
     /// The variable that orders this one: itself, or after a collapse its group.
     #[must_use]
     pub fn ordering(&self) -> Self {
