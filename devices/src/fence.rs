@@ -1,5 +1,6 @@
 use std::fmt;
 use std::future::Future;
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 
+use crate::guarded::guarded;
 use crate::reactor::spin;
 use crate::source::{Event, Outcome, Subscriber, Timeline, Watch};
 use crate::{Clock, DLDevice, DeviceError, QueueId, Reactor};
@@ -20,6 +22,8 @@ use crate::{Clock, DLDevice, DeviceError, QueueId, Reactor};
 #[derive(Clone)]
 pub struct Fence {
     source: Source,
+    /// The queue, asked once: fences are compared where nothing of a user's may be called.
+    queue: Option<QueueId>,
     /// The number on the queue; for events, the number among the records of their queue, or 0.
     sequence: u64,
     /// What the queue had seen of other queues when this was recorded.
@@ -28,8 +32,40 @@ pub struct Fence {
 
 #[derive(Clone)]
 enum Source {
-    Point(Arc<dyn Timeline>),
-    Event(Arc<dyn Event>),
+    Point(Shared<dyn Timeline>),
+    Event(Shared<dyn Event>),
+}
+
+/// A share in something of a user's. A panic in its destructor is logged and goes no further: fences are dropped by threads that
+/// have something else to do.
+struct Shared<T: ?Sized>(Option<Arc<T>>);
+
+impl<T: ?Sized> Shared<T> {
+    fn new(share: Arc<T>) -> Self {
+        Self(Some(share))
+    }
+}
+
+impl<T: ?Sized> Deref for Shared<T> {
+    type Target = Arc<T>;
+
+    #[inline]
+    fn deref(&self) -> &Arc<T> {
+        self.0.as_ref().expect("present until dropped")
+    }
+}
+
+impl<T: ?Sized> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T: ?Sized> Drop for Shared<T> {
+    fn drop(&mut self) {
+        let share = self.0.take();
+        guarded("the destructor of what stands behind a fence", || drop(share));
+    }
 }
 
 /// Where a fence stands.
@@ -71,18 +107,20 @@ impl From<Outcome> for FenceState {
 impl Fence {
     /// The point `sequence` of an in-order queue. `seen` is what the queue knew of others when it was recorded.
     pub fn point(timeline: Arc<dyn Timeline>, sequence: u64, seen: Clock) -> Self {
-        Self { source: Source::Point(timeline), sequence, seen }
+        let queue = Some(timeline.queue());
+        Self { source: Source::Point(Shared::new(timeline)), queue, sequence, seen }
     }
 
     /// A stand-alone fence.
     pub fn event(event: Arc<dyn Event>) -> Self {
-        Self { source: Source::Event(event), sequence: 0, seen: Clock::default() }
+        Self::recorded_event(event, 0, Clock::default())
     }
 
     /// Record number `sequence` (from 1) of the out-of-order queue that the event names, covering everything enqueued
     /// there before: it settles no earlier than records with smaller numbers. `seen` as for [`Fence::point`].
     pub fn recorded_event(event: Arc<dyn Event>, sequence: u64, seen: Clock) -> Self {
-        Self { source: Source::Event(event), sequence, seen }
+        let queue = event.queue();
+        Self { source: Source::Event(Shared::new(event)), queue, sequence, seen }
     }
 
     /// Where it stands. Asks the backend when the answer is not known yet.
@@ -136,10 +174,7 @@ impl Fence {
 
     /// The queue, where there is one.
     pub fn queue(&self) -> Option<QueueId> {
-        match &self.source {
-            Source::Point(timeline) => Some(timeline.queue()),
-            Source::Event(event) => event.queue(),
-        }
+        self.queue
     }
 
     /// The device that does the work.
@@ -240,7 +275,7 @@ impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
             Source::Point(timeline) => write!(f, "Fence({} at {})", timeline.queue(), self.sequence),
-            Source::Event(event) => write!(f, "Fence({event:?})"),
+            Source::Event(event) => write!(f, "Fence({:?})", &**event),
         }
     }
 }

@@ -30,18 +30,36 @@ impl Frontier {
 
     /// Adds a fence. On a queue that is in the set already, only the newer one stays.
     pub fn insert(&mut self, fence: Fence) {
+        drop(self.insert_replacing(fence));
+    }
+
+    /// As [`insert`](Self::insert), and gives the fence that does not stay: that is for callers under a lock, where nothing of a
+    /// user's may be dropped.
+    #[must_use = "dropping a fence may run a user's code"]
+    pub fn insert_replacing(&mut self, fence: Fence) -> Option<Fence> {
         for present in &mut self.fences {
             if present.on_same_queue(&fence) {
-                if fence.same_or_later_on_queue(present) {
-                    *present = fence;
-                }
-                return;
+                let newer = fence.same_or_later_on_queue(present);
+                return Some(if newer { std::mem::replace(present, fence) } else { fence });
             }
             if present.same_or_later_on_queue(&fence) && fence.queue().is_none() {
-                return;
+                return Some(fence);
             }
         }
         self.fences.push(fence);
+        None
+    }
+
+    /// Moves every fence that is `gone` to `into`. Asks no backend.
+    pub fn take_out(&mut self, mut gone: impl FnMut(&Fence) -> bool, into: &mut impl Extend<Fence>) {
+        let mut at = 0;
+        while let Some(fence) = self.fences.get(at) {
+            if gone(fence) {
+                into.extend([self.fences.swap_remove(at)]);
+            } else {
+                at += 1;
+            }
+        }
     }
 
     /// Adds all fences of `other`.

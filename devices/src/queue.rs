@@ -1,5 +1,6 @@
 use std::any::Any;
 use std::fmt;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -126,7 +127,7 @@ pub enum Order {
 
 /// Identity of a queue, unique in the process and never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct QueueId(u64);
+pub struct QueueId(NonZeroU64);
 
 impl QueueId {
     /// A new identity, for a new queue (or a new acquisition of a foreign one).
@@ -134,12 +135,13 @@ impl QueueId {
         // An id allocator outside of every protocol: a plain std atomic, so that it may be a static under model
         // checkers too.
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(NonZeroU64::new(number).expect("the numbers do not run out"))
     }
 
     /// The number, for traces.
     pub fn get(self) -> u64 {
-        self.0
+        self.0.get()
     }
 }
 

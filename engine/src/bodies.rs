@@ -12,7 +12,7 @@ use crate::error::BodyResult;
 use crate::guards::Open;
 use crate::import::{Copying, Produced};
 use crate::lease::check_writable;
-use crate::operands::{Declared, OpenRef, Operands};
+use crate::operands::{Declared, Grant, OpenRef, Operands};
 use crate::run::Running;
 use crate::tensor::Tensor;
 
@@ -60,7 +60,7 @@ where
     F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
 {
     Body::new(move |running: Running| {
-        let result = running.call(|| body(reads.views(), writes.views_mut()));
+        let result = running.call(|| body(reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
         let next = running.finish(result);
         // Operands go last: memory whose last handle this was must see what the operation left on its variables.
         drop((reads, writes));

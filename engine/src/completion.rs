@@ -129,7 +129,10 @@ impl Completion {
 
     /// As [`conclude`](Self::conclude), with the work that `fences` mark.
     pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
-        self.into_scope().end_with(fences, |_running, _none, _held, _fence| result.map(|()| None));
+        self.into_scope().end_with(fences, |running, _none, _held, _fence| {
+            running.note_settled();
+            result.map(|()| None)
+        });
     }
 
     /// Ends an operation that produces a tensor, with its result.

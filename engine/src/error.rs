@@ -8,6 +8,7 @@ use std::time::Duration;
 use estafette_devices::DeviceError;
 use estafette_graph::OpId;
 
+use crate::contained::Contained;
 use crate::exchange::InvalidTensor;
 use crate::lease_info::LeaseInfo;
 
@@ -115,7 +116,7 @@ struct Failure {
     id: OpId,
     kind: FailureKind,
     message: String,
-    source: Option<BodyError>,
+    source: Option<Contained<BodyError>>,
 }
 
 /// How an operation failed.
@@ -142,6 +143,7 @@ impl OperationError {
         message: impl Into<String>,
         source: Option<BodyError>,
     ) -> Self {
+        let source = source.map(Contained::new);
         Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message: message.into(), source }))
     }
 
@@ -167,7 +169,7 @@ impl OperationError {
 
     /// The error value that the body returned, when it returned one.
     pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
-        self.0.source.as_deref()
+        self.0.source.as_deref().map(|source| &**source)
     }
 
     pub(crate) fn into_error(self) -> Error {
@@ -197,7 +199,7 @@ impl fmt::Debug for OperationError {
 
 impl std::error::Error for OperationError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.source.as_deref().map(|source| source as _)
+        self.source_error().map(|source| source as _)
     }
 }
 

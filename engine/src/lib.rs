@@ -80,6 +80,7 @@ mod builder;
 mod clock;
 mod completion;
 mod consumer;
+mod contained;
 mod context;
 mod copy;
 mod core;

@@ -32,13 +32,24 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     #[doc(hidden)]
     fn each(self, take: impl FnMut(Tensor));
     #[doc(hidden)]
-    fn views(&self) -> Self::Views<'_>;
+    fn views<'a>(&'a self, grant: &'a Grant) -> Self::Views<'a>;
     #[doc(hidden)]
-    fn views_mut(&self) -> Self::ViewsMut<'_>;
+    fn views_mut<'a>(&'a self, grant: &'a Grant) -> Self::ViewsMut<'a>;
     #[doc(hidden)]
     fn guards(&self, open: &OpenRef) -> Self::Guards;
     #[doc(hidden)]
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
+}
+
+/// Evidence that the operation which owns the operands was granted and has not ended. Only the engine makes one. Internal to
+/// [`Operands`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Grant(());
+
+impl Grant {
+    /// For the body of a granted operation, or for a node of a granted replay, until the body returns.
+    pub(crate) const OF_BODY: Self = Self(());
 }
 
 /// Keeps an asynchronous operation open: its task and every guard hold one. Internal to [`Operands`].
@@ -82,11 +93,11 @@ impl<const N: usize> Operands for [Tensor; N] {
         self.into_iter().for_each(take);
     }
 
-    fn views(&self) -> [View<'_>; N] {
+    fn views<'a>(&'a self, _grant: &'a Grant) -> [View<'a>; N] {
         self.each_ref().map(view)
     }
 
-    fn views_mut(&self) -> [ViewMut<'_>; N] {
+    fn views_mut<'a>(&'a self, _grant: &'a Grant) -> [ViewMut<'a>; N] {
         self.each_ref().map(view_mut)
     }
 
@@ -113,11 +124,11 @@ impl Operands for Tensors {
         self.into_iter().for_each(take);
     }
 
-    fn views(&self) -> Vec<View<'_>> {
+    fn views<'a>(&'a self, _grant: &'a Grant) -> Vec<View<'a>> {
         self.iter().map(view).collect()
     }
 
-    fn views_mut(&self) -> Vec<ViewMut<'_>> {
+    fn views_mut<'a>(&'a self, _grant: &'a Grant) -> Vec<ViewMut<'a>> {
         self.iter().map(view_mut).collect()
     }
 
@@ -143,9 +154,9 @@ impl Operands for () {
 
     fn each(self, _take: impl FnMut(Tensor)) {}
 
-    fn views(&self) {}
+    fn views<'a>(&'a self, _grant: &'a Grant) {}
 
-    fn views_mut(&self) {}
+    fn views_mut<'a>(&'a self, _grant: &'a Grant) {}
 
     fn guards(&self, _open: &OpenRef) {}
 

@@ -8,7 +8,7 @@ use crate::builder::{Nothing, OpBuilder};
 use crate::completion::Completion;
 use crate::error::{BodyResult, Error};
 use crate::import::{Copying, Produced, define};
-use crate::operands::Operands;
+use crate::operands::{Grant, Operands};
 use crate::run::Running;
 use crate::submit::{Room, submit_and_start};
 use crate::tensor::{Tensor, VarSet};
@@ -30,7 +30,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let target = tensor.clone();
         self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
-                let result = running.call(|| body(reads.views())).and_then(|produced| {
+                let result = running.call(|| body(reads.views(&Grant::OF_BODY))).and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
                     define(&target.inner, produced.into(), copying, &held, None)
                         .map(drop)

@@ -96,12 +96,9 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
         if access.flags() & (FAILED | WRITE_FENCES) == 0 {
             continue;
         }
-        access.with_state(|state, flags| {
-            state.collect(access.mode(), &mut fences, flags);
-            if failure.is_none() {
-                failure = state.failure().cloned();
-            }
-        });
+        let (writers, found) = access.with_state(|state, _| (state.writers(), state.failure().cloned()));
+        fences.merge(&writers);
+        failure = failure.or(found);
     }
     let writers: Vec<_> =
         granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();

@@ -19,7 +19,7 @@ use crate::exchange::{Key, Ranges, Space};
 use crate::lease::LeaseInner;
 use crate::operation::{Kind, Name, OpGranted, OpState, OpVar};
 use crate::run::{self, ReadyList};
-use crate::state::{Ending, VarState};
+use crate::state::{Ending, Replaced, VarState};
 use crate::tensor::VarSet;
 
 /// A tensor that overlaps more than this many others collapses them into one group variable: the cost of an operation
@@ -116,10 +116,22 @@ impl Region {
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
             if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
+                // Made under the lock: what is derived from the lease relies on it from here on.
+                lease.scope();
                 return Some(lease);
             }
         }
         None
+    }
+
+    /// Makes a lease of this memory an alias, unless something was derived from it: that has no place in the graph but the lease's.
+    pub(crate) fn untrack(&self, lease: &LeaseInner) -> bool {
+        let _leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alone = !lease.has_scope();
+        if alone {
+            lease.untrack();
+        }
+        alone
     }
 }
 
@@ -250,7 +262,9 @@ fn try_place(
     }
     if !ready.is_empty() {
         // The fences belong to the memory's present content, whichever variable stands for it.
-        vars[vars.len() - 1].ordering().with_state(|state, flags| state.add_writers(ready, flags));
+        let mut replaced = Replaced::default();
+        vars[vars.len() - 1]
+            .with_ordering_state(|state, flags| state.add_writers(ready, flags, &mut replaced));
     }
     Some(Placement { vars, placed: Placed { region, key }, lease })
 }
@@ -268,8 +282,8 @@ pub(crate) fn place_result(
             .iter()
             .filter(|region| {
                 // What was collapsed meanwhile is ordered by its group.
-                let known = region.own().ordering();
-                allowed.iter().all(|var| var.ordering().id() != known.id())
+                let known = region.own();
+                allowed.iter().all(|var| !var.is_ordered_with(&known))
             })
             .count();
         if strangers > 0 {
@@ -295,11 +309,12 @@ pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
     let mut sum = VarState::default();
     for access in granted.accesses() {
         debug_assert!(access.mode() != Mode::Read, "a collapse writes all its variables");
-        access.with_state(|state, flags| state.move_into(&mut sum, flags));
+        sum.add(&access.with_state(|state, _| state.copy()));
     }
     // Every variable of the collapse gets the sum: the group for those who come, the members for those who look.
+    let mut replaced = Replaced::default();
     for access in granted.accesses() {
-        access.with_state(|state, flags| state.take_over(&sum, flags));
+        access.with_state(|state, flags| state.take_over(&sum, flags, &mut replaced));
     }
     run::complete(granted, &Ending::Looked, None, ready);
 }

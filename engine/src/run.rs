@@ -26,7 +26,7 @@ use crate::error::{BodyError, FailureKind, OperationError};
 use crate::journal::{events, hooks};
 use crate::operation::{self, Kind, OpGranted, OpHandle, OpState, OpTag};
 use crate::replay::Earlier;
-use crate::state::{Asked, Ending, FAILED, READ_FENCES, VarState, WRITE_FENCES};
+use crate::state::{Asked, Ending, FAILED, READ_FENCES, Replaced, VarState, WRITE_FENCES};
 
 /// Newly granted operations on their way to where they run.
 ///
@@ -214,8 +214,9 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
         }
         found.pending.merge(&writers.pending);
         found.pending.merge(&readers.pending);
+        let mut replaced = Replaced::default();
         let failure = access.with_state(|state, flags| {
-            state.note(&writers, &readers, flags);
+            state.note(&writers, &readers, flags, &mut replaced);
             state.failure().cloned()
         });
         // A pure write does not look at the version it replaces, so its failure does not matter.
@@ -378,7 +379,7 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
         hooks::ends_well(&granted);
     }
     let core = granted.payload().core.id;
-    let mut replaced = None;
+    let mut replaced = Replaced::default();
     let mut ended = Ended::new();
     granted.end(|finish| finish.state.finish_well(finish.mode, finish.flags, &mut replaced), &mut ended);
     drop(replaced);
@@ -409,8 +410,7 @@ pub(crate) fn complete(
     if state.noted {
         hooks::ends(&granted, ending);
     }
-    // Failures that newer versions replace are rare, and dropped where no bit is held.
-    let mut replaced = None;
+    let mut replaced = Replaced::default();
     let left = granted.complete(
         |finish| finish.state.finish(finish.mode, ending, finish.flags, &mut replaced),
         |next| ready.push(next),

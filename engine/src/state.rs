@@ -2,6 +2,7 @@
 
 use estafette_devices::{DeviceError, Fence, FenceState, Frontier, QueueId};
 use estafette_graph::{Mode, OpId};
+use smallvec::SmallVec;
 
 use crate::error::{Error, OperationError};
 use crate::holders::Holders;
@@ -62,8 +63,32 @@ pub(crate) enum Ending<'a> {
     Looked,
 }
 
-/// Failures that newer versions replace. They are rare, and dropped where no bit is held.
-pub(crate) type Replaced = Option<Vec<OperationError>>;
+/// What newer versions replace, and fences that are known to be done. It is rare, and dropped where no bit is held, since it owns
+/// errors and events of users.
+#[derive(Default)]
+pub(crate) struct Replaced(Option<Remains>);
+
+#[derive(Default)]
+struct Remains {
+    failures: SmallVec<[OperationError; 1]>,
+    fences: SmallVec<[Fence; 2]>,
+}
+
+impl Replaced {
+    fn failure(&mut self, failure: Option<OperationError>) {
+        if let Some(failure) = failure {
+            self.0.get_or_insert_default().failures.push(failure);
+        }
+    }
+}
+
+impl Extend<Fence> for Replaced {
+    fn extend<I: IntoIterator<Item = Fence>>(&mut self, fences: I) {
+        for fence in fences {
+            self.0.get_or_insert_default().fences.push(fence);
+        }
+    }
+}
 
 /// Bit of [`VarState::version`]: bodies take turns by this variable, and their device work does not matter. Counting never gets there.
 const TURNS: u64 = 1 << 63;
@@ -90,35 +115,31 @@ impl VarState {
         self.carried.get_or_insert_default()
     }
 
-    /// Adds the fences that an access must see done (or be ordered after) to `into`.
-    pub(crate) fn collect(&mut self, mode: Mode, into: &mut Frontier, flags: &mut u32) {
-        let Some(carried) = &mut self.carried else { return };
-        carried.prune(flags);
-        into.merge(&carried.writers);
-        if mode != Mode::Read {
-            into.merge(&carried.readers);
-        }
+    /// The fences of every use of the memory so far: of the current version's writers, of its readers, and those that have failed.
+    pub(crate) fn all_fences(&self) -> [Frontier; 3] {
+        let fences =
+            |carried: &Carried| [&carried.writers, &carried.readers, &carried.broken].map(Frontier::clone);
+        self.carried.as_deref().map(fences).unwrap_or_default()
     }
 
-    /// Fences of every use of the memory so far.
-    pub(crate) fn all_fences(&mut self, into: &mut Frontier, flags: &mut u32) {
-        self.collect(Mode::Write, into, flags);
-        if let Some(carried) = &self.carried {
-            into.merge(&carried.broken);
-        }
-    }
-
-    /// Notes what was found when the fences were asked, which happens outside the bit, since it may call a driver: drops
+    /// Notes what was found when the fences were asked, which happens outside the bit, since it may call a driver: takes out
     /// what is known to be done, turns the failure of a writer's fence into one of the version, and sets failed fences aside,
-    /// so that they do not poison the versions to come.
-    pub(crate) fn note(&mut self, writers: &Asked, readers: &Asked, flags: &mut u32) {
+    /// so that they do not poison the versions to come. Fences that were added since they were asked stay.
+    pub(crate) fn note(
+        &mut self,
+        writers: &Asked,
+        readers: &Asked,
+        flags: &mut u32,
+        replaced: &mut Replaced,
+    ) {
         if let Some(carried) = &mut self.carried {
-            carried.note(writers, readers, flags);
+            carried.note(writers, readers, replaced);
+            carried.update(flags);
         }
     }
 
-    /// Applies the end of one access. Called under the variable's bit. The failure that this replaces goes to `replaced`, to be
-    /// dropped where no lock is held: it owns an error of the user's.
+    /// Applies the end of one access. Called under the variable's bit. What this replaces goes to `replaced`, to be dropped where
+    /// no lock is held.
     pub(crate) fn finish(
         &mut self,
         mode: Mode,
@@ -141,7 +162,7 @@ impl VarState {
             return;
         }
         if *flags == 0 {
-            // No failure to replace and no fence to forget.
+            // No failure to replace.
             self.version += 1;
         } else {
             self.finish_carrying(mode, &Ending::Ran { left: None, failure: None }, flags, replaced);
@@ -152,52 +173,54 @@ impl VarState {
     fn finish_carrying(&mut self, mode: Mode, ending: &Ending<'_>, flags: &mut u32, replaced: &mut Replaced) {
         self.version += u64::from(mode.is_exclusive());
         let carried = self.carried();
-        if let Some(failure) = carried.finish(mode, ending) {
-            replaced.get_or_insert_default().push(failure);
-        }
+        carried.finish(mode, ending, replaced);
         carried.update(flags);
     }
 
-    /// Declares the current version good: "I looked". `writers` is what its fences said.
-    /// Gives back the failure, as [`finish`](Self::finish) does.
-    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32) -> Option<OperationError> {
-        let carried = self.carried.as_mut()?;
-        carried.note(writers, &Asked::default(), flags);
-        let replaced = carried.failure.take();
-        carried.update(flags);
-        replaced
+    /// Declares the current version good: "I looked". `writers` is what its fences said. What this replaces goes to `replaced`,
+    /// as by [`finish`](Self::finish).
+    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32, replaced: &mut Replaced) {
+        if let Some(carried) = &mut self.carried {
+            carried.note(writers, &Asked::default(), replaced);
+            replaced.failure(carried.failure.take());
+            carried.update(flags);
+        }
     }
 
     /// Adds fences that the current version becomes ready with.
-    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32) {
+    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32, replaced: &mut Replaced) {
         let carried = self.carried();
-        carried.writers.merge(fences);
+        merge(&mut carried.writers, fences, replaced);
         carried.update(flags);
     }
 
     /// Adds a use of the current version that is over when `fence` is.
-    pub(crate) fn add_reader(&mut self, fence: &Fence, flags: &mut u32) {
+    pub(crate) fn add_reader(&mut self, fence: &Fence, flags: &mut u32, replaced: &mut Replaced) {
         let carried = self.carried();
-        carried.readers.insert(fence.clone());
+        replaced.extend(carried.readers.insert_replacing(fence.clone()));
         carried.update(flags);
     }
 
-    /// Adds what this variable carries to `sum`.
-    pub(crate) fn move_into(&mut self, sum: &mut Self, flags: &mut u32) {
-        sum.version += self.version();
-        if let Some(carried) = &mut self.carried {
-            carried.prune(flags);
-            carried.add_to(sum.carried());
+    /// A copy without the leases.
+    pub(crate) fn copy(&self) -> Self {
+        Self { version: self.version(), carried: self.carried.clone(), holders: Holders::default() }
+    }
+
+    /// Adds the version of `member`, and what it carries. Of states that nobody else has, so that fences may be dropped.
+    pub(crate) fn add(&mut self, member: &Self) {
+        self.version += member.version;
+        if let Some(carried) = &member.carried {
+            self.carried().merge(carried, &mut Replaced::default());
         }
     }
 
-    /// Becomes a copy of `sum`.
-    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32) {
+    /// Takes the version of `sum`, and adds what it carries: what was added here since the sum was made stays.
+    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
         self.version = sum.version;
-        self.carried.clone_from(&sum.carried);
-        match &self.carried {
-            Some(carried) => carried.update(flags),
-            None => *flags = 0,
+        if let Some(carried) = &sum.carried {
+            let own = self.carried();
+            own.merge(carried, replaced);
+            own.update(flags);
         }
     }
 
@@ -206,18 +229,15 @@ impl VarState {
         self.carried.as_ref()?.writer.clone()
     }
 
+    /// The fences of the current version's writers.
+    pub(crate) fn writers(&self) -> Frontier {
+        self.carried.as_deref().map(|carried| carried.writers.clone()).unwrap_or_default()
+    }
+
     /// The fences of the current version's writers, and of its readers.
     pub(crate) fn fences(&self) -> (Frontier, Frontier) {
         let fences = |carried: &Carried| (carried.writers.clone(), carried.readers.clone());
         self.carried.as_deref().map(fences).unwrap_or_default()
-    }
-
-    /// Whether a writer of the current version is known to be at work, which no driver has to be asked for.
-    #[inline]
-    pub(crate) fn is_known_pending(&self) -> bool {
-        self.carried
-            .as_deref()
-            .is_some_and(|carried| carried.writers.iter().any(|fence| fence.peek() == Some(false)))
     }
 
     /// A fence of those that an access must be ordered after, if all of them are of `queue`.
@@ -241,7 +261,7 @@ impl VarState {
 }
 
 impl Carried {
-    fn note(&mut self, writers: &Asked, readers: &Asked, flags: &mut u32) {
+    fn note(&mut self, writers: &Asked, readers: &Asked, replaced: &mut Replaced) {
         let found = self.writers.iter().any(|fence| writers.broken.iter().any(|broken| same(fence, broken)));
         if found
             && self.failure.is_none()
@@ -249,66 +269,58 @@ impl Carried {
         {
             self.failure = Some(device_failure(self.writer.as_ref(), error.clone()));
         }
-        for (fences, broken) in [(&mut self.writers, &writers.broken), (&mut self.readers, &readers.broken)] {
-            if !broken.is_empty() {
-                *fences = without(fences, broken);
-                self.broken.merge(broken);
-            }
+        for (fences, asked) in [(&mut self.writers, writers), (&mut self.readers, readers)] {
+            let over = |fence: &Fence| asked.over().any(|over| same(fence, over));
+            fences.take_out(over, replaced);
+            merge(&mut self.broken, &asked.broken, replaced);
         }
-        self.prune(flags);
     }
 
-    fn prune(&mut self, flags: &mut u32) {
-        self.writers.prune();
-        self.readers.prune();
-        self.update(flags);
-    }
-
-    fn finish(&mut self, mode: Mode, ending: &Ending<'_>) -> Option<OperationError> {
+    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, replaced: &mut Replaced) {
         match (mode, ending) {
             (Mode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
-                fences.iter().for_each(|fence| self.readers.insert(fence.clone()));
-                None
+                for fence in *fences {
+                    replaced.extend(self.readers.insert_replacing(fence.clone()));
+                }
             }
-            (Mode::Read, _) | (_, Ending::Looked) => None,
+            (Mode::Read, _) | (_, Ending::Looked) => {}
             (Mode::Write | Mode::Update, Ending::Ran { left, failure }) => {
                 match left {
                     Some((fences, tag)) => {
                         for fence in *fences {
-                            self.writers.replace_ordered_after(fence);
-                            self.readers.replace_ordered_after(fence);
+                            for carried in [&mut self.writers, &mut self.readers] {
+                                carried
+                                    .take_out(|present| fence.same_or_later_on_queue(present), replaced);
+                                replaced.extend(carried.insert_replacing(fence.clone()));
+                            }
                         }
                         self.writer = Some((*tag).clone());
                     }
-                    None => {
-                        // A host body began only after everything the variable carried had settled.
-                        self.writers.clear();
-                        self.readers.clear();
-                        self.writer = None;
-                    }
+                    // A host body began when everything that the variable carried had settled and was taken out. What is
+                    // there now was added in the meantime, and is waited for by those who come.
+                    None => self.writer = None,
                 }
                 // An update begins on a good version. A failure that it finds at its end was left by the operation that
                 // lent it a view, and what the view was used for does not mend that.
                 if mode == Mode::Write || failure.is_some() {
-                    return std::mem::replace(&mut self.failure, failure.cloned());
+                    replaced.failure(std::mem::replace(&mut self.failure, failure.cloned()));
                 }
-                None
             }
             (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
-                self.failure.replace((*failure).clone())
+                replaced.failure(self.failure.replace((*failure).clone()));
             }
         }
     }
 
-    fn add_to(&self, sum: &mut Self) {
-        sum.writers.merge(&self.writers);
-        sum.readers.merge(&self.readers);
-        sum.broken.merge(&self.broken);
-        if sum.failure.is_none() {
-            sum.failure.clone_from(&self.failure);
+    fn merge(&mut self, other: &Self, replaced: &mut Replaced) {
+        merge(&mut self.writers, &other.writers, replaced);
+        merge(&mut self.readers, &other.readers, replaced);
+        merge(&mut self.broken, &other.broken, replaced);
+        if self.failure.is_none() {
+            self.failure.clone_from(&other.failure);
         }
-        if self.writer.is_some() {
-            sum.writer.clone_from(&self.writer);
+        if other.writer.is_some() {
+            self.writer.clone_from(&other.writer);
         }
     }
 
@@ -338,6 +350,8 @@ pub(crate) struct Asked {
     pub(crate) failed: Option<DeviceError>,
     /// Those that have failed.
     pub(crate) broken: Frontier,
+    /// Those that are done.
+    done: Frontier,
 }
 
 impl Asked {
@@ -350,22 +364,26 @@ impl Asked {
                     asked.failed.get_or_insert(error);
                     asked.broken.insert(fence.clone());
                 }
-                FenceState::Done => {}
+                FenceState::Done => asked.done.insert(fence.clone()),
             }
         }
         asked
+    }
+
+    /// Those that have settled.
+    fn over(&self) -> impl Iterator<Item = &Fence> {
+        self.done.iter().chain(&self.broken)
+    }
+}
+
+/// Adds fences to a set under a bit.
+fn merge(fences: &mut Frontier, others: &Frontier, replaced: &mut Replaced) {
+    for fence in others {
+        replaced.extend(fences.insert_replacing(fence.clone()));
     }
 }
 
 /// Whether both are the same point of a queue, or the same stand-alone fence.
 fn same(a: &Fence, b: &Fence) -> bool {
     a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
-}
-
-fn without(fences: &Frontier, gone: &Frontier) -> Frontier {
-    let mut kept = Frontier::default();
-    for fence in fences.iter().filter(|fence| !gone.iter().any(|gone| same(fence, gone))) {
-        kept.insert(fence.clone());
-    }
-    kept
 }

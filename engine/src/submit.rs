@@ -16,7 +16,7 @@ use crate::exchange::Layout;
 use crate::guards::WriteGuard;
 use crate::journal::hooks;
 use crate::lease::check_writable;
-use crate::operands::Operands;
+use crate::operands::{Grant, Operands};
 use crate::operation::{Op, OpDraft, OpGranted, OpVar, Role};
 use crate::run::{self, Running};
 use crate::tensor::Tensor;
@@ -218,7 +218,7 @@ pub(crate) fn check_disjoint(written: &Tensor, other: &Tensor) -> Result<(), Err
         ));
     }
     let shares =
-        || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.id() == var.id()));
+        || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.is_ordered_with(var)));
     if !(written.is_defined() && other.is_defined()) && shares() {
         return Err(Error::Conflict(
             "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \
@@ -264,6 +264,23 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     ///     Ok(())
     /// })?;
     /// # Ok::<(), estafette::Error>(())
+    /// ```
+    ///
+    /// and that nothing but a body gets views, neither from operands
+    ///
+    /// ```compile_fail,E0061
+    /// # use estafette::Operands as _;
+    /// # let engine = estafette::Engine::builder().build().unwrap();
+    /// # let x = engine.from_vec(vec![1.0_f32], &[1]).unwrap();
+    /// let [mut view] = [x].views_mut();
+    /// ```
+    ///
+    /// nor from what is known to be operands:
+    ///
+    /// ```compile_fail,E0061
+    /// fn views_of<T: estafette::Operands>(operands: &T) -> T::Views<'_> {
+    ///     operands.views()
+    /// }
     /// ```
     ///
     /// # Errors
@@ -349,7 +366,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         self.submit(Room::Wait, None, |reads, writes, _none| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
-                    body(queue.as_ref(), reads.views(), writes.views_mut())
+                    body(queue.as_ref(), reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
                 });
                 drop((reads, writes));
                 next
@@ -400,7 +417,13 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     {
         self.submit(Room::Wait, None, |reads, writes, updates| {
             Body::new(move |running: Running| {
-                let result = running.call(|| body(reads.views(), writes.views_mut(), updates.views_mut()));
+                let result = running.call(|| {
+                    body(
+                        reads.views(&Grant::OF_BODY),
+                        writes.views_mut(&Grant::OF_BODY),
+                        updates.views_mut(&Grant::OF_BODY),
+                    )
+                });
                 let next = running.finish(result);
                 drop((reads, writes, updates));
                 next
@@ -422,7 +445,12 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         self.submit(Room::Wait, None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
-                    body(queue.as_ref(), reads.views(), writes.views_mut(), updates.views_mut())
+                    body(
+                        queue.as_ref(),
+                        reads.views(&Grant::OF_BODY),
+                        writes.views_mut(&Grant::OF_BODY),
+                        updates.views_mut(&Grant::OF_BODY),
+                    )
                 });
                 drop((reads, writes, updates));
                 next

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::exchange::promise::{self, RawFence};
 use crate::lease::Lease;
 use crate::operation::{Op, bury};
-use crate::state::Asked;
+use crate::state::{Asked, Replaced};
 use crate::tensor::{Tensor, TensorInner};
 
 /// A future that is polled by whoever wakes it, and a closure that gets what it gives. Needs no executor.
@@ -142,7 +142,7 @@ impl Tensor {
         if !self.is_defined() || inner.core.check_fork().is_err() || var.has_unfinished_write() {
             return None;
         }
-        let asked = Asked::ask(&var.ordering().with_state(|state, _| state.fences().0));
+        let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
         if asked.failed.is_some() || asked.pending.len() != 1 {
             return None;
         }
@@ -156,8 +156,9 @@ impl Tensor {
     /// [`Error::Forked`] in a forked child.
     pub fn used_until(&self, fence: &Fence) -> Result<(), Error> {
         self.inner.core.check_fork()?;
+        let mut replaced = Replaced::default();
         for var in &self.inner.vars {
-            var.ordering().with_state(|state, flags| state.add_reader(fence, flags));
+            var.with_ordering_state(|state, flags| state.add_reader(fence, flags, &mut replaced));
         }
         Ok(())
     }

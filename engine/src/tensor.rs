@@ -14,7 +14,7 @@ use crate::lease::LeaseInner;
 use crate::operation::{Name, OpTag, OpVar};
 use crate::ready::{Ready, Writable};
 use crate::regions::Placed;
-use crate::state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, WRITE_FENCES};
+use crate::state::{Asked, BROKEN_FENCES, Replaced, FAILED, READ_FENCES, WRITE_FENCES};
 use crate::views::View;
 use crate::wait;
 
@@ -190,7 +190,7 @@ impl Tensor {
 
     /// Number of finished writes of its memory (of the variable that stands for it).
     pub fn version(&self) -> u64 {
-        self.inner.vars.iter().map(|var| var.ordering().with_state(|state, _| state.version())).sum()
+        self.inner.vars.iter().map(|var| var.with_ordering_state(|state, _| state.version())).sum()
     }
 
     /// Whether the current version is finished, well or not. One load per variable when it is.
@@ -245,10 +245,10 @@ impl Tensor {
         if self.inner.vars.iter().any(|var| var.has_unfinished_write()) {
             return Err(Error::Conflict("clear_error while a write is unfinished".into()));
         }
+        let mut replaced = Replaced::default();
         for var in &self.inner.vars {
-            let var = var.ordering();
-            let asked = Asked::ask(&var.with_state(|state, _| state.fences().0));
-            drop(var.with_state(|state, flags| state.heal(&asked, flags)));
+            let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+            var.with_ordering_state(|state, flags| state.heal(&asked, flags, &mut replaced));
         }
         Ok(())
     }
@@ -285,7 +285,7 @@ impl TensorInner {
 
     /// Why a tensor that an operation was granted has no memory: the failure of its producer.
     pub(crate) fn why_undefined(&self, asking: &OpTag) -> OperationError {
-        let failure = self.vars[0].ordering().with_state(|state, _| state.failure().cloned());
+        let failure = self.vars[0].with_ordering_state(|state, _| state.failure().cloned());
         failure.unwrap_or_else(|| asking.result_failure(self.not_defined()))
     }
 
@@ -344,17 +344,18 @@ impl TensorInner {
             if flags & (FAILED | WRITE_FENCES) == 0 {
                 continue;
             }
-            // Who asks again and again while a device works is answered from here.
-            if var.with_ordering_state(|state, _| state.is_known_pending()) {
+            let writers = var.with_ordering_state(|state, _| state.writers());
+            // Who asks again and again while a device works is answered from here, and no driver is asked.
+            if writers.iter().any(|fence| fence.peek() == Some(false)) {
                 return None;
             }
-            let var = var.ordering();
-            let asked = Asked::ask(&var.with_state(|state, _| state.fences().0));
+            let asked = Asked::ask(&writers);
             if !asked.pending.is_empty() {
                 return None;
             }
-            let outcome = var.with_state(|state, flags| {
-                state.note(&asked, &Asked::default(), flags);
+            let mut replaced = Replaced::default();
+            let outcome = var.with_ordering_state(|state, flags| {
+                state.note(&asked, &Asked::default(), flags, &mut replaced);
                 state.outcome()
             });
             if let Err(error) = outcome {
@@ -368,8 +369,12 @@ impl TensorInner {
     pub(crate) fn all_fences(&self) -> Frontier {
         let mut fences = Frontier::default();
         for var in &self.vars {
-            if var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
-                var.ordering().with_state(|state, flags| state.all_fences(&mut fences, flags));
+            // The flags are those of the group of a collapsed variable, whose own fences are there only when the collapse was
+            // granted.
+            if var.is_collapsed() || var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
+                let mut found: SmallVec<[Frontier; 3]> = SmallVec::new();
+                var.with_each_state(|state, _| found.extend(state.all_fences()));
+                found.iter().for_each(|found| fences.merge(found));
             }
         }
         fences

@@ -12,7 +12,7 @@ use crate::exchange::quarantine;
 use crate::lease::LeaseInner;
 use crate::operation::{OpGranted, OpTag};
 use crate::replay::NodeRun;
-use crate::run::Running;
+use crate::run::{self, Running};
 use crate::submit::lost;
 use crate::tensor::Tensor;
 
@@ -70,8 +70,19 @@ impl Underway {
         device.is_released_early().then(|| quarantine::enter(Some(device), core.quarantine_timeout))
     }
 
+    /// Takes out of the variables what has settled of the fences that they carried when this began: a replay settles those itself,
+    /// node by node, so they are there still. Others wait for them before they begin.
+    pub(crate) fn note_settled(&self) {
+        if let Self::Op(running) = self
+            && running.op().payload().inputs().is_some()
+        {
+            run::inspect(running.op());
+        }
+    }
+
     /// Turns the views that are still alive into leases. Not those of tensors that `aliased`, the result, was declared an
-    /// alias of: the result keeps such a view alive, and is ordered with the tensor by their common variables instead.
+    /// alias of: the result keeps such a view alive, and is ordered with the tensor by their common variables instead. But a view
+    /// that another tensor was derived from becomes a lease all the same, since that one relies on it.
     ///
     /// Those of a node are kept by its replay, and become leases at the end of that.
     pub(crate) fn hand_over(&self, views: Views, aliased: Option<&Tensor>) {
@@ -81,13 +92,15 @@ impl Underway {
         };
         let ordered = |tensor: &Tensor| {
             let mut vars = aliased.into_iter().flat_map(|result| &result.inner.vars);
-            vars.any(|var| tensor.inner.vars.iter().any(|its| its.id() == var.id()))
+            vars.any(|var| tensor.inner.vars.iter().any(|its| its.is_ordered_with(var)))
+        };
+        let untracked = |lease: &LeaseInner| {
+            let placed = lease.tensor.inner.definition().ok().and_then(|known| known.placed.as_ref());
+            placed.is_some_and(|placed| placed.region.untrack(lease))
         };
         for (view, mode) in views {
             let Some(lease) = view.upgrade() else { continue };
-            if ordered(&lease.tensor) {
-                lease.untrack();
-            } else {
+            if !(ordered(&lease.tensor) && untracked(&lease)) {
                 lease.hold_from(running.op(), mode);
             }
         }

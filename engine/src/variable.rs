@@ -29,7 +29,7 @@ impl Variable {
 
     /// Number of writes that have finished.
     pub fn version(&self) -> u64 {
-        self.var.ordering().with_state(|state, _| state.version())
+        self.var.with_ordering_state(|state, _| state.version())
     }
 }
 

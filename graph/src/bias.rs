@@ -19,13 +19,19 @@
 //!
 //! Nobody waits for anything inside: bits are not taken there, and every other lock of the graph is taken outside, or is one
 //! whose holders never enter.
+//!
+//! # Why no section is inside another one
+//! A section lends state to closures, which must not come back. One that does is refused by a panic: the owner finds its own token
+//! in `inside`, whether the bias lasts or is being ended. It cannot have ended, since whoever ends it waits for the section.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
 
 use estafette_sync::abandoned::is_abandoned;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::{barrier, thread};
+
+use crate::reentry;
 
 /// Everybody takes bits. For good.
 const SHARED: u64 = 0;
@@ -36,11 +42,14 @@ const REVOKING: u64 = 2;
 /// Tokens of threads are greater.
 const FIRST_TOKEN: u64 = 3;
 
+/// No thread is in a section.
+const OUTSIDE: u64 = 0;
+
 /// Who has the graph for itself.
 pub(crate) struct Bias {
     owner: AtomicU64,
-    /// Whether the owner is in a section. Only the owner writes it.
-    inside: AtomicBool,
+    /// The owner's token while it is in a section, else [`OUTSIDE`]. Only the owner writes it.
+    inside: AtomicU64,
 }
 
 /// A stretch in which the calling thread takes bits and gives them back, never within another one. Having one does not mean to
@@ -53,16 +62,19 @@ pub(crate) struct Section {
 impl Bias {
     /// For a graph that is never biased.
     pub(crate) fn shared() -> Self {
-        Self { owner: AtomicU64::new(SHARED), inside: AtomicBool::new(false) }
+        Self { owner: AtomicU64::new(SHARED), inside: AtomicU64::new(OUTSIDE) }
     }
 
     /// For a graph that is never freed. Without a fence that only one side pays for, there is nothing to gain.
     pub(crate) fn unclaimed() -> Self {
         let owner = if barrier::is_asymmetric() { UNCLAIMED } else { SHARED };
-        Self { owner: AtomicU64::new(owner), inside: AtomicBool::new(false) }
+        Self { owner: AtomicU64::new(owner), inside: AtomicU64::new(OUTSIDE) }
     }
 
-    /// Enters; the thread is in no other section of the graph. The graph is never freed if it was made [`unclaimed`](Self::unclaimed).
+    /// Enters. The graph is never freed if it was made [`unclaimed`](Self::unclaimed).
+    ///
+    /// # Panics
+    /// If the thread has the graph for itself and is in a section already.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Section {
         // Acquire: after `SHARED`, what the last owner did is visible.
@@ -71,13 +83,16 @@ impl Bias {
             return Section { bias: None };
         }
         if owner == TOKEN.with(Cell::get) {
-            debug_assert!(!self.inside.load(Ordering::Relaxed), "a section in a section waits for itself");
-            self.inside.store(true, Ordering::Relaxed);
+            // A plain load of the thread's own line: within a section nobody else would keep this one out.
+            if self.inside.load(Ordering::Relaxed) != OUTSIDE {
+                reentry::refuse();
+            }
+            self.inside.store(owner, Ordering::Relaxed);
             barrier::light();
             if self.owner.load(Ordering::Relaxed) == owner {
                 return Section { bias: Some(NonNull::from(self)) };
             }
-            self.inside.store(false, Ordering::Release);
+            self.inside.store(OUTSIDE, Ordering::Release);
         }
         self.enter_otherwise()
     }
@@ -85,6 +100,7 @@ impl Bias {
     #[cold]
     fn enter_otherwise(&self) -> Section {
         let token = token();
+        self.refuse_inside(token);
         let owner = self.owner.load(Ordering::Relaxed);
         if owner == UNCLAIMED && self.becomes(owner, token) || owner == token {
             return self.enter();
@@ -93,9 +109,13 @@ impl Bias {
         Section { bias: None }
     }
 
-    /// Ends the bias. The caller is in no section.
+    /// Ends the bias.
+    ///
+    /// # Panics
+    /// If the thread is in a section: it would wait for itself to leave.
     #[cold]
     pub(crate) fn share(&self) {
+        self.refuse_inside(token());
         loop {
             match self.owner.load(Ordering::Acquire) {
                 SHARED => return,
@@ -105,7 +125,7 @@ impl Bias {
                 owner if self.becomes(owner, REVOKING) => {
                     barrier::heavy();
                     // An owner that was not taken along into a forked child never comes out, and is not there.
-                    while self.inside.load(Ordering::Acquire) && !is_abandoned() {
+                    while self.inside.load(Ordering::Acquire) != OUTSIDE && !is_abandoned() {
                         thread::yield_now();
                     }
                     self.owner.store(SHARED, Ordering::Release);
@@ -113,6 +133,13 @@ impl Bias {
                 }
                 _ => {}
             }
+        }
+    }
+
+    /// A thread whose bias is being ended finds its own token here, for as long as its section lasts.
+    fn refuse_inside(&self, token: u64) {
+        if self.inside.load(Ordering::Relaxed) == token {
+            reentry::refuse();
         }
     }
 
@@ -137,7 +164,7 @@ impl Drop for Section {
     fn drop(&mut self) {
         if let Some(bias) = self.bias {
             // SAFETY: the graph is never freed.
-            unsafe { bias.as_ref() }.inside.store(false, Ordering::Release);
+            unsafe { bias.as_ref() }.inside.store(OUTSIDE, Ordering::Release);
         }
     }
 }

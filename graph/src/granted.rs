@@ -12,6 +12,7 @@ use crate::collapse::Group;
 use crate::ended::Ended;
 use crate::id::{OpId, VarId};
 use crate::op_ref::OpRef;
+use crate::reentry::{GraphAddress, Lending};
 use crate::submit;
 use crate::var::{Locked, Var, VarNode};
 
@@ -108,8 +109,20 @@ impl<V, T> Granted<V, T> {
     ///
     /// If `finish` panics, its variable stays blocked by this operation, as if the token had been dropped. If `ready`
     /// panics, the remaining operations are still handed to it.
-    pub fn complete(self, finish: impl FnMut(Finish<'_, V>), ready: impl FnMut(Self)) -> Option<OpRef<V, T>> {
+    ///
+    /// # Panics
+    /// If `finish` uses the graph, as [`Var::with_state`].
+    pub fn complete(
+        self,
+        mut finish: impl FnMut(Finish<'_, V>),
+        ready: impl FnMut(Self),
+    ) -> Option<OpRef<V, T>> {
         let mut ended = Ended::new();
+        let graph = self.address();
+        let finish = |its: Finish<'_, V>| {
+            let _lending = Lending::of(graph);
+            finish(its);
+        };
         self.end(finish, &mut ended);
         HandOver::new(&mut ended, ready).rest();
         ended.take_shared()
@@ -168,6 +181,16 @@ impl<V, T> Granted<V, T> {
         unsafe { Block::accesses(self.block).find(|access| access.as_ref().target().node() == node) }
     }
 
+    /// The graph's address; NULL for an operation without accesses, which has nothing to lend.
+    fn address(&self) -> GraphAddress {
+        // SAFETY: the token keeps the operation in flight, and a queued access keeps its variable alive.
+        let first = unsafe { Block::accesses(self.block).next() };
+        // SAFETY: as above.
+        first.map_or(std::ptr::null(), |access| unsafe {
+            access.as_ref().target().node().as_ref().inner.address()
+        })
+    }
+
     #[inline]
     fn as_block(&self) -> &Block<V, T> {
         // SAFETY: the token keeps the operation in flight, and its block with it.
@@ -215,7 +238,7 @@ impl<V, T> GrantedAccess<'_, V, T> {
     /// apply.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         // SAFETY: the access is queued, which keeps its variable alive.
-        unsafe { VarNode::lock(self.access.as_ref().target().node()) }.with_state(f)
+        unsafe { VarNode::lock(self.access.as_ref().target().node()) }.lend(f)
     }
 
     #[inline]

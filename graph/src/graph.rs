@@ -5,6 +5,7 @@ use std::fmt;
 use estafette_sync::sync::Arc;
 
 use crate::bias::Bias;
+use crate::reentry::{GraphAddress, refuse_lent};
 use crate::registry::Registry;
 use crate::slab::Slab;
 use crate::var::{Var, VarNode};
@@ -24,7 +25,23 @@ pub(crate) struct Inner<V, T> {
     pub(crate) immortal: bool,
     pub(crate) bias: Bias,
     pub(crate) slab: Slab<V, T>,
-    pub(crate) registry: Registry<V, T>,
+    registry: Registry<V, T>,
+}
+
+impl<V, T> Inner<V, T> {
+    /// Names the graph for [`reentry`](crate::reentry).
+    pub(crate) fn address(&self) -> GraphAddress {
+        std::ptr::from_ref(self).cast()
+    }
+
+    /// Every live variable.
+    ///
+    /// # Panics
+    /// In a closure that has borrowed state of the graph: the registry may be locked around it.
+    pub(crate) fn registry(&self) -> &Registry<V, T> {
+        refuse_lent(self.address());
+        &self.registry
+    }
 }
 
 impl<V, T> Graph<V, T> {

@@ -9,7 +9,7 @@ use crate::ended::Ended;
 use crate::granted::{Granted, HandOver};
 use crate::graph::Graph;
 use crate::id::OpId;
-use crate::var::{Var, VarNode};
+use crate::var::{Locked, Var, VarNode};
 
 impl<V, T> Var<V, T> {
     /// Joins the granted reads, if a read would be granted at once and `accept`, which gets the variable's state and user
@@ -29,12 +29,9 @@ impl<V, T> Var<V, T> {
         if !locked.queue(|queue| unsafe { queue.hold() }) {
             return false;
         }
-        let accepted = locked.with_state(|state, flags| accept(state, *flags));
-        if !accepted {
-            // SAFETY: as above. The bit was not given back since it was counted, so nobody waits for it.
-            locked.queue(|queue| unsafe { queue.let_go() });
-        }
-        accepted
+        let mut counted = Counted { locked, kept: false };
+        counted.kept = counted.locked.with_state(|state, flags| accept(state, *flags));
+        counted.kept
     }
 
     /// Ends a [hold](Self::hold) of this variable. `finish` gets the variable's state and user flags *under the bit*: the rules
@@ -67,6 +64,22 @@ impl<V, T> Var<V, T> {
             });
         }
         HandOver::new(&mut ended, ready).rest();
+    }
+}
+
+/// A hold that is counted, and taken back unless it is kept: also if the closure that decides panics.
+struct Counted<V, T> {
+    locked: Locked<V, T>,
+    kept: bool,
+}
+
+impl<V, T> Drop for Counted<V, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.kept {
+            // SAFETY: the bit is held, and was not given back since the hold was counted, so nobody waits for it.
+            self.locked.queue(|queue| unsafe { queue.let_go() });
+        }
     }
 }
 

@@ -47,6 +47,7 @@ mod owner;
 mod prefetch;
 mod queue;
 pub mod recording;
+mod reentry;
 mod registry;
 pub mod replay;
 mod slab;

@@ -110,7 +110,8 @@ impl<V, T> Queue<V, T> {
         // SAFETY: forwarded to the caller.
         unsafe {
             self.state(|state| {
-                let granted = (state.waiting == end) & (state.writes == 0);
+                // A count that is full refuses, as if a write were in the way.
+                let granted = (state.waiting == end) & (state.writes == 0) & (state.holds < u32::MAX);
                 state.holds += u32::from(granted);
                 granted
             })

@@ -1,6 +1,7 @@
 //! Every live variable of a graph, for snapshots of all of them.
 
 use std::ptr::NonNull;
+use std::sync::PoisonError;
 
 use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -61,7 +62,8 @@ impl<V, T> Registry<V, T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Live<V, T>> {
-        self.live.lock().expect("nothing panics under this lock")
+        // A closure of a snapshot may have panicked under it; that touches neither the list nor its places.
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -74,7 +76,7 @@ impl<V, T> Graph<V, T> {
     #[must_use]
     pub fn waiting(&self) -> Vec<OpRef<V, T>> {
         let mut found: Vec<OpRef<V, T>> = Vec::new();
-        let live = self.inner.registry.lock();
+        let live = self.inner.registry().lock();
         for node in &live.nodes {
             // SAFETY: a node on the list is alive while its lock is held, and is locked before it is looked at.
             unsafe { VarNode::queued_into(*node, false, &mut found) };

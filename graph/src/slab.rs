@@ -218,7 +218,7 @@ impl<V, T> Drop for Slab<V, T> {
 impl<V, T> Shard<V, T> {
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut Free<V, T>) -> R) -> R {
-        let word = self.lock.lock();
+        let word = self.lock.lock(std::ptr::null);
         // SAFETY: we hold the lock; the closures of this file neither panic nor come back here.
         let result = self.free.with_mut(|free| f(unsafe { &mut *free }));
         self.lock.unlock(word);
@@ -356,7 +356,7 @@ mod tests {
             let slab: &'static Slab<u8, u8> = Box::leak(Box::new(Slab::new(immortal)));
             let chunks = slab.chunks.lock();
             for shard in &slab.shards {
-                shard.lock.lock();
+                shard.lock.lock(std::ptr::null);
             }
             estafette_sync::abandoned::abandon();
             let (done, is_done) = mpsc::channel();

@@ -170,7 +170,7 @@ pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Section)
         let mut left = accesses;
         while let Some(access) = left.next() {
             let state = &node(access).as_ref().state;
-            let word = state.lock_within(section);
+            let word = state.lock_within(section, || node(access).as_ref().inner.address());
             if word.forwarded() {
                 state.unlock(word);
                 for earlier in accesses.take(accesses.len() - left.len() - 1) {

@@ -13,6 +13,7 @@ use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
 use crate::graph::{Graph, Inner};
 use crate::id::{OpId, VarId};
+use crate::reentry::Lending;
 use crate::snapshot::{OpView, Roots, Snapshot, VarView};
 use crate::var::VarNode;
 
@@ -73,7 +74,7 @@ impl<V, T> Graph<V, T> {
                 set.extend([var.node(), unsafe { VarNode::resolve(var.node()) }]);
             }
         }
-        let live = self.inner.registry.lock();
+        let live = self.inner.registry().lock();
         let known: HashSet<Node<V, T>> = live.nodes.iter().copied().collect();
         match roots {
             Roots::All => set.clone_from(&live.nodes),
@@ -135,7 +136,7 @@ impl<'a, V, T> Held<'a, V, T> {
         let section = inner.bias.enter();
         for node in set {
             // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
-            let _ = unsafe { node.as_ref() }.state.lock_within(&section);
+            let _ = unsafe { node.as_ref() }.state.lock_within(&section, || inner.address());
         }
         Self { set, members, _section: section }
     }
@@ -215,6 +216,7 @@ impl<'a, V, T> Held<'a, V, T> {
             unsafe {
                 let node = node.as_ref();
                 if node.queue.holds() > 0 {
+                    let _lending = Lending::of(node.inner.address());
                     node.value(|state| f(node.id(), state));
                 }
             }

@@ -16,6 +16,7 @@ use crate::id::VarId;
 use crate::op_ref::OpRef;
 use crate::owner::Owner;
 use crate::queue::Queue;
+use crate::reentry::Lending;
 use crate::word::{StateWord, USER_MASK, Word};
 
 /// A handle of a variable. Clones are handles of the same variable.
@@ -66,7 +67,7 @@ impl<V, T> Var<V, T> {
             group: UnsafeCell::new(None),
             place: UnsafeCell::new(0),
         });
-        let node = inner.registry.add(|id, place| {
+        let node = inner.registry().add(|id, place| {
             node.id = VarId::new(id);
             node.place = UnsafeCell::new(place);
             let node = NonNull::from(Box::leak(node));
@@ -105,6 +106,12 @@ impl<V, T> Var<V, T> {
         self.order_word().unfinished_write()
     }
 
+    /// Whether another variable orders this one. One load.
+    #[inline]
+    pub fn is_collapsed(&self) -> bool {
+        self.as_node().state.load().forwarded()
+    }
+
     /// The variable that orders this one: itself, or after a collapse its group.
     #[must_use]
     pub fn ordering(&self) -> Self {
@@ -118,16 +125,64 @@ impl<V, T> Var<V, T> {
     /// Lends this variable's own state and user flags (24 bits). `f` runs *under the bit*, which everybody else who
     /// wants the variable spins on: it must be short, must not block, must not use this graph and must call nothing
     /// foreign.
+    ///
+    /// # Panics
+    /// If `f` uses the graph and one thread has the graph for itself. In a shared graph, if `f` waits for a lock of the graph;
+    /// what it finds free goes well there, and is a mistake all the same.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         // SAFETY: our handle keeps the node.
-        unsafe { VarNode::lock(self.node) }.with_state(f)
+        unsafe { VarNode::lock(self.node) }.lend(f)
     }
 
-    /// As [`with_state`](Self::with_state) of [`ordering`](Self::ordering), without a handle in between.
+    /// As [`with_state`](Self::with_state), of the variable that orders this one when `f` runs.
+    ///
+    /// # Panics
+    /// As [`with_state`](Self::with_state).
     #[inline]
     pub fn with_ordering_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
-        // SAFETY: our handle keeps the node, which keeps what it forwards to.
-        unsafe { VarNode::lock(VarNode::resolve(self.node)) }.with_state(f)
+        loop {
+            // SAFETY: our handle keeps the node, which keeps what it forwards to.
+            let mut locked = unsafe { VarNode::lock(VarNode::resolve(self.node)) };
+            // Else it was collapsed since it was found, and what `f` leaves there could be missed.
+            if !locked.word.forwarded() {
+                return locked.lend(f);
+            }
+        }
+    }
+
+    /// As [`with_state`](Self::with_state), of this variable and then of each that orders it, one after the other: what is left
+    /// on any of them is seen, however far a collapse has come.
+    ///
+    /// # Panics
+    /// As [`with_state`](Self::with_state).
+    pub fn with_each_state(&self, mut f: impl FnMut(&mut V, &mut u32)) {
+        let mut next = Some(self.node);
+        while let Some(node) = next {
+            // SAFETY: our handle keeps the node and everything it forwards to.
+            let mut locked = unsafe { VarNode::lock(node) };
+            locked.lend(&mut f);
+            drop(locked);
+            // SAFETY: as above.
+            next = unsafe { VarNode::forwarded_to(node) };
+        }
+    }
+
+    /// Whether one variable orders both. Once that is so it stays so.
+    #[must_use]
+    pub fn is_ordered_with(&self, other: &Self) -> bool {
+        // SAFETY: the handles keep the nodes, which keep what they forward to.
+        unsafe {
+            loop {
+                let (mine, its) = (VarNode::resolve(self.node), VarNode::resolve(other.node));
+                if mine == its {
+                    return true;
+                }
+                // Else a collapse came in between, and may have brought them together.
+                if VarNode::forwarded_to(mine).is_none() {
+                    return false;
+                }
+            }
+        }
     }
 
     /// References to the operations that are queued here, granted ones included, in order; after a collapse also
@@ -235,7 +290,7 @@ impl<V, T> VarNode<V, T> {
         // SAFETY: forwarded to the caller.
         let node = unsafe { this.as_ref() };
         let section = node.inner.bias.enter();
-        let word = node.state.lock_within(&section);
+        let word = node.state.lock_within(&section, || node.inner.address());
         Locked { node: this, word, _section: Some(section) }
     }
 
@@ -246,7 +301,8 @@ impl<V, T> VarNode<V, T> {
     #[inline(always)]
     pub(crate) unsafe fn lock_within(this: NonNull<Self>, section: &Section) -> Locked<V, T> {
         // SAFETY: forwarded to the caller.
-        let word = unsafe { this.as_ref() }.state.lock_within(section);
+        let node = unsafe { this.as_ref() };
+        let word = node.state.lock_within(section, || node.inner.address());
         Locked { node: this, word, _section: None }
     }
 
@@ -375,7 +431,7 @@ impl<V, T> VarNode<V, T> {
     pub(crate) unsafe fn destroy(this: NonNull<Self>) -> Option<NonNull<Self>> {
         // SAFETY: off the registry, nobody can reach the node any more. It was made from a box.
         unsafe {
-            this.as_ref().inner.registry.remove(this);
+            this.as_ref().inner.registry().remove(this);
             let node = Box::from_raw(this.as_ptr());
             let target = node.forward.with(|to| *to);
             drop(node);
@@ -400,11 +456,18 @@ impl<V, T> Locked<V, T> {
         f(unsafe { &self.node.as_ref().queue })
     }
 
+    /// As [`with_state`](Self::with_state), to a closure that is refused if it waits for the graph.
+    pub(crate) fn lend<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
+        // SAFETY: holding the bit keeps the node alive.
+        let _lending = Lending::of(unsafe { self.node.as_ref() }.inner.address());
+        self.with_state(f)
+    }
+
     /// Lends the state and the user flags.
     #[inline]
     pub(crate) fn with_state<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         let mut flags = self.word.user();
-        // SAFETY: we hold the bit; a closure that came back here would wait for the bit for ever.
+        // SAFETY: we hold the bit. A closure that comes back here is refused by the bias, or waits for the bit.
         let result = unsafe { self.node.as_ref().value.with_mut(|value| f(&mut *value, &mut flags)) };
         debug_assert!(flags <= USER_MASK, "user flags are 24 bits");
         self.word = self.word.with_user(flags & USER_MASK);

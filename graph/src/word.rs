@@ -4,6 +4,7 @@ use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::{hint, thread};
 
 use crate::bias::Section;
+use crate::reentry::{GraphAddress, refuse_lent};
 
 /// Somebody is inside: the queue, the state `V` and this word belong to them.
 const LOCKED: u32 = 1 << 0;
@@ -90,21 +91,22 @@ impl StateWord {
         Self(AtomicU32::new(0))
     }
 
-    /// Takes the bit and returns the word without it. Acquire: everything done under the bit before is visible.
+    /// Takes the bit and returns the word without it. Acquire: everything done under the bit before is visible. `graph` is asked
+    /// only by a thread that has to wait.
     #[inline]
-    pub(crate) fn lock(&self) -> Word {
+    pub(crate) fn lock(&self, graph: impl FnOnce() -> GraphAddress) -> Word {
         let free = self.peek() & !LOCKED;
         match self.0.compare_exchange(free, free | LOCKED, Ordering::Acquire, Ordering::Relaxed) {
             Ok(word) => Word(word),
-            Err(_) => self.lock_contended(),
+            Err(_) => self.lock_contended(graph()),
         }
     }
 
     /// Takes the bit in a section of the graph: if nobody else can come, it is as good as taken.
     #[inline(always)]
-    pub(crate) fn lock_within(&self, section: &Section) -> Word {
+    pub(crate) fn lock_within(&self, section: &Section, graph: impl FnOnce() -> GraphAddress) -> Word {
         if !section.is_alone() {
-            return self.lock();
+            return self.lock(graph);
         }
         let word = self.load_locked();
         if cfg!(debug_assertions) {
@@ -115,7 +117,9 @@ impl StateWord {
     }
 
     #[cold]
-    fn lock_contended(&self) -> Word {
+    fn lock_contended(&self, graph: GraphAddress) -> Word {
+        // The bit may be held by this very thread, which would wait for ever.
+        refuse_lent(graph);
         let mut pauses = 0;
         loop {
             if pauses < SPIN_LIMIT {

@@ -24,7 +24,7 @@ use crate::journal::{self, hooks};
 use crate::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
 use crate::regions::Region;
 use crate::run::{self, ReadyList};
-use crate::state::{Ending, VarState};
+use crate::state::{Ending, Replaced, VarState};
 use crate::taker::Taker;
 use crate::tensor::Tensor;
 
@@ -223,6 +223,11 @@ impl LeaseInner {
         self.scope.get_or_init(|| graph().var(VarState::default()))
     }
 
+    /// Whether something may have been derived from it.
+    pub(crate) fn has_scope(&self) -> bool {
+        self.scope.get().is_some()
+    }
+
     /// Whether memory inside this lease is protected by it.
     pub(crate) fn protects(&self) -> bool {
         !self.untracked.load(Ordering::Acquire)
@@ -276,7 +281,7 @@ impl LeaseInner {
         own.as_ref().map(|granted| granted.id()).or_else(|| self.label.operation())
     }
 
-    /// Makes it an alias.
+    /// Makes it an alias. See [`Region::untrack`].
     pub(crate) fn untrack(&self) {
         self.untracked.store(true, Ordering::Release);
     }
@@ -382,16 +387,17 @@ impl LeaseInner {
         }
         let mut ready = ReadyList::new();
         let mut observer = None;
+        let mut replaced = Replaced::default();
         let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
         let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
         let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: it was added when the hold began.
             observer = unsafe { state.holders().remove(NonNull::from(self)) };
-            // A reader replaces no failure.
-            state.finish(Mode::Read, &ending, flags, &mut None);
+            state.finish(Mode::Read, &ending, flags, &mut replaced);
         };
         self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        drop(replaced);
         if !ready.is_empty() {
             run::dispatch(ready);
         }

@@ -13,7 +13,7 @@ use crate::builder::Nothing;
 use crate::completion::Completion;
 use crate::error::{BodyResult, Error};
 use crate::lease::check_writable;
-use crate::operands::{Declared, Operands, Tensors};
+use crate::operands::{Declared, Grant, Operands, Tensors};
 use crate::operation::Name;
 use crate::submit::check_disjoint;
 use crate::tensor::Tensor;
@@ -243,7 +243,9 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
         self.record_on_host(|reads, writes, _none| {
-            NodeBody::Host(Box::new(move || body(reads.views(), writes.views_mut())))
+            NodeBody::Host(Box::new(move || {
+                body(reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+            }))
         })
     }
 
@@ -258,7 +260,9 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
         F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
     {
         self.record_on_device(|reads, writes, _none| {
-            NodeBody::Device(Box::new(move |queue| body(queue, reads.views(), writes.views_mut())))
+            NodeBody::Device(Box::new(move |queue| {
+                body(queue, reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+            }))
         })
     }
 }
@@ -273,7 +277,13 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + Sync + 'static,
     {
         self.record_on_host(|reads, writes, updates| {
-            NodeBody::Host(Box::new(move || body(reads.views(), writes.views_mut(), updates.views_mut())))
+            NodeBody::Host(Box::new(move || {
+                body(
+                    reads.views(&Grant::OF_BODY),
+                    writes.views_mut(&Grant::OF_BODY),
+                    updates.views_mut(&Grant::OF_BODY),
+                )
+            }))
         })
     }
 
@@ -290,7 +300,12 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
     {
         self.record_on_device(|reads, writes, updates| {
             NodeBody::Device(Box::new(move |queue| {
-                body(queue, reads.views(), writes.views_mut(), updates.views_mut())
+                body(
+                    queue,
+                    reads.views(&Grant::OF_BODY),
+                    writes.views_mut(&Grant::OF_BODY),
+                    updates.views_mut(&Grant::OF_BODY),
+                )
             }))
         })
     }

@@ -1,0 +1,57 @@
+//! Refuses a closure that runs under a variable's lock and uses the graph again.
+//!
+//! Such a closure would get a second exclusive reference to the variable's state, or wait for a lock that its own thread holds.
+//! In a graph that one thread has for itself every use passes the [bias](crate::bias), which knows whether the thread is inside.
+//! In a shared graph a lock does not know its owner, and a note at each of them would cost every operation. So the calls that
+//! lend state to a closure note the graph for their thread, and the note is read only where a thread is about to wait.
+//! [`Granted::end`](crate::Granted::end), [`Var::hold`](crate::Var::hold) and [`Var::end_hold`](crate::Var::end_hold) leave no note,
+//! since every operation or lease would pay for it.
+
+use std::cell::Cell;
+
+/// The graph whose state a closure of this thread has borrowed: its address.
+pub(crate) type GraphAddress = *const ();
+
+/// While it lives, a closure of the thread borrows state of the graph.
+pub(crate) struct Lending {
+    before: GraphAddress,
+}
+
+impl Lending {
+    #[inline]
+    pub(crate) fn of(graph: GraphAddress) -> Self {
+        Self { before: LENT.with(|lent| lent.replace(graph)) }
+    }
+}
+
+impl Drop for Lending {
+    #[inline]
+    fn drop(&mut self) {
+        LENT.with(|lent| lent.set(self.before));
+    }
+}
+
+/// Panics if a closure of the calling thread borrows state of the graph. NULL stands for no graph.
+pub(crate) fn refuse_lent(graph: GraphAddress) {
+    if !graph.is_null() && LENT.with(Cell::get) == graph {
+        refuse();
+    }
+}
+
+/// # Panics
+/// Always.
+#[cold]
+pub(crate) fn refuse() -> ! {
+    panic!("a closure that runs under a variable's lock used the graph again");
+}
+
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+thread_local! {
+    static LENT: Cell<GraphAddress> = const { Cell::new(std::ptr::null()) };
+}
+
+// A model's threads are not threads of the process.
+#[cfg(any(estafette_loom, estafette_shuttle))]
+estafette_sync::thread_local! {
+    static LENT: Cell<GraphAddress> = Cell::new(std::ptr::null());
+}

@@ -1,0 +1,185 @@
+//! Closures that run under a variable's lock and use the graph again: refused, never two of them at the state, and no hang.
+#![forbid(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use estafette_graph::{Graph, Mode, Roots, Var};
+
+type Numbers = Graph<Vec<u64>, ()>;
+type Number = Var<Vec<u64>, ()>;
+
+/// Runs `test` on a thread of its own; one that has not ended after a minute has failed.
+fn watched(test: impl FnOnce() + Send + 'static) {
+    let (ended, end) = channel();
+    let thread = std::thread::spawn(move || {
+        test();
+        let _ = ended.send(());
+    });
+    match end.recv_timeout(Duration::from_secs(60)) {
+        Ok(()) => {}
+        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
+        Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+            std::panic::resume_unwind(thread.join().expect_err("it has not ended well"))
+        }
+    }
+}
+
+/// That `f` is refused, and not by anything else that panics.
+fn refused<R>(f: impl FnOnce() -> R) {
+    let Err(panic) = catch_unwind(AssertUnwindSafe(f)) else { panic!("it was let in") };
+    let text = panic.downcast_ref::<&str>().copied().unwrap_or_default();
+    assert!(text.contains("used the graph again"), "{text}");
+}
+
+/// A graph that the calling thread has for itself, where there is such a thing, and a shared one.
+fn graphs() -> [Numbers; 2] {
+    let shared = Numbers::immortal();
+    shared.share();
+    [Numbers::immortal(), shared]
+}
+
+#[test]
+fn a_closure_gets_no_second_reference_to_the_state_that_it_has() {
+    watched(|| {
+        for graph in graphs() {
+            let x = graph.var(vec![1, 2, 3, 4]);
+            let y = x.clone();
+            x.with_state(|outer, _| {
+                let seen: &[u64] = outer;
+                refused(|| y.with_state(|inner, _| *inner = Vec::new()));
+                refused(|| y.with_ordering_state(|inner, _| *inner = Vec::new()));
+                refused(|| y.with_each_state(|inner, _| *inner = Vec::new()));
+                assert_eq!(seen, [1, 2, 3, 4]);
+            });
+            assert!(x.with_state(|state, _| state.len()) == 4, "the graph goes on");
+        }
+    });
+}
+
+#[test]
+fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() {
+    watched(|| {
+        let graph = Numbers::immortal();
+        let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
+        x.with_state(|_, _| {
+            refused(|| y.with_state(|_, _| ()));
+            refused(|| y.hold(|_, _| true));
+            refused(|| y.queued());
+            refused(|| graph.submit((), [(&y, Mode::Write)]));
+            refused(|| graph.snapshot(Roots::All, |()| ()));
+            refused(|| graph.var(Vec::new()));
+            refused(|| graph.share());
+            let last = y.clone();
+            drop(last);
+        });
+        let last = graph.var(vec![3]);
+        x.with_state(|_, _| refused(|| drop(last)));
+        assert!(y.hold(|_, _| true), "none of that has left anything behind");
+        y.end_hold(|_, _| (), |_| ());
+    });
+}
+
+#[test]
+fn a_refused_closure_does_not_let_another_thread_in() {
+    watched(|| {
+        let graph = Numbers::immortal();
+        let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
+        let changed = Arc::new(AtomicBool::new(false));
+        let other = x.with_state(|state, _| {
+            refused(|| y.with_state(|_, _| ()));
+            let (its, changed_there) = (x.clone(), Arc::clone(&changed));
+            let other = std::thread::spawn(move || {
+                its.with_state(|state, _| state[0] = 7);
+                changed_there.store(true, Ordering::Release);
+            });
+            for _ in 0..1_000 {
+                std::thread::yield_now();
+                assert!(!changed.load(Ordering::Acquire) && state[0] == 1, "two threads are inside");
+            }
+            // The other thread waits until this one is outside. That it does must not keep this one from being refused.
+            refused(|| y.with_state(|_, _| ()));
+            refused(|| graph.share());
+            other
+        });
+        other.join().expect("the other thread gets in once this one is out");
+        assert_eq!(x.with_state(|state, _| state[0]), 7);
+    });
+}
+
+#[test]
+fn what_completes_and_what_describes_holds_is_refused_as_well() {
+    watched(|| {
+        for graph in graphs() {
+            let x = graph.var(vec![1]);
+            let granted = graph.submit((), [(&x, Mode::Write)]).expect("nothing is in the way");
+            for access in granted.accesses() {
+                access.with_state(|_, _| refused(|| x.with_state(|_, _| ())));
+            }
+            granted.complete(|_| refused(|| x.with_state(|_, _| ())), |_| ());
+            assert!(x.hold(|_, _| true));
+            graph.snapshot_with(
+                Roots::All,
+                |()| (),
+                |_, _| {
+                    refused(|| x.with_state(|_, _| ()));
+                    refused(|| graph.var(Vec::new()));
+                },
+            );
+            x.end_hold(|_, _| (), |_| ());
+        }
+    });
+}
+
+#[test]
+fn a_closure_may_use_another_graph() {
+    let [(graph, x), (_other, y)]: [(Numbers, Number); 2] = graphs().map(|graph| {
+        let var = graph.var(vec![1]);
+        (graph, var)
+    });
+    x.with_state(|_, _| {
+        y.with_state(|state, _| state[0] = 2);
+        refused(|| graph.var(Vec::new()));
+    });
+    assert_eq!(y.with_state(|state, _| state[0]), 2);
+}
+
+#[test]
+fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
+    let graph = Numbers::new();
+    let x = graph.var(Vec::new());
+    assert!(x.hold(|_, _| true));
+    let snapshot = catch_unwind(AssertUnwindSafe(|| {
+        graph.snapshot_with(Roots::All, |()| (), |_, _| panic!("describe"))
+    }));
+    assert!(snapshot.is_err());
+    let y = graph.var(Vec::new());
+    assert!(graph.snapshot(Roots::All, |()| ()).ops.is_empty());
+    drop(y);
+    x.end_hold(|_, _| (), |_| ());
+    assert!(graph.submit((), [(&x, Mode::Write)]).map(|granted| granted.complete(|_| (), |_| ())).is_some());
+}
+
+#[test]
+fn a_hold_whose_closure_panics_is_none() {
+    let graph = Numbers::new();
+    let x = graph.var(Vec::new());
+    let _ = catch_unwind(AssertUnwindSafe(|| x.hold(|_, _| panic!("accept"))));
+    let written = graph.submit((), [(&x, Mode::Write)]);
+    written.expect("nothing holds the variable").complete(|_| (), |_| ());
+}
+
+#[test]
+fn a_closure_that_panics_is_not_taken_for_one_that_still_runs() {
+    let seen = Mutex::new(0);
+    for graph in graphs() {
+        let x = graph.var(Vec::new());
+        let _ = catch_unwind(AssertUnwindSafe(|| x.with_state(|_, _| panic!("state"))));
+        x.with_state(|_, _| *seen.lock().unwrap() += 1);
+        drop(graph.var(Vec::new()));
+    }
+    assert_eq!(*seen.lock().unwrap(), 2);
+}
