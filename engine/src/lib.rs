@@ -104,6 +104,7 @@ mod live;
 mod operands;
 mod operation;
 pub mod operators;
+mod own_leases;
 mod per_device;
 mod produce;
 mod quiet;
