@@ -5,9 +5,11 @@ use std::task::Poll;
 
 use estafette_devices::tally::{Full, Seat};
 
+use crate::awaits::{Awaited, Pending};
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
+use crate::quiet;
 
 /// This many times the window is the end of it for operations submitted from inside operations.
 const HARD_CAP: usize = 4;
@@ -48,7 +50,7 @@ impl CoreRef {
         });
     }
 
-    /// Takes a place in the window; while there is none, helps to run what is ready, then waits.
+    /// Takes a place in the window; while there is none, waits, and in an engine without workers runs what is ready.
     #[inline(always)]
     pub(crate) fn admit(&self) -> Result<(), Error> {
         if self.admitted_in_advance() { Ok(()) } else { self.admit_slowly() }
@@ -71,8 +73,8 @@ impl CoreRef {
 
     /// As [`admit`](Self::admit), without blocking the thread.
     pub(crate) async fn admit_async(&self) -> Result<(), Error> {
+        let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
-            self.help_alone(cx);
             for _ in 0..2 {
                 match self.try_admit() {
                     // Register first, then look again, or a place freed in between would go unnoticed.
@@ -80,6 +82,9 @@ impl CoreRef {
                     other => return Poll::Ready(other),
                 }
             }
+            quiet::tell();
+            // Room is not a matter of leases: this has no error.
+            let _ = pending.poll(cx, || Awaited::room(self));
             Poll::Pending
         })
         .await

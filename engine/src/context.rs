@@ -15,6 +15,10 @@ use crate::operation::OpGranted;
 thread_local! {
     static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
     static HELP_DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread runs operations inside of waits and submissions: see [`set_helping`].
+    static MAY_HELP: Cell<bool> = const { Cell::new(true) };
+    /// Whether this thread polls a future for a callback or a fence.
+    static TOLD: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
     static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
 }
@@ -70,6 +74,63 @@ impl Drop for Entered {
     }
 }
 
+/// Says whether the calling thread may run operations inside of the engine's functions; gives what was said before. A thread may,
+/// unless it has said otherwise.
+///
+/// The functions that run operations on the thread that calls them, where this is not forbidden, are:
+/// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec), [`Op::wait`](crate::Op::wait),
+///   [`Engine::wait_all`](crate::Engine::wait_all), and those that take a lease or export. They run what they wait for, except
+///   `wait_all`, which runs whatever is ready. Waits with a timeout and futures run none.
+/// - in an engine without workers, submissions, once much is ready or the engine is full, and the drop of the last handle.
+///
+/// Forbid it where the caller holds a lock that a body may take, or must not be held up by a body. The work is then done by the
+/// engine's workers, or by a thread that an engine without workers starts for the time of the wait.
+pub fn set_helping(allowed: bool) -> bool {
+    MAY_HELP.replace(allowed)
+}
+
+/// Calls `f`; meanwhile none of the engine's functions runs operations on this thread. See [`set_helping`].
+///
+/// ```
+/// # let engine = estafette::Engine::builder().workers(0).build()?;
+/// # let x = engine.from_vec(vec![1.0_f32], &[1])?;
+/// let lock = std::sync::Mutex::new(());
+/// let held = lock.lock();
+/// engine.op("somewhere else").writes([&x]).run(|[], [_x]| Ok(()))?;
+/// estafette::without_helping(|| x.wait())?;
+/// # drop(held);
+/// # Ok::<(), estafette::Error>(())
+/// ```
+pub fn without_helping<T>(f: impl FnOnce() -> T) -> T {
+    /// Restores what was said before, also when `f` panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set_helping(self.0);
+        }
+    }
+    let _restore = Restore(set_helping(false));
+    f()
+}
+
+/// Whether the calling thread may run operations.
+pub(crate) fn may_help() -> bool {
+    MAY_HELP.get()
+}
+
+/// Polls a future that no task awaits: a callback or a fence hears of its end, however long that takes.
+pub(crate) fn told<T>(poll: impl FnOnce() -> T) -> T {
+    let before = TOLD.replace(true);
+    let polled = poll();
+    TOLD.set(before);
+    polled
+}
+
+/// Whether the calling code polls inside of [`told`].
+pub(crate) fn is_told() -> bool {
+    TOLD.get()
+}
+
 /// Permission to run other operations inside a wait, while not too deep.
 pub(crate) fn begin_help() -> Option<Helping> {
     help_up_to(HELP_DEPTH_MAX)
@@ -80,9 +141,14 @@ pub(crate) fn begin_last_help() -> Option<Helping> {
     help_up_to(HELP_DEPTH_LAST)
 }
 
+/// Whether [`begin_last_help`] gives permission.
+pub(crate) fn may_help_at_last() -> bool {
+    may_help() && HELP_DEPTH.get() < HELP_DEPTH_LAST
+}
+
 fn help_up_to(max: u32) -> Option<Helping> {
     let depth = HELP_DEPTH.get();
-    (depth < max).then(|| {
+    (depth < max && may_help()).then(|| {
         HELP_DEPTH.set(depth + 1);
         Helping(())
     })

@@ -2,10 +2,9 @@
 
 use std::future::Future;
 use std::sync::{Arc, PoisonError};
-use std::task::Context;
 use std::time::{Duration, Instant};
 
-use estafette_devices::cpu::Pool;
+use estafette_devices::cpu::{BlockingGuard, Pool};
 use estafette_devices::tally::Tally;
 use estafette_devices::{DLDevice, Device, table};
 use estafette_graph::Graph;
@@ -24,6 +23,7 @@ use crate::journal::hooks::WaitNoted;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
 use crate::run::{self, ReadyOp};
+use crate::stand_in::{self, Blocked, StandInSet, StandIns, others_without_workers};
 use crate::stuck;
 
 /// The process's graph. All engines share it, so tensors of one engine are ordered correctly in operations of another;
@@ -53,6 +53,9 @@ pub(crate) struct Core {
     pub(crate) bell: Bell,
     /// Rings when nothing is in flight: whoever waits for that need not hear of every single end.
     idle: Bell,
+    /// Rings when a quarter of the window is free: a submission that waits for one place would sleep and wake with each end.
+    room: Bell,
+    pub(crate) stand_ins: StandIns,
     pub(crate) closing: AtomicBool,
     /// For asynchronous bodies; made at first use, gone when closed.
     runtime: Mutex<Option<Runtime>>,
@@ -92,6 +95,20 @@ impl Drop for Runtime {
     }
 }
 
+/// While it lives, the calling thread counts as blocked.
+pub(crate) struct Cover {
+    _spare: Option<BlockingGuard<ReadyOp>>,
+    _stand_in: Option<Blocked>,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.alone() {
+            stand_in::workerless_gone();
+        }
+    }
+}
+
 /// What a builder has collected.
 pub(crate) struct CoreOptions {
     pub(crate) pool: Pool<ReadyOp>,
@@ -109,6 +126,8 @@ impl Core {
         barrier::heavy();
         if options.pool.workers() > 0 {
             graph().share();
+        } else {
+            stand_in::workerless_made();
         }
         CoreRef::new(Self {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -122,6 +141,8 @@ impl Core {
             detached: AtomicBool::new(false),
             bell: Bell::default(),
             idle: Bell::default(),
+            room: Bell::default(),
+            stand_ins: StandIns::default(),
             closing: AtomicBool::new(false),
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
             on_lease_wait: OnceLock::new(),
@@ -193,6 +214,26 @@ impl Core {
         Ok(())
     }
 
+    /// How many operations may be in flight for [`Core::room`] to ring: three quarters of the window.
+    fn enough_room(&self) -> usize {
+        self.window - (self.window / 4).max(1)
+    }
+
+    /// Whether the last handle is gone, and the last operation has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.detached.load(Ordering::Relaxed) && self.in_flight() == 0
+    }
+
+    /// Covers the calling thread, which is about to block, where it works for an engine: another thread takes its part meanwhile.
+    pub(crate) fn cover(&self) -> Cover {
+        Cover { _spare: self.pool.is_worker().then(|| self.pool.blocking()), _stand_in: Blocked::enter() }
+    }
+
+    /// Whether the calling thread is one that runs operations of any kind: a worker of this engine, or a stand-in.
+    pub(crate) fn runs_anything_here(&self) -> bool {
+        self.pool.is_worker() || stand_in::is_one()
+    }
+
     /// Fails when whoever waits is wanted elsewhere.
     pub(crate) fn check_interrupt(&self) -> Result<(), Error> {
         match self.on_wait.get() {
@@ -209,41 +250,6 @@ impl Core {
     #[inline]
     pub(crate) fn window(&self) -> usize {
         self.window
-    }
-
-    /// Helps to run what is ready, or waits until there may be room in the window.
-    pub(crate) fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
-        // Inside an operation only a wait for that very operation could be helped with, which would never end; its worker
-        // is covered by a spare one instead.
-        if (context::current().is_none() || self.alone()) && self.help_any() {
-            // Once at it, for the next submissions as well.
-            while self.in_flight() > limit / 2 && self.help_any() {}
-            if self.alone() && context::current().is_none() {
-                self.flow();
-            }
-            return Ok(());
-        }
-        // Those who run the operations are most likely awake, and falling asleep costs everybody more than a little patience.
-        for _ in 0..PATIENCE {
-            thread::yield_now();
-            if self.in_flight() < limit - limit / 4 || self.pool.has_work() {
-                return Ok(());
-            }
-        }
-        let _noted = WaitNoted::for_any("window");
-        let _blocked = blocked::enter(On::AnyOther);
-        let _spare = self.pool.is_worker().then(|| self.pool.blocking());
-        let mut listening = self.bell.listen();
-        let before = self.in_flight();
-        if before < limit || self.pool.has_work() {
-            return Ok(());
-        }
-        context::blocking(|| listening.wait_until(Instant::now() + WINDOW_LOOK));
-        self.check_interrupt()?;
-        if self.in_flight() >= before && !self.pool.has_work() {
-            stuck::check_progress(self, in_flight)?;
-        }
-        Ok(())
     }
 
     /// Runs a ready operation that any thread may run, whoever needs it, and what that makes ready in turn, for a while.
@@ -280,6 +286,7 @@ impl Core {
             && op.payload().priority == 0
             && (self.is_flowing() || self.pool.backlog() >= BACKLOG)
             && context::current().is_none()
+            && context::may_help()
     }
 
     /// From here on, until somebody waits, a thread without workers leaves nothing that is ready. What stays ready for long
@@ -309,16 +316,6 @@ impl Core {
         self.pool.workers() == 0
     }
 
-    /// Without workers, runs whatever is ready and makes sure to be polled again when more arrives.
-    pub(crate) fn help_alone(&self, cx: &mut Context<'_>) {
-        if self.alone() {
-            self.stop_flow();
-            while self.help_any() {}
-            self.bell.wake_at_ring(cx.waker());
-            while self.help_any() {}
-        }
-    }
-
     /// Sees to it that somebody looks at what was pushed to the pool: a worker, or without workers whoever waits.
     #[inline]
     pub(crate) fn work_arrived(&self) {
@@ -343,6 +340,18 @@ impl Core {
         if self.idle.is_heard() || self.detached.load(Ordering::Relaxed) {
             self.tell_if_idle();
         }
+        if self.room.is_heard() {
+            self.tell_if_room();
+        }
+    }
+
+    #[cold]
+    fn tell_if_room(&self) {
+        // As for the last operations in `tell_if_idle`.
+        fence(Ordering::SeqCst);
+        if self.in_flight() <= self.enough_room() {
+            self.room.ring();
+        }
     }
 
     /// The last engine handle is gone: nothing can be submitted from outside of operations any more.
@@ -361,10 +370,54 @@ impl Core {
         }
         self.idle.ring();
         if self.detached.load(Ordering::Relaxed) {
+            if self.alone() {
+                self.bell.ring();
+            }
             self.pool.release();
             let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
             drop(runtime);
         }
+    }
+}
+
+impl CoreRef {
+    /// Waits until there may be room in the window. Runs ready operations where the engine has no worker to do it.
+    pub(crate) fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
+        quiet::tell();
+        if self.alone() && self.help_any() {
+            // Once at it, for the next submissions as well.
+            while self.in_flight() > limit / 2 && self.help_any() {}
+            if context::current().is_none() {
+                self.flow();
+            }
+            return Ok(());
+        }
+        // Those who run the operations are most likely awake, and falling asleep costs everybody more than a little patience.
+        for _ in 0..PATIENCE {
+            thread::yield_now();
+            if self.in_flight() < limit - limit / 4 || (self.helps_alone() && self.pool.has_work()) {
+                return Ok(());
+            }
+        }
+        let _noted = WaitNoted::for_any("window");
+        let _blocked = blocked::enter(On::AnyOther);
+        let _cover = self.cover();
+        let mut stand_ins = StandInSet::default();
+        self.want_others(&mut stand_ins);
+        // Inside of an operation the limit is another one than that of the bell.
+        let inside = context::current().is_some();
+        let enough = if inside || self.alone() { limit - 1 } else { self.enough_room() };
+        let mut listening = if inside || self.alone() { self.bell.listen() } else { self.room.listen() };
+        let before = self.in_flight();
+        if before <= enough || (self.helps_alone() && self.pool.has_work()) {
+            return Ok(());
+        }
+        context::blocking(|| listening.wait_until(Instant::now() + WINDOW_LOOK));
+        self.check_interrupt()?;
+        if self.in_flight() >= before && !self.is_moved_by(&mut stand_ins) {
+            stuck::check_progress(self, in_flight)?;
+        }
+        Ok(())
     }
 
     /// Waits until nothing is in flight; false when `deadline` came first.
@@ -373,21 +426,28 @@ impl Core {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
         self.stop_flow();
+        quiet::tell();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
         let _blocked = blocked::enter(On::AnyOther);
-        let _spare = self.pool.is_worker().then(|| self.pool.blocking());
+        let _cover = self.cover();
         // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
-        // only by whoever must, as that one's worker is covered by a spare one.
-        let helps = self.alone() || context::current().is_none();
+        // only where there is no worker, since that operation's worker is covered by a spare one. What is helped with may take any
+        // time, so a wait with a deadline helps with nothing.
+        let helps =
+            deadline.is_none() && context::may_help() && (self.alone() || context::current().is_none());
+        let mut stand_ins = StandInSet::default();
+        if self.in_flight() > 0 {
+            if self.alone() && !helps {
+                stand_ins.want(self);
+            }
+            self.want_others(&mut stand_ins);
+        }
         let bell = if self.alone() { &self.bell } else { &self.idle };
         loop {
             let mut patience = 0;
             while patience < PATIENCE && self.in_flight() > 0 {
                 if helps && self.help_in_passing() {
                     patience = 0;
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                        return Ok(self.in_flight() == 0);
-                    }
                 } else {
                     patience += 1;
                     thread::yield_now();
@@ -397,7 +457,7 @@ impl Core {
             if self.in_flight() == 0 {
                 return Ok(true);
             }
-            if helps && self.pool.has_work() && self.alone() {
+            if helps && self.alone() && self.pool.has_work() {
                 continue;
             }
             let now = Instant::now();
@@ -408,8 +468,33 @@ impl Core {
             let before = self.in_flight();
             context::blocking(|| listening.wait_until(deadline.map_or(look, |deadline| look.min(deadline))));
             self.check_interrupt()?;
-            if deadline.is_none() && self.in_flight() == before && !self.pool.has_work() {
+            if self.in_flight() == before && !self.is_moved_by(&mut stand_ins) && deadline.is_none() {
                 stuck::check_idle_progress(self)?;
+            }
+        }
+    }
+
+    /// What has not moved for a while is seen to: wants stand-ins for what other engines and blocked threads leave undone. Whether
+    /// there is something to run, so that the engine does not stand still.
+    fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
+        self.want_others(stand_ins);
+        let has_work = self.pool.has_work();
+        if has_work && ((self.alone() && !self.helps_alone()) || self.pool.is_stuck()) {
+            stand_ins.want(self);
+        }
+        has_work
+    }
+
+    /// Whether the calling thread runs what is ready in this engine, since there is no worker to do it.
+    fn helps_alone(&self) -> bool {
+        self.alone() && context::may_help()
+    }
+
+    /// Wants stand-ins of other engines, without workers, that something in flight here waits for.
+    fn want_others(&self, stand_ins: &mut StandInSet) {
+        if others_without_workers(self.alone()) {
+            for core in &stuck::without_workers(self) {
+                stand_ins.want(core);
             }
         }
     }

@@ -11,6 +11,7 @@ use estafette_graph::Roots;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
+use crate::awaits::{Awaited, Pending};
 use crate::builder::OpBuilder;
 use crate::copy::staging;
 use crate::core::{Core, CoreOptions, graph};
@@ -61,11 +62,14 @@ impl Drop for Handle {
             std::mem::forget(self.watch.take());
             return std::mem::forget(self.core.clone());
         }
-        // Without workers nobody else would ever run what is ready.
+        // Without workers nothing else would ever run what is ready.
         if self.core.alone() && !std::thread::panicking() {
             while self.core.help_any() {}
         }
         self.core.detach();
+        if self.core.alone() && !self.core.is_over() {
+            self.core.stand_ins.want_to_the_end(&self.core);
+        }
         self.core.leave();
     }
 }
@@ -456,10 +460,15 @@ impl Engine {
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
+        let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
-            core.help_alone(cx);
             core.bell.wake_at_ring(cx.waker());
-            if core.in_flight() == 0 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            if core.in_flight() == 0 {
+                return std::task::Poll::Ready(());
+            }
+            // The end of everything is not a matter of leases alone: this has no error.
+            let _ = pending.poll(cx, || Awaited::room(core));
+            std::task::Poll::Pending
         })
         .await;
         ShutdownReport { drained: true, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() }

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use estafette_graph::Mode;
 
+use crate::awaits::{Awaited, Pending};
 use crate::core_ref::CoreRef;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -80,6 +81,7 @@ struct AcquireAll {
     label: Option<Arc<LeaseLabel>>,
     signal: Arc<ReadySignal>,
     handle: OpHandle,
+    pending: Pending,
 }
 
 impl AcquireAll {
@@ -110,7 +112,14 @@ impl AcquireAll {
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
-        Ok(Self { wanted: wanted.to_vec(), taker, label: Some(label), signal, handle })
+        Ok(Self {
+            wanted: wanted.to_vec(),
+            taker,
+            label: Some(label),
+            signal,
+            handle,
+            pending: Pending::default(),
+        })
     }
 
     fn note_resumed(&self, blocking: bool) {
@@ -155,11 +164,17 @@ impl Future for AcquireAll {
     type Output = Result<Vec<Lease>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.handle.payload().core.help_alone(cx);
         match self.signal.poll(cx) {
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                let Self { handle, pending, .. } = &mut *self;
+                match pending.poll(cx, || Awaited::op("a scoped lease", handle)) {
+                    Some(error) => Poll::Ready(Err(error)),
+                    None => Poll::Pending,
+                }
+            }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) => {
+                self.pending.over();
                 self.note_resumed(false);
                 Poll::Ready(self.hand_over())
             }

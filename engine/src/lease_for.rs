@@ -10,9 +10,10 @@ use estafette_sync::sync::Mutex;
 use crate::clock;
 use crate::consumer::Consumer;
 use crate::context;
-use crate::core::Core;
+use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::lease::{Access, Lease, LeaseInner};
+use crate::stand_in::StandInSet;
 use crate::tensor::Tensor;
 
 /// Leases that were handed into the capture of a graph.
@@ -142,16 +143,21 @@ const LOOK: Duration = Duration::from_millis(50);
 const LOOK_ALONE: Duration = Duration::from_millis(1);
 
 fn wait_on_host(
-    core: &Core,
+    core: &CoreRef,
     fences: &Frontier,
     deadline: Option<Instant>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
-    let _spare = core.pool.is_worker().then(|| core.pool.blocking());
+    let _cover = core.cover();
+    let helps = core.alone() && timeout.is_none() && context::may_help();
+    let mut stand_ins = StandInSet::default();
+    if core.alone() && !helps {
+        stand_ins.want(core);
+    }
     for fence in fences {
         while fence.state().is_pending() {
             // A promise of the host may be one that only this thread can bring about.
-            if core.alone() && core.help_any() {
+            if helps && core.help_any() {
                 continue;
             }
             let now = Instant::now();
@@ -160,7 +166,7 @@ fn wait_on_host(
             {
                 return Err(Error::Timeout(timeout));
             }
-            let pause = if core.alone() { LOOK_ALONE } else { LOOK };
+            let pause = if helps { LOOK_ALONE } else { LOOK };
             let pause = deadline.map_or(pause, |deadline| pause.min(deadline - now));
             if context::blocking(|| fence.wait_timeout(Some(pause))).is_none() {
                 core.check_interrupt()?;

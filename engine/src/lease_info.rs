@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::clock;
@@ -24,6 +25,8 @@ pub struct LeaseInfo {
     pub held: bool,
     /// Whether the thread that looked has taken it.
     pub own: bool,
+    /// The thread that has taken it.
+    pub(crate) thread: ThreadId,
 }
 
 impl LeaseInfo {
@@ -35,6 +38,7 @@ impl LeaseInfo {
             age: label.since.elapsed(),
             held: label.is_held(),
             own: label.thread == clock::this_thread(),
+            thread: label.thread,
         }
     }
 }

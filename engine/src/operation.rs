@@ -25,6 +25,7 @@ use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use crate::awaits::{Awaited, Pending};
 use crate::body::Body;
 use crate::clock::Coarse;
 use crate::core_ref::CoreRef;
@@ -481,15 +482,23 @@ impl Drop for OpState {
 }
 
 /// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing.
-#[derive(Clone)]
+///
+/// A clone is another handle; one that is awaited waits on its own.
 pub struct Op {
     handle: OpHandle,
+    pending: Pending,
+}
+
+impl Clone for Op {
+    fn clone(&self) -> Self {
+        Self::new(self.handle.clone())
+    }
 }
 
 impl Op {
     /// Wraps a counted reference taken at submission, before the operation could end.
     pub(crate) fn new(handle: OpHandle) -> Self {
-        Self { handle }
+        Self { handle, pending: Pending::default() }
     }
 
     /// The name given at submission.
@@ -550,11 +559,20 @@ impl Op {
 impl Future for Op {
     type Output = Result<(), Error>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let state = self.handle.payload();
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { handle, pending } = &mut *self;
+        let state = handle.payload();
         state.core.check_fork()?;
-        state.core.help_alone(cx);
-        state.signal().poll(cx).map(|outcome| outcome.map_err(OperationError::into_error))
+        match state.signal().poll(cx) {
+            Poll::Ready(outcome) => {
+                pending.over();
+                Poll::Ready(outcome.map_err(OperationError::into_error))
+            }
+            Poll::Pending => match pending.poll(cx, || Awaited::op("an operation", handle)) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+        }
     }
 }
 

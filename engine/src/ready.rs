@@ -10,8 +10,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use estafette_devices::{Frontier, Reactor};
-use estafette_graph::Mode;
+use estafette_graph::{Mode, OpId};
+use smallvec::SmallVec;
 
+use crate::awaits::{Awaited, Pending};
 use crate::doom;
 use crate::error::Error;
 use crate::journal::hooks;
@@ -29,8 +31,7 @@ pub(crate) type ReadySignal = Signal<Result<(), Error>>;
 pub(crate) struct Probe {
     pub(crate) signal: Arc<ReadySignal>,
     pub(crate) handle: OpHandle,
-    /// Whether it was looked at why this is not ready; once is enough.
-    explained: bool,
+    pending: Pending,
 }
 
 /// Either the outcome, when it is known, or a probe for the version that is current now. Small, since a future of it is moved
@@ -74,7 +75,7 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
     }
     doom::probe_enters();
     let (handle, granted) = draft.submit();
-    let probe = Probe { signal, handle, explained: false };
+    let probe = Probe { signal, handle, pending: Pending::default() };
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     } else if let Err(error) = wait::check_self_wait(&probe.handle, &tensor.vars) {
@@ -155,16 +156,18 @@ impl Future for Ready {
 
 impl Probe {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let mut polled = self.signal.poll(cx);
-        if polled.is_pending() {
-            self.handle.payload().core.help_alone(cx);
-            polled = self.signal.poll(cx);
-        }
-        if polled.is_ready() && self.handle.payload().noted {
-            hooks::resumed(self.handle.id().get(), false);
-        }
-        if polled.is_pending() && !std::mem::replace(&mut self.explained, true) {
-            wait::log_if_own_lease(self.handle.id());
+        let polled = match self.signal.poll(cx) {
+            Poll::Ready(outcome) => Poll::Ready(outcome),
+            Poll::Pending => match self.pending.poll(cx, || Awaited::op("a tensor", &self.handle)) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+        };
+        if polled.is_ready() {
+            self.pending.over();
+            if self.handle.payload().noted {
+                hooks::resumed(self.handle.id().get(), false);
+            }
         }
         polled
     }
@@ -195,15 +198,22 @@ pub struct Writable {
     /// The ends of leases that have no operation.
     holds: Vec<Arc<ReadySignal>>,
     fences: Option<Arc<ReadySignal>>,
+    /// The numbers of the leases in `holds`.
+    held: SmallVec<[OpId; 1]>,
+    pending: Pending,
 }
 
 impl Writable {
     pub(crate) fn new(tensor: &Tensor) -> Self {
         let mut uses: Vec<OpHandle> = Vec::new();
         let mut holds = Vec::new();
+        let mut held = SmallVec::new();
         for var in &tensor.inner.vars {
             var.with_state(|state, _| {
-                state.holders().each(|mut holder| holds.push(holder.observer(|| Arc::new(Signal::new()))));
+                state.holders().each(|mut holder| {
+                    held.push(holder.number());
+                    holds.push(holder.observer(|| Arc::new(Signal::new())));
+                });
             });
             for handle in var.queued() {
                 if handle.payload().kind != Kind::Probe && uses.iter().all(|known| known.id() != handle.id())
@@ -212,7 +222,7 @@ impl Writable {
                 }
             }
         }
-        Self { tensor: tensor.clone(), uses, holds, fences: None }
+        Self { tensor: tensor.clone(), uses, holds, fences: None, held, pending: Pending::default() }
     }
 }
 
@@ -221,7 +231,23 @@ impl Future for Writable {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.tensor.inner.core.check_fork()?;
-        self.tensor.inner.core.help_alone(cx);
+        let polled = self.poll_uses(cx);
+        if polled.is_ready() {
+            self.pending.over();
+            return polled;
+        }
+        let Self { tensor, uses, held, pending, .. } = &mut *self;
+        let all = || uses.iter().map(OpHandle::id).chain(held.iter().copied()).collect();
+        match pending.poll(cx, || Awaited::all(&tensor.inner.core, "the end of all uses of a tensor", all()))
+        {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Writable {
+    fn poll_uses(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         while let Some(last) = self.uses.last() {
             // How a use ended is not our business; that it ended is.
             if last.payload().poll_done(cx).is_pending() {

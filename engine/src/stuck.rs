@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 
-use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_graph::{OpId, OpView, Roots, Snapshot};
+use smallvec::SmallVec;
 
 use crate::blocked::{self, On};
 use crate::context;
 use crate::core::Core;
+use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::lease_info::LeaseInfo;
-use crate::operation::Kind;
+use crate::operation::{Kind, Phase};
 use crate::wait::{Seen, let_go, picture};
 
 /// The leases that hold `waiting` up, when nothing else does.
@@ -22,7 +24,7 @@ pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Ve
 }
 
 /// The lease, when this operation is one that is held.
-fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
+pub(crate) fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
@@ -59,6 +61,25 @@ pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
         return Err(Error::LeaseHeld(LeaseHeld::new("waiting for all operations", leases)));
     }
     Ok(())
+}
+
+/// The engines without workers, other than `core`, that have to run something before operations in flight in `core` can end.
+pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
+    let snapshot = picture(Roots::All);
+    let ready = |op: &&OpView<Seen>| {
+        op.granted && op.label.phase == Phase::Queued && op.label.home.alone() && op.label.core != core.id
+    };
+    let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
+    if snapshot.ops.iter().any(|op| ready(&op)) {
+        let mine = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
+        let needed: HashSet<OpId> = snapshot.ancestors_of(mine.map(|op| op.id)).into_iter().collect();
+        for op in snapshot.ops.iter().filter(|op| ready(op) && needed.contains(&op.id)) {
+            if found.iter().all(|known| !known.same(&op.label.home)) {
+                found.push(op.label.home.clone());
+            }
+        }
+    }
+    found
 }
 
 /// When none of the engine's operations in flight can move: the leases they are behind. None of those means that they are

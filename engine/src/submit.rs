@@ -18,6 +18,7 @@ use crate::journal::hooks;
 use crate::lease::check_writable;
 use crate::operands::{Grant, Operands};
 use crate::operation::{Op, OpDraft, OpGranted, OpVar, Role};
+use crate::own_leases::check_own_leases;
 use crate::run::{self, Running};
 use crate::tensor::Tensor;
 use crate::views::ViewMut;
@@ -32,6 +33,7 @@ pub(crate) enum Room {
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.check_declared()?;
+        self.check_leases()?;
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
         for (at, tensor) in written().enumerate() {
             check_writable(tensor)?;
@@ -41,6 +43,12 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             }
         }
         Ok(())
+    }
+
+    /// Refuses an operation that would wait for the lease that one of its own operands keeps.
+    fn check_leases(&self) -> Result<(), Error> {
+        let written = self.writes.tensors().iter().chain(self.updates.tensors());
+        check_own_leases(self.reads.tensors().iter(), written)
     }
 
     /// Refuses a result that could not be what it was declared to be, wherever it is.
@@ -54,7 +62,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     /// and written is updated in place.
     pub(crate) fn check_external(&self) -> Result<(), Error> {
         self.check_declared()?;
-        self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)
+        self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
+        self.check_leases()
     }
 
     /// Submits the operation with `body`; `produced` is the tensor that it will define.
@@ -284,7 +293,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conflict`] when a written operand overlaps another one or may not be written;
+    /// [`Error::Conflict`] when a written operand overlaps another one or may not be written, and when the operation would wait for
+    /// the lease that one of its own operands keeps;
     /// [`Error::WouldDeadlock`] when the window is full and can never drain; [`Error::Shutdown`], [`Error::Forked`].
     /// Errors of the body itself do not appear here but at whoever waits for the operation or its outputs.
     #[inline]

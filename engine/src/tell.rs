@@ -12,6 +12,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::completion::Completion;
+use crate::context;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::exchange::promise::{self, RawFence};
@@ -43,7 +44,7 @@ where
             let seen = self.wanted.load(Ordering::Acquire);
             let task = self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
             let Some((mut future, callback)) = task else { return };
-            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            match context::told(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
                 Poll::Ready(output) => {
                     drop(future);
                     return callback(output);

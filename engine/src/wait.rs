@@ -1,5 +1,8 @@
 //! Blocking waits: help, then look whether the wait can end, then sleep.
 //!
+//! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine cannot interrupt it, so
+//! a wait with a timeout runs none: the workers do, or a [stand-in](crate::stand_in) of an engine that has none.
+//!
 //! A wait looks at the graph before it sleeps and again now and then, because what it sees decides how it ends: a wait
 //! that leads back to the waiting operation is refused, one that only leases hold up ends with their names, and all
 //! others sleep until woken.
@@ -25,6 +28,7 @@ use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{self, Looked, look_or_probe};
 use crate::run;
 use crate::signal::Signal;
+use crate::stand_in::{StandInSet, others_without_workers};
 use crate::state::VarState;
 use crate::stuck::only_leases;
 use crate::tensor::Tensor;
@@ -110,7 +114,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
 
 /// Blocks until `signal`, which `waiting` will set, is set. `vars` are the variables it is queued on, when known.
 pub(crate) fn block<V: Clone>(
-    core: &Core,
+    core: &CoreRef,
     waiting: &OpHandle,
     vars: Option<&[OpVar]>,
     what: &str,
@@ -121,27 +125,55 @@ pub(crate) fn block<V: Clone>(
         return Ok(value);
     }
     core.check_fork()?;
+    if let Some(Duration::ZERO) = timeout {
+        return Err(Error::Timeout(Duration::ZERO));
+    }
     core.stop_flow();
+    let helps = timeout.is_none() && context::may_help();
     let deadline = timeout.and_then(clock::deadline);
-    let mut watch =
-        Watch { waiting: waiting.id(), op: waiting, vars, what, held_since: None, collected: false };
+    let mut watch = Watch {
+        waiting: waiting.id(),
+        op: waiting,
+        vars,
+        what,
+        deadline,
+        held_since: None,
+        collected: false,
+    };
     let _blocked = blocked::enter(On::Op(waiting.id()));
-    // The picture at the start names all that this wait can need: later submissions come behind it.
-    let needed = Needed::by(&watch.look(core)?, waiting);
-    let mut spare = None;
+    // The picture at the start names all that this wait can need: later submissions come behind it. A picture takes time in
+    // proportion to what is in flight, so a wait with a timeout does with as few as it can.
+    let needed = if timeout.is_none() {
+        Needed::by(&watch.look(core)?, waiting)
+    } else if others_without_workers(core.alone()) {
+        Needed::by(&watch.snapshot(), waiting)
+    } else {
+        Needed::nothing_but(waiting)
+    };
+    let mut relief = Relief::default();
+    if !helps {
+        needed.want_stand_ins(&mut relief.stand_ins);
+    }
+    let mut cover = None;
     let mut pause = LOOK_FIRST;
     let mut next_look = Instant::now() + pause;
     loop {
         if let Some(value) = signal.get() {
             return Ok(value);
         }
-        // A worker that has slept a while without anybody taking what it needs, since all spare workers wait as well, runs
-        // it after all: better a body inside another one's wait than a hang.
-        let in_vain = pause > LOOK_FIRST;
-        let last_resort = in_vain && core.pool.is_worker();
-        let helping = if in_vain { context::begin_last_help() } else { context::begin_help() };
-        if needed.help(helping, last_resort) {
-            continue;
+        if helps {
+            // A worker that has slept a while without another thread taking what it needs, since all spare workers wait as well,
+            // runs it after all: better a body inside another one's wait than a hang.
+            // At once, where all threads of the pool are blocked.
+            let in_vain = pause > LOOK_FIRST || (cover.is_some() && core.pool.is_stuck());
+            let last_resort = in_vain && core.runs_anything_here();
+            let helping = if in_vain { context::begin_last_help() } else { context::begin_help() };
+            if helping.is_none() {
+                needed.want_stand_ins(&mut relief.stand_ins);
+            }
+            if needed.help(helping, last_resort) {
+                continue;
+            }
         }
         let now = Instant::now();
         if let (Some(deadline), Some(timeout)) = (deadline, timeout)
@@ -150,24 +182,80 @@ pub(crate) fn block<V: Clone>(
             return Err(Error::Timeout(timeout));
         }
         if now >= next_look {
-            watch.look(core)?;
             core.check_interrupt()?;
+            // Not where the end of the wait is as near as that of the look may be.
+            if deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST) {
+                let seen = watch.look(core)?;
+                if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
+                    relief.see_to(&seen, waiting, what)?;
+                }
+            }
             pause = (pause * 2).min(LOOK_LAST);
             next_look = Instant::now() + pause;
         }
         let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
-        if let Some(alone) = needed.alone() {
+        if helps && let Some(alone) = needed.alone() {
             let mut listening = alone.bell.listen();
             // What arrived before we listened did not ring for us.
             if signal.get().is_none() && !needed.help(context::begin_help(), false) {
+                cover.get_or_insert_with(|| core.cover());
                 context::blocking(|| listening.wait_until(wake.min(now + ALONE_NAP)));
             }
         } else {
-            spare.get_or_insert_with(|| core.pool.is_worker().then(|| core.pool.blocking()));
+            if cover.is_none() {
+                cover = Some(core.cover());
+                if helps && core.runs_anything_here() && core.pool.is_stuck() {
+                    continue;
+                }
+            }
             if let Some(value) = context::blocking(|| signal.wait_until(Some(wake))) {
                 return Ok(value);
             }
         }
+    }
+}
+
+/// What a wait has others run for it.
+#[derive(Default)]
+struct Relief {
+    stand_ins: StandInSet,
+    /// Whether the last look found what is needed ready, and nothing left to run it.
+    hopeless: bool,
+}
+
+impl Relief {
+    /// Has a stand-in run what is needed and ready, where all threads of its pool are blocked.
+    ///
+    /// # Errors
+    /// [`Error::WouldDeadlock`] where that has failed twice in a row: other threads that could take it have had the time.
+    fn see_to(&mut self, seen: &Snapshot<Seen>, waiting: &OpHandle, what: &str) -> Result<(), Error> {
+        let before = std::mem::take(&mut self.hopeless);
+        let is_left = |kind: Kind, phase: Phase, home: &CoreRef| {
+            matches!(kind, Kind::Work | Kind::Unhelped)
+                && phase == Phase::Queued
+                && (home.alone() || home.pool.is_stuck())
+                && home.pool.has_work()
+        };
+        let needed = seen.ancestors(waiting.id()).into_iter().filter_map(|id| seen.op(id));
+        let needed = needed.filter(|op| op.granted);
+        let left = needed.map(|op| (op.label.kind, op.label.phase, &op.label.home, op.label.name.as_str()));
+        // What is waited for may be ready itself, and then it is in no picture of what it waits for.
+        let state = waiting.payload();
+        let itself = seen.op(waiting.id()).is_none_or(|op| op.granted);
+        let itself = itself.then(|| (state.kind, state.phase(), &state.core, state.name.as_str()));
+        for (kind, phase, home, name) in left.chain(itself) {
+            if !is_left(kind, phase, home) || self.stand_ins.want(home) {
+                continue;
+            }
+            if before {
+                return Err(Error::WouldDeadlock(format!(
+                    "{what} waits for operation `{name}`, which is ready, but every thread that could run it is blocked in a wait \
+                     inside of an operation; nest fewer waits, or give the engine more workers"
+                )));
+            }
+            self.hopeless = true;
+        }
+        Ok(())
     }
 }
 
@@ -196,19 +284,6 @@ pub(crate) fn check_self_wait(waiting: &OpHandle, vars: &[OpVar]) -> Result<(), 
     Ok(())
 }
 
-/// An `await` held up by a lease of its own thread goes on waiting, since another task may return it; but it says so.
-pub(crate) fn log_if_own_lease(waiting: OpId) {
-    if !tracing::enabled!(tracing::Level::WARN) {
-        return;
-    }
-    let snapshot = picture(Roots::All);
-    if let Some(held) = only_leases(&snapshot, waiting)
-        && let Some(own) = held.iter().find(|lease| lease.own)
-    {
-        tracing::warn!(lease = %own, "an await waits for a lease that its own thread has taken");
-    }
-}
-
 /// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
 /// written by operations of another.
 struct Needed {
@@ -222,6 +297,19 @@ impl Needed {
     /// One of the engines that has no workers, so that its work waits for somebody like us.
     fn alone(&self) -> Option<&Core> {
         self.cores.iter().map(|core| &**core).find(|core| core.alone())
+    }
+
+    /// Has a stand-in run what is ready in each of the engines that has no workers.
+    fn want_stand_ins(&self, stand_ins: &mut StandInSet) {
+        for core in self.cores.iter().filter(|core| core.alone()) {
+            stand_ins.want(core);
+        }
+    }
+
+    /// Nothing else is known.
+    fn nothing_but(waiting: &OpHandle) -> Self {
+        let cores = SmallVec::from_iter([waiting.payload().core.clone()]);
+        Self { ops: HashSet::from([waiting.id()]), cores, too_many: false }
     }
 
     /// What `waiting` needs, according to a picture of it.
@@ -270,6 +358,8 @@ struct Watch<'a> {
     op: &'a OpHandle,
     vars: Option<&'a [OpVar]>,
     what: &'a str,
+    /// When the wait ends, whatever a look would still find.
+    deadline: Option<Instant>,
     /// Since when only leases have held it up.
     held_since: Option<Instant>,
     /// Whether leases that nobody wants any more were given the chance to end.
@@ -313,7 +403,8 @@ impl Watch<'_> {
         // Collecting garbage can take longer than others hold their leases, so it is for waits that last, or would fail.
         if !self.collected && (self.held_since.is_some() || held.iter().any(|lease| lease.own)) {
             self.collected = true;
-            let_go(core);
+            let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let_go_within(core, left);
             snapshot = self.snapshot();
             match only_leases(&snapshot, self.waiting) {
                 Some(still) => held = still,
@@ -324,6 +415,7 @@ impl Watch<'_> {
         // Our own thread will not return its lease while it waits here; but what held it may just be on its way out elsewhere.
         let collected = core.on_lease_wait.get().is_some();
         let patience = since + if collected { COLLECTED_GRACE } else { OWN_GRACE };
+        let patience = self.deadline.map_or(patience, |deadline| patience.min(deadline));
         while held.iter().any(|lease| lease.own) && Instant::now() < patience {
             linger();
             snapshot = self.snapshot();
@@ -350,10 +442,17 @@ fn linger() {
 
 /// Lets leases end that nobody wants any more: garbage of the language that holds them, and deleters on their way.
 pub(crate) fn let_go(core: &Core) {
-    if let Some(collect) = core.on_lease_wait.get() {
+    let_go_within(core, None);
+}
+
+/// As [`let_go`], for a wait that has only so much time `left`. How long a collection takes is not known.
+fn let_go_within(core: &Core, left: Option<Duration>) {
+    if let Some(collect) = core.on_lease_wait.get()
+        && left.is_none_or(|left| left >= COLLECTED_GRACE)
+    {
         collect();
     }
-    reaper().flush(RELEASE_GRACE);
+    reaper().flush(left.map_or(RELEASE_GRACE, |left| left.min(RELEASE_GRACE)));
 }
 
 /// How long a wait goes on that a lease of its own thread holds up. A worker drops the operands of an operation after it has

@@ -119,10 +119,15 @@ impl<D> Snapshot<D> {
 
     /// Everything the operation transitively waits for, nearest first, without itself.
     pub fn ancestors(&self, id: OpId) -> Vec<OpId> {
+        self.ancestors_of([id])
+    }
+
+    /// Everything that these operations transitively wait for, without themselves. Walks what they have in common once.
+    pub fn ancestors_of(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
         let mut places = Places::new(self);
-        let mut seen = HashSet::from([id]);
+        let mut frontier: VecDeque<OpId> = ids.into_iter().collect();
+        let mut seen: HashSet<OpId> = frontier.iter().copied().collect();
         let mut found = Vec::new();
-        let mut frontier = VecDeque::from([id]);
         while let Some(id) = frontier.pop_front() {
             let Some(op) = self.op(id) else { continue };
             for (var, _, _) in op.accesses.iter().filter(|(_, _, granted)| !granted) {

@@ -55,7 +55,7 @@ impl<V, T> OpRef<V, T> {
         // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
         // it from being recycled.
         let inner = unsafe { self.as_block().owner() };
-        let live = inner.registry.lock();
+        let live = inner.registry().lock();
         if self.as_block().is_granted() {
             return false;
         }
@@ -67,7 +67,7 @@ impl<V, T> OpRef<V, T> {
             let section = submit::enter(accesses);
             for access in accesses {
                 // The word is read again when the bit is given back.
-                let _ = access.as_ref().target().node().as_ref().state.lock_within(&section);
+                let _ = access.as_ref().target().node().as_ref().state.lock_within(&section, || inner.address());
             }
             if self.as_block().is_granted() {
                 give_back(accesses);

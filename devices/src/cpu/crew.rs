@@ -129,6 +129,12 @@ impl<J> Crew<J> {
         self.note_surplus(&roll);
     }
 
+    /// Whether every thread that does not rest is inside of a blocking section, so that no thread takes a job.
+    pub(super) fn is_stuck(&self) -> bool {
+        let roll = self.lock();
+        roll.blocked > 0 && roll.alive - roll.resting <= roll.blocked
+    }
+
     /// Whether a spare thread should ask for [`Crew::rest`]. One load.
     pub(super) fn has_surplus(&self) -> bool {
         self.surplus.load(Ordering::Relaxed)

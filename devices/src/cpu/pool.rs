@@ -251,6 +251,12 @@ impl<J: Job> Pool<J> {
         BlockingGuard { shared: covered.is_some().then(|| self.shared.clone()), not_send: PhantomData }
     }
 
+    /// Whether all threads of the pool are blocked ([`Pool::blocking`]), and the limit allows no further spare one: then no thread of
+    /// the pool takes a job until one of them returns.
+    pub fn is_stuck(&self) -> bool {
+        self.shared.crew.is_stuck()
+    }
+
     /// From here on this handle keeps no worker, as if it had been dropped.
     pub fn release(&self) {
         let counted = self.counted.swap(false, Ordering::SeqCst);

@@ -13,6 +13,7 @@ use estafette_sync::sync::atomic::Ordering;
 use super::inner::{Label, LeaseInner, end, end_unused};
 use super::label::{LeaseLabel, Slot};
 use super::{Access, Lease, check_writable};
+use crate::awaits::{Awaited, Pending};
 use crate::consumer::Consumer;
 use crate::error::{Error, OperationError};
 use crate::journal::hooks;
@@ -57,7 +58,14 @@ impl Lease {
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
-        Ok(Acquire { tensor: tensor.clone(), access, label: Some(label), signal, handle })
+        Ok(Acquire {
+            tensor: tensor.clone(),
+            access,
+            label: Some(label),
+            signal,
+            handle,
+            pending: Pending::default(),
+        })
     }
 
     /// As [`acquire`](Self::acquire), but gives up when it would have to wait.
@@ -176,6 +184,7 @@ pub(crate) struct Acquire {
     label: Option<Arc<LeaseLabel>>,
     signal: Arc<ReadySignal>,
     handle: OpHandle,
+    pending: Pending,
 }
 
 /// Tells the journal who is about to take a lease of what.
@@ -205,11 +214,17 @@ impl Future for Acquire {
     type Output = Result<Lease, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.tensor.inner.core.help_alone(cx);
         match self.signal.poll(cx) {
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => {
+                let Self { handle, pending, .. } = &mut *self;
+                match pending.poll(cx, || Awaited::op("a lease", handle)) {
+                    Some(error) => Poll::Ready(Err(error)),
+                    None => Poll::Pending,
+                }
+            }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) => {
+                self.pending.over();
                 self.note_resumed(false);
                 let label = self.label.take().expect("a future is not polled after it has finished");
                 let again = Acquire {
@@ -218,6 +233,7 @@ impl Future for Acquire {
                     label: Some(label),
                     signal: Arc::clone(&self.signal),
                     handle: self.handle.clone(),
+                    pending: Pending::default(),
                 };
                 Poll::Ready(Ok(again.into_lease()))
             }

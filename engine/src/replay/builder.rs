@@ -15,6 +15,7 @@ use crate::error::{BodyResult, Error};
 use crate::lease::check_writable;
 use crate::operands::{Declared, Grant, Operands, Tensors};
 use crate::operation::Name;
+use crate::own_leases::check_own_leases;
 use crate::submit::check_disjoint;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
@@ -141,6 +142,7 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     /// As for an operation: memory that is written must not be seen twice.
     fn check(&self) -> Result<(), Error> {
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
+        check_own_leases(self.reads.tensors().iter(), written())?;
         for (at, tensor) in written().enumerate() {
             check_writable(tensor)?;
             let mut others = self.reads.tensors().iter().chain(written().skip(at + 1));
@@ -203,7 +205,9 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     /// # Errors
     /// As there.
     pub fn checked_external(self) -> Result<CheckedNode<'r, R, W, U>, Error> {
-        self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
+        let written = || self.writes.tensors().iter().chain(self.updates.tensors());
+        written().try_for_each(check_writable)?;
+        check_own_leases(self.reads.tensors().iter(), written())?;
         Ok(CheckedNode { node: self })
     }
 }

@@ -14,6 +14,7 @@ use super::program::Program;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::operation::{Name, OpVar};
+use crate::own_leases::check_own_leases;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
 
@@ -77,7 +78,8 @@ impl Recorder {
     /// Works the order of the nodes out. This takes time and memory in proportion to their number; do it once.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 2²⁴ nodes or 2³⁰ accesses.
+    /// [`Error::Invalid`] for more than 2²⁴ nodes or 2³⁰ accesses; [`Error::Conflict`] when a replay would wait for the lease that
+    /// an operand of one of its nodes keeps.
     pub fn finish(self) -> Result<Program, Error> {
         self.finish_with(None)
     }
@@ -111,6 +113,9 @@ impl Recorder {
                 accesses.len()
             )));
         }
+        let footprint = uses.footprint();
+        // A replay is one operation, which keeps the operands of all nodes until its end.
+        check_own_leases(footprint.reads.iter(), footprint.writes.iter())?;
         let mut recording = Recording::new();
         let mut begin = 0;
         for (number, (node, end)) in (1..).zip(nodes.iter().zip(ends)) {
@@ -118,7 +123,7 @@ impl Recorder {
             recording.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
             begin = end;
         }
-        let plan = Plan::new(name, nodes, Order::of(&recording), uses.footprint(), graph, unhelped);
+        let plan = Plan::new(name, nodes, Order::of(&recording), footprint, graph, unhelped);
         Ok(Program::new(engine, plan))
     }
 
