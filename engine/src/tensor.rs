@@ -248,7 +248,10 @@ impl Tensor {
         for var in &self.inner.vars {
             let var = var.ordering();
             let asked = Asked::ask(&var.with_state(|state, _| state.fences().0));
-            drop(var.with_state(|state, flags| state.heal(&asked, flags)));
+            if let Some(failure) = var.with_state(|state, flags| state.heal(&asked, flags)) {
+                // The program has judged it.
+                failure.heard().retrieve();
+            }
         }
         Ok(())
     }
@@ -318,10 +321,17 @@ impl TensorInner {
         self.definition.take()
     }
 
-    /// The outcome of the current version if it is finished; asks fences that were pending when last looked at.
+    /// The outcome of the current version, for the program, if it is finished; asks fences that were pending when last looked at.
     #[inline]
     pub(crate) fn look(&self) -> Option<Result<(), Error>> {
-        if self.vars.iter().all(OpVar::is_quiet) { Some(Ok(())) } else { self.look_closely() }
+        if self.vars.iter().all(OpVar::is_quiet) {
+            return Some(Ok(()));
+        }
+        self.look_closely().inspect(|outcome| {
+            if let Err(error) = outcome {
+                error.retrieve();
+            }
+        })
     }
 
     /// Whether the current version is finished and well, and no fence has to be asked for that. One load per variable.

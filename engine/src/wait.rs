@@ -24,7 +24,7 @@ use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{Looked, look_or_probe};
 use crate::run;
-use crate::signal::Signal;
+use crate::signal::{Delivered, Signal};
 use crate::state::VarState;
 use crate::stuck::only_leases;
 use crate::tensor::Tensor;
@@ -105,7 +105,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
 }
 
 /// Blocks until `signal`, which `waiting` will set, is set. `vars` are the variables it is queued on, when known.
-pub(crate) fn block<V: Clone>(
+pub(crate) fn block<V: Clone + Delivered>(
     core: &Core,
     waiting: &OpHandle,
     vars: Option<&[OpVar]>,
