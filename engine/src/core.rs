@@ -25,6 +25,7 @@ use crate::quiet;
 use crate::run::{self, ReadyOp};
 use crate::stand_in::{self, Blocked, StandInSet, StandIns, others_without_workers};
 use crate::stuck;
+use crate::unretrieved::Failures;
 
 /// The process's graph. All engines share it, so tensors of one engine are ordered correctly in operations of another;
 /// each operation runs in the pool of the engine it was submitted to.
@@ -63,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Asked now and then during a wait whether it shall end.
     pub(crate) on_wait: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
+    /// Failures of its operations.
+    pub(crate) failures: Arc<Failures>,
     /// The fork generation it was made in.
     generation: u32,
 }
@@ -117,6 +120,7 @@ pub(crate) struct CoreOptions {
     pub(crate) quarantine_timeout: Duration,
     pub(crate) window: usize,
     pub(crate) runtime: Option<tokio::runtime::Handle>,
+    pub(crate) report_failures: bool,
 }
 
 impl Core {
@@ -147,6 +151,7 @@ impl Core {
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),
+            failures: Failures::new(options.report_failures),
             generation: fork::generation(),
         })
     }

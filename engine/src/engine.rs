@@ -25,6 +25,7 @@ use crate::operation::{Kind, Name};
 use crate::regions::Origin;
 use crate::replay::Recorder;
 use crate::tensor::Tensor;
+use crate::unretrieved::Unretrieved;
 use crate::variable::Variable;
 use crate::wait::picture;
 use crate::{clock, import, quiet, stuck};
@@ -66,6 +67,7 @@ impl Drop for Handle {
         if self.core.alone() && !std::thread::panicking() {
             while self.core.help_any() {}
         }
+        self.core.failures.close();
         self.core.detach();
         if self.core.alone() && !self.core.is_over() {
             self.core.stand_ins.want_to_the_end(&self.core);
@@ -83,6 +85,7 @@ pub struct EngineBuilder {
     devices: Vec<Arc<dyn Device>>,
     runtime: Option<tokio::runtime::Handle>,
     watch: Option<(Duration, OnStall)>,
+    report_failures: bool,
 }
 
 impl EngineBuilder {
@@ -122,6 +125,13 @@ impl EngineBuilder {
     /// The tokio runtime for asynchronous bodies. Default: one of the engine's own with one thread, made at first use.
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
+        self
+    }
+
+    /// Whether failures of the engine's operations that nothing has retrieved are reported ([`Unretrieved`]), and listed at its end.
+    /// Default: they are.
+    pub fn report_failures(mut self, report: bool) -> Self {
+        self.report_failures = report;
         self
     }
 
@@ -167,6 +177,7 @@ impl EngineBuilder {
             quarantine_timeout: self.quarantine_timeout,
             window: self.window,
             runtime: self.runtime,
+            report_failures: self.report_failures,
         });
         let handle = Arc::new(Handle { core, watch: OnceLock::new() });
         if let Some((limit, tell)) = self.watch {
@@ -190,6 +201,8 @@ pub struct ShutdownReport {
     pub leases: Vec<String>,
     /// Operations that were still running.
     pub running: Vec<String>,
+    /// Failures of the engine's operations that the program had not retrieved.
+    pub unretrieved: Unretrieved,
 }
 
 /// Counters of an engine and of the process.
@@ -198,6 +211,8 @@ pub struct ShutdownReport {
 pub struct Stats {
     /// Operations in flight in this engine.
     pub in_flight: usize,
+    /// Failures of this engine's operations that the program has not retrieved.
+    pub unretrieved: u64,
     /// Its limit.
     pub window: usize,
     /// Deleters run by this process's reaper.
@@ -228,6 +243,7 @@ impl Engine {
             devices: Vec::new(),
             runtime: None,
             watch: None,
+            report_failures: true,
         }
     }
 
@@ -423,6 +439,7 @@ impl Engine {
         let reaper = reaper().stats();
         Stats {
             in_flight: self.core().in_flight(),
+            unretrieved: self.unretrieved().count(),
             window: self.core().window(),
             released: reaper.released,
             deleters: reaper.deleters,
@@ -471,7 +488,7 @@ impl Engine {
             std::task::Poll::Pending
         })
         .await;
-        ShutdownReport { drained: true, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() }
+        self.report_of_shutdown(true)
     }
 
     /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`; then what only leases hold
@@ -480,22 +497,35 @@ impl Engine {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
         if let Ok(true) = core.wait_idle(clock::deadline(timeout)) {
-            return ShutdownReport {
-                drained: true,
-                cancelled: Vec::new(),
-                leases: Vec::new(),
-                running: Vec::new(),
-            };
+            return self.report_of_shutdown(true);
         }
         self.cancel_held()
+    }
+
+    fn report_of_shutdown(&self, drained: bool) -> ShutdownReport {
+        ShutdownReport {
+            drained,
+            cancelled: Vec::new(),
+            leases: Vec::new(),
+            running: Vec::new(),
+            unretrieved: self.unretrieved(),
+        }
+    }
+
+    /// Failures of this engine's operations that the program has not retrieved so far.
+    pub fn unretrieved(&self) -> Unretrieved {
+        if self.core().check_fork().is_err() {
+            Unretrieved::default()
+        } else {
+            self.core().failures.unretrieved()
+        }
     }
 
     /// Cancels every operation of this engine that is queued behind leases only.
     fn cancel_held(&self) -> ShutdownReport {
         let core = self.core();
         let snapshot = picture(Roots::All);
-        let mut report =
-            ShutdownReport { drained: false, cancelled: Vec::new(), leases: Vec::new(), running: Vec::new() };
+        let mut report = self.report_of_shutdown(false);
         let mut held = Vec::new();
         for op in &snapshot.ops {
             if op.label.core != core.id || !op.label.counted {

@@ -2,15 +2,16 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_devices::DeviceError;
 use estafette_graph::OpId;
 
 use crate::contained::Contained;
-use crate::exchange::InvalidTensor;
+use crate::exchange::{InvalidTensor, fork};
 use crate::lease_info::LeaseInfo;
+use crate::unretrieved::{self, Heard};
 
 /// The error of this crate. Every variant says what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -23,11 +24,12 @@ pub enum Error {
     /// named. Its deleter has been called.
     #[error("invalid tensor: {0}")]
     InvalidTensor(#[from] InvalidTensor),
-    /// The operation that should have made the data failed, or was skipped because an input had failed.
-    #[error("{0}")]
+    /// The operation that should have made the data failed, or was skipped because an input had failed. Its `source` is the
+    /// error that the body returned.
+    #[error(transparent)]
     Failed(OperationError),
     /// The operation was cancelled before it began.
-    #[error("{0}")]
+    #[error(transparent)]
     Cancelled(OperationError),
     /// A device refused or broke.
     #[error("device error: {0}")]
@@ -84,6 +86,13 @@ impl Error {
         Self::Invalid(message.into())
     }
 
+    /// The program gets this: the failure in it is retrieved.
+    pub(crate) fn retrieve(&self) {
+        if let Some(failure) = self.operation() {
+            failure.heard().retrieve();
+        }
+    }
+
     /// The operation at the root of the failure, when there is one.
     pub fn operation(&self) -> Option<&OperationError> {
         match self {
@@ -111,12 +120,37 @@ pub type BodyResult<T = ()> = Result<T, BodyError>;
 #[derive(Clone)]
 pub struct OperationError(Arc<Failure>);
 
-struct Failure {
+/// Dropped with the last version, handle and signal that carries it.
+pub(crate) struct Failure {
     operation: Cow<'static, str>,
     id: OpId,
     kind: FailureKind,
     message: String,
     source: Option<Contained<BodyError>>,
+    heard: Arc<Heard>,
+}
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        // A cancellation surprises nothing: the program asked for it. In a forked child the failure is the parent's.
+        if self.heard.is_settled() || self.kind == FailureKind::Cancelled || fork::in_child() {
+            return;
+        }
+        unretrieved::last_handle_gone(OperationError(Arc::new(Self {
+            operation: std::mem::take(&mut self.operation),
+            id: self.id,
+            kind: self.kind,
+            message: std::mem::take(&mut self.message),
+            source: self.source.take(),
+            heard: Arc::clone(&self.heard),
+        })));
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 /// How an operation failed.
@@ -144,7 +178,12 @@ impl OperationError {
         source: Option<BodyError>,
     ) -> Self {
         let source = source.map(Contained::new);
-        Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message: message.into(), source }))
+        let message = message.into();
+        let heard = match kind {
+            FailureKind::Device => Heard::of_device(id, &message),
+            _ => Arc::default(),
+        };
+        Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message, source, heard }))
     }
 
     /// Name of the operation that failed first.
@@ -170,6 +209,18 @@ impl OperationError {
     /// The error value that the body returned, when it returned one.
     pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
         self.0.source.as_deref().map(|source| &**source)
+    }
+
+    pub(crate) fn heard(&self) -> &Arc<Heard> {
+        &self.0.heard
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Failure> {
+        Arc::downgrade(&self.0)
+    }
+
+    pub(crate) fn upgrade(weak: &Weak<Failure>) -> Option<Self> {
+        weak.upgrade().map(Self)
     }
 
     pub(crate) fn into_error(self) -> Error {

@@ -409,7 +409,7 @@ impl OpState {
 
     /// Polls the end of the operation, however it ends.
     pub(crate) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.signal().poll(cx) {
+        match self.signal().peek(cx) {
             // A cancelled operation has its outcome before it leaves the graph, which is what counts here.
             Poll::Ready(_) if self.phase() == Phase::Done => Poll::Ready(()),
             Poll::Ready(_) => {

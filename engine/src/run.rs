@@ -405,6 +405,7 @@ pub(crate) fn complete(
 ) {
     let state = granted.payload();
     if let Some(failure) = failure {
+        state.core.failures.add(&failure);
         state.fail(failure);
     }
     if state.noted {

@@ -6,7 +6,30 @@ use std::time::Instant;
 
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 
+use crate::error::{Error, OperationError};
 use crate::operation::bury;
+
+/// What a signal delivers.
+pub(crate) trait Delivered {
+    /// The program gets this: a failure in it is retrieved.
+    fn retrieve(&self);
+}
+
+impl Delivered for Result<(), OperationError> {
+    fn retrieve(&self) {
+        if let Err(failure) = self {
+            failure.heard().retrieve();
+        }
+    }
+}
+
+impl Delivered for Result<(), Error> {
+    fn retrieve(&self) {
+        if let Err(error) = self {
+            error.retrieve();
+        }
+    }
+}
 
 /// Set at most once; the first value stands and every waiter gets a clone of it.
 ///
@@ -22,7 +45,7 @@ struct Inner<V> {
     sleepers: usize,
 }
 
-impl<V: Clone> Signal<V> {
+impl<V: Clone + Delivered> Signal<V> {
     pub(crate) fn new() -> Self {
         Self {
             inner: Mutex::new(Inner { value: None, wakers: Vec::new(), sleepers: 0 }),
@@ -52,11 +75,21 @@ impl<V: Clone> Signal<V> {
         true
     }
 
+    /// The value for the program, when it is there. A failure in it is retrieved from now on, as with the following functions.
     pub(crate) fn get(&self) -> Option<V> {
-        self.lock().value.clone()
+        self.lock().value.clone().inspect(V::retrieve)
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<V> {
+        let polled = self.peek(cx);
+        if let Poll::Ready(value) = &polled {
+            value.retrieve();
+        }
+        polled
+    }
+
+    /// As [`poll`](Self::poll), for the engine's own use: a failure in the value stays unretrieved.
+    pub(crate) fn peek(&self, cx: &mut Context<'_>) -> Poll<V> {
         {
             let inner = self.lock();
             if let Some(value) = &inner.value {
@@ -101,7 +134,8 @@ impl<V: Clone> Signal<V> {
             };
         };
         inner.sleepers -= 1;
-        value
+        drop(inner);
+        value.inspect(V::retrieve)
     }
 }
 

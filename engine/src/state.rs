@@ -80,6 +80,13 @@ impl Replaced {
             self.0.get_or_insert_default().failures.push(failure);
         }
     }
+
+    /// The program has seen the failures: none of them is reported.
+    pub(crate) fn retrieve(&self) {
+        for failure in self.0.iter().flat_map(|remains| &remains.failures) {
+            failure.heard().retrieve();
+        }
+    }
 }
 
 impl Extend<Fence> for Replaced {

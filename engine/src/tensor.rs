@@ -250,6 +250,8 @@ impl Tensor {
             let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
             var.with_ordering_state(|state, flags| state.heal(&asked, flags, &mut replaced));
         }
+        // The program has judged the failures.
+        replaced.retrieve();
         Ok(())
     }
 
@@ -318,10 +320,17 @@ impl TensorInner {
         self.definition.take()
     }
 
-    /// The outcome of the current version if it is finished; asks fences that were pending when last looked at.
+    /// The outcome of the current version, for the program, if it is finished; asks fences that were pending when last looked at.
     #[inline]
     pub(crate) fn look(&self) -> Option<Result<(), Error>> {
-        if self.vars.iter().all(OpVar::is_quiet) { Some(Ok(())) } else { self.look_closely() }
+        if self.vars.iter().all(OpVar::is_quiet) {
+            return Some(Ok(()));
+        }
+        self.look_closely().inspect(|outcome| {
+            if let Err(error) = outcome {
+                error.retrieve();
+            }
+        })
     }
 
     /// Whether the current version is finished and well, and no fence has to be asked for that. One load per variable.

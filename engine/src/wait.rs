@@ -27,7 +27,7 @@ use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Phase};
 use crate::ready::{self, Looked, look_or_probe};
 use crate::run;
-use crate::signal::Signal;
+use crate::signal::{Delivered, Signal};
 use crate::stand_in::{StandInSet, others_without_workers};
 use crate::state::VarState;
 use crate::stuck::only_leases;
@@ -113,7 +113,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
 }
 
 /// Blocks until `signal`, which `waiting` will set, is set. `vars` are the variables it is queued on, when known.
-pub(crate) fn block<V: Clone>(
+pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
     vars: Option<&[OpVar]>,

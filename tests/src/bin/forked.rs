@@ -29,6 +29,7 @@ struct Things {
     lease: Lease,
     gate: Gate,
     behind: Op,
+    failed: Op,
 }
 
 fn main() -> ExitCode {
@@ -91,7 +92,14 @@ fn prepare() -> Things {
     let lease = block_on(other.lease(Access::Write, "the parent")).expect("nobody holds it");
     let gate = Gate::on_tensors(&engine, std::slice::from_ref(&busy));
     let behind = ops::add(&engine, &busy, 1.0);
-    Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind }
+    let failed = engine.op("fails").run(|[], []| Err("not looked at".into())).expect("accepted");
+    estafette::on_unretrieved(|failure| {
+        // The threads of the parent have failures of their own.
+        if fork::in_child() {
+            eprintln!("reported in the child: {failure}");
+        }
+    });
+    Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed }
 }
 
 fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
@@ -99,7 +107,7 @@ fn assert_forked<T: std::fmt::Debug>(what: &str, result: Result<T, Error>) {
 }
 
 fn in_child(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind } = things;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
     assert!(fork::in_child());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
     assert_forked("a refusing operation", engine.op("child").try_run(|[], []| Ok(())));
@@ -131,16 +139,19 @@ fn in_child(things: Things) {
     let before = engine.stats().leaked;
     drop(alone);
     assert_eq!(engine.stats().leaked, before + 1, "the tensor is counted");
-    drop((lease, gate, behind, idle, busy, engine));
+    // A failure that nothing has looked at is the parent's to report.
+    assert!(engine.unretrieved().is_empty());
+    drop((lease, gate, behind, failed, idle, busy, engine));
     assert_eq!(deleted.count(), 0, "deleters belong to the parent");
 }
 
 fn in_parent(things: Things) {
-    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind } = things;
+    let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
     assert!(!fork::in_child());
     assert_eq!(fork::leaked(), 0);
     gate.open();
     behind.wait().expect("the parent's work goes on");
+    failed.wait().expect_err("its body fails");
     assert_eq!(ops::get(&busy), 2.0);
     let write = ops::set(&engine, &idle, 5.0);
     assert!(ops::waits(&engine, &write), "the parent's lease is still held");
