@@ -19,7 +19,7 @@ use crate::blocked::{self, On};
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::fork;
+use crate::exchange::{callback, fork};
 use crate::journal::hooks::WaitNoted;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
@@ -213,6 +213,7 @@ impl Core {
 
     /// Helps to run what is ready, or waits until there may be room in the window.
     pub(crate) fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
+        callback::check()?;
         // Inside an operation only a wait for that very operation could be helped with, which would never end; its worker
         // is covered by a spare one instead.
         if (context::current().is_none() || self.alone()) && self.help_any() {
@@ -371,6 +372,9 @@ impl Core {
     pub(crate) fn wait_idle(&self, deadline: Option<Instant>) -> Result<bool, Error> {
         if context::current_with_core().is_some_and(|current| current.core == self.id) {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
+        }
+        if self.in_flight() > 0 && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            callback::check()?;
         }
         self.stop_flow();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();

@@ -12,6 +12,7 @@ use crate::consumer::Consumer;
 use crate::context;
 use crate::core::Core;
 use crate::error::Error;
+use crate::exchange::callback;
 use crate::lease::{Access, Lease, LeaseInner};
 use crate::tensor::Tensor;
 
@@ -150,6 +151,7 @@ fn wait_on_host(
     let _spare = core.pool.is_worker().then(|| core.pool.blocking());
     for fence in fences {
         while fence.state().is_pending() {
+            callback::check()?;
             // A promise of the host may be one that only this thread can bring about.
             if core.alone() && core.help_any() {
                 continue;

@@ -17,7 +17,7 @@ use crate::context::{self, Helping};
 use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
-use crate::exchange::reaper;
+use crate::exchange::{callback, reaper};
 use crate::journal::hooks;
 use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
@@ -117,6 +117,9 @@ pub(crate) fn block<V: Clone>(
         return Ok(value);
     }
     core.check_fork()?;
+    if timeout != Some(Duration::ZERO) {
+        callback::check()?;
+    }
     core.stop_flow();
     let deadline = timeout.and_then(clock::deadline);
     let mut watch =
