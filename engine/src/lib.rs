@@ -107,7 +107,6 @@ pub mod operators;
 mod per_device;
 mod produce;
 mod quiet;
-mod raw;
 mod ready;
 mod regions;
 mod replay;
