@@ -201,7 +201,7 @@ typedef struct {
   estafette_op *other;
   estafette_fence fence, last;
   counting held;
-  atomic_int done;
+  atomic_int done, ended;
 } waiting;
 
 /* Everything that would block, in a callback. `tensor` waits for `other`, whose end this very thread is to tell later. */
@@ -241,7 +241,9 @@ static void waits_when_settled(void *context, int32_t status, const char *messag
 static void waits_when_dropped(void *context) { wait_for_everything(context); }
 
 static void ends_with_the_fence(void *context, estafette_op *op) {
-  OK(estafette_op_complete_after(op, &((waiting *)context)->last));
+  waiting *self = context;
+  OK(estafette_op_complete_after(op, &self->last));
+  atomic_store(&self->ended, 1);
 }
 
 static void waits_when_deleted(DLManagedTensorVersioned *managed) { wait_for_everything(managed->manager_ctx); }
@@ -282,6 +284,7 @@ static void a_callback_that_waits_is_refused_at_once(void) {
   /* The context of an operation that ends with a fence. */
   OK(estafette_promise_create(0, &promise, &self.last));
   OK(estafette_submit(idle, 0, ends_with_the_fence, &self, waits_when_dropped, 0, 0, &ready, 1));
+  while (!atomic_load(&self.ended)) nap(1);
   OK(estafette_on_ready(ready, waits_when_ready, &self, 0));
   OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
   while (atomic_load(&self.done) < 6) nap(1);
