@@ -18,7 +18,7 @@ use crate::blocked::{self, On};
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::fork;
+use crate::exchange::{callback, fork};
 use crate::journal::hooks::WaitNoted;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
@@ -388,6 +388,7 @@ impl Core {
 impl CoreRef {
     /// Waits until there may be room in the window. Runs ready operations where the engine has no worker to do it.
     pub(crate) fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
+        callback::check()?;
         quiet::tell();
         if self.alone() && self.help_any() {
             // Once at it, for the next submissions as well.
@@ -429,6 +430,9 @@ impl CoreRef {
     pub(crate) fn wait_idle(&self, deadline: Option<Instant>) -> Result<bool, Error> {
         if context::current_with_core().is_some_and(|current| current.core == self.id) {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
+        }
+        if self.in_flight() > 0 && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            callback::check()?;
         }
         self.stop_flow();
         quiet::tell();

@@ -12,6 +12,7 @@ use crate::consumer::Consumer;
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
+use crate::exchange::callback;
 use crate::lease::{Access, Lease, LeaseInner};
 use crate::stand_in::StandInSet;
 use crate::tensor::Tensor;
@@ -156,6 +157,7 @@ fn wait_on_host(
     }
     for fence in fences {
         while fence.state().is_pending() {
+            callback::check()?;
             // A promise of the host may be one that only this thread can bring about.
             if helps && core.help_any() {
                 continue;

@@ -15,6 +15,7 @@ use crate::completion::Completion;
 use crate::context;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::exchange::callback;
 use crate::exchange::promise::{self, RawFence};
 use crate::lease::Lease;
 use crate::operation::{Op, bury};
@@ -102,13 +103,15 @@ fn device_error(error: Error) -> DeviceError {
 
 impl Tensor {
     /// Calls `callback` once, when the version current at this call is finished: on this thread if it is already, else on the
-    /// thread that learns it, under no lock. It must be short and must not block; a panic in it is logged.
+    /// thread that learns it, under no lock. It must be short and must not block: a wait in it that would block ends with
+    /// [`Error::WouldDeadlock`]. A panic in it is logged.
     pub fn on_ready<C>(&self, callback: C)
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
         tell(self.ready(), move |outcome| {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| callback(outcome))) {
+            let call = || callback::run(|| callback(outcome));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
                 tracing::error!("a callback of a tensor panicked");
                 bury(panic);
             }

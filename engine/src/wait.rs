@@ -20,7 +20,7 @@ use crate::context::{self, Helping};
 use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
-use crate::exchange::reaper;
+use crate::exchange::{callback, reaper};
 use crate::journal::hooks;
 use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
@@ -128,6 +128,7 @@ pub(crate) fn block<V: Clone + Delivered>(
     if let Some(Duration::ZERO) = timeout {
         return Err(Error::Timeout(Duration::ZERO));
     }
+    callback::check()?;
     core.stop_flow();
     let helps = timeout.is_none() && context::may_help();
     let deadline = timeout.and_then(clock::deadline);

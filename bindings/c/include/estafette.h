@@ -265,8 +265,8 @@ typedef int32_t estafette_access;
 #endif // __cplusplus
 
 /**
- * Schedules operations in the order that their data demands. Any thread may use an engine; every function that takes one
- * must return before it is destroyed.
+ * Schedules operations in the order that their data demands. Any thread may use an engine. One that is destroyed while calls use
+ * it goes when the last of them returns.
  */
 typedef struct estafette_engine estafette_engine;
 
@@ -284,8 +284,8 @@ typedef struct estafette_lease estafette_lease;
 typedef struct estafette_op estafette_op;
 
 /**
- * Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program;
- * every function that takes one must return before it is destroyed.
+ * Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
+ * One that is destroyed while calls use it goes when the last of them returns.
  */
 typedef struct estafette_program estafette_program;
 
@@ -296,6 +296,10 @@ typedef struct estafette_promise estafette_promise;
 
 /**
  * A promise of an n-dimensional array: one count of it. Any thread may use it.
+ *
+ * This handle and those of leases, promises, engines, programs and operations are numbers with a generation, not addresses. A
+ * function that is given one that is not in use, since it was released or never was a handle, returns `ESTAFETTE_INVALID` and does
+ * nothing. What one thread releases while another uses it in a call goes when that call returns.
  */
 typedef struct estafette_tensor estafette_tensor;
 
@@ -447,7 +451,8 @@ typedef struct estafette_fence {
   int32_t (*query)(void *context);
   /**
    * Blocks until it has settled or `timeout_ns` has passed (`ESTAFETTE_TIMEOUT`); `UINT64_MAX` means no limit. For
-   * schedulers without anything better: the engine itself does not call it.
+   * schedulers without anything better: the engine itself does not call it. That of a fence of the engine returns
+   * `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback.
    */
   int32_t (*wait)(void *context, uint64_t timeout_ns);
   /**
@@ -722,11 +727,11 @@ estafette_status estafette_resolve_context(DLDeviceType device_type,
  * tensor. What is at `data` may be used only inside of an operation that declares it, under a lease, or by people who order
  * things themselves.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL;
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
  * `ESTAFETTE_FORKED`. May be called by any thread.
  *
  * What the caller promises:
- * `tensor` is NULL or a tensor; `out` is NULL or may be written.
+ * `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_tensor_lend(const struct estafette_tensor *tensor,
                                        DLTensor *out);
@@ -735,11 +740,11 @@ estafette_status estafette_tensor_lend(const struct estafette_tensor *tensor,
  * The lengths of a tensor's dimensions: as many as fit into the `capacity` entries of `shape` (which may be NULL when that is
  * 0), and their number to `*ndim`. Known before the data is when the shape was declared.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
  * thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says; `shape` has `capacity` entries.
+ * Each pointer but handles is NULL or what its type says; `shape` has `capacity` entries.
  */
 estafette_status estafette_tensor_shape(const struct estafette_tensor *tensor,
                                         int64_t *shape,
@@ -752,7 +757,7 @@ estafette_status estafette_tensor_shape(const struct estafette_tensor *tensor,
  * Returns as `estafette_tensor_shape`.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_dtype(const struct estafette_tensor *tensor, DLDataType *out);
 
@@ -762,7 +767,7 @@ estafette_status estafette_tensor_dtype(const struct estafette_tensor *tensor, D
  * Returns as `estafette_tensor_shape`.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_device(const struct estafette_tensor *tensor, DLDevice *out);
 
@@ -772,7 +777,7 @@ estafette_status estafette_tensor_device(const struct estafette_tensor *tensor, 
  * Returns as `estafette_tensor_shape`.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_data(const struct estafette_tensor *tensor, void **out);
 
@@ -782,7 +787,7 @@ estafette_status estafette_tensor_data(const struct estafette_tensor *tensor, vo
  * Returns as `estafette_tensor_shape`.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_tensor_read_only(const struct estafette_tensor *tensor, int32_t *out);
 
@@ -803,23 +808,19 @@ estafette_status estafette_engine_create(const struct estafette_engine_options *
  * Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
  * stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
  *
- * No other call on this engine may be under way. In a forked child the engine is leaked.
- *
- * What the caller promises:
- * NULL, or an engine that was not destroyed before.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
+ * `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
  */
-void estafette_engine_destroy(struct estafette_engine *engine);
+estafette_status estafette_engine_destroy(struct estafette_engine *engine);
 
 /**
  * Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
  * limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
  *
  * Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
- * and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_INVALID` for NULL. May be called by any thread
- * that runs no operation.
- *
- * What the caller promises:
- * `engine` is NULL or an engine.
+ * and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback:
+ * then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
+ * called by any thread that runs no operation. `engine` may be any value.
  */
 estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
                                            uint64_t timeout_ns);
@@ -829,11 +830,8 @@ estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
  * do not count, and failures are told where their outputs are used, not here.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
- * `ESTAFETTE_WOULD_DEADLOCK` inside an operation; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
- * thread.
- *
- * What the caller promises:
- * `engine` is NULL or an engine.
+ * `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle
+ * that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `engine` may be any value.
  */
 estafette_status estafette_wait_all(struct estafette_engine *engine,
                                     uint64_t timeout_ns);
@@ -842,11 +840,12 @@ estafette_status estafette_wait_all(struct estafette_engine *engine,
  * Who waits for whom right now, one line per operation, for people. The caller owns the text and frees it by
  * `estafette_string_free`.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
+ * success. May be called by
  * any thread, also while others wait.
  *
  * What the caller promises:
- * `engine` is NULL or an engine; `out` is NULL or may be written.
+ * `out` is NULL or may be written. `engine` may be any value.
  */
 estafette_status estafette_diagnose(struct estafette_engine *engine,
                                     char **out);
@@ -854,17 +853,18 @@ estafette_status estafette_diagnose(struct estafette_engine *engine,
 /**
  * Counters. `stats->size` is set by the caller.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
  *
  * What the caller promises:
- * `engine` is NULL or an engine; `stats` is NULL or as long as its size says.
+ * `stats` is NULL or as long as its size says. `engine` may be any value.
  */
 estafette_status estafette_engine_stats(struct estafette_engine *engine,
                                         struct estafette_stats *stats);
 
 /**
  * Waits, for at most `timeout_ns`, until the deleters of everything that was given up before this call have been called: for
- * tests, and before something that deleters need goes away. What still waits for its last work is waited for too.
+ * tests, and before something that deleters need goes away. What still waits for its last work is waited for too. In a callback it
+ * does not wait.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
  */
@@ -882,11 +882,11 @@ estafette_status estafette_flush_deleters(uint64_t timeout_ns);
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
  * `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
  * be written, or a copy that cannot be made; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
- * wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
+ * handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
  * success. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_export(const struct estafette_tensor *tensor,
                                   const struct estafette_export_options *options,
@@ -902,7 +902,7 @@ estafette_status estafette_export(const struct estafette_tensor *tensor,
  * `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer but `op` is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_op_export(struct estafette_op *op,
                                      const struct estafette_tensor *tensor,
@@ -912,11 +912,11 @@ estafette_status estafette_op_export(struct estafette_op *op,
  * The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler, to `*out`. The caller
  * owns one count of it and gives that up by `out->release(out->context)`.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
- * any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
+ * success. May be called by any thread.
  *
  * What the caller promises:
- * `tensor` is NULL or a tensor; `out` is NULL or may be written.
+ * `out` is NULL or may be written. `tensor` may be any value.
  */
 estafette_status estafette_tensor_fence(const struct estafette_tensor *tensor,
                                         estafette_fence *out);
@@ -943,7 +943,7 @@ estafette_status estafette_writable_fence(const struct estafette_tensor *tensor,
  * May be called by any thread.
  *
  * What the caller promises:
- * `out` is NULL or may be written.
+ * `out` is NULL or may be written. `op` may be any value.
  */
 estafette_status estafette_op_fence(struct estafette_op *op,
                                     estafette_fence *out);
@@ -966,11 +966,11 @@ estafette_status estafette_promise_create(const char *name,
  * Settles a promise and gives it up: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Whoever waits
  * is told before this returns.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a status that is neither (then the promise stays the caller's);
- * `ESTAFETTE_FORKED`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
+ * status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`. May be called by any thread.
  *
  * What the caller promises:
- * `promise` is NULL or a promise that was not given up before; `message` is NULL or a text.
+ * `message` is NULL or a text. `promise` may be any value.
  */
 estafette_status estafette_promise_settle(struct estafette_promise *promise,
                                           int32_t status,
@@ -979,10 +979,10 @@ estafette_status estafette_promise_settle(struct estafette_promise *promise,
 /**
  * Gives a promise up without a word: its fence fails with `ESTAFETTE_CANCELLED`. NULL is legal and does nothing.
  *
- * What the caller promises:
- * `promise` is NULL or a promise that was not given up before.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a promise that was settled before;
+ * `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise` may be any value.
  */
-void estafette_promise_drop(struct estafette_promise *promise);
+estafette_status estafette_promise_drop(struct estafette_promise *promise);
 
 /**
  * Why the latest call of this thread that returned an error or `ESTAFETTE_TIMEOUT` did so, in words (UTF-8, at most 2,047
@@ -1012,7 +1012,7 @@ const char *estafette_last_error(void);
  * `ESTAFETTE_DEVICE` for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
 estafette_status estafette_order_on(const struct estafette_tensor *tensor,
                                     int32_t access,
@@ -1025,12 +1025,14 @@ estafette_status estafette_order_on(const struct estafette_tensor *tensor,
  * producer learns when its consumer is done. The caller owns one count of it and gives that up by
  * `out->release(out->context)`.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
+ * thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says.
+ * Each pointer but handles is NULL or what its type says.
  */
-estafette_status estafette_lease_fence(const struct estafette_lease *lease, estafette_fence *out);
+estafette_status estafette_lease_fence(const struct estafette_lease *lease,
+                                       estafette_fence *out);
 
 /**
  * Ends a lease when the holder's last device work is done: `done` is copied and retained, and stays the caller's. NULL means
@@ -1038,11 +1040,12 @@ estafette_status estafette_lease_fence(const struct estafette_lease *lease, esta
  * not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
  * `lease` is legal and does nothing.
  *
- * Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) the caller still holds the lease. In a forked
- * child the lease is leaked, and `ESTAFETTE_FORKED` returned. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a lease that was released before, or a fence
+ * that breaks the rules: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
+ * returned. May be called by any thread.
  *
  * What the caller promises:
- * `lease` is NULL or a lease that was not released before; `done` is NULL or what its type says.
+ * `done` is NULL or what its type says. `lease` may be any value.
  */
 estafette_status estafette_lease_release(struct estafette_lease *lease,
                                          const estafette_fence *done);
@@ -1096,7 +1099,8 @@ estafette_status estafette_op_stream(struct estafette_op *op,
 /**
  * Ends an operation whose function was called when `fence` is done: what comes next on the same device is ordered behind it
  * without the host waiting, and its failure becomes the operation's. The fence is copied and retained, and stays the caller's;
- * NULL means now.
+ * NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
+ * the context.
  *
  * Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not told. May
  * be called by any thread, once, inside of the function too.
@@ -1151,8 +1155,8 @@ estafette_status estafette_op_query(struct estafette_op *op);
  * limit), and tells how.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
- * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself; `ESTAFETTE_INVALID` for NULL or a
- * handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
+ * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
+ * `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
  * value.
  */
 estafette_status estafette_op_wait(struct estafette_op *op,
@@ -1231,7 +1235,7 @@ estafette_status estafette_list_operators(estafette_operator_callback callback, 
  * entry becomes a promise of one, which the caller owns and gives up by `estafette_tensor_release`. An array may be NULL when
  * its count is 0.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, for an operator that there is not (the text has names
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, a handle that is not in use, for an operator that there is not (the text has names
  * that are near), a number of inputs or outputs that is not the operator's, outputs that are not all of one kind, outputs given to
  * an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
  * outputs that overlap another operand of an operator that does not work in place, or may not be written;
@@ -1239,7 +1243,7 @@ estafette_status estafette_list_operators(estafette_operator_callback callback, 
  * the operator itself is told at its outputs. May be called by any thread, inside of operations too.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says; `outputs` may be written.
+ * Each pointer but handles is NULL or what its type says; `outputs` may be written.
  */
 estafette_status estafette_call_operator(struct estafette_engine *engine,
                                          const char *name,
@@ -1258,7 +1262,7 @@ estafette_status estafette_call_operator(struct estafette_engine *engine,
  * written only on success. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says; `out` is NULL or may be written.
+ * Each pointer but handles is NULL or what its type says; `out` is NULL or may be written.
  */
 estafette_status estafette_program_begin(struct estafette_engine *engine,
                                          const char *name,
@@ -1266,8 +1270,8 @@ estafette_status estafette_program_begin(struct estafette_engine *engine,
 
 /**
  * Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
- * `drop_context`, which may be NULL, is called once with it when the program was destroyed and no replay is in flight. Nodes have
- * the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
+ * `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
+ * that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
  *
  * A function tells its end as that of an operation does. Two replays may call it at the same time if all that the program does is
  * to read.
@@ -1295,10 +1299,7 @@ estafette_status estafette_program_add(struct estafette_program *program,
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
  * that is in the way, for a program that cannot be a graph; that one can only be destroyed then. `ESTAFETTE_FORKED`. May be called
- * by any thread.
- *
- * What the caller promises:
- * `program` is NULL or a program.
+ * by any thread. `program` may be any value.
  */
 estafette_status estafette_program_finish(struct estafette_program *program,
                                           int32_t graph);
@@ -1315,20 +1316,19 @@ estafette_status estafette_program_finish(struct estafette_program *program,
  * inside of operations too.
  *
  * What the caller promises:
- * `program` is NULL or a program; `out` is NULL or may be written.
+ * `out` is NULL or may be written. `program` may be any value.
  */
 estafette_status estafette_program_replay(struct estafette_program *program,
                                           int32_t nonblocking,
                                           struct estafette_op **out);
 
 /**
- * Gives a program up. Replays in flight run to their end. NULL is legal and does nothing. No other call on this program may be
- * under way. In a forked child the program is leaked.
+ * Gives a program up. Replays in flight run to their end. NULL is legal and does nothing.
  *
- * What the caller promises:
- * NULL, or a program that was not destroyed before.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a program that was destroyed before;
+ * `ESTAFETTE_FORKED`: there the program is leaked. May be called by any thread. `program` may be any value.
  */
-void estafette_program_destroy(struct estafette_program *program);
+estafette_status estafette_program_destroy(struct estafette_program *program);
 
 /**
  * A few words for a status, for example "invalid argument"; of a number that is none, "unknown status".
@@ -1342,15 +1342,18 @@ const char *estafette_status_text(int32_t status);
  * place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
  * been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
  * cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
- * the end was told, or when it is known that `function` will not be called. An array may be NULL when its count is 0.
+ * the end was told, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
+ * not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was told without a fence.)
+ * An array may be NULL when its count is 0.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL among the tensors, or a name that is not
- * UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or `ESTAFETTE_LEASE_HELD` when
- * there is no room in the window and never will be; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is
- * called and the caller keeps `context`. May be called by any thread, inside of operations too.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
+ * tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or
+ * `ESTAFETTE_LEASE_HELD` when there is no room in the window and never will be, and the first of them when it would wait for room in
+ * a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+ * called by any thread, inside of operations too.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says; both functions may be called by any thread.
+ * Each pointer but handles is NULL or what its type says; both functions may be called by any thread.
  */
 estafette_status estafette_submit(struct estafette_engine *engine,
                                   const char *name,
@@ -1403,16 +1406,19 @@ estafette_status estafette_produce(struct estafette_engine *engine,
 /**
  * Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
  *
+ * The type may be one that this library does not know, and the address need not be a multiple of the element's size: both are handed
+ * on as they are, and functions that need more look for themselves.
+ *
  * `ready` says when its content may be read; NULL means now. The fence is copied and retained, and stays the caller's.
  * On `ESTAFETTE_OK` the library owns `managed`, and calls its deleter once, on a thread of its own that holds no lock, when the
  * last use is over; on any other status nothing was taken. The caller owns `*out` and gives it up by
  * `estafette_tensor_release`.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a tensor or fence that breaks the rules (the text names the field),
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, for a tensor or fence that breaks the rules (the text names the field),
  * or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
+ * Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
  * engine's operations and leases writes it meanwhile.
  */
 estafette_status estafette_import(struct estafette_engine *engine,
@@ -1424,11 +1430,11 @@ estafette_status estafette_import(struct estafette_engine *engine,
  * A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The
  * caller owns `*out` and gives it up by `estafette_tensor_release`.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a shape or type that cannot be; `ESTAFETTE_DEVICE` when memory is
- * exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a shape that cannot be, or a type that DLPack
+ * does not have; `ESTAFETTE_DEVICE` when memory is exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
  *
  * What the caller promises:
- * Each pointer is NULL or what its type says; `shape` has `ndim` entries.
+ * Each pointer but handles is NULL or what its type says; `shape` has `ndim` entries.
  */
 estafette_status estafette_zeros(struct estafette_engine *engine,
                                  const int64_t *shape,
@@ -1439,10 +1445,8 @@ estafette_status estafette_zeros(struct estafette_engine *engine,
 /**
  * Counts one more holder of a tensor. NULL is legal and does nothing.
  *
- * Returns `ESTAFETTE_OK`. May be called by any thread.
- *
- * What the caller promises:
- * NULL or a tensor that the caller holds.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ * `tensor` may be any value.
  */
 estafette_status estafette_tensor_retain(struct estafette_tensor *tensor);
 
@@ -1451,23 +1455,21 @@ estafette_status estafette_tensor_retain(struct estafette_tensor *tensor);
  * done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
  * the tensor is leaked.
  *
- * May be called by any thread.
- *
- * What the caller promises:
- * NULL or a tensor that the caller holds; it holds one count less afterwards.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as after the last release; `ESTAFETTE_FORKED`. May be
+ * called by any thread. `tensor` may be any value.
  */
-void estafette_tensor_release(struct estafette_tensor *tensor);
+estafette_status estafette_tensor_release(struct estafette_tensor *tensor);
 
 /**
  * As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
  * the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
  * The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
  *
- * Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) and `ESTAFETTE_FORKED` the caller still holds
- * the tensor. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or a fence that breaks the rules; on this and on
+ * `ESTAFETTE_FORKED` the caller still holds the tensor. May be called by any thread.
  *
  * What the caller promises:
- * As for `estafette_tensor_release`; `fence` is NULL or what its type says.
+ * `fence` is NULL or what its type says. `tensor` may be any value.
  */
 estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
                                                 const estafette_fence *fence);
@@ -1476,11 +1478,8 @@ estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
  * Where a tensor stands, at once.
  *
  * Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`
- * or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be
- * called by any thread.
- *
- * What the caller promises:
- * `tensor` is NULL or a tensor.
+ * or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
+ * `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
  */
 estafette_status estafette_query(const struct estafette_tensor *tensor);
 
@@ -1488,25 +1487,24 @@ estafette_status estafette_query(const struct estafette_tensor *tensor);
  * Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit).
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
- * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits;
- * `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
- *
- * What the caller promises:
- * `tensor` is NULL or a tensor.
+ * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
+ * in a callback; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+ * `tensor` may be any value.
  */
 estafette_status estafette_wait(const struct estafette_tensor *tensor,
                                 uint64_t timeout_ns);
 
 /**
  * Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already, else
- * on whatever thread learns it, under no lock. It must be short, must not block and must not throw. `drop_context`, which may
- * be NULL, is called once with `context` afterwards.
+ * on whatever thread learns it, under no lock. It must be short, must not block and must not throw: a call of this library that
+ * would block in it returns `ESTAFETTE_WOULD_DEADLOCK` instead. `drop_context`, which may be NULL, is called once with `context`
+ * afterwards.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`; `ESTAFETTE_FORKED`. On an error neither function
- * is called and the caller keeps `context`. May be called by any thread.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`, or a handle that is not in use; `ESTAFETTE_FORKED`. On
+ * an error neither function is called and the caller keeps `context`. May be called by any thread.
  *
  * What the caller promises:
- * `tensor` is NULL or a tensor; both functions may be called by any thread.
+ * Both functions may be called by any thread. `tensor` may be any value.
  */
 estafette_status estafette_on_ready(const struct estafette_tensor *tensor,
                                     estafette_ready_callback callback,
@@ -1516,11 +1514,8 @@ estafette_status estafette_on_ready(const struct estafette_tensor *tensor,
 /**
  * Declares the current version good after a failure or cancellation that has left the data intact.
  *
- * Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`.
- * May be called by any thread.
- *
- * What the caller promises:
- * `tensor` is NULL or a tensor.
+ * Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL or a handle that is not in
+ * use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
  */
 estafette_status estafette_clear_error(const struct estafette_tensor *tensor);
 

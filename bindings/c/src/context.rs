@@ -1,6 +1,10 @@
 //! What a caller gives along with a function.
 
 use std::ffi::c_void;
+use std::sync::Arc;
+
+use estafette::devices::{Fence, Reactor};
+use estafette::exchange::callback;
 
 /// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
 pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;
@@ -33,5 +37,21 @@ impl Drop for Context {
             // SAFETY: the caller gave both for this; it is called once.
             unsafe { drop(self.pointer) };
         }
+    }
+}
+
+/// The context of a function that was called. It is given up when the work of the function is over.
+#[allow(dead_code, reason = "it is held, and dropped")]
+pub(crate) enum BodyContext {
+    /// Of an operation.
+    Own(Context),
+    /// Of a node, which every replay calls with the same one.
+    Shared(Arc<Context>),
+}
+
+impl BodyContext {
+    /// Gives the context up when `fence` has settled, well or not: until then the work that it marks may use it.
+    pub(crate) fn drop_after(self, fence: &Fence) {
+        Reactor::global().when_settled([fence], move |_outcome| callback::run(|| drop(self)));
     }
 }

@@ -14,19 +14,18 @@ use crate::tensor::{estafette_tensor, tensor};
 /// tensor. What is at `data` may be used only inside of an operation that declares it, under a lease, or by people who order
 /// things themselves.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL;
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED` while there is nothing to describe; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
 /// `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// `tensor` is NULL or a tensor; `out` is NULL or may be written.
+/// `out` is NULL or may be written. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_lend(
     tensor: *const estafette_tensor,
     out: *mut DLTensor,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         // SAFETY: writable, by contract, which says the rest too.
         unsafe { tensor.lend(place(out, "out")?) }?;
         DONE
@@ -36,11 +35,11 @@ pub unsafe extern "C" fn estafette_tensor_lend(
 /// The lengths of a tensor's dimensions: as many as fit into the `capacity` entries of `shape` (which may be NULL when that is
 /// 0), and their number to `*ndim`. Known before the data is when the shape was declared.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_NOT_DEFINED`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
 /// thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says; `shape` has `capacity` entries.
+/// Each pointer but handles is NULL or what its type says; `shape` has `capacity` entries.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_shape(
     tensor: *const estafette_tensor,
@@ -49,8 +48,7 @@ pub unsafe extern "C" fn estafette_tensor_shape(
     ndim: *mut i32,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let ndim = place(ndim, "ndim")?;
         let capacity =
             usize::try_from(capacity).map_err(|_| Refusal::invalid(format!("capacity is {capacity}")))?;
@@ -72,15 +70,14 @@ pub unsafe extern "C" fn estafette_tensor_shape(
 /// Returns as `estafette_tensor_shape`.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_dtype(
     tensor: *const estafette_tensor,
     out: *mut DLDataType,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe { out.write(tensor.dtype()?.into()) };
@@ -93,15 +90,14 @@ pub unsafe extern "C" fn estafette_tensor_dtype(
 /// Returns as `estafette_tensor_shape`.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_device(
     tensor: *const estafette_tensor,
     out: *mut DLDevice,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe { out.write(tensor.device()?) };
@@ -114,15 +110,14 @@ pub unsafe extern "C" fn estafette_tensor_device(
 /// Returns as `estafette_tensor_shape`.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_data(
     tensor: *const estafette_tensor,
     out: *mut *mut c_void,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out: NonNull<*mut c_void> = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe { out.write(tensor.data_ptr()?.cast_mut().cast()) };
@@ -135,15 +130,14 @@ pub unsafe extern "C" fn estafette_tensor_data(
 /// Returns as `estafette_tensor_shape`.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_read_only(
     tensor: *const estafette_tensor,
     out: *mut i32,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe { out.write(tensor.is_read_only()?.into()) };

@@ -4,18 +4,25 @@ use std::ffi::{CString, c_char};
 use std::time::Duration;
 
 use estafette::Engine;
-use estafette::exchange::fork;
+use estafette::exchange::callback;
 
-use crate::entry::{Answer, DONE, Refusal, entry, given, is_null, place};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place};
+use crate::handles::{Pinned, Table};
 use crate::options::{self, Options};
+use crate::places::Kind;
 use crate::status::estafette_status;
 use crate::version::ESTAFETTE_FOREVER;
 
-/// Schedules operations in the order that their data demands. Any thread may use an engine; every function that takes one
-/// must return before it is destroyed.
+/// Schedules operations in the order that their data demands. Any thread may use an engine. One that is destroyed while calls use
+/// it goes when the last of them returns.
 #[derive(Debug)]
-pub struct estafette_engine {
-    pub(crate) engine: Engine,
+pub enum estafette_engine {}
+
+static ENGINES: Table<Engine> = Table::new(Kind::Engine);
+
+/// What a handle stands for.
+pub(crate) fn engine(engine: *const estafette_engine) -> Result<Pinned<Engine>, Refusal> {
+    ENGINES.get(engine, "engine")
 }
 
 /// Options of an engine. All bytes zero, but for `size`, are the defaults.
@@ -76,9 +83,10 @@ pub unsafe extern "C" fn estafette_engine_create(
         if options.lease_timeout_ns != 0 {
             builder = builder.lease_timeout(Duration::from_nanos(options.lease_timeout_ns));
         }
-        let engine = Box::new(estafette_engine { engine: builder.build()? });
+        let vacant = ENGINES.reserve()?;
+        let engine = builder.build()?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(Box::into_raw(engine)) };
+        unsafe { out.write(vacant.fill(engine)) };
         DONE
     })
 }
@@ -86,40 +94,37 @@ pub unsafe extern "C" fn estafette_engine_create(
 /// Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
 /// stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
 ///
-/// No other call on this engine may be under way. In a forked child the engine is leaked.
-///
-/// # Safety
-/// NULL, or an engine that was not destroyed before.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
+/// `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) {
-    if engine.is_null() || fork::in_child() {
-        return;
+pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> estafette_status {
+    if engine.is_null() {
+        return entry_anywhere(|| DONE);
     }
-    entry(|| {
-        // SAFETY: made by `estafette_engine_create`, and the caller's to give up.
-        drop(unsafe { Box::from_raw(engine) });
+    entry(|| -> Answer {
+        ENGINES.release(engine, "engine")?;
         DONE
-    });
+    })
 }
 
 /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
 /// limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
 ///
 /// Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
-/// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_INVALID` for NULL. May be called by any thread
-/// that runs no operation.
-///
-/// # Safety
-/// `engine` is NULL or an engine.
+/// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback:
+/// then nothing happened; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be
+/// called by any thread that runs no operation. `engine` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_engine_shutdown(
+pub extern "C" fn estafette_engine_shutdown(
     engine: *mut estafette_engine,
     timeout_ns: u64,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let engine = unsafe { given(engine, "engine") }?;
-        let report = engine.engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
+        let engine = self::engine(engine)?;
+        if engine.stats().in_flight > 0 {
+            callback::check()?;
+        }
+        let report = engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
         if report.drained {
             return DONE;
         }
@@ -137,19 +142,12 @@ pub unsafe extern "C" fn estafette_engine_shutdown(
 /// do not count, and failures are told where their outputs are used, not here.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
-/// `ESTAFETTE_WOULD_DEADLOCK` inside an operation; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any
-/// thread.
-///
-/// # Safety
-/// `engine` is NULL or an engine.
+/// `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle
+/// that is not in use; `ESTAFETTE_FORKED`. May be called by any thread. `engine` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_wait_all(
-    engine: *mut estafette_engine,
-    timeout_ns: u64,
-) -> estafette_status {
-    entry(|| {
-        // SAFETY: by contract of this function.
-        unsafe { given(engine, "engine") }?.engine.wait_all(timeout(timeout_ns))?;
+pub extern "C" fn estafette_wait_all(engine: *mut estafette_engine, timeout_ns: u64) -> estafette_status {
+    entry(|| -> Answer {
+        self::engine(engine)?.wait_all(timeout(timeout_ns))?;
         DONE
     })
 }
@@ -157,21 +155,21 @@ pub unsafe extern "C" fn estafette_wait_all(
 /// Who waits for whom right now, one line per operation, for people. The caller owns the text and frees it by
 /// `estafette_string_free`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
+/// success. May be called by
 /// any thread, also while others wait.
 ///
 /// # Safety
-/// `engine` is NULL or an engine; `out` is NULL or may be written.
+/// `out` is NULL or may be written. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_diagnose(
     engine: *mut estafette_engine,
     out: *mut *mut c_char,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let engine = unsafe { given(engine, "engine") }?;
+        let engine = self::engine(engine)?;
         let out = place(out, "out")?;
-        let text = engine.engine.diagnose().to_string().replace('\0', " ");
+        let text = engine.diagnose().to_string().replace('\0', " ");
         let text = CString::new(text).map_err(|_| Refusal::invalid("the diagnosis holds a NUL"))?;
         // SAFETY: writable, by contract.
         unsafe { out.write(text.into_raw()) };
@@ -201,18 +199,17 @@ pub struct estafette_stats {
 
 /// Counters. `stats->size` is set by the caller.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, or a wrong size; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// `engine` is NULL or an engine; `stats` is NULL or as long as its size says.
+/// `stats` is NULL or as long as its size says. `engine` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_engine_stats(
     engine: *mut estafette_engine,
     stats: *mut estafette_stats,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let engine = unsafe { given(engine, "engine") }?;
+        let engine = self::engine(engine)?;
         if stats.is_null() {
             return Err(is_null("stats"));
         }
@@ -221,7 +218,7 @@ pub unsafe extern "C" fn estafette_engine_stats(
         if (size as usize) < size_of::<estafette_stats>() {
             return Err(Refusal::invalid(format!("estafette_stats: size is {size}")));
         }
-        let found = engine.engine.stats();
+        let found = engine.stats();
         let found = estafette_stats {
             size,
             reserved: 0,
@@ -238,7 +235,8 @@ pub unsafe extern "C" fn estafette_engine_stats(
 }
 
 /// Waits, for at most `timeout_ns`, until the deleters of everything that was given up before this call have been called: for
-/// tests, and before something that deleters need goes away. What still waits for its last work is waited for too.
+/// tests, and before something that deleters need goes away. What still waits for its last work is waited for too. In a callback it
+/// does not wait.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FORKED`. May be called by any thread, but not by a deleter.
 #[unsafe(no_mangle)]

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use estafette::Error;
 use estafette::exchange::fork;
 
+use crate::error_text::chain;
 use crate::last_error;
 use crate::status::estafette_status;
 
@@ -29,7 +30,7 @@ impl Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self { status: estafette_status::of(&error), message: error.to_string() }
+        Self { status: estafette_status::of(&error), message: chain(&error) }
     }
 }
 
@@ -73,15 +74,6 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> estafette_status {
         std::mem::forget(another);
     }
     tell(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
-}
-
-/// A pointer that must not be NULL, to something that lives during the call.
-///
-/// # Safety
-/// `pointer` is NULL or valid for reading during the call.
-pub(crate) unsafe fn given<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Refusal> {
-    // SAFETY: as above.
-    unsafe { pointer.as_ref() }.ok_or_else(|| is_null(name))
 }
 
 /// Where a result goes.

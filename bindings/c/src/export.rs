@@ -113,11 +113,11 @@ pub(crate) fn until_defined(tensor: &Tensor, timeout: Option<Duration>) -> Resul
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_PENDING` where it must not block and would; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED` or
 /// `ESTAFETTE_CANCELLED` with the root cause of a failed version; `ESTAFETTE_CONFLICT` for a write lease of memory that may not
 /// be written, or a copy that cannot be made; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK`; `ESTAFETTE_INVALID` for NULL, a
-/// wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
+/// handle that is not in use, a wrong option, a stream for the host, or a device that the memory is not on; `ESTAFETTE_FORKED`. `*out` is written only on
 /// success. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_export(
     tensor: *const estafette_tensor,
@@ -125,8 +125,7 @@ pub unsafe extern "C" fn estafette_export(
     out: *mut *mut DLManagedTensorVersioned,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: by contract of this function.
         let given = unsafe { options::read(options) }?;
@@ -194,7 +193,7 @@ pub(crate) fn raw(managed: estafette::ManagedTensor) -> *mut DLManagedTensorVers
 /// `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer but `op` is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_op_export(
     op: *mut estafette_op,
@@ -202,8 +201,7 @@ pub unsafe extern "C" fn estafette_op_export(
     out: *mut *mut DLManagedTensorVersioned,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         let scope = slots::scope(op)?;
         let managed = scope.export(&tensor, &ExportOptions::new(Access::Read))?;

@@ -6,10 +6,12 @@ use std::ptr::NonNull;
 use estafette::Engine;
 use estafette::devices::host::{self, Completer};
 use estafette::devices::{DeviceError, DeviceErrorKind, Fence};
-use estafette::exchange::{fork, promise};
+use estafette::exchange::promise;
 
-use crate::entry::{DONE, Refusal, entry, place, text};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, place, text};
+use crate::handles::Table;
 use crate::op::estafette_op;
+use crate::places::Kind;
 use crate::slots;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
@@ -32,19 +34,18 @@ pub(crate) unsafe fn import_fence(
 /// The readiness of the version of `tensor` that is current at this call, as a fence for another scheduler, to `*out`. The caller
 /// owns one count of it and gives that up by `out->release(out->context)`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by
-/// any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on
+/// success. May be called by any thread.
 ///
 /// # Safety
-/// `tensor` is NULL or a tensor; `out` is NULL or may be written.
+/// `out` is NULL or may be written. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_fence(
     tensor: *const estafette_tensor,
     out: *mut estafette_fence,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe { out.write(tensor.export_ready_fence()) };
@@ -67,8 +68,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
     out: *mut estafette_fence,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
         unsafe { out.write(promise::export(tensor.writable_fence(), None)) };
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
 /// May be called by any thread.
 ///
 /// # Safety
-/// `out` is NULL or may be written.
+/// `out` is NULL or may be written. `op` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_op_fence(
     op: *mut estafette_op,
@@ -100,9 +100,9 @@ pub unsafe extern "C" fn estafette_op_fence(
 
 /// The right and the duty to say when something is done, for callers that have no fences of their own.
 #[derive(Debug)]
-pub struct estafette_promise {
-    completer: Completer,
-}
+pub enum estafette_promise {}
+
+static PROMISES: Table<Completer> = Table::new(Kind::Promise);
 
 /// Makes a fence that the caller settles by `estafette_promise_settle`. `name` appears in messages; NULL means "a promise". The
 /// caller owns `*out` and one count of `*fence`.
@@ -123,11 +123,12 @@ pub unsafe extern "C" fn estafette_promise_create(
         let place_of_fence = place(fence, "fence")?;
         // SAFETY: by contract of this function.
         let name = unsafe { text(name, "a promise", "name") }?;
+        let vacant = PROMISES.reserve()?;
         let (completer, fence) = host::promise(name.to_string());
         // SAFETY: writable, by contract.
         unsafe {
             place_of_fence.write(promise::export(fence, None));
-            out.write(Box::into_raw(Box::new(estafette_promise { completer })));
+            out.write(vacant.fill(completer));
         }
         DONE
     })
@@ -136,11 +137,11 @@ pub unsafe extern "C" fn estafette_promise_create(
 /// Settles a promise and gives it up: `ESTAFETTE_OK` for done, or a negative status with a text, which may be NULL. Whoever waits
 /// is told before this returns.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a status that is neither (then the promise stays the caller's);
-/// `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, as of a promise that was settled before, or a
+/// status that is neither (then the promise stays the caller's); `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// `promise` is NULL or a promise that was not given up before; `message` is NULL or a text.
+/// `message` is NULL or a text. `promise` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_promise_settle(
     promise: *mut estafette_promise,
@@ -148,33 +149,30 @@ pub unsafe extern "C" fn estafette_promise_settle(
     message: *const c_char,
 ) -> estafette_status {
     entry(|| {
-        let promise = place(promise, "promise")?;
         // SAFETY: by contract of this function.
         let message = unsafe { text(message, "no reason was given", "message") }?;
         let outcome = match outcome_of(status)? {
             None => Ok(()),
             Some(kind) => Err(DeviceError::new(kind, message)),
         };
-        // SAFETY: made by `estafette_promise_create`, and the caller's to give up.
-        unsafe { Box::from_raw(promise.as_ptr()) }.completer.settle(outcome);
+        PROMISES.take(promise, "promise")?.settle(outcome);
         DONE
     })
 }
 
 /// Gives a promise up without a word: its fence fails with `ESTAFETTE_CANCELLED`. NULL is legal and does nothing.
 ///
-/// # Safety
-/// `promise` is NULL or a promise that was not given up before.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a promise that was settled before;
+/// `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) {
-    if promise.is_null() || fork::in_child() {
-        return;
+pub extern "C" fn estafette_promise_drop(promise: *mut estafette_promise) -> estafette_status {
+    if promise.is_null() {
+        return entry_anywhere(|| DONE);
     }
-    entry(|| {
-        // SAFETY: made by `estafette_promise_create`, and the caller's to give up.
-        drop(unsafe { Box::from_raw(promise) });
+    entry(|| -> Answer {
+        drop(PROMISES.take(promise, "promise")?);
         DONE
-    });
+    })
 }
 
 /// What a status that a caller ends something with means; `None` for success.

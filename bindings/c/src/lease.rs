@@ -7,17 +7,19 @@ use estafette::devices::DLDevice;
 use estafette::exchange::promise;
 use estafette::{Access, Lease};
 
-use crate::entry::{DONE, entry, given, place};
+use crate::entry::{DONE, entry, place};
 use crate::export::{access, check_stream, consumer, until_defined};
 use crate::fence::estafette_fence;
+use crate::handles::Table;
+use crate::places::Kind;
 use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
 
 /// A use of a tensor outside of every operation, held until it is released.
 #[derive(Debug)]
-pub struct estafette_lease {
-    lease: Lease,
-}
+pub enum estafette_lease {}
+
+static LEASES: Table<Lease> = Table::new(Kind::Lease);
 
 /// Takes a lease for work on `stream` of `device`: what is enqueued there after this returns is ordered after everything that it
 /// must come after. The stream waits for work of its own runtime, and this blocks only until that work is issued, and for what
@@ -37,7 +39,7 @@ pub struct estafette_lease {
 /// `ESTAFETTE_DEVICE` for a stream of another device, or one that cannot wait; `ESTAFETTE_FORKED`. `*out` is written only on success. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_order_on(
     tensor: *const estafette_tensor,
@@ -47,8 +49,7 @@ pub unsafe extern "C" fn estafette_order_on(
     out: *mut *mut estafette_lease,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         let access: Access = self::access(access)?;
         check_stream(device, stream)?;
@@ -57,9 +58,10 @@ pub unsafe extern "C" fn estafette_order_on(
         }
         // SAFETY: by contract of this function; used in this call.
         let consumer = unsafe { consumer(&tensor, device, stream) }?;
+        let vacant = LEASES.reserve()?;
         let lease = tensor.lease_wait_for(access, None, "a C program", &consumer)?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(Box::into_raw(Box::new(estafette_lease { lease }))) };
+        unsafe { out.write(vacant.fill(lease)) };
         DONE
     })
 }
@@ -68,21 +70,21 @@ pub unsafe extern "C" fn estafette_order_on(
 /// producer learns when its consumer is done. The caller owns one count of it and gives that up by
 /// `out->release(out->context)`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any
+/// thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says.
+/// Each pointer but handles is NULL or what its type says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_lease_fence(
     lease: *const estafette_lease,
     out: *mut estafette_fence,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let lease = unsafe { given(lease, "lease") }?;
+        let lease = LEASES.get(lease, "lease")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(promise::export(lease.lease.end_fence(), None)) };
+        unsafe { out.write(promise::export(lease.end_fence(), None)) };
         DONE
     })
 }
@@ -92,25 +94,29 @@ pub unsafe extern "C" fn estafette_lease_fence(
 /// not be kept is known only when everything on the device is. Uses that conflict, and the memory's deleter, wait for it. NULL
 /// `lease` is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) the caller still holds the lease. In a forked
-/// child the lease is leaked, and `ESTAFETTE_FORKED` returned. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a lease that was released before, or a fence
+/// that breaks the rules: then the caller still holds the lease. In a forked child the lease is leaked, and `ESTAFETTE_FORKED`
+/// returned. May be called by any thread.
 ///
 /// # Safety
-/// `lease` is NULL or a lease that was not released before; `done` is NULL or what its type says.
+/// `done` is NULL or what its type says. `lease` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_lease_release(
     lease: *mut estafette_lease,
     done: *const estafette_fence,
 ) -> estafette_status {
     entry(|| {
-        let Some(lease) = NonNull::new(lease) else { return DONE };
+        if lease.is_null() {
+            return DONE;
+        }
+        let held = LEASES.get(lease, "lease")?;
         let fence = match NonNull::new(done.cast_mut()) {
             None => None,
             // SAFETY: by contract of this function.
-            Some(done) => Some(unsafe { self::given(lease.as_ptr(), "lease")?.lease.import_fence(done) }?),
+            Some(done) => Some(unsafe { held.import_fence(done) }?),
         };
-        // SAFETY: made by `estafette_order_on`, and the caller's to give up.
-        let estafette_lease { lease } = *unsafe { Box::from_raw(lease.as_ptr()) };
+        drop(held);
+        let lease = LEASES.take(lease, "lease")?;
         match fence {
             Some(fence) => lease.release_after(fence),
             None => drop(lease),

@@ -6,10 +6,9 @@
 //! # Handles
 //! | handle | what it is | checked how |
 //! |---|---|---|
-//! | `estafette_engine*` | a box with an engine's handle | NULL |
-//! | `estafette_tensor*` | one count of a tensor | NULL |
-//! | `estafette_lease*` | a box with a lease | NULL |
-//! | `estafette_op*` | place and generation in a table (`slots.rs`), not an address | any value may be given |
+//! | `estafette_tensor*`, `estafette_lease*`, `estafette_promise*`, `estafette_engine*`, `estafette_program*` | place and generation in a table (`handles.rs`), not an address | any value may be given |
+//! | `estafette_op*` | the same, with how far the operation is (`slots.rs`) | any value may be given |
+//! | `estafette_fence` | functions and a context, which is an address | fields, when it is taken over |
 //!
 //! # Rules that hold for every function
 //! - On any error the caller keeps what it passed: tensors, fences, contexts.
@@ -20,7 +19,7 @@
 #![allow(non_camel_case_types)]
 
 #[cfg(not(target_pointer_width = "64"))]
-compile_error!("operation handles hold a place and a generation in the 64 bits of a pointer");
+compile_error!("handles hold a place and a generation in the 64 bits of a pointer");
 
 mod context;
 mod contexts;
@@ -28,8 +27,10 @@ mod describe;
 mod dlpack;
 mod engine;
 mod entry;
+mod error_text;
 mod export;
 mod fence;
+mod handles;
 mod last_error;
 mod lease;
 mod log;
@@ -37,6 +38,7 @@ mod names;
 mod op;
 mod operators;
 mod options;
+mod places;
 mod program;
 mod slots;
 mod status;

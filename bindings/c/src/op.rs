@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 use std::ptr::NonNull;
+use std::time::Duration;
 
+use estafette::exchange::callback;
 use estafette::exchange::promise::RawFence;
 use estafette::{ManagedTensor, Produced};
 
@@ -78,7 +80,8 @@ pub unsafe extern "C" fn estafette_op_stream(
 
 /// Ends an operation whose function was called when `fence` is done: what comes next on the same device is ordered behind it
 /// without the host waiting, and its failure becomes the operation's. The fence is copied and retained, and stays the caller's;
-/// NULL means now.
+/// NULL means now. `drop_context` is called when the fence has settled, well or not: until then, the work that it marks may use
+/// the context.
 ///
 /// Returns as `estafette_op_complete`, and `ESTAFETTE_INVALID` for a fence that breaks the rules: then the end was not told. May
 /// be called by any thread, once, inside of the function too.
@@ -106,10 +109,15 @@ pub unsafe extern "C" fn estafette_op_complete_after(
         slots::ended(op, fence.clone())?;
         let Begun { completion, context } = begun;
         match fence {
-            Some(fence) => completion.complete_after(&fence),
-            None => completion.complete(Ok(())),
+            Some(fence) => {
+                completion.complete_after(&fence);
+                context.drop_after(&fence);
+            }
+            None => {
+                completion.complete(Ok(()));
+                drop(context);
+            }
         }
-        drop(context);
         slots::release(op)?;
         DONE
     })
@@ -200,8 +208,8 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
 /// limit), and tells how.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
-/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself; `ESTAFETTE_INVALID` for NULL or a
-/// handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
+/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
+/// `ESTAFETTE_INVALID` for NULL or a handle that is not in use or was only given to a function; `ESTAFETTE_FORKED`. May be called by any thread. `op` may be any
 /// value.
 #[unsafe(no_mangle)]
 pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> estafette_status {
@@ -213,6 +221,9 @@ pub extern "C" fn estafette_op_wait(op: *mut estafette_op, timeout_ns: u64) -> e
         // Known only now.
         let (_, after) = slots::op(op)?;
         let Some(after) = after else { return DONE };
+        if after.state().is_pending() && limit != Some(Duration::ZERO) {
+            callback::check()?;
+        }
         match after.wait_timeout(limit.map(|limit| limit.saturating_sub(begin.elapsed()))) {
             Some(outcome) => outcome.map_err(|error| failed_after(&error))?,
             None => return Err(estafette::Error::Timeout(limit.unwrap_or_default()).into()),

@@ -9,10 +9,11 @@ use estafette::operators::abi::{OperatorAttribute, OperatorFunction, OperatorOpt
 use estafette::operators::{Operator, OperatorKind, library, operators};
 
 use crate::context::estafette_drop;
-use crate::engine::estafette_engine;
-use crate::entry::{DONE, Refusal, array, c_text, entry, given, is_null, text};
+use crate::engine::{self, estafette_engine};
+use crate::entry::{DONE, Refusal, array, c_text, entry, is_null, text};
+use crate::handles::Vacant;
 use crate::status::estafette_status;
-use crate::tensor::{estafette_tensor, hand_out, tensors};
+use crate::tensor::{self, estafette_tensor, tensors};
 
 /// What is known of an operator. The texts are there during the call that gives them.
 #[repr(C)]
@@ -162,7 +163,7 @@ fn describe(operator: &Operator) -> estafette_operator_info {
 /// entry becomes a promise of one, which the caller owns and gives up by `estafette_tensor_release`. An array may be NULL when
 /// its count is 0.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, for an operator that there is not (the text has names
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `name`, a handle that is not in use, for an operator that there is not (the text has names
 /// that are near), a number of inputs or outputs that is not the operator's, outputs that are not all of one kind, outputs given to
 /// an operator that allocates them or not given to one that does not, or an attribute that is no text; `ESTAFETTE_CONFLICT` for
 /// outputs that overlap another operand of an operator that does not work in place, or may not be written;
@@ -170,7 +171,7 @@ fn describe(operator: &Operator) -> estafette_operator_info {
 /// the operator itself is told at its outputs. May be called by any thread, inside of operations too.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says; `outputs` may be written.
+/// Each pointer but handles is NULL or what its type says; `outputs` may be written.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments, reason = "C has no other way")]
 pub unsafe extern "C" fn estafette_call_operator(
@@ -186,8 +187,8 @@ pub unsafe extern "C" fn estafette_call_operator(
     entry(|| {
         // SAFETY: by contract of this function.
         unsafe {
-            let engine = given(engine, "engine")?;
-            let mut call = engine.engine.operator(needed(name, "name")?)?;
+            let engine = engine::engine(engine)?;
+            let mut call = engine.operator(needed(name, "name")?)?;
             let inputs = tensors(inputs, n_inputs, "inputs")?;
             call = call.inputs(&inputs.iter().collect::<Vec<_>>());
             for attribute in array(attributes, n_attributes, "attributes")? {
@@ -202,8 +203,10 @@ pub unsafe extern "C" fn estafette_call_operator(
                         "operator `{name}` has {has} outputs, not {n_outputs}"
                     )));
                 }
-                for (at, tensor) in call.produce()?.into_iter().enumerate() {
-                    outputs.add(at).write(hand_out(tensor));
+                let vacant =
+                    places.iter().map(|_| tensor::reserve()).collect::<Result<Vec<Vacant<_>>, _>>()?;
+                for (at, (tensor, vacant)) in call.produce()?.into_iter().zip(vacant).enumerate() {
+                    outputs.add(at).write(vacant.fill(tensor));
                 }
                 return DONE;
             }

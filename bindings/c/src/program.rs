@@ -3,27 +3,28 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use estafette::exchange::fork;
 use estafette::{Program, Recorder};
-use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::sync::Mutex;
 
-use crate::context::{Context, estafette_drop};
-use crate::engine::estafette_engine;
-use crate::entry::{DONE, Refusal, entry, given, is_null, place, text};
+use crate::context::{BodyContext, Context, estafette_drop};
+use crate::engine::{self, estafette_engine};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place, text};
+use crate::handles::Table;
 use crate::names;
 use crate::op::estafette_op;
 use crate::options;
+use crate::places::{Kind, lock};
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
 use crate::submit::{estafette_function, estafette_submit_options, name_of, queue};
 use crate::tensor::{estafette_tensor, tensors};
 
-/// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program;
-/// every function that takes one must return before it is destroyed.
+/// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
+/// One that is destroyed while calls use it goes when the last of them returns.
 #[derive(Debug)]
-pub struct estafette_program {
-    stage: Mutex<Stage>,
-}
+pub enum estafette_program {}
+
+static PROGRAMS: Table<Mutex<Stage>> = Table::new(Kind::Program);
 
 #[derive(Debug)]
 enum Stage {
@@ -31,12 +32,6 @@ enum Stage {
     Ready(Program),
     /// It could not be finished.
     Abandoned,
-}
-
-impl estafette_program {
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
 }
 
 fn refused(why: &str) -> Refusal {
@@ -50,7 +45,7 @@ fn refused(why: &str) -> Refusal {
 /// written only on success. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says; `out` is NULL or may be written.
+/// Each pointer but handles is NULL or what its type says; `out` is NULL or may be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_program_begin(
     engine: *mut estafette_engine,
@@ -60,17 +55,19 @@ pub unsafe extern "C" fn estafette_program_begin(
     entry(|| {
         let out = place(out, "out")?;
         // SAFETY: by contract of this function.
-        let (engine, name) = unsafe { (given(engine, "engine")?, text(name, "c", "name")?) };
-        let stage = Mutex::new(Stage::Recording(Box::new(engine.engine.program(names::kept(name)))));
+        let name = unsafe { text(name, "c", "name") }?;
+        let engine = engine::engine(engine)?;
+        let vacant = PROGRAMS.reserve()?;
+        let stage = Mutex::new(Stage::Recording(Box::new(engine.program(names::kept(name)))));
         // SAFETY: writable, by contract.
-        unsafe { out.write(Box::into_raw(Box::new(estafette_program { stage }))) };
+        unsafe { out.write(vacant.fill(stage)) };
         DONE
     })
 }
 
 /// Records a node. The arguments are those of `estafette_submit_with`, but every replay calls `function` with `context`, and
-/// `drop_context`, which may be NULL, is called once with it when the program was destroyed and no replay is in flight. Nodes have
-/// the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
+/// `drop_context`, which may be NULL, is called once with it when the program was destroyed, no replay is in flight, and every fence
+/// that a call of `function` has ended with has settled. Nodes have the meaning that they would have as operations submitted in this order. Of the options, `priority` and `nonblocking` must be 0.
 ///
 /// A function tells its end as that of an operation does. Two replays may call it at the same time if all that the program does is
 /// to read.
@@ -95,7 +92,8 @@ pub unsafe extern "C" fn estafette_program_add(
 ) -> estafette_status {
     entry(|| {
         // SAFETY: by contract of this function.
-        let (program, options) = unsafe { (given(program, "program")?, options::read(options)?) };
+        let options = unsafe { options::read(options) }?;
+        let program = PROGRAMS.get(program, "program")?;
         let function = function.ok_or_else(|| is_null("function"))?;
         if options.priority != 0 || options.nonblocking != 0 {
             return Err(Refusal::invalid(
@@ -106,7 +104,7 @@ pub unsafe extern "C" fn estafette_program_add(
         let (name, reads, writes) = unsafe {
             (name_of(&options)?, tensors(reads, n_reads, "reads")?, tensors(writes, n_writes, "writes")?)
         };
-        let mut stage = program.stage();
+        let mut stage = lock(&program);
         let Stage::Recording(recorder) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
@@ -121,8 +119,8 @@ pub unsafe extern "C" fn estafette_program_add(
         let context = Arc::new(Context::new(context, drop_context));
         node.run(move |completion| {
             let pointer = context.pointer();
-            // Kept by the program; what is dropped when the end is told gives nothing up.
-            let begun = Begun { completion, context: Context::new(pointer, None) };
+            // The program keeps it; this keeps it until the fence of this call has settled.
+            let begun = Begun { completion, context: BodyContext::Shared(context.clone()) };
             match slots::enter_begun(begun) {
                 // SAFETY: whoever recorded it said that any thread may call it, as often as it is replayed.
                 Ok(handle) => unsafe { function(pointer, handle) },
@@ -140,22 +138,15 @@ pub unsafe extern "C" fn estafette_program_add(
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a program that is finished, another value of `graph`, or, with the node
 /// that is in the way, for a program that cannot be a graph; that one can only be destroyed then. `ESTAFETTE_FORKED`. May be called
-/// by any thread.
-///
-/// # Safety
-/// `program` is NULL or a program.
+/// by any thread. `program` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_program_finish(
-    program: *mut estafette_program,
-    graph: i32,
-) -> estafette_status {
+pub extern "C" fn estafette_program_finish(program: *mut estafette_program, graph: i32) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let program = unsafe { given(program, "program") }?;
+        let program = PROGRAMS.get(program, "program")?;
         if !matches!(graph, 0 | 1) {
             return Err(Refusal::invalid(format!("graph is {graph}")));
         }
-        let mut stage = program.stage();
+        let mut stage = lock(&program);
         let recorder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
             Stage::Recording(recorder) => recorder,
             other => {
@@ -166,7 +157,7 @@ pub unsafe extern "C" fn estafette_program_finish(
         drop(stage);
         // Under no lock: a program that is refused gives the contexts of its nodes up.
         let finished = if graph == 1 { recorder.finish_as_graph() } else { recorder.finish() }?;
-        *program.stage() = Stage::Ready(finished);
+        *lock(&program) = Stage::Ready(finished);
         DONE
     })
 }
@@ -182,7 +173,7 @@ pub unsafe extern "C" fn estafette_program_finish(
 /// inside of operations too.
 ///
 /// # Safety
-/// `program` is NULL or a program; `out` is NULL or may be written.
+/// `out` is NULL or may be written. `program` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_program_replay(
     program: *mut estafette_program,
@@ -190,9 +181,8 @@ pub unsafe extern "C" fn estafette_program_replay(
     out: *mut *mut estafette_op,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let program = unsafe { given(program, "program") }?;
-        let ready = match &*program.stage() {
+        let program = PROGRAMS.get(program, "program")?;
+        let ready = match &*lock(&program) {
             Stage::Ready(ready) => ready.clone(),
             Stage::Recording(_) => return Err(refused("it is still being recorded; finish it")),
             Stage::Abandoned => return Err(refused("it could not be finished")),
@@ -219,19 +209,17 @@ pub unsafe extern "C" fn estafette_program_replay(
     })
 }
 
-/// Gives a program up. Replays in flight run to their end. NULL is legal and does nothing. No other call on this program may be
-/// under way. In a forked child the program is leaked.
+/// Gives a program up. Replays in flight run to their end. NULL is legal and does nothing.
 ///
-/// # Safety
-/// NULL, or a program that was not destroyed before.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of a program that was destroyed before;
+/// `ESTAFETTE_FORKED`: there the program is leaked. May be called by any thread. `program` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_program_destroy(program: *mut estafette_program) {
-    if program.is_null() || fork::in_child() {
-        return;
+pub extern "C" fn estafette_program_destroy(program: *mut estafette_program) -> estafette_status {
+    if program.is_null() {
+        return entry_anywhere(|| DONE);
     }
-    entry(|| {
-        // SAFETY: made by `estafette_program_begin`, and the caller's to give up.
-        drop(unsafe { Box::from_raw(program) });
+    entry(|| -> Answer {
+        PROGRAMS.release(program, "program")?;
         DONE
-    });
+    })
 }

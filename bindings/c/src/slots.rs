@@ -1,38 +1,26 @@
-//! Where the handles of operations lead.
+//! Operations in use: how far the function of each is, and who holds its handle.
 //!
-//! A handle is no address but a number: a place in a table, and the generation of what lives there. A place whose last
-//! holder has gone is used again under the next generation, so a handle that is over is told from a living one, whatever is
-//! done with it. Places are never freed: there are as many as operations were ever held at once.
-//!
-//! The holders of a place are whoever has the handle from a submission, and the operation itself until its end was told.
+//! The holders of a place (see `places.rs`) are whoever has the handle from a submission, and the operation itself until its end was
+//! told.
 
-use std::cell::RefCell;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use estafette::devices::{Fence, Frontier, Reactor, host};
-use estafette::exchange::fork;
 use estafette::{Completion, Op, Scope};
-use estafette_sync::sync::atomic::{AtomicU32, Ordering};
-use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::context::Context;
+use crate::context::BodyContext;
 use crate::entry::Refusal;
 use crate::op::estafette_op;
-use crate::status::estafette_status;
+use crate::places::{self, Kind, Places, lock};
 
-/// Places that are made at once.
-const CHUNK: usize = 1024;
-/// At most so many chunks: four million operations held at once.
-const CHUNKS: usize = 4096;
-
-struct Place {
-    state: Mutex<State>,
-}
+static PLACES: Places<Mutex<State>> = Places::new(Kind::Op);
 
 #[derive(Default)]
 struct State {
-    generation: u32,
+    /// See `places.rs`. The bit "in use" is set from the first time on, and `holders` tells.
+    tag: u32,
     holders: u32,
     stage: Stage,
     op: Option<Op>,
@@ -57,98 +45,7 @@ enum Stage {
 /// What is needed to tell the end.
 pub(crate) struct Begun {
     pub(crate) completion: Completion,
-    pub(crate) context: Context,
-}
-
-/// So many free places are kept by a thread.
-const KEPT_MAX: usize = 128;
-
-/// Free places that a thread keeps, so that it need not ask for each; given to all when the thread ends.
-#[derive(Default)]
-struct Kept(Vec<u32>);
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        // In a forked child the lock may be held for ever.
-        if !self.0.is_empty() && !fork::in_child() {
-            lock(&TABLE.free).append(&mut self.0);
-        }
-    }
-}
-
-thread_local! {
-    static KEPT: RefCell<Kept> = RefCell::default();
-}
-
-struct Table {
-    chunks: [OnceLock<Box<[Place]>>; CHUNKS],
-    made: AtomicU32,
-    free: Mutex<Vec<u32>>,
-}
-
-static TABLE: Table = Table {
-    chunks: [const { OnceLock::new() }; CHUNKS],
-    made: AtomicU32::new(0),
-    free: Mutex::new(Vec::new()),
-};
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-impl Table {
-    fn place(&self, number: u32) -> Option<&Place> {
-        let chunk = self.chunks.get(number as usize / CHUNK)?.get()?;
-        chunk.get(number as usize % CHUNK)
-    }
-
-    /// A free place that any thread may have, and some more for this one.
-    fn shared(&self) -> Option<u32> {
-        let mut free = lock(&self.free);
-        let number = free.pop();
-        let more = free.len().saturating_sub(KEPT_MAX / 2);
-        let more: Vec<u32> = if number.is_some() { free.split_off(more) } else { Vec::new() };
-        drop(free);
-        let kept = KEPT.try_with(|kept| kept.borrow_mut().0.extend(&more));
-        if kept.is_err() {
-            lock(&self.free).extend(more);
-        }
-        number
-    }
-
-    /// Takes a place back.
-    fn give_back(&self, number: u32) {
-        let surplus = KEPT.try_with(|kept| {
-            let kept = &mut kept.borrow_mut().0;
-            kept.push(number);
-            if kept.len() > KEPT_MAX { kept.split_off(KEPT_MAX / 2) } else { Vec::new() }
-        });
-        match surplus {
-            Ok(surplus) if surplus.is_empty() => {}
-            Ok(surplus) => lock(&self.free).extend(surplus),
-            // The thread is ending.
-            Err(_) => lock(&self.free).push(number),
-        }
-    }
-
-    fn fresh(&self) -> Option<u32> {
-        if let Ok(Some(number)) = KEPT.try_with(|kept| kept.borrow_mut().0.pop()) {
-            return Some(number);
-        }
-        if let Some(number) = self.shared() {
-            return Some(number);
-        }
-        let number = self.made.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |made| {
-            ((made as usize) < CHUNK * CHUNKS).then(|| made + 1)
-        });
-        let number = number.ok()?;
-        self.chunks[number as usize / CHUNK].get_or_init(|| {
-            (0..CHUNK)
-                .map(|_| Place { state: Mutex::new(State { generation: 1, ..State::default() }) })
-                .collect()
-        });
-        Some(number)
-    }
+    pub(crate) context: BodyContext,
 }
 
 /// An operation's own claim to its place, which lasts until its end was told. Dropping it gives it up: the operation will
@@ -173,48 +70,37 @@ impl Drop for Held {
     }
 }
 
-fn handle(number: u32, generation: u32) -> *mut estafette_op {
-    ((u64::from(generation) << 32) | u64::from(number)) as usize as *mut estafette_op
-}
-
 /// The place of a handle, if that is in use.
 fn find(op: *mut estafette_op) -> Result<(u32, MutexGuard<'static, State>), Refusal> {
-    let bits = op as usize as u64;
-    if bits == 0 {
-        return Err(crate::entry::is_null("op"));
-    }
-    let (number, generation) = (bits as u32, (bits >> 32) as u32);
-    let state = TABLE.place(number).map(|place| lock(&place.state));
-    let state = state.filter(|state| state.generation == generation && state.holders > 0);
-    state.map(|state| (number, state)).ok_or_else(|| {
-        Refusal::invalid("op: this handle is not in use; its operation has ended, or the handle was released")
-    })
+    let (tag, number) = places::parts(op);
+    let state = PLACES.get(number).map(lock).filter(|state| state.tag == tag && state.holders > 0);
+    state.map(|state| (number, state)).ok_or_else(|| PLACES.kind().refusal(op, "op"))
 }
 
-fn fresh_place() -> Result<(u32, &'static Place), Refusal> {
-    let found = TABLE.fresh().and_then(|number| Some((number, TABLE.place(number)?)));
-    found.ok_or_else(|| {
-        Refusal::new(estafette_status::ESTAFETTE_WINDOW_FULL, "four million operations are held already")
-    })
+/// A free place, under the tag of its next operation.
+fn fresh_place() -> Result<(u32, MutexGuard<'static, State>), Refusal> {
+    let kind = PLACES.kind();
+    let (number, place) = PLACES.take(|| Mutex::new(State { tag: kind.first_tag(), ..State::default() }))?;
+    let mut state = lock(place);
+    state.tag = kind.next_tag(state.tag);
+    Ok((number, state))
 }
 
 /// A place that its operation and the caller hold.
 pub(crate) fn enter() -> Result<(*mut estafette_op, Held), Refusal> {
-    let (number, place) = fresh_place()?;
-    let mut state = lock(&place.state);
+    let (number, mut state) = fresh_place()?;
     state.holders = 2;
-    let handle = handle(number, state.generation);
+    let handle = places::handle(state.tag, number);
     let held = NonNull::new(handle).map(Held).ok_or_else(|| crate::entry::is_null("op"))?;
     Ok((handle, held))
 }
 
 /// A place for an operation whose function is about to be called, and which nobody else holds.
 pub(crate) fn enter_begun(begun: Begun) -> Result<*mut estafette_op, Refusal> {
-    let (number, place) = fresh_place()?;
-    let mut state = lock(&place.state);
+    let (number, mut state) = fresh_place()?;
     state.holders = 1;
     state.stage = Stage::Begun(begun);
-    Ok(handle(number, state.generation))
+    Ok(places::handle(state.tag, number))
 }
 
 /// Takes the right to tell the end, which is told without a fence; the operation holds its place no more.
@@ -245,11 +131,10 @@ fn leave(number: u32, mut state: MutexGuard<'static, State>) {
     if state.holders > 0 {
         return;
     }
-    // Generation 0 is no handle's, so that place 0 of it is not NULL.
-    let generation = state.generation.checked_add(1).unwrap_or(1);
-    let old = std::mem::replace(&mut *state, State { generation, ..State::default() });
+    let tag = state.tag;
+    let old = std::mem::replace(&mut *state, State { tag, ..State::default() });
     drop(state);
-    TABLE.give_back(number);
+    PLACES.give_back(number);
     // Operations and fences are dropped under no lock.
     drop(old);
 }

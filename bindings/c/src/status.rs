@@ -54,6 +54,7 @@ const _: () = assert!(
         && promise::FAILED == ESTAFETTE_FAILED as i32
         && promise::DEVICE == ESTAFETTE_DEVICE as i32
         && promise::CANCELLED == ESTAFETTE_CANCELLED as i32
+        && promise::WOULD_DEADLOCK == ESTAFETTE_WOULD_DEADLOCK as i32
 );
 
 impl estafette_status {

@@ -7,15 +7,15 @@ use std::sync::Arc;
 use estafette::devices::{DLDevice, DeviceType, Queue};
 use estafette::{Completion, Engine, Op};
 
-use crate::context::{Context, estafette_drop};
-use crate::engine::estafette_engine;
-use crate::entry::{Answer, DONE, Refusal, entry, given, is_null, place, text};
+use crate::context::{BodyContext, Context, estafette_drop};
+use crate::engine::{self, estafette_engine};
+use crate::entry::{Answer, DONE, Refusal, entry, is_null, place, text};
 use crate::names;
 use crate::op::estafette_op;
 use crate::options::{self, Options};
 use crate::slots::{self, Begun, Held};
 use crate::status::estafette_status;
-use crate::tensor::{estafette_tensor, hand_out, tensors};
+use crate::tensor::{self, estafette_tensor, tensors};
 
 /// The body of an operation. It is called once, by any thread, when its operands may be used, and starts the work; the end is
 /// told by `estafette_op_complete` or one of its kin, inside of it or later, by any thread. It must not block for long, and
@@ -60,7 +60,7 @@ impl Waiting {
     fn start(self, completion: Completion) {
         let Self { function, context, held } = self;
         let pointer = context.pointer();
-        let begun = Begun { completion, context };
+        let begun = Begun { completion, context: BodyContext::Own(context) };
         let begun = match held {
             Some(held) => held.begin(begun),
             None => slots::enter_begun(begun),
@@ -71,7 +71,7 @@ impl Waiting {
             Err(refusal) => return tracing::error!(reason = refusal.message, "an operation has no handle"),
         };
         // SAFETY: whoever submitted it said that any thread may call it; this is the one call, and the context is given up
-        // only when the end was told.
+        // only after the end was told.
         unsafe { function(pointer, handle) };
     }
 }
@@ -80,15 +80,18 @@ impl Waiting {
 /// place. `function` is called with `context` when everything before it, in the order of submission, that it conflicts with has
 /// been issued and what it needs is ready; it is not called at all if something that it reads has failed, or when it is
 /// cancelled. `name` appears in messages; NULL means "c". `drop_context`, which may be NULL, is called once with `context` when
-/// the end was told, or when it is known that `function` will not be called. An array may be NULL when its count is 0.
+/// the end was told, and the fence given to `estafette_op_complete_after`, if any, has settled; or when it is known that `function` will
+/// not be called. (Work that `function` has enqueued on `estafette_op_stream` may still run when the end was told without a fence.)
+/// An array may be NULL when its count is 0.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL among the tensors, or a name that is not
-/// UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or `ESTAFETTE_LEASE_HELD` when
-/// there is no room in the window and never will be; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is
-/// called and the caller keeps `context`. May be called by any thread, inside of operations too.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
+/// tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or
+/// `ESTAFETTE_LEASE_HELD` when there is no room in the window and never will be, and the first of them when it would wait for room in
+/// a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+/// called by any thread, inside of operations too.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says; both functions may be called by any thread.
+/// Each pointer but handles is NULL or what its type says; both functions may be called by any thread.
 #[unsafe(no_mangle)]
 #[allow(clippy::too_many_arguments, reason = "C has no other way")]
 pub unsafe extern "C" fn estafette_submit(
@@ -175,21 +178,23 @@ pub unsafe extern "C" fn estafette_produce(
     entry(|| {
         let out = place(out, "out")?;
         // SAFETY: by contract of this function.
-        let (options, engine) = unsafe { (options::read(options)?, given(engine, "engine")?) };
+        let options = unsafe { options::read(options) }?;
+        let engine = engine::engine(engine)?;
         let function = function.ok_or_else(|| is_null("function"))?;
         // SAFETY: by contract of this function.
         let (name, reads) = unsafe { (name_of(&options)?, tensors(reads, n_reads, "reads")?) };
-        let op = engine.engine.op(name).priority(options.priority).reads_owned(reads);
-        let op = match queue(&engine.engine, options.on)? {
+        let op = engine.op(name).priority(options.priority).reads_owned(reads);
+        let op = match queue(&engine, options.on)? {
             Some(queue) => op.on(&queue),
             None => op,
         };
         let admitted = if nonblocking(&options)? { op.try_admit() } else { op.admit() }?;
+        let vacant = tensor::reserve()?;
         let context = Context::new(context, drop_context);
         let waiting = Waiting { function, context, held: None };
         let (tensor, _op) = admitted.produce_external(move |completion| waiting.start(completion));
         // SAFETY: writable, by contract.
-        unsafe { out.write(hand_out(tensor)) };
+        unsafe { out.write(vacant.fill(tensor)) };
         DONE
     })
 }
@@ -207,8 +212,7 @@ struct Given {
 /// # Safety
 /// As for [`estafette_submit`].
 unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mut estafette_op) -> Answer {
-    // SAFETY: by contract of this function.
-    let engine = unsafe { crate::entry::given(given.engine, "engine") }?;
+    let engine = engine::engine(given.engine)?;
     let function = given.function.ok_or_else(|| is_null("function"))?;
     // SAFETY: by contract of this function.
     let name = unsafe { name_of(options) }?;
@@ -216,8 +220,8 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
     let (reads, writes) = unsafe {
         (tensors(given.reads.0, given.reads.1, "reads")?, tensors(given.writes.0, given.writes.1, "writes")?)
     };
-    let op = engine.engine.op(name).priority(options.priority).reads_owned(reads).writes_owned(writes);
-    let op = match queue(&engine.engine, options.on)? {
+    let op = engine.op(name).priority(options.priority).reads_owned(reads).writes_owned(writes);
+    let op = match queue(&engine, options.on)? {
         Some(queue) => op.on(&queue),
         None => op,
     };

@@ -1,41 +1,42 @@
 //! Tensors: taking them over, asking, waiting, giving them up.
 
 use std::ffi::{c_char, c_void};
-use std::mem::ManuallyDrop;
+use std::fmt::Display;
 use std::ptr::NonNull;
 
 use estafette::devices::Frontier;
-use estafette::exchange::fork;
-use estafette::{DType, Error, ManagedTensor, Tensor, Tensors};
+use estafette::{Error, ManagedTensor, Tensor, Tensors};
 
 use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
-use crate::engine::{estafette_engine, timeout};
-use crate::entry::{Answer, DONE, Refusal, array, entry, given, is_null, place};
+use crate::engine::{self, estafette_engine, timeout};
+use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place};
+use crate::error_text::chain;
 use crate::fence::{estafette_fence, import_fence};
+use crate::handles::{Pinned, Table, Vacant};
+use crate::places::Kind;
 use crate::status::estafette_status;
 
 /// A promise of an n-dimensional array: one count of it. Any thread may use it.
+///
+/// This handle and those of leases, promises, engines, programs and operations are numbers with a generation, not addresses. A
+/// function that is given one that is not in use, since it was released or never was a handle, returns `ESTAFETTE_INVALID` and does
+/// nothing. What one thread releases while another uses it in a call goes when that call returns.
 #[derive(Debug)]
 pub enum estafette_tensor {}
 
-/// What a handle stands for, without its count.
-///
-/// # Safety
-/// `tensor` is NULL or a handle that is not given up during the call.
-pub(crate) unsafe fn tensor(
-    tensor: *const estafette_tensor,
-    name: &str,
-) -> Result<ManuallyDrop<Tensor>, Refusal> {
-    let raw = NonNull::new(tensor.cast_mut().cast::<c_void>()).ok_or_else(|| is_null(name))?;
-    // SAFETY: handles are made by `hand_out`; this one stays given up, by contract.
-    Ok(unsafe { Tensor::borrow_raw(raw) })
+static TENSORS: Table<Tensor> = Table::new(Kind::Tensor);
+
+/// What a handle stands for.
+#[inline]
+pub(crate) fn tensor(tensor: *const estafette_tensor, name: impl Display) -> Result<Pinned<Tensor>, Refusal> {
+    TENSORS.get(tensor, name)
 }
 
 /// Several handles.
 ///
 /// # Safety
-/// As for [`array`] and [`tensor`].
+/// As for [`array`].
 pub(crate) unsafe fn tensors(
     first: *const *mut estafette_tensor,
     count: usize,
@@ -44,31 +45,31 @@ pub(crate) unsafe fn tensors(
     // SAFETY: by contract of this function.
     let handles = unsafe { array(first, count, name) }?;
     let one = |(at, handle): (usize, &*mut estafette_tensor)| {
-        // SAFETY: by contract of this function.
-        unsafe { tensor(*handle, name) }
-            .map(|tensor| Tensor::clone(&tensor))
-            .map_err(|_| Refusal::invalid(format!("{name}[{at}] is NULL")))
+        tensor(*handle, format_args!("{name}[{at}]")).map(|tensor| Tensor::clone(&tensor))
     };
     handles.iter().enumerate().map(one).collect()
 }
 
-/// A handle for the caller.
-pub(crate) fn hand_out(tensor: Tensor) -> *mut estafette_tensor {
-    tensor.into_raw().as_ptr().cast()
+/// A place for a handle of a tensor that is to be made.
+pub(crate) fn reserve() -> Result<Vacant<Tensor>, Refusal> {
+    TENSORS.reserve()
 }
 
 /// Takes over a tensor of another library, without a copy. Memory that overlaps tensors already known is ordered with them.
+///
+/// The type may be one that this library does not know, and the address need not be a multiple of the element's size: both are handed
+/// on as they are, and functions that need more look for themselves.
 ///
 /// `ready` says when its content may be read; NULL means now. The fence is copied and retained, and stays the caller's.
 /// On `ESTAFETTE_OK` the library owns `managed`, and calls its deleter once, on a thread of its own that holds no lock, when the
 /// last use is over; on any other status nothing was taken. The caller owns `*out` and gives it up by
 /// `estafette_tensor_release`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, for a tensor or fence that breaks the rules (the text names the field),
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, for a tensor or fence that breaks the rules (the text names the field),
 /// or for a device that the engine does not have; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
+/// Each pointer but handles is NULL or what its type says. What `managed` describes is true until its deleter is called, and nobody but the
 /// engine's operations and leases writes it meanwhile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_import(
@@ -78,8 +79,7 @@ pub unsafe extern "C" fn estafette_import(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let engine = unsafe { given(engine, "engine") }?;
+        let engine = engine::engine(engine)?;
         let out = place(out, "out")?;
         let managed = NonNull::new(managed).ok_or_else(|| is_null("managed"))?;
         // The version is looked at first, since of another one nothing else may be touched, and it must come back untouched.
@@ -94,16 +94,17 @@ pub unsafe extern "C" fn estafette_import(
         let fences = match NonNull::new(ready.cast_mut()) {
             None => Frontier::default(),
             // SAFETY: by contract of this function.
-            Some(ready) => unsafe { import_fence(&engine.engine, ready) }?.into(),
+            Some(ready) => unsafe { import_fence(&engine, ready) }?.into(),
         };
+        let vacant = reserve()?;
         // SAFETY: by contract of this function; the version is one that it accepts.
         let owned = unsafe { ManagedTensor::from_raw_versioned(managed.as_ptr().cast()) };
         let owned = owned.map_err(|error| Refusal::from(Error::from(error)))?;
         // SAFETY: by contract of this function.
-        match unsafe { engine.engine.import_or_return(owned, fences) } {
+        match unsafe { engine.import_or_return(owned, fences) } {
             Ok(tensor) => {
                 // SAFETY: writable, by contract.
-                unsafe { out.write(hand_out(tensor)) };
+                unsafe { out.write(vacant.fill(tensor)) };
                 DONE
             }
             Err(back) => {
@@ -119,11 +120,11 @@ pub unsafe extern "C" fn estafette_import(
 /// A new tensor of zeros in host memory, in row-major order: `shape` has `ndim` lengths, and may be NULL when `ndim` is 0. The
 /// caller owns `*out` and gives it up by `estafette_tensor_release`.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a shape or type that cannot be; `ESTAFETTE_DEVICE` when memory is
-/// exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL, a handle that is not in use, a shape that cannot be, or a type that DLPack
+/// does not have; `ESTAFETTE_DEVICE` when memory is exhausted; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. May be called by any thread.
 ///
 /// # Safety
-/// Each pointer is NULL or what its type says; `shape` has `ndim` entries.
+/// Each pointer but handles is NULL or what its type says; `shape` has `ndim` entries.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_zeros(
     engine: *mut estafette_engine,
@@ -133,33 +134,30 @@ pub unsafe extern "C" fn estafette_zeros(
     out: *mut *mut estafette_tensor,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let engine = unsafe { given(engine, "engine") }?;
+        let engine = engine::engine(engine)?;
         let out = place(out, "out")?;
         let ndim = usize::try_from(ndim).map_err(|_| Refusal::invalid(format!("ndim is {ndim}")))?;
         // SAFETY: by contract of this function.
         let shape = unsafe { array(shape, ndim, "shape") }?;
-        let tensor = engine.engine.zeros(shape, DType::from(dtype))?;
+        let vacant = reserve()?;
+        let tensor = engine.zeros(shape, dtype.known()?)?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(hand_out(tensor)) };
+        unsafe { out.write(vacant.fill(tensor)) };
         DONE
     })
 }
 
 /// Counts one more holder of a tensor. NULL is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`. May be called by any thread.
-///
-/// # Safety
-/// NULL or a tensor that the caller holds.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// `tensor` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> estafette_status {
-    entry(|| {
-        if !tensor.is_null() {
-            // SAFETY: by contract of this function.
-            let held = unsafe { self::tensor(tensor, "tensor") }?;
-            std::mem::forget(Tensor::clone(&held));
-        }
+pub extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) -> estafette_status {
+    if tensor.is_null() {
+        return entry_anywhere(|| DONE);
+    }
+    entry(|| -> Answer {
+        TENSORS.retain(tensor, "tensor")?;
         DONE
     })
 }
@@ -168,49 +166,45 @@ pub unsafe extern "C" fn estafette_tensor_retain(tensor: *mut estafette_tensor) 
 /// done, its memory goes back to its owner, on a thread of the library. NULL is legal and does nothing. In a forked child
 /// the tensor is leaked.
 ///
-/// May be called by any thread.
-///
-/// # Safety
-/// NULL or a tensor that the caller holds; it holds one count less afterwards.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as after the last release; `ESTAFETTE_FORKED`. May be
+/// called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) {
-    if fork::in_child() {
-        return;
+pub extern "C" fn estafette_tensor_release(tensor: *mut estafette_tensor) -> estafette_status {
+    if tensor.is_null() {
+        return entry_anywhere(|| DONE);
     }
-    if let Some(raw) = NonNull::new(tensor.cast::<c_void>()) {
-        entry(|| {
-            // SAFETY: by contract of this function.
-            drop(unsafe { Tensor::from_raw(raw) });
-            DONE
-        });
-    }
+    entry(|| -> Answer {
+        TENSORS.release(tensor, "tensor")?;
+        DONE
+    })
 }
 
 /// As `estafette_tensor_release`, for a holder that has used the memory outside of operations and leases, until `fence` is done:
 /// the memory's deleter, and every write of the engine that begins later, wait for it. NULL `fence` means that the use is over.
 /// The fence is copied and retained, and stays the caller's. NULL `tensor` is legal and does nothing.
 ///
-/// Returns `ESTAFETTE_OK`; on `ESTAFETTE_INVALID` (a fence that breaks the rules) and `ESTAFETTE_FORKED` the caller still holds
-/// the tensor. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, or a fence that breaks the rules; on this and on
+/// `ESTAFETTE_FORKED` the caller still holds the tensor. May be called by any thread.
 ///
 /// # Safety
-/// As for `estafette_tensor_release`; `fence` is NULL or what its type says.
+/// `fence` is NULL or what its type says. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_tensor_release_after(
     tensor: *mut estafette_tensor,
     fence: *const estafette_fence,
 ) -> estafette_status {
     entry(|| {
-        let Some(raw) = NonNull::new(tensor.cast::<c_void>()) else { return DONE };
-        // SAFETY: by contract of this function.
-        let held = unsafe { Tensor::borrow_raw(raw) };
+        if tensor.is_null() {
+            return DONE;
+        }
+        let held = self::tensor(tensor, "tensor")?;
         if let Some(fence) = NonNull::new(fence.cast_mut()) {
             // SAFETY: by contract of this function.
             let fence = unsafe { estafette::exchange::promise::import(fence, &[]) }?;
             held.used_until(&fence)?;
         }
-        // SAFETY: by contract of this function.
-        drop(unsafe { Tensor::from_raw(raw) });
+        drop(held);
+        TENSORS.release(tensor, "tensor")?;
         DONE
     })
 }
@@ -218,16 +212,12 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
 /// Where a tensor stands, at once.
 ///
 /// Returns `ESTAFETTE_OK` when its current version may be read; `ESTAFETTE_PENDING` while it is not finished; `ESTAFETTE_FAILED`
-/// or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be
-/// called by any thread.
-///
-/// # Safety
-/// `tensor` is NULL or a tensor.
+/// or `ESTAFETTE_CANCELLED` when it is poisoned, with the root cause; `ESTAFETTE_INVALID` for NULL or a handle that is not in use;
+/// `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_status {
-    entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_status {
+    entry(|| -> Answer {
+        let tensor = self::tensor(tensor, "tensor")?;
         if !tensor.is_ready() {
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
@@ -242,19 +232,13 @@ pub unsafe extern "C" fn estafette_query(tensor: *const estafette_tensor) -> est
 /// Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit).
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
-/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits;
-/// `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`. May be called by any thread.
-///
-/// # Safety
-/// `tensor` is NULL or a tensor.
+/// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block
+/// in a callback; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. May be called by any thread.
+/// `tensor` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_wait(
-    tensor: *const estafette_tensor,
-    timeout_ns: u64,
-) -> estafette_status {
-    entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+pub extern "C" fn estafette_wait(tensor: *const estafette_tensor, timeout_ns: u64) -> estafette_status {
+    entry(|| -> Answer {
+        let tensor = self::tensor(tensor, "tensor")?;
         match timeout(timeout_ns) {
             None => tensor.wait()?,
             Some(timeout) => tensor.wait_timeout(timeout)?,
@@ -269,14 +253,15 @@ pub type estafette_ready_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, status: estafette_status, message: *const c_char)>;
 
 /// Calls `callback` once, when the version that is current at this call is finished: before this returns if it is already, else
-/// on whatever thread learns it, under no lock. It must be short, must not block and must not throw. `drop_context`, which may
-/// be NULL, is called once with `context` afterwards.
+/// on whatever thread learns it, under no lock. It must be short, must not block and must not throw: a call of this library that
+/// would block in it returns `ESTAFETTE_WOULD_DEADLOCK` instead. `drop_context`, which may be NULL, is called once with `context`
+/// afterwards.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`; `ESTAFETTE_FORKED`. On an error neither function
-/// is called and the caller keeps `context`. May be called by any thread.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `tensor` or `callback`, or a handle that is not in use; `ESTAFETTE_FORKED`. On
+/// an error neither function is called and the caller keeps `context`. May be called by any thread.
 ///
 /// # Safety
-/// `tensor` is NULL or a tensor; both functions may be called by any thread.
+/// Both functions may be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn estafette_on_ready(
     tensor: *const estafette_tensor,
@@ -285,14 +270,13 @@ pub unsafe extern "C" fn estafette_on_ready(
     drop_context: estafette_drop,
 ) -> estafette_status {
     entry(|| {
-        // SAFETY: by contract of this function.
-        let tensor = unsafe { self::tensor(tensor, "tensor") }?;
+        let tensor = self::tensor(tensor, "tensor")?;
         let callback = callback.ok_or_else(|| is_null("callback"))?;
         let context = Context::new(context, drop_context);
         tensor.on_ready(move |outcome| {
             let (status, text) = match outcome {
                 Ok(()) => (estafette_status::ESTAFETTE_OK, None),
-                Err(error) => (estafette_status::of(&error), Some(crate::entry::c_text(&error.to_string()))),
+                Err(error) => (estafette_status::of(&error), Some(crate::entry::c_text(&chain(&error)))),
             };
             let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
             // SAFETY: by contract of this function.
@@ -304,16 +288,12 @@ pub unsafe extern "C" fn estafette_on_ready(
 
 /// Declares the current version good after a failure or cancellation that has left the data intact.
 ///
-/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL; `ESTAFETTE_FORKED`.
-/// May be called by any thread.
-///
-/// # Safety
-/// `tensor` is NULL or a tensor.
+/// Returns `ESTAFETTE_OK`; `ESTAFETTE_CONFLICT` while a write is unfinished; `ESTAFETTE_INVALID` for NULL or a handle that is not in
+/// use; `ESTAFETTE_FORKED`. May be called by any thread. `tensor` may be any value.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn estafette_clear_error(tensor: *const estafette_tensor) -> estafette_status {
+pub extern "C" fn estafette_clear_error(tensor: *const estafette_tensor) -> estafette_status {
     entry(|| -> Answer {
-        // SAFETY: by contract of this function.
-        unsafe { self::tensor(tensor, "tensor") }?.clear_error()?;
+        self::tensor(tensor, "tensor")?.clear_error()?;
         DONE
     })
 }

@@ -64,7 +64,12 @@ fn assert_ran(output: &str, tests: usize) {
 
 #[test]
 fn hard_cases() {
-    assert_ran(&compile_and_run("hard_cases.c", "c11", &[]), 6);
+    assert_ran(&compile_and_run("hard_cases.c", "c11", &[]), 7);
+}
+
+#[test]
+fn misuse_is_an_error() {
+    assert_ran(&compile_and_run("misuse.c", "c11", &[]), 8);
 }
 
 #[test]
@@ -90,7 +95,8 @@ fn operators() {
 /// The C side is instrumented, and both sides allocate through the sanitizer.
 #[test]
 fn address_sanitizer_finds_nothing() {
-    for (name, tests) in [("hard_cases.c", 6), ("fences.c", 5), ("calls.c", 9), ("operators.c", 4)] {
+    let programs = [("hard_cases.c", 7), ("misuse.c", 8), ("fences.c", 5), ("calls.c", 9), ("operators.c", 4)];
+    for (name, tests) in programs {
         assert_ran(
             &compile_and_run(name, "c11", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),
             tests,
@@ -169,7 +175,7 @@ fn a_program_that_is_linked_statically() {
     let mut command = compiler(&source("hard_cases.c"), "c11");
     command.arg(prefix().join("lib/libestafette.a")).args(["-ldl", "-lm", "-o"]).arg(&program);
     run(&mut command);
-    assert_ran(&run(&mut Command::new(program)), 6);
+    assert_ran(&run(&mut Command::new(program)), 7);
 }
 
 /// The first C block of the page.

@@ -15,10 +15,12 @@
 //! | [`Home`] | streams in whose order memory is given out again |
 //! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
 //! | [`quarantine`] | memory that a consumer gave back while its device work may still run |
+//! | [`callback`] | which threads run code of others that must not wait |
 //! | [`fork`] | what must not run in a forked child |
 
 pub mod abi;
 pub mod arrow;
+pub mod callback;
 pub mod dtype;
 pub mod fork;
 pub mod invalid;

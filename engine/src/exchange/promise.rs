@@ -37,6 +37,8 @@ pub const FAILED: i32 = -2;
 pub const DEVICE: i32 = -3;
 /// The work was cancelled.
 pub const CANCELLED: i32 = -4;
+/// Waiting here could never end.
+pub const WOULD_DEADLOCK: i32 = -7;
 
 /// What a fence calls when it settles: the `argument` of the subscription, a status (`ESTAFETTE_OK` or an error, never
 /// `ESTAFETTE_PENDING`), and for an error its text, which may be NULL and is only read during the call.
@@ -70,7 +72,8 @@ pub struct RawFence {
     /// no `subscribe`.
     pub query: Option<unsafe extern "C" fn(context: *mut c_void) -> i32>,
     /// Blocks until it has settled or `timeout_ns` has passed (`ESTAFETTE_TIMEOUT`); `UINT64_MAX` means no limit. For
-    /// schedulers without anything better: the engine itself does not call it.
+    /// schedulers without anything better: the engine itself does not call it. That of a fence of the engine returns
+    /// `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback.
     pub wait: Option<unsafe extern "C" fn(context: *mut c_void, timeout_ns: u64) -> i32>,
     /// Makes what is enqueued on `stream` of `device` from now on run after this fence, without the host waiting:
     /// `ESTAFETTE_OK`. `ESTAFETTE_PENDING` means that it cannot, so the host has to wait.

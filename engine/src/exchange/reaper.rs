@@ -40,8 +40,8 @@ pub use self::prompt::promptly;
 use self::queue::{Phase, Ready};
 use self::thread::Shared;
 
-use super::fork;
 use super::storage::Storage;
+use super::{callback, fork};
 
 /// How long the thread stays awake for more when its queue is empty: long against a wake-up (some 20 µs),
 /// short against anything that waits for memory to come back.
@@ -134,14 +134,14 @@ impl Reaper {
     /// Waits until everything handed over before this call has been released or leaked, at most `timeout`.
     /// Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
     ///
-    /// On the reaper's own thread, in a deleter, it does not wait: it would wait for itself.
+    /// In a callback, such as a deleter on the reaper's own thread, it does not wait: it might wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
         if self.shared.is_forked() {
             return true;
         }
         let mut queue = self.shared.lock();
         let last = queue.close_epoch();
-        if queue.on_own_thread() {
+        if queue.on_own_thread() || callback::is_running() {
             return queue.first_epoch > last;
         }
         self.shared.start(&mut queue);

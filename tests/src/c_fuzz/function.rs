@@ -55,8 +55,7 @@ impl Body {
         // SAFETY: made by `new`, and not given away.
         let body = unsafe { Box::from_raw(body) };
         assert!(!body.called.load(SeqCst), "a function was called in spite of an error");
-        // SAFETY: it holds a count.
-        unsafe { estafette_tensor_release(body.operand) };
+        expect(estafette_tensor_release(body.operand), estafette_status::ESTAFETTE_OK, "release an operand");
     }
 }
 
@@ -150,7 +149,6 @@ pub unsafe fn delete(view: *mut DLManagedTensorVersioned) {
 pub unsafe extern "C" fn drop_body(context: *mut c_void) {
     // SAFETY: made by `Body::new`, and given away once.
     let body = unsafe { Box::from_raw(context.cast::<Body>()) };
-    // SAFETY: it holds a count.
-    unsafe { estafette_tensor_release(body.operand) };
+    expect(estafette_tensor_release(body.operand), estafette_status::ESTAFETTE_OK, "release an operand");
     body.shared.dropped.fetch_add(1, SeqCst);
 }

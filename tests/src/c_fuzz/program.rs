@@ -14,8 +14,10 @@ use super::foreign_fence::ForeignFence;
 use super::function::{Body, End, call, delete, drop_body, expect, last_error};
 use super::managed::Managed;
 use super::shared::Shared;
+use misuse::Over;
 
 mod fences;
+mod misuse;
 mod nonsense;
 mod operations;
 mod tensors;
@@ -51,6 +53,8 @@ struct Program {
     ops: Vec<*mut estafette_op>,
     /// Handles whose last holder has gone.
     over: Vec<*mut estafette_op>,
+    /// Handles of all other kinds that are over.
+    released: Vec<Over>,
     leases: Vec<*mut estafette_lease>,
     views: Vec<*mut DLManagedTensorVersioned>,
     promises: Vec<*mut estafette_promise>,
@@ -137,6 +141,7 @@ impl Program {
             tensors: Vec::new(),
             ops: Vec::new(),
             over: Vec::new(),
+            released: Vec::new(),
             leases: Vec::new(),
             views: Vec::new(),
             promises: Vec::new(),
@@ -209,17 +214,14 @@ impl Program {
         self.drain();
         let failures = self.shared.failures.load(SeqCst) > 0;
         for tensor in self.tensors.drain(..) {
-            // SAFETY: held, and let go once.
-            unsafe {
-                let got = estafette_wait(tensor, END.as_nanos() as u64);
-                allowed(
-                    got,
-                    &[status::ESTAFETTE_OK, status::ESTAFETTE_FAILED, status::ESTAFETTE_CANCELLED],
-                    "the last wait",
-                );
-                assert!(failures || got == status::ESTAFETTE_OK, "poisoned by nothing: {}", last_error());
-                estafette_tensor_release(tensor);
-            }
+            let got = estafette_wait(tensor, END.as_nanos() as u64);
+            allowed(
+                got,
+                &[status::ESTAFETTE_OK, status::ESTAFETTE_FAILED, status::ESTAFETTE_CANCELLED],
+                "the last wait",
+            );
+            assert!(failures || got == status::ESTAFETTE_OK, "poisoned by nothing: {}", last_error());
+            expect(estafette_tensor_release(tensor), status::ESTAFETTE_OK, "release at the end");
         }
         for op in self.ops.drain(..) {
             allowed(
@@ -239,8 +241,9 @@ impl Program {
                 }
             }
         }
-        // SAFETY: made at the beginning.
-        unsafe { estafette_engine_destroy(self.engine) };
+        expect(estafette_engine_destroy(self.engine), status::ESTAFETTE_OK, "destroy");
+        self.released.push(Over::Engine(self.engine));
+        self.released.iter().for_each(|over| over.is_refused(0));
         let deadline = Instant::now() + END;
         while let Some(missing) = missing(&self.shared) {
             assert!(Instant::now() < deadline, "at the end {missing}");
@@ -261,8 +264,7 @@ impl Program {
                     "complete at the end",
                 );
             }
-            // SAFETY: the engine is there.
-            let got = unsafe { estafette_wait_all(self.engine, SHORT_NS * 10) };
+            let got = estafette_wait_all(self.engine, SHORT_NS * 10);
             if got == status::ESTAFETTE_OK {
                 return;
             }

@@ -97,9 +97,9 @@ static void complete_after_finishes_when_the_fence_does(void) {
   OK(estafette_submit(engine, "reader", counting_function, &reader, counting_drop, &tensor, 1, 0, 0));
   CHECK(begun(&context) == op);
   OK(estafette_op_complete_after(op, &fence));
-  CHECK(context.dropped == 1);
   fence.release(fence.context);
   EXPECT(ESTAFETTE_TIMEOUT, estafette_op_wait(op, SECOND / 50));
+  CHECK(context.dropped == 0);
   EXPECT(ESTAFETTE_PENDING, estafette_op_query(op));
   EXPECT(ESTAFETTE_PENDING, estafette_query(tensor));
   CHECK(reader.called == 0);
@@ -120,6 +120,88 @@ static void complete_after_finishes_when_the_fence_does(void) {
   REFUSED(ESTAFETTE_FAILED, "the kernel has crashed", estafette_wait(tensor, 10 * SECOND));
   fence.release(fence.context);
   OK(estafette_op_release(op));
+  estafette_tensor_release(tensor);
+  estafette_engine_destroy(engine);
+}
+
+/* A function that gives its work to a thread of its own, which uses the context until it settles the fence. */
+typedef struct {
+  estafette_promise *promise;
+  estafette_fence fence;
+  atomic_int *dropped, started;
+  pthread_mutex_t may_work;
+  int32_t outcome, work[64];
+  pthread_t thread;
+} job;
+
+static void *job_work(void *context) {
+  job *self = context;
+  pthread_mutex_lock(&self->may_work);
+  for (int i = 0; i < 64; i++) self->work[i] += i;
+  pthread_mutex_unlock(&self->may_work);
+  OK(estafette_promise_settle(self->promise, self->outcome, 0));
+  return 0;
+}
+
+static void job_start(void *context, estafette_op *op) {
+  job *self = context;
+  OK(estafette_promise_create("a job", &self->promise, &self->fence));
+  CHECK(pthread_create(&self->thread, 0, job_work, self) == 0);
+  CHECK(pthread_detach(self->thread) == 0);
+  OK(estafette_op_complete_after(op, &self->fence));
+  atomic_store(&self->started, 1);
+}
+
+static void job_drop(void *context) {
+  job *self = context;
+  self->fence.release(self->fence.context);
+  pthread_mutex_destroy(&self->may_work);
+  atomic_fetch_add(self->dropped, 1);
+  free(self);
+}
+
+static job *job_new(atomic_int *dropped, int32_t outcome) {
+  job *made = calloc(1, sizeof *made);
+  made->dropped = dropped;
+  made->outcome = outcome;
+  pthread_mutex_init(&made->may_work, 0);
+  pthread_mutex_lock(&made->may_work);
+  return made;
+}
+
+/* The work ends only now. */
+static void job_let_go(job *self) {
+  while (!atomic_load(&self->started)) nap(1);
+  CHECK(atomic_load(self->dropped) == 0);
+  pthread_mutex_unlock(&self->may_work);
+}
+
+static void a_context_outlives_the_fence_that_its_operation_ends_with(void) {
+  estafette_engine *engine = engine_new(1);
+  estafette_tensor *tensor = floats(engine, 4);
+  int32_t outcomes[2] = {ESTAFETTE_OK, ESTAFETTE_FAILED};
+  for (int i = 0; i < 2; i++) {
+    atomic_int dropped = 0;
+    job *context = job_new(&dropped, outcomes[i]);
+    OK(estafette_submit(engine, "job", job_start, context, job_drop, 0, 0, &tensor, 1));
+    job_let_go(context);
+    EXPECT(outcomes[i], estafette_wait(tensor, 10 * SECOND));
+    while (!atomic_load(&dropped)) nap(1);
+  }
+  OK(estafette_clear_error(tensor));
+
+  /* That of a node outlives the program and its replay. */
+  atomic_int dropped = 0;
+  job *context = job_new(&dropped, ESTAFETTE_OK);
+  estafette_program *program;
+  OK(estafette_program_begin(engine, "jobs", &program));
+  OK(estafette_program_add(program, 0, job_start, context, job_drop, 0, 0, &tensor, 1));
+  OK(estafette_program_finish(program, 0));
+  OK(estafette_program_replay(program, 0, 0));
+  OK(estafette_program_destroy(program));
+  job_let_go(context);
+  OK(estafette_wait(tensor, 10 * SECOND));
+  while (!atomic_load(&dropped)) nap(1);
   estafette_tensor_release(tensor);
   estafette_engine_destroy(engine);
 }
@@ -215,6 +297,7 @@ int main(void) {
   RUN(on_any_error_the_caller_keeps_what_it_passed);
   RUN(order_on_returns_a_lease_that_ends_with_lease_release);
   RUN(complete_after_finishes_when_the_fence_does);
+  RUN(a_context_outlives_the_fence_that_its_operation_ends_with);
   RUN(a_second_completion_is_an_error);
   RUN(callbacks_come_with_a_drop_context);
   RUN(an_operation_is_completed_by_any_thread);

@@ -11,8 +11,11 @@ use estafette_devices::{
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
-use super::{FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, status_of};
+use super::{
+    FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, WOULD_DEADLOCK, status_of,
+};
 use crate::exchange::arrow::event;
+use crate::exchange::callback;
 
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
 ///
@@ -104,9 +107,14 @@ unsafe extern "C" fn wait(context: *mut c_void, timeout_ns: u64) -> i32 {
     // SAFETY: called with the context that stands beside it.
     let fence = unsafe { &exported(context).fence };
     let timeout = (timeout_ns != u64::MAX).then(|| Duration::from_nanos(timeout_ns));
-    guarded(FAILED, || match fence.wait_timeout(timeout) {
-        None => TIMEOUT,
-        Some(outcome) => status(&outcome.into()),
+    guarded(FAILED, || {
+        if callback::is_running() && timeout_ns > 0 && fence.state().is_pending() {
+            return WOULD_DEADLOCK;
+        }
+        match fence.wait_timeout(timeout) {
+            None => TIMEOUT,
+            Some(outcome) => status(&outcome.into()),
+        }
     })
 }
 
@@ -166,7 +174,7 @@ impl Subscriber for Subscription {
         };
         let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
         // SAFETY: whoever subscribed vouches for the callback; it was not taken back, and is called this once.
-        unsafe { callback(argument, status, text) };
+        callback::run(|| unsafe { callback(argument, status, text) });
     }
 
     fn abandoned(&self) -> bool {

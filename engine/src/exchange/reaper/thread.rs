@@ -11,7 +11,7 @@ use estafette_sync::thread;
 use super::super::abi::ManagedTensor;
 use super::super::contain::contain;
 use super::queue::{Phase, Queue, Ready, Rest};
-use super::{BACKLOG, NAP, REPORT, Storage, fork};
+use super::{BACKLOG, NAP, REPORT, Storage, callback, fork};
 
 pub(super) struct Shared {
     /// The fork generation that the thread lives in.
@@ -185,7 +185,7 @@ impl Shared {
         let device = foreign.and_then(of_deleter);
         // Where the device is broken the deleter is called all the same.
         let entered = device.as_deref().map(Entered::device);
-        contain("deleter", || drop(storage));
+        contain("deleter", || callback::run(|| drop(storage)));
         drop(entered);
         if foreign.is_some() {
             self.deleters.fetch_add(1, Ordering::Relaxed);

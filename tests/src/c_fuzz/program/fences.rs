@@ -10,8 +10,7 @@ impl Program {
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
         // A lease that would have to wait is waited for by somebody who does not let go of the others: only of tensors
         // that are ready.
-        // SAFETY: the tensor is held.
-        if unsafe { estafette_query(tensor) } != status::ESTAFETTE_OK {
+        if estafette_query(tensor) != status::ESTAFETTE_OK {
             return;
         }
         let (access, mut lease) = (bytes.below(4) as i32, ptr::null_mut());
@@ -47,6 +46,7 @@ impl Program {
         let done = done.as_ref().map_or(ptr::null(), ptr::from_ref);
         // SAFETY: as the interface wants it.
         unsafe { expect(estafette_lease_release(lease, done), status::ESTAFETTE_OK, "release a lease") };
+        self.is_over(Over::Lease(lease));
     }
 
     pub(super) fn on_ready(&mut self, bytes: &mut Bytes<'_>) {
@@ -110,9 +110,10 @@ impl Program {
             expect(got, if how <= 0 { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "settle");
             if how > 0 {
                 Shared::count(&self.shared.failures);
-                estafette_promise_drop(promise);
+                expect(estafette_promise_drop(promise), status::ESTAFETTE_OK, "drop a promise");
             }
         }
+        self.is_over(Over::Promise(promise));
     }
 
     pub(super) fn own_fence(&mut self, bytes: &mut Bytes<'_>) {

@@ -53,10 +53,10 @@ impl Program {
         };
         expect(got, status::ESTAFETTE_INVALID, "nonsense");
         assert!(!last_error().is_empty(), "an error without a text");
+        expect(estafette_tensor_release(ptr::null_mut()), status::ESTAFETTE_OK, "no tensor");
+        expect(estafette_promise_drop(ptr::null_mut()), status::ESTAFETTE_OK, "no promise");
         // SAFETY: NULL is legal here.
         unsafe {
-            estafette_tensor_release(ptr::null_mut());
-            estafette_promise_drop(ptr::null_mut());
             expect(estafette_lease_release(ptr::null_mut(), ptr::null()), status::ESTAFETTE_OK, "no lease");
             expect(
                 estafette_tensor_release_after(ptr::null_mut(), ptr::null()),
@@ -65,5 +65,6 @@ impl Program {
             );
         }
         expect(estafette_op_release(ptr::null_mut()), status::ESTAFETTE_OK, "no operation");
+        self.misuse(bytes);
     }
 }

@@ -17,8 +17,8 @@ impl Program {
     }
 
     pub(super) fn body_that_ends(&mut self, end: End, operand: *mut estafette_tensor) -> *mut Body {
-        // SAFETY: the context holds a count of its operand.
-        unsafe { estafette_tensor_retain(operand) };
+        // The context holds a count of its operand.
+        expect(estafette_tensor_retain(operand), status::ESTAFETTE_OK, "retain an operand");
         Shared::count(&self.shared.contexts);
         Body::new(end, &self.shared, operand)
     }

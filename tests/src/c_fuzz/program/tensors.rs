@@ -81,12 +81,9 @@ impl Program {
 
     pub(super) fn query_or_wait(&mut self, bytes: &mut Bytes<'_>) {
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
-        // SAFETY: the tensor is held.
-        let got = unsafe {
-            match bytes.below(2) {
-                0 => estafette_query(tensor),
-                _ => estafette_wait(tensor, SHORT_NS),
-            }
+        let got = match bytes.below(2) {
+            0 => estafette_query(tensor),
+            _ => estafette_wait(tensor, SHORT_NS),
         };
         allowed(got, &WAITED, "wait");
     }
@@ -130,15 +127,15 @@ impl Program {
     pub(super) fn release_tensor(&mut self, bytes: &mut Bytes<'_>) {
         let Some(tensor) = take(&mut self.tensors, bytes) else { return };
         let fence = self.any_fence(bytes);
-        // SAFETY: as the interface wants it.
-        unsafe {
-            match fence {
-                None => estafette_tensor_release(tensor),
-                Some(fence) => {
-                    let got = estafette_tensor_release_after(tensor, &raw const fence);
-                    expect(got, status::ESTAFETTE_OK, "release after");
-                }
-            }
+        let got = match fence {
+            None => estafette_tensor_release(tensor),
+            // SAFETY: as the interface wants it.
+            Some(fence) => unsafe { estafette_tensor_release_after(tensor, &raw const fence) },
+        };
+        expect(got, status::ESTAFETTE_OK, "release");
+        // A function that has it for an operand holds it too.
+        if estafette_query(tensor) == status::ESTAFETTE_INVALID {
+            self.is_over(Over::Tensor(tensor));
         }
     }
 

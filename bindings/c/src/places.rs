@@ -1,0 +1,269 @@
+//! Places that handles name by number. A place lives as long as the process and is used again and again; there are as many as
+//! handles of its kind were ever in use at once.
+//!
+//! A handle is no address. Its lower half is the number of a place, its upper half a *tag*: the kind of the handle, the generation
+//! of what lives in the place, and a bit that is set while the handle is in use. So a handle that is over, or of another kind, is
+//! told from one in use by one comparison, whatever is done with it.
+
+use std::cell::RefCell;
+use std::fmt::Display;
+
+use estafette::exchange::fork;
+use estafette_sync::sync::atomic::{AtomicU32, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+
+use crate::entry::Refusal;
+use crate::status::estafette_status;
+
+/// What a handle stands for. No kind is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Op = 1,
+    Tensor,
+    Lease,
+    Promise,
+    Engine,
+    Program,
+}
+
+/// Kinds, and 0.
+const KINDS: usize = 7;
+
+/// The kind is in the upper bits of a tag.
+const KIND_SHIFT: u32 = 29;
+/// Set while a handle is in use. The generation is counted above it.
+const IN_USE: u32 = 1;
+
+impl Kind {
+    const ALL: [Kind; KINDS - 1] =
+        [Kind::Op, Kind::Tensor, Kind::Lease, Kind::Promise, Kind::Engine, Kind::Program];
+
+    fn text(self) -> &'static str {
+        match self {
+            Kind::Op => "an operation",
+            Kind::Tensor => "a tensor",
+            Kind::Lease => "a lease",
+            Kind::Promise => "a promise",
+            Kind::Engine => "an engine",
+            Kind::Program => "a program",
+        }
+    }
+
+    /// What ends the use of such a handle.
+    fn end(self) -> &'static str {
+        match self {
+            Kind::Op => "its operation has ended, or the handle was released",
+            Kind::Tensor | Kind::Lease => "it was released",
+            Kind::Promise => "the promise was settled or dropped",
+            Kind::Engine | Kind::Program => "it was destroyed",
+        }
+    }
+
+    /// The tag of a place that nothing was in.
+    pub(crate) const fn first_tag(self) -> u32 {
+        (self as u32) << KIND_SHIFT
+    }
+
+    /// The tag for the next thing in a place whose last one had `tag`.
+    pub(crate) fn next_tag(self, tag: u32) -> u32 {
+        self.first_tag() | (tag.wrapping_add(2) & !(u32::MAX << KIND_SHIFT)) | IN_USE
+    }
+
+    /// Why `handle` is refused.
+    #[cold]
+    pub(crate) fn refusal<H>(self, handle: *const H, name: impl Display) -> Refusal {
+        if handle.is_null() {
+            return Refusal::invalid(format!("{name} is NULL"));
+        }
+        let (tag, _) = parts(handle);
+        let other = Kind::ALL.into_iter().find(|kind| *kind as u32 == tag >> KIND_SHIFT && *kind != self);
+        Refusal::invalid(match other {
+            Some(other) if tag & IN_USE != 0 => format!("{name}: this is the handle of {}", other.text()),
+            _ => format!("{name}: this handle is not in use; {}", self.end()),
+        })
+    }
+}
+
+/// The tag of what is in use no more.
+pub(crate) fn over(tag: u32) -> u32 {
+    tag & !IN_USE
+}
+
+/// Whether `tag` may be that of a handle.
+pub(crate) fn may_be_in_use(tag: u32) -> bool {
+    tag & IN_USE != 0
+}
+
+/// The handle that `tag` and `number` make.
+pub(crate) fn handle<H>(tag: u32, number: u32) -> *mut H {
+    std::ptr::without_provenance_mut(((u64::from(tag) << 32) | u64::from(number)) as usize)
+}
+
+/// The tag and the number of a handle.
+pub(crate) fn parts<H>(handle: *const H) -> (u32, u32) {
+    let bits = handle.addr() as u64;
+    ((bits >> 32) as u32, bits as u32)
+}
+
+/// Places in the first chunk; each further one has twice as many as the one before.
+const FIRST: u32 = 64;
+/// At most so many chunks: a billion places.
+const CHUNKS: usize = 24;
+/// Places of all chunks.
+const PLACES_MAX: u32 = FIRST * ((1 << CHUNKS) - 1);
+
+/// So many free places of a kind are kept by a thread.
+const KEPT_MAX: usize = 128;
+
+/// Free places that any thread may take, by kind.
+static FREE: [Mutex<Vec<u32>>; KINDS] = [const { Mutex::new(Vec::new()) }; KINDS];
+
+/// Free places that a thread keeps, so that it need not take the lock for each; free for all when the thread ends.
+#[derive(Default)]
+struct Kept([Vec<u32>; KINDS]);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // In a forked child the lock may be held for ever.
+        if fork::in_child() {
+            return;
+        }
+        for (kept, free) in self.0.iter_mut().zip(&FREE) {
+            if !kept.is_empty() {
+                lock(free).append(kept);
+            }
+        }
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Kept> = RefCell::default();
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The places of one kind, each with an `S`.
+pub(crate) struct Places<S> {
+    kind: Kind,
+    chunks: [OnceLock<Box<[S]>>; CHUNKS],
+    made: AtomicU32,
+}
+
+impl<S> Places<S> {
+    pub(crate) const fn new(kind: Kind) -> Self {
+        Self { kind, chunks: [const { OnceLock::new() }; CHUNKS], made: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The place with that number, if it was made.
+    #[inline]
+    pub(crate) fn get(&self, number: u32) -> Option<&S> {
+        let (chunk, at) = locate(number);
+        self.chunks.get(chunk)?.get()?.get(at)
+    }
+
+    /// A free place; `make` makes one.
+    pub(crate) fn take(&self, make: impl Fn() -> S) -> Result<(u32, &S), Refusal> {
+        let number = self.free(make);
+        number.and_then(|number| Some((number, self.get(number)?))).ok_or_else(|| {
+            let message = format!("{PLACES_MAX} handles of {} are in use already", self.kind.text());
+            Refusal::new(estafette_status::ESTAFETTE_WINDOW_FULL, message)
+        })
+    }
+
+    fn free(&self, make: impl Fn() -> S) -> Option<u32> {
+        let kind = self.kind as usize;
+        if let Ok(Some(number)) = KEPT.try_with(|kept| kept.borrow_mut().0[kind].pop()) {
+            return Some(number);
+        }
+        if let Some(number) = self.shared() {
+            return Some(number);
+        }
+        let number = self
+            .made
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |made| (made < PLACES_MAX).then(|| made + 1));
+        let number = number.ok()?;
+        let (chunk, _) = locate(number);
+        self.chunks[chunk].get_or_init(|| (0..FIRST << chunk).map(|_| make()).collect());
+        Some(number)
+    }
+
+    /// A free place that any thread may have, and some more for this one.
+    fn shared(&self) -> Option<u32> {
+        let kind = self.kind as usize;
+        let mut free = lock(&FREE[kind]);
+        let number = free.pop()?;
+        let more = free.len().saturating_sub(KEPT_MAX / 2);
+        let more = free.split_off(more);
+        drop(free);
+        if KEPT.try_with(|kept| kept.borrow_mut().0[kind].extend(&more)).is_err() {
+            lock(&FREE[kind]).extend(more);
+        }
+        Some(number)
+    }
+
+    /// Takes a place back.
+    pub(crate) fn give_back(&self, number: u32) {
+        let kind = self.kind as usize;
+        let surplus = KEPT.try_with(|kept| {
+            let kept = &mut kept.borrow_mut().0[kind];
+            kept.push(number);
+            if kept.len() > KEPT_MAX { kept.split_off(KEPT_MAX / 2) } else { Vec::new() }
+        });
+        match surplus {
+            Ok(surplus) if surplus.is_empty() => {}
+            Ok(surplus) => lock(&FREE[kind]).extend(surplus),
+            // The thread is ending.
+            Err(_) => lock(&FREE[kind]).push(number),
+        }
+    }
+}
+
+/// The chunk of a place, and where it is in there.
+#[inline]
+fn locate(number: u32) -> (usize, usize) {
+    let from_first = number.saturating_add(FIRST);
+    let chunk = from_first.ilog2() - FIRST.ilog2();
+    (chunk as usize, (from_first - (FIRST << chunk.min(CHUNKS as u32 - 1))) as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_hold_every_number_once() {
+        assert_eq!(locate(0), (0, 0));
+        assert_eq!(locate(63), (0, 63));
+        assert_eq!(locate(64), (1, 0));
+        assert_eq!(locate(191), (1, 127));
+        assert_eq!(locate(192), (2, 0));
+        let (chunk, at) = locate(PLACES_MAX - 1);
+        assert_eq!((chunk, at), (CHUNKS - 1, (FIRST << (CHUNKS - 1)) as usize - 1));
+        // What no place has leads nowhere.
+        let places: Places<u8> = Places::new(Kind::Promise);
+        for number in [0, PLACES_MAX, u32::MAX - 1, u32::MAX] {
+            assert!(places.get(number).is_none());
+        }
+    }
+
+    #[test]
+    fn tags_say_the_kind_and_never_make_null() {
+        let kind = Kind::Engine;
+        let first = kind.next_tag(kind.first_tag());
+        let second = kind.next_tag(over(first));
+        assert_ne!(first, second);
+        assert_eq!(
+            kind.next_tag(u32::MAX) >> KIND_SHIFT,
+            kind as u32,
+            "generations wrap around below the kind"
+        );
+        assert!(!handle::<u8>(first, 0).is_null());
+        assert_eq!(parts(handle::<u8>(second, 77)), (second, 77));
+    }
+}

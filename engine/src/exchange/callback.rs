@@ -1,0 +1,46 @@
+//! Which threads run a callback right now: code of others that is called when something settles, or to give memory back.
+//!
+//! Whatever waits for anything may need the very thread that a callback is on: the reactor's, the reaper's, or the one that ends
+//! an operation. So a call that would block in a callback is refused with [`Error::WouldDeadlock`] instead.
+
+use std::cell::Cell;
+
+use crate::context::{self, Current};
+use crate::error::Error;
+
+thread_local! {
+    /// The operation that was current when the callback began.
+    static RUNNING: Cell<Option<Option<Current>>> = const { Cell::new(None) };
+}
+
+/// Runs `f`, which is a callback.
+pub fn run<R>(f: impl FnOnce() -> R) -> R {
+    let _back = Back(RUNNING.replace(Some(context::current_with_core())));
+    f()
+}
+
+struct Back(Option<Option<Current>>);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        RUNNING.set(self.0);
+    }
+}
+
+/// Whether the calling code is a callback. The body of an operation is none, even where a callback runs it.
+pub fn is_running() -> bool {
+    RUNNING.get().is_some_and(|current| current == context::current_with_core())
+}
+
+/// Refuses what is about to block in a callback.
+///
+/// # Errors
+/// [`Error::WouldDeadlock`] in a callback.
+pub fn check() -> Result<(), Error> {
+    if is_running() {
+        return Err(Error::WouldDeadlock(
+            "a callback must not wait; what it would wait for may need its thread".into(),
+        ));
+    }
+    Ok(())
+}
