@@ -39,6 +39,10 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// How long memory waits for the end of a consumer's device work that nobody knows, unless told otherwise.
 const QUARANTINE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
+/// Worker threads that an engine may have. More than a machine's cores gain nothing, and each start of a worker costs more the more
+/// there are: a thousand start in seconds, ten thousand in half a minute.
+pub const WORKERS_MAX: usize = 1_024;
+
 /// Schedules operations in the order that their data demands. Cloning gives another handle to the same engine.
 ///
 /// Dropping the last handle detaches: what was submitted still runs, and nothing waits for it. Use
@@ -83,7 +87,7 @@ pub struct EngineBuilder {
 
 impl EngineBuilder {
     /// Worker threads for host operations. Default: one per core. With 0 the threads that wait run everything, and those that
-    /// submit, once much is ready.
+    /// submit, once much is ready. At most [`WORKERS_MAX`].
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
@@ -137,9 +141,15 @@ impl EngineBuilder {
     /// Starts the engine.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a window of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
+    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a window of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
     /// [`Error::Forked`] in a process forked from one that had an engine.
     pub fn build(self) -> Result<Engine, Error> {
+        let workers = self
+            .workers
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
+        if workers > WORKERS_MAX {
+            return Err(Error::invalid(format!("{workers} workers: an engine has at most {WORKERS_MAX}")));
+        }
         if self.window == 0 {
             return Err(Error::invalid("a window of 0 admits no operation"));
         }
@@ -151,9 +161,6 @@ impl EngineBuilder {
             }
             devices.push(device);
         }
-        let workers = self
-            .workers
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
         let options = PoolOptions { workers, name: "estafette".into(), ..PoolOptions::default() };
         let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
         let core = Core::shared(CoreOptions {

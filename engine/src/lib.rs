@@ -130,7 +130,7 @@ pub use builder::OpBuilder;
 pub use completion::{Completion, Scope};
 pub use consumer::Consumer;
 pub use diagnose::{Blocked, Diagnosis, Status, Waiting};
-pub use engine::{Engine, EngineBuilder, ShutdownReport, Stats};
+pub use engine::{Engine, EngineBuilder, ShutdownReport, Stats, WORKERS_MAX};
 pub use error::{BodyError, BodyResult, Error, FailureKind, LeaseHeld, OperationError};
 pub use estafette_devices as devices;
 pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor};

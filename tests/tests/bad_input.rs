@@ -7,6 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use estafette::devices::Frontier;
 use estafette::{
     Access, DType, Engine, Error, ExportOptions, FailureKind, InvalidTensor, ManagedTensor, Produced, Tensor,
+    WORKERS_MAX,
 };
 use tests::dice::Dice;
 use tests::foreign::{DLTensor, Deleted, Memory, READ_ONLY};
@@ -316,4 +317,13 @@ fn shapes_and_vectors_that_do_not_fit_are_refused() {
     assert_eq!(empty.to_vec::<f32>().unwrap(), Vec::<f32>::new());
     assert_eq!(tests::ops::get(&tensor(&engine, 1.5)), 1.5);
     assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_engine_with_more_workers_than_the_limit_is_refused_before_any_thread_starts() {
+    for workers in [WORKERS_MAX + 1, 3_000, usize::MAX] {
+        let error = Engine::builder().workers(workers).build().unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        assert_eq!(error.to_string(), format!("{workers} workers: an engine has at most {WORKERS_MAX}"));
+    }
 }

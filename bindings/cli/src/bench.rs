@@ -4,6 +4,7 @@ use std::error::Error;
 use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
+use estafette::WORKERS_MAX;
 use estafette::journal::{Journal, JournalOptions};
 use lexopt::prelude::*;
 
@@ -12,7 +13,6 @@ const ROUNDS_DEFAULT: usize = 5;
 
 /// Limits of the options. Beyond them a number is a slip, and the machine would pay for it.
 const N_MAX: usize = 100_000_000;
-const WORKERS_MAX: usize = 1_024;
 const BODY_NS_MAX: u64 = 1_000_000_000;
 const ROUNDS_MAX: usize = 100_000;
 
