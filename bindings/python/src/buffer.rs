@@ -10,7 +10,7 @@ use estafette::{DType, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::{self, From, Request};
@@ -199,7 +199,8 @@ fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyRe
     Ok(())
 }
 
-/// The dictionary of `__array_interface__`. Its `data` is `this`: an object with a buffer, of which each reader takes its own lease.
+/// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that object and releases the
+/// buffer that it has asked it for at once.
 ///
 /// # Errors
 /// `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
@@ -220,7 +221,7 @@ pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResu
     dictionary.set_item("version", 3)?;
     dictionary.set_item("typestr", typestr)?;
     dictionary.set_item("shape", PyTuple::new(py, layout.shape())?)?;
-    dictionary.set_item("data", this)?;
+    dictionary.set_item("data", PyMemoryView::from(this)?)?;
     Ok(dictionary)
 }
 

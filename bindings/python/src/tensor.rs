@@ -285,7 +285,7 @@ impl PyTensor {
     }
 
     /// NumPy's array interface (version 3), of host memory in row-major order: other tensors have no such attribute. It names no address
-    /// but the tensor itself, whose buffer its reader asks for, under a read lease.
+    /// but a ``memoryview``, so the read lease lasts as long as that does. Waits until the tensor is ready.
     #[getter]
     fn __array_interface__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
         buffer::array_interface(this.as_any(), this.get().tensor(this.py())?)

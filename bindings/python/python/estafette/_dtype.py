@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,12 +21,14 @@ class DType(str):
 
     __slots__ = ("_itemsize",)
 
+    _itemsize: int
+
     def __new__(cls, name: str, itemsize: int) -> Self:
         self = super().__new__(cls, name)
         self._itemsize = itemsize
         return self
 
-    def __getnewargs__(self) -> tuple[str, int]:
+    def __getnewargs__(self) -> tuple[str, int]:  # type: ignore[override]
         return str(self), self.itemsize
 
     @property
@@ -66,10 +67,19 @@ class DType(str):
         return self.__numpy_dtype__
 
 
-@lru_cache(maxsize=64)
+# A program uses few types, but names of unknown ones are without number.
+_KNOWN_MAX = 64
+_known: dict[str, DType] = {}
+
+
 def of(name: str, itemsize: int) -> DType:
-    """The element type of that name; the same object for each name."""
-    return DType(name, itemsize)
+    """The element type of that name; the same object for each of the first names."""
+    dtype = _known.get(name)
+    if dtype is None:
+        dtype = DType(name, itemsize)
+        if len(_known) < _KNOWN_MAX:
+            _known[name] = dtype
+    return dtype
 
 
 class Bits:
