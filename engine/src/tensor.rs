@@ -183,6 +183,15 @@ impl Tensor {
         Ok(self.inner.definition()?.read_only)
     }
 
+    /// Whether the tensor is read-only, and its owner has not said so: its memory came in a DLPack struct before version 1.0, which
+    /// cannot say whether it may be written, and its import did not vouch for that.
+    pub fn is_write_unsaid(&self) -> bool {
+        self.inner.definition().is_ok_and(|definition| {
+            let foreign = definition.storage.as_foreign();
+            definition.read_only && foreign.is_some_and(|managed| managed.version().is_none())
+        })
+    }
+
     /// Whether the tensor has its memory and shape.
     pub fn is_defined(&self) -> bool {
         self.inner.definition.get().is_some()

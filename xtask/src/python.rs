@@ -13,12 +13,14 @@ use crate::shell;
 /// How many of the array libraries an environment holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Peers {
-    /// NumPy, tvm-ffi and the test tools.
+    /// NumPy, tvm-ffi, ONNX Runtime, pandas, Zarr, Pillow and the test tools.
     Small,
     /// JAX, PyTorch, TensorFlow, pyarrow and scikit-learn too.
     All,
     /// MXNet alone, which needs an old NumPy.
     Legacy,
+    /// Warp, PaddlePaddle, OpenVINO, MLX and nanobind, of which one pins what JAX depends on to another version.
+    Other,
 }
 
 impl Peers {
@@ -27,6 +29,7 @@ impl Peers {
             Peers::Small => ".venv-small",
             Peers::All => ".venv",
             Peers::Legacy => ".venv-legacy",
+            Peers::Other => ".venv-other-peers",
         }
     }
 
@@ -40,6 +43,7 @@ impl Peers {
                 "tests/python-env/all.txt",
             ],
             Peers::Legacy => &["tests/python-env/legacy.txt"],
+            Peers::Other => &["tests/python-env/other-peers.txt"],
         }
     }
 }
@@ -255,7 +259,13 @@ mod tests {
 
     #[test]
     fn every_requirement_is_pinned_and_every_file_tells_its_download_size() {
-        let files = [Peers::All.requirements(), Peers::Legacy.requirements(), &[BORROWED.1]].concat();
+        let files = [
+            Peers::All.requirements(),
+            Peers::Legacy.requirements(),
+            Peers::Other.requirements(),
+            &[BORROWED.1],
+        ]
+        .concat();
         for file in files {
             let text = read(&shell::root().join(file)).expect("the requirement file is there");
             assert!(

@@ -74,6 +74,8 @@ pub enum Need {
     Python,
     /// The environment of a peer that cannot live with the others.
     Legacy,
+    /// The environment of the peers that cannot live with the others either, and no test of the quick form needs.
+    Other,
     /// The folder with other people's tests.
     Borrowed,
     /// A program, and how to get it.
@@ -88,6 +90,8 @@ pub struct Context {
     pub python: Option<(Environment, PathBuf)>,
     /// The environment of MXNet; present when the suite needs it.
     pub legacy: Option<Environment>,
+    /// The environment of the other peers; present when the suite needs it.
+    pub other: Option<Environment>,
     /// Other people's tests; present when the suite needs them and more than what is quick was asked for.
     pub borrowed: Option<Environment>,
     /// Only what is quick.
@@ -288,6 +292,21 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             let environment = context.legacy.as_ref().expect("set up before the suite");
             vec![environment.command(&["-m", "pytest", "-rs", "bindings/python/tests/test_mxnet.py"])]
+        },
+    },
+    Suite {
+        name: "other-peers",
+        about: "Warp, PaddlePaddle, OpenVINO, MLX and nanobind as peers, in an environment of their own",
+        fast: false,
+        needs: &[Need::Other, CPP],
+        counted: true,
+        limit: minutes(10),
+        commands: |context| {
+            let environment = context.other.as_ref().expect("set up before the suite");
+            let run = |file: &str| {
+                environment.command(&["-m", "pytest", "-rs", &format!("bindings/python/tests/{file}.py")])
+            };
+            vec![run("test_peers"), run("test_other_peers")]
         },
     },
     Suite {
@@ -581,6 +600,7 @@ pub fn list() {
             .map(|need| match need {
                 Need::Python => "Python",
                 Need::Legacy => "Python 3.11 or 3.12",
+                Need::Other => "Python",
                 Need::Borrowed => "wheels with tests",
                 Need::Program(name, _) => name,
             })

@@ -73,7 +73,8 @@ struct Line {
 /// Runs the chosen suites; true when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
-    let mut context = Context { target, python: None, legacy: None, borrowed: None, fast: options.fast };
+    let mut context =
+        Context { target, python: None, legacy: None, other: None, borrowed: None, fast: options.fast };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it tells why.
     let mut set_up = SetUp::default();
@@ -132,6 +133,7 @@ fn too_new_for_mxnet((major, minor): (u32, u32)) -> Option<String> {
 struct SetUp {
     python: Option<Result<(), String>>,
     legacy: Option<Result<(), String>>,
+    other: Option<Result<(), String>>,
     borrowed: Option<Result<(), String>>,
 }
 
@@ -145,6 +147,10 @@ impl SetUp {
                 Need::Legacy => {
                     self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
                     self.legacy.get_or_insert_with(|| set_up_legacy(context)).clone()?;
+                }
+                Need::Other => {
+                    self.python.get_or_insert_with(|| set_up_python(context)).clone()?;
+                    self.other.get_or_insert_with(|| set_up_other(context)).clone()?;
                 }
                 // The quick form runs only what lies in the first environment.
                 Need::Borrowed if context.fast => {}
@@ -163,11 +169,21 @@ fn set_up_python(context: &mut Context) -> Result<(), String> {
 }
 
 fn set_up_legacy(context: &mut Context) -> Result<(), String> {
-    let environment = Environment::prepare(Peers::Legacy)?;
+    context.legacy = Some(with_the_wheel(Peers::Legacy, context)?);
+    Ok(())
+}
+
+fn set_up_other(context: &mut Context) -> Result<(), String> {
+    context.other = Some(with_the_wheel(Peers::Other, context)?);
+    Ok(())
+}
+
+/// An environment besides the first one, with the same wheel in it.
+fn with_the_wheel(peers: Peers, context: &Context) -> Result<Environment, String> {
+    let environment = Environment::prepare(peers)?;
     let (_, wheel) = context.python.as_ref().expect("set up before, for its wheel");
     environment.install(wheel)?;
-    context.legacy = Some(environment);
-    Ok(())
+    Ok(environment)
 }
 
 fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
@@ -308,8 +324,14 @@ mod tests {
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<std::process::Command>) -> String {
         let limit = Duration::from_secs(60);
         let suite = Suite { name: "some", about: "", fast: true, needs: &[], counted, limit, commands };
-        let context =
-            Context { target: "nowhere".into(), python: None, legacy: None, borrowed: None, fast: true };
+        let context = Context {
+            target: "nowhere".into(),
+            python: None,
+            legacy: None,
+            other: None,
+            borrowed: None,
+            fast: true,
+        };
         match run_suite(&suite, &context, &Options::default()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),
             Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,

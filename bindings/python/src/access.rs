@@ -17,7 +17,7 @@ use crate::export::{self, From, Request, poll_once};
 use crate::handle::EngineHandle;
 use crate::process::Own;
 use crate::tensor::{PyTensor, device_object};
-use crate::{buffer, call_sites, cuda_array, gate, running_loop, site, usm_array};
+use crate::{buffer, call_sites, cuda_array, dtype, gate, running_loop, site, usm_array};
 
 /// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
 /// end. A view that outlives the block keeps its lease.
@@ -288,8 +288,8 @@ impl PyView {
         dtype: Option<Bound<'py, PyAny>>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = this.get().lease(this.py())?.tensor().dtype().ok();
-        buffer::to_numpy(this.as_any(), kind, dtype, copy)
+        let lease = this.get().lease(this.py())?;
+        buffer::to_numpy(this.as_any(), || lease.tensor().dtype().ok(), dtype, copy)
     }
 
     /// Length of each dimension.
@@ -298,10 +298,16 @@ impl PyView {
         PyTuple::new(py, self.lease(py)?.tensor().shape().or_raise(py)?)
     }
 
-    /// Element type in words.
+    /// Element type, as `Tensor.dtype`.
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.lease(py)?.tensor().dtype().or_raise(py)?.to_string())
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::object(py, self.lease(py)?.tensor().dtype().or_raise(py)?)
+    }
+
+    /// The ``numpy.dtype`` of the elements, as `Tensor.__numpy_dtype__`.
+    #[getter]
+    fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::numpy(py, self.lease(py)?.tensor().dtype().or_raise(py)?)
     }
 
     /// Where the data is.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use estafette::DType;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyIterator;
+use pyo3::types::{PyFloat, PyInt, PyIterator};
 
 use crate::error::raise;
+use crate::tensor::PyTensor;
 
 /// An element type as people write it: its name, or an object of some library that carries it.
 ///
@@ -102,12 +103,17 @@ pub fn count(name: &str, least: usize, number: Option<&Bound<'_, PyAny>>) -> PyR
 /// # Errors
 /// `TypeError` that says how a list is written, for a single tensor too.
 pub fn list<'py>(name: &str, items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
-    items.try_iter().map_err(|error| {
-        if !error.is_instance_of::<PyTypeError>(items.py()) {
-            return error;
-        }
-        PyTypeError::new_err(format!("`{name}` is a list, not {}: write `{name}=[x]`", kind_of(items)))
-    })
+    let no_list =
+        || PyTypeError::new_err(format!("`{name}` is a list, not {}: write `{name}=[x]`", kind_of(items)));
+    if items.is_instance_of::<PyTensor>() {
+        // It could be iterated over, but gives numbers.
+        return Err(no_list());
+    }
+    items.try_iter().map_err(
+        |error| {
+            if error.is_instance_of::<PyTypeError>(items.py()) { no_list() } else { error }
+        },
+    )
 }
 
 /// The name of the class of `value`.
@@ -117,8 +123,10 @@ fn kind_of(value: &Bound<'_, PyAny>) -> String {
 
 /// The error for an argument that is no tensor.
 pub fn not_a_tensor(value: &Bound<'_, PyAny>) -> PyErr {
-    PyTypeError::new_err(format!(
-        "expected an estafette.Tensor, not {}; `from_dlpack` makes one of an array",
-        kind_of(value)
-    ))
+    let remedy = if value.is_instance_of::<PyInt>() || value.is_instance_of::<PyFloat>() {
+        "a number goes into the function: `functools.partial`, or a lambda"
+    } else {
+        "`from_dlpack` makes one of an array"
+    };
+    PyTypeError::new_err(format!("expected an estafette.Tensor, not {}; {remedy}", kind_of(value)))
 }

@@ -5,15 +5,16 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-use estafette::exchange::ManagedTensor;
-use estafette::{DType, Layout};
-use pyo3::exceptions::PyBufferError;
+use estafette::exchange::{self, Abi, ExportFlags, ManagedTensor};
+use estafette::{DType, Layout, Tensor};
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
-use crate::error::{OrRaise, raise};
+use crate::error::{OrRaise, raise, to_py};
 use crate::export::{self, From, Request};
+use crate::{capsule, dtype, typestr};
 
 /// What a buffer keeps until it is released.
 struct Lent {
@@ -48,33 +49,64 @@ fn format(dtype: DType) -> Option<&'static CStr> {
     })
 }
 
-/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` is the
-/// element type, if it is known yet.
+/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` asks for the
+/// element type, which is known once the tensor is defined.
 ///
 /// # Errors
-/// `BufferError` for a type that NumPy lacks; `ValueError` when a copy is needed and refused; else as [`export::export`].
+/// `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
+/// [`export::export`].
 pub fn to_numpy<'py>(
     this: &Bound<'py, PyAny>,
-    kind: Option<DType>,
+    kind: impl FnOnce() -> Option<DType>,
     dtype: Option<Bound<'py, PyAny>>,
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     // It is NumPy that asks, so it is there.
     let numpy = py.import("numpy")?;
-    let array = numpy.call_method1("from_dlpack", (this,)).map_err(|error| {
-        let Some(kind) = kind.filter(|kind| format(*kind).is_none()) else { return error };
-        // NumPy does not say which.
-        let named = raise(py, "ExchangeError", format!("NumPy takes no elements of type {kind}"));
-        named.set_cause(py, Some(error));
-        named
-    })?;
+    let array = match numpy.call_method1("from_dlpack", (this,)) {
+        Ok(array) => array,
+        Err(error) => match kind().filter(|kind| format(*kind).is_none()) {
+            None => return Err(error),
+            Some(kind) => as_bits(this, kind).map_err(|lacking| {
+                if !lacking.is_instance_of::<PyAttributeError>(py) {
+                    return lacking;
+                }
+                // NumPy does not say which.
+                let named = raise(py, "ExchangeError", format!("NumPy takes no elements of type {kind}"));
+                named.set_cause(py, Some(error));
+                named
+            })?,
+        },
+    };
     if dtype.is_none() && copy != Some(true) {
         return Ok(array);
     }
     let options = PyDict::new(py);
     options.set_item("copy", copy)?;
     numpy.call_method("array", (array, dtype), Some(&options))
+}
+
+/// An array of `ml_dtypes`: NumPy is given integers of the same width, and told what they are.
+///
+/// # Errors
+/// `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
+fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    let numpy = dtype::numpy(py, kind)?;
+    let options = PyDict::new(py);
+    options.set_item("max_version", (1, 0))?;
+    let exported = this.call_method("__dlpack__", (), Some(&options))?.cast_into::<PyCapsule>()?;
+    let managed = capsule::consume(&exported)?;
+    let layout = managed.describe().map_err(Into::into).or_raise(py)?;
+    let bits = DType::new(DType::U8.code, kind.bits);
+    let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides())
+        .map_err(|error| to_py(py, &error.into()))?;
+    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let data = managed.data();
+    // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.
+    let managed = unsafe { exchange::export(&layout, data, flags, Abi::Versioned, move || drop(managed)) };
+    py.import("estafette._dtype")?.call_method1("to_numpy", (capsule::wrap(py, managed)?, numpy))
 }
 
 /// Fills `view` with the memory behind `from`.
@@ -165,6 +197,32 @@ fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyRe
         );
     }
     Ok(())
+}
+
+/// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that object and releases the
+/// buffer that it has asked it for at once.
+///
+/// # Errors
+/// `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
+/// tensor seems not to have the interface; else as [`export::until_defined`].
+pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyDict>> {
+    let py = this.py();
+    export::until_defined(py, tensor)?;
+    let layout = tensor.layout().or_raise(py)?;
+    let lacks = |why: &str| PyAttributeError::new_err(format!("no `__array_interface__`: {why}"));
+    if !export::host_can_read(layout.device()) {
+        return Err(lacks("the memory is not the host's"));
+    }
+    if !layout.is_contiguous() {
+        return Err(lacks("the elements are not in row-major order without gaps"));
+    }
+    let typestr = typestr::of(layout.dtype()).ok_or_else(|| lacks("it has no name for such elements"))?;
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", 3)?;
+    dictionary.set_item("typestr", typestr)?;
+    dictionary.set_item("shape", PyTuple::new(py, layout.shape())?)?;
+    dictionary.set_item("data", PyMemoryView::from(this)?)?;
+    Ok(dictionary)
 }
 
 fn is_column_major(layout: &Layout) -> bool {

@@ -215,7 +215,13 @@ pub fn export_managed<'py>(
             return Err(raise(
                 py,
                 "ExchangeError",
-                "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)",
+                if tensor.is_write_unsaid() {
+                    "this tensor is read-only: its memory came in a DLPack struct before version 1.0, which cannot say whether it may be \
+                     written, and such a struct is asked for again; import the memory with `writable=True` if its owner allows \
+                     that, or ask with max_version=(1, 0)"
+                } else {
+                    "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)"
+                },
             ));
         }
         // In a body the mode is the declared one.

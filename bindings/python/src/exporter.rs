@@ -71,8 +71,8 @@ impl Exporter {
         dtype: Option<Bound<'py, PyAny>>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = this.get().parts(this.py())?.0.dtype().ok();
-        buffer::to_numpy(this.as_any(), kind, dtype, copy)
+        let tensor = this.get().parts(this.py())?.0;
+        buffer::to_numpy(this.as_any(), || tensor.dtype().ok(), dtype, copy)
     }
 
     /// The tensor that is exported.

@@ -15,7 +15,7 @@ use crate::export::host_can_read;
 use crate::peer_table::PeerTable;
 use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::unordered::{self, Reason};
-use crate::{capsule, cuda_array, export, fastcall, stream, sycl, usm_array};
+use crate::{buffer_import, capsule, cuda_array, export, fastcall, stream, sycl, usm_array};
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -30,6 +30,8 @@ pub struct Wanted {
     pub device: Option<DLDevice>,
     /// Whether it shall be copied; `None` means if needed.
     pub copy: Option<bool>,
+    /// Whether operations may write it: the caller vouches for it, or forbids it. `None` means what the producer says.
+    pub writable: Option<bool>,
 }
 
 impl Wanted {
@@ -68,10 +70,10 @@ pub struct Taken {
 pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     let py = object.py();
     if let Ok(raw) = object.cast::<PyCapsule>() {
-        // Nobody says whose it is, so NumPy's rule holds: a legacy struct gives no consent to write.
+        // The maker is unknown, so NumPy's rule holds: a legacy struct gives no consent to write.
         let managed = capsule::consume(raw)?;
-        let immutable = managed.version().is_none();
         check(py, &managed, wanted)?;
+        let immutable = is_immutable(py, &managed, None, wanted)?;
         let device = managed.device();
         let mut ready = Frontier::default();
         if device != DLDevice::CPU {
@@ -89,10 +91,11 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
         _ if cuda_array::is_to_be_asked(object, peer)? => cuda_array::take(object, peer)?,
         _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
+        _ if buffer_import::is_all_there_is(object)? => (buffer_import::take(object)?, Frontier::default()),
         _ => through_protocol(object, peer, wanted)?,
     };
-    let immutable = managed.version().is_none() && peer.legacy == Legacy::ReadOnly;
     check(py, &managed, wanted)?;
+    let immutable = is_immutable(py, &managed, Some(peer), wanted)?;
     let device = managed.device();
     if device != DLDevice::CPU {
         note_device(py, device, peer, !ready.is_empty());
@@ -100,6 +103,37 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         managed = managed.with_prompt_deleter();
     }
     Ok(Taken { managed, immutable, ready })
+}
+
+/// Whether operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
+///
+/// # Errors
+/// `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
+fn is_immutable(
+    py: Python<'_>,
+    managed: &ManagedTensor,
+    peer: Option<&Peer>,
+    wanted: &Wanted,
+) -> PyResult<bool> {
+    let is_legacy = managed.version().is_none();
+    if wanted.writable != Some(true) || wanted.copy == Some(true) {
+        let consents = peer.is_some_and(|peer| peer.legacy == Legacy::Writable);
+        return Ok(wanted.writable == Some(false) || is_legacy && !consents);
+    }
+    let refuse = |why: String| {
+        Err(raise(
+            py,
+            "ExchangeError",
+            format!("writable=True: {why}; copy=True gives memory that may be written"),
+        ))
+    };
+    if managed.read_only() {
+        return refuse("the owner of this memory declares it read-only".into());
+    }
+    match peer {
+        Some(peer) if is_legacy && peer.immutable => refuse(format!("arrays of {} never change", peer.root)),
+        _ => Ok(false),
+    }
 }
 
 /// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to
@@ -237,11 +271,12 @@ fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
     let Some(method) = object.getattr_opt(intern!(object.py(), "__dlpack_device__"))? else {
         return Ok(None);
     };
-    let (kind, id): (i32, i32) = method
+    // PaddlePaddle has no number for the host: `(1, None)`.
+    let (kind, id): (i32, Option<i32>) = method
         .call0()?
         .extract()
         .map_err(|_| PyTypeError::new_err("`__dlpack_device__` did not return a pair of integers"))?;
-    Ok(Some(DLDevice::new(DeviceType(kind), id)))
+    Ok(Some(DLDevice::new(DeviceType(kind), id.unwrap_or(0))))
 }
 
 /// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
@@ -302,7 +337,9 @@ fn ask<'py>(
     match answer {
         Err(error) if error.is_instance_of::<PyAttributeError>(py) && !object.hasattr(name)? => {
             let kind = object.get_type().fully_qualified_name()?;
-            Err(PyTypeError::new_err(format!("{kind} has no `__dlpack__`: it cannot be exchanged")))
+            Err(PyTypeError::new_err(format!(
+                "{kind} has no `__dlpack__` and no buffer: it cannot be exchanged"
+            )))
         }
         answer => Ok((answer?, heeded)),
     }

@@ -276,7 +276,52 @@ pub static PEERS: &[Peer] = &[
         root: "paddle",
         legacy: Legacy::Writable,
         read_only: ReadOnly::Ignored,
-        source: "PaddlePaddle/Paddle#76840",
+        source: "PaddlePaddle/Paddle#76840; paddle 3.3.1: bindings/python/tests/peers.py",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "warp",
+        // An array has no mark for memory that may not be written: kernels write any, and so does `fill_`.
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        source: "NVIDIA/warp: warp/_src/types.py (array.__dlpack__), warp/_src/dlpack.py; warp 1.19",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "onnxruntime",
+        // An `OrtValue` is a place that sessions write their outputs to, and has `update_inplace`.
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        // "Currently unused; included for protocol compliance."
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "microsoft/onnxruntime: onnxruntime/python/onnxruntime_inference_collection.py (OrtValue); onnxruntime 1.32",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "mlx",
+        // It computes when a value is asked for: what is written into an array in between changes the results of earlier expressions.
+        legacy: Legacy::ReadOnly,
+        // An export evaluates the array; an import is a copy.
+        stream: Stream::Ignored,
+        omitted: Omitted::HostWait,
+        source: "ml-explore/mlx: python/src/convert.cpp, docs/src/usage/lazy_evaluation.rst; mlx 0.32",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "openvino",
+        // No DLPack: `ov.Tensor(array, shared_memory=True)` and `tensor.data` are NumPy's. An array that may not be written is refused.
+        stream: Stream::HostOnly,
+        omitted: Omitted::HostWait,
+        source: "openvinotoolkit/openvino: src/bindings/python/src/pyopenvino/core/common.cpp; openvino 2026.4",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "nanobind",
+        // `nb::ndarray<nb::array_api, ...>`. One without a framework is a raw capsule, which does not say whose it is.
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "wjakob/nanobind: src/nb_ndarray.cpp, docs/ndarray.rst; nanobind 3.1",
         ..UNKNOWN
     },
 ];

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
 
 use crate::access::PyAccess;
 use crate::arguments::seconds;
@@ -24,7 +24,7 @@ use crate::export::{self, From, Request};
 use crate::exporter::Exporter;
 use crate::handle::EngineHandle;
 use crate::process::Own;
-use crate::{buffer, cuda_array, gate, promise, running_loop, usm_array};
+use crate::{buffer, cuda_array, dtype, gate, promise, running_loop, usm_array};
 
 /// A promise of an n-dimensional array.
 ///
@@ -168,10 +168,17 @@ impl PyTensor {
         Ok(self.tensor(py)?.shape().or_raise(py)?.len())
     }
 
-    /// Element type in words, as NumPy would say it: ``"float32"``.
+    /// Element type: a `DType`, which is equal to its name as NumPy would say it, ``"float32"``.
     #[getter]
-    fn dtype(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(self.tensor(py)?.dtype().or_raise(py)?.to_string())
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::object(py, self.tensor(py)?.dtype().or_raise(py)?)
+    }
+
+    /// The ``numpy.dtype`` of the elements, by which NumPy and JAX find out the type of what they are given. Missing where NumPy has
+    /// none.
+    #[getter]
+    fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::numpy(py, self.tensor(py)?.dtype().or_raise(py)?)
     }
 
     /// Where the data is: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``.
@@ -273,8 +280,29 @@ impl PyTensor {
         dtype: Option<Bound<'py, PyAny>>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let kind = this.get().tensor(this.py())?.dtype().ok();
-        buffer::to_numpy(this.as_any(), kind, dtype, copy)
+        let tensor = this.get().tensor(this.py())?;
+        buffer::to_numpy(this.as_any(), || tensor.dtype().ok(), dtype, copy)
+    }
+
+    /// NumPy's array interface (version 3), of host memory in row-major order: other tensors have no such attribute. It names no address
+    /// but a ``memoryview``, so the read lease lasts as long as that does. Waits until the tensor is ready.
+    #[getter]
+    fn __array_interface__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        buffer::array_interface(this.as_any(), this.get().tensor(this.py())?)
+    }
+
+    /// Iterates over the elements of a tensor with one dimension, as Python numbers, under a read lease, which ends with the iteration.
+    /// Waits until the tensor is ready. For rows, iterate over ``np.from_dlpack(t)``.
+    fn __iter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
+        let py = this.py();
+        let tensor = this.get().tensor(py)?;
+        export::until_defined(py, tensor)?;
+        match tensor.shape().or_raise(py)?.len() {
+            1 => PyMemoryView::from(this.as_any())?.try_iter(),
+            ndim => Err(PyTypeError::new_err(format!(
+                "a tensor with {ndim} dimensions is not iterated over: take it with a library, `np.from_dlpack(t)`"
+            ))),
+        }
     }
 
     /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made
@@ -334,6 +362,20 @@ impl PyTensor {
     fn clear_error(&self, py: Python<'_>) -> PyResult<()> {
         let tensor = self.tensor(py)?;
         gate::detach(py, || tensor.clear_error()).or_raise(py)
+    }
+
+    /// Length of the first dimension. Raises `NotDefinedError` while the tensor has none yet.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let shape = self.tensor(py)?.shape().or_raise(py)?;
+        let first =
+            shape.first().ok_or_else(|| PyTypeError::new_err("a tensor without dimensions has no length"))?;
+        // A shape has no negative entries.
+        Ok(*first as usize)
+    }
+
+    /// A tensor is true, as any object: without this, one with `len(t) == 0` would not be, and one that is not defined would raise.
+    fn __bool__(&self) -> bool {
+        true
     }
 
     /// A promise is no number: without this, Python would read the bytes of the memory as digits.

@@ -14,8 +14,10 @@ import pytest
 
 import estafette as est
 
-# MXNet needs an old NumPy and lives in an environment of its own: `cargo xtask test --suite mxnet`.
-collect_ignore = [] if importlib.util.find_spec("mxnet") else ["test_mxnet.py"]
+# MXNet needs an old NumPy and lives in an environment of its own: `cargo xtask test --suite mxnet`. So does PaddlePaddle, with
+# others: `cargo xtask test --suite other-peers`.
+APART = {"test_mxnet.py": "mxnet", "test_other_peers.py": "paddle"}
+collect_ignore = [file for file, package in APART.items() if importlib.util.find_spec(package) is None]
 
 
 def peer(name):

@@ -6,6 +6,7 @@ does more, or less, or asks differently fails there, so that the table stays tru
 `python bindings/python/tests/peers.py` prints the tables for it.
 """
 
+import importlib.util
 import os
 from dataclasses import dataclass, field
 
@@ -50,6 +51,12 @@ class Rules:
 
     copies: str
     """`copy=True`: *asked* of the producer, *ignored*, or there is *no* such argument."""
+
+    misreads: str = ""
+    """Layouts that it takes without a word, and whose elements it cannot read."""
+
+    scalars: bool = True
+    """Whether it has arrays without dimensions."""
 
     widths: dict = field(default_factory=dict)
     """Element types that it takes, but as another one, with a copy of its own."""
@@ -376,6 +383,150 @@ class PyArrow:
         return not array.is_mutable
 
 
+class OnnxRuntime:
+    """`onnxruntime.OrtValue`, which sessions read and write."""
+
+    name = "onnxruntime"
+    rules = Rules(
+        dtypes=(
+            "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
+            "float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn"
+        ),
+        # Its `__dlpack__` knows the stream alone.
+        gives="dltensor",
+        asks={},
+        layouts="",
+        read_only="cannot ask",
+        writable=True,
+        copies="no",
+    )
+
+    def __init__(self):
+        self.OrtValue = peer("onnxruntime").OrtValue
+        self.np = peer("numpy")
+        self.from_dlpack = self.OrtValue.from_dlpack
+
+    def view_of(self, array):
+        return self.from_dlpack(array)
+
+    def make(self, dtype, size=8):
+        return self.OrtValue.ortvalue_from_numpy(self.np.arange(size).astype(dtype))
+
+    def dtype(self, array):
+        return array.data_type()
+
+    def shape(self, array):
+        return tuple(array.shape())
+
+    def address(self, array):
+        return array.data_ptr()
+
+    def numpy(self, array):
+        return self.np.from_dlpack(array)
+
+    def bytes(self, array):
+        return self.numpy(array).tobytes()
+
+    def zeros(self, shape):
+        return self.OrtValue.ortvalue_from_numpy(self.np.zeros(shape, "float32"))
+
+    def plus_one(self, array):
+        return self.OrtValue.ortvalue_from_numpy(self.numpy(array) + 1)
+
+
+class Warp:
+    name = "warp"
+    rules = Rules(
+        dtypes="bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64",
+        # Its `__dlpack__` knows the stream alone.
+        gives="dltensor",
+        asks={"stream": None},
+        layouts="transposed gaps reversed",
+        scalars=False,
+        read_only="cannot ask",
+        writable=True,
+        copies="no",
+    )
+
+    def __init__(self):
+        self.warp = peer("warp")
+        self.warp.config.quiet = True
+        self.warp.init()
+        self.np = peer("numpy")
+        self.from_dlpack = self.warp.from_dlpack
+
+    def view_of(self, array):
+        return self.from_dlpack(array)
+
+    def make(self, dtype, size=8):
+        kind = getattr(self.warp, dtype)
+        return self.warp.array(self.np.arange(size).astype("float32"), dtype=kind, device="cpu")
+
+    def dtype(self, array):
+        return array.dtype
+
+    def address(self, array):
+        return array.ptr
+
+    def numpy(self, array):
+        return array.numpy()
+
+    def bytes(self, array):
+        return array.contiguous().numpy().tobytes()
+
+    def zeros(self, shape):
+        return self.warp.zeros(shape, dtype=self.warp.float32, device="cpu")
+
+    def plus_one(self, array):
+        return self.warp.array(array.numpy() + 1, device="cpu")
+
+
+class Paddle:
+    name = "paddle"
+    rules = Rules(
+        dtypes=(
+            "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
+            "complex128 float8_e4m3fn float8_e5m2"
+        ),
+        gives="dltensor_versioned",
+        # Of objects without the C exchange table.
+        asks={"max_version": (1, 2)},
+        layouts="transposed gaps",
+        misreads="reversed",
+        read_only="ignores",
+        writable=True,
+        copies="asked",
+    )
+
+    def __init__(self):
+        self.paddle = peer("paddle")
+        self.from_dlpack = self.paddle.from_dlpack
+
+    def view_of(self, array):
+        return self.from_dlpack(array)
+
+    def make(self, dtype, size=8):
+        return self.paddle.arange(size).astype(dtype)
+
+    def dtype(self, array):
+        return array.dtype
+
+    def address(self, array):
+        return array.data_ptr()
+
+    def numpy(self, array):
+        return array.numpy()
+
+    def bytes(self, array):
+        return array.contiguous().view(self.paddle.uint8).numpy().tobytes()
+
+    def zeros(self, shape):
+        return self.paddle.zeros(shape, "float32")
+
+    def plus_one(self, array):
+        return array + 1
+
+
 # MXNet 1.9.1, which lives in an environment of its own.
 MXNET = Rules(
     dtypes="int8 int32 int64 uint8 float16 float32 float64",
@@ -389,12 +540,22 @@ MXNET = Rules(
     copies="asked",
 )
 
-PEERS = {kind.name: kind for kind in (Numpy, Jax, Torch, TensorFlow, TvmFfi, PyArrow)}
+TOGETHER = {kind.name: kind for kind in (Numpy, Jax, Torch, TensorFlow, TvmFfi, PyArrow, OnnxRuntime)}
+
+# Those of the suite `other-peers`, which live in an environment of their own: PaddlePaddle pins what JAX depends on to another version.
+APART = {kind.name: kind for kind in (Warp, Paddle)}
+
+PEERS = APART if importlib.util.find_spec("paddle") else TOGETHER
+
+
+def shape_of(lib, array):
+    """The shape of a peer's array."""
+    return lib.shape(array) if hasattr(lib, "shape") else tuple(array.shape)
 
 
 def tables():
     """What the peers do, as Markdown."""
-    rules = {**{name: kind.rules for name, kind in PEERS.items()}, "mxnet": MXNET}
+    rules = {**{name: kind.rules for name, kind in (TOGETHER | APART).items()}, "mxnet": MXNET}
     return "\n".join([*conduct(rules), "", *types(rules), ""])
 
 

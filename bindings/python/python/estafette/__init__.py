@@ -23,6 +23,7 @@ import os as _os
 import threading as _threading
 from typing import TYPE_CHECKING
 
+from ._dtype import DType
 from ._errors import (
     CancelledError,
     ConflictError,
@@ -83,6 +84,8 @@ from ._reports import (
 from ._streams import Stream, current_stream, hold_barriers
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer, CapsuleType
+
     from ._typing import DeviceLike, StreamLike, SupportsDLPack
 
 __all__ = [
@@ -90,6 +93,7 @@ __all__ = [
     "Blocked",
     "CancelledError",
     "ConflictError",
+    "DType",
     "Device",
     "DeviceError",
     "DeviceInfo",
@@ -157,15 +161,16 @@ def default_engine() -> Engine:
 
 
 def from_dlpack(
-    x: SupportsDLPack,
+    x: SupportsDLPack | CapsuleType | Buffer,
     /,
     *,
     device: DeviceLike | None = None,
     copy: bool | None = None,
+    writable: bool | None = None,
     freed_on: StreamLike | None = None,
 ) -> Tensor:
     """A promise of the memory behind `x`, without a copy, in the default engine. See ``Engine.from_dlpack``."""
-    return default_engine().from_dlpack(x, device=device, copy=copy, freed_on=freed_on)
+    return default_engine().from_dlpack(x, device=device, copy=copy, writable=writable, freed_on=freed_on)
 
 
 def _in_child() -> None:

@@ -30,13 +30,18 @@ const BACKLOG_WAIT: Duration = Duration::from_millis(20);
 
 #[pymethods]
 impl PyEngine {
-    /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, or a raw capsule.
+    /// A promise of the memory behind `x`, without a copy. `x` is anything that speaks DLPack, a raw capsule, or an object with a
+    /// buffer of numbers, such as `bytearray`, `array.array` and `memoryview`.
     ///
     /// Memory that overlaps tensors already known is ordered with them. A tensor of Estafette's own comes back as it is. An
     /// object with ``__estafette_promise__`` is not waited for: the tensor is ready when its promise is done.
     ///
     /// device: where the data shall be; default where it is.
     /// copy: True always copies, False never does, None only if it must.
+    /// writable: whether operations may write the memory. Default: what the producer says; a DLPack struct before version 1.0 cannot,
+    /// so of one from a library that `est.peers()` does not know as one that allows it the answer is no. True vouches for it;
+    /// `BufferError` where the producer declares it read-only or never changes its arrays. False forbids it here. A copy may always be
+    /// written.
     /// freed_on: the CUDA stream in whose order the allocator of `x` gives its memory out again, a handle or an object with
     /// ``__cuda_stream__``, which is kept: for PyTorch and CuPy the stream that was current when the memory was *allocated*. The
     /// caller vouches for it. The memory then goes back as soon as that stream waits for its last use, instead of when that is
@@ -46,18 +51,19 @@ impl PyEngine {
     ///     >>> t = eng.from_dlpack(x)
     ///     >>> t.shape, t.dtype, t.data_ptr == x.ctypes.data
     ///     ((4,), 'float32', True)
-    #[pyo3(signature = (x, /, *, device = None, copy = None, freed_on = None))]
+    #[pyo3(signature = (x, /, *, device = None, copy = None, writable = None, freed_on = None))]
     #[allow(clippy::wrong_self_convention, reason = "the array API's name")]
     fn from_dlpack<'py>(
         &self,
         x: &Bound<'py, PyAny>,
         device: Option<&Bound<'py, PyAny>>,
         copy: Option<bool>,
+        writable: Option<bool>,
         freed_on: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTensor>> {
         let py = x.py();
         let engine = self.engine(py)?;
-        let wanted = Wanted { device: device.map(parse_device).transpose()?, copy };
+        let wanted = Wanted { device: device.map(parse_device).transpose()?, copy, writable };
         if let Ok(tensor) = x.cast::<PyTensor>() {
             if freed_on.is_some() {
                 return Err(PyValueError::new_err(
@@ -67,6 +73,7 @@ impl PyEngine {
             return self.own(tensor, &wanted);
         }
         if freed_on.is_none()
+            && writable.is_none()
             && let Some(promise) = promise::pending(x, engine)?
         {
             let tensor = promise::import(x, engine, promise)?;
@@ -121,6 +128,11 @@ impl PyEngine {
     /// An import of a tensor of ours: itself, or a copy.
     fn own<'py>(&self, tensor: &Bound<'py, PyTensor>, wanted: &Wanted) -> PyResult<Bound<'py, PyTensor>> {
         let (py, inner) = (tensor.py(), tensor.get().tensor(tensor.py())?);
+        if wanted.writable.is_some() && wanted.copy != Some(true) {
+            return Err(PyValueError::new_err(
+                "writable: whether a tensor of Estafette's own may be written is settled already",
+            ));
+        }
         let mut copies = wanted.copy == Some(true);
         if let Some(device) = wanted.device {
             until_defined(py, inner)?;

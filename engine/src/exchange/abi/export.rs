@@ -1,6 +1,7 @@
 //! Making a managed tensor for a consumer. See the [parent](super) for the rules about deleters.
 
 use std::alloc;
+use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
@@ -52,9 +53,9 @@ where
 {
     let tensor = describe_raw(layout, data);
     ManagedTensor::new(match abi {
-        Abi::Legacy => Raw::Legacy(Exported::allocate(layout, owner, |dims| DLManagedTensor {
+        Abi::Legacy => Raw::Legacy(Exported::allocate(layout, owner, |ctx, dims| DLManagedTensor {
             dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
-            manager_ctx: ptr::null_mut(),
+            manager_ctx: ctx,
             deleter: Some(Exported::<DLManagedTensor, F>::delete),
         })),
         Abi::Versioned => {
@@ -62,9 +63,9 @@ where
             bits.set(DlpackFlags::READ_ONLY, flags.read_only);
             bits.set(DlpackFlags::IS_COPIED, flags.is_copied);
             bits.set(DlpackFlags::IS_SUBBYTE_TYPE_PADDED, layout.is_padded());
-            Raw::Versioned(Exported::allocate(layout, owner, |dims| DLManagedTensorVersioned {
+            Raw::Versioned(Exported::allocate(layout, owner, |ctx, dims| DLManagedTensorVersioned {
                 version: DLPackVersion { major: VERSION.0, minor: VERSION.1 },
-                manager_ctx: ptr::null_mut(),
+                manager_ctx: ctx,
                 deleter: Some(Exported::<DLManagedTensorVersioned, F>::delete),
                 flags: bits,
                 dl_tensor: DLTensor { shape: dims.0, strides: dims.1, ..tensor },
@@ -92,9 +93,16 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
         (whole.pad_to_align(), offset)
     }
 
-    /// Allocates and fills everything; `managed` gets the addresses of shape and strides (NULL for a scalar).
+    /// Allocates and fills everything. `managed` gets `manager_ctx`, and the addresses of shape and strides (NULL for a scalar).
+    ///
+    /// Our deleter needs no context. It is the struct's own address all the same: PaddlePaddle 3.3 calls the deleter only of
+    /// structs whose `manager_ctx` is not NULL.
     #[inline]
-    fn allocate(layout: &Layout, owner: F, managed: impl FnOnce((*mut i64, *mut i64)) -> M) -> NonNull<M> {
+    fn allocate(
+        layout: &Layout,
+        owner: F,
+        managed: impl FnOnce(*mut c_void, (*mut i64, *mut i64)) -> M,
+    ) -> NonNull<M> {
         let ndim = layout.ndim();
         let (whole, offset) = Self::place(ndim);
         // SAFETY: the layout is not empty, it contains a managed tensor.
@@ -108,7 +116,8 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
             ptr::copy_nonoverlapping(layout.strides().as_ptr(), strides, ndim);
             let dims = if ndim == 0 { (ptr::null_mut(), ptr::null_mut()) } else { (shape, strides) };
             let generation = fork::generation();
-            start.write(Self { managed: managed(dims), owner: ManuallyDrop::new(owner), generation, ndim });
+            let managed = managed(memory.cast(), dims);
+            start.write(Self { managed, owner: ManuallyDrop::new(owner), generation, ndim });
         }
         start.cast()
     }

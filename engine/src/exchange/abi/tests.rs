@@ -345,6 +345,35 @@ fn the_owner_of_an_export_runs_once_on_the_consumers_thread_in_either_abi() {
     }
 }
 
+/// PaddlePaddle 3.3 is such a consumer.
+#[test]
+fn a_consumer_that_calls_the_deleter_only_of_a_struct_with_a_context_calls_it() {
+    for shape in [&[][..], &[2, 3]] {
+        let layout = Layout::contiguous(DType::F32, DLDevice::CPU, shape).unwrap();
+        let exported = |abi, owner: Box<dyn FnOnce() + Send>| {
+            export(&layout, ptr::without_provenance_mut(64), ExportFlags::default(), abi, owner)
+        };
+        let (owner, calls) = counting_owner();
+        let versioned = exported(Abi::Versioned, Box::new(owner)).into_raw_versioned().unwrap();
+        let versioned = versioned.cast::<DLManagedTensorVersioned>();
+        // SAFETY: a struct that was just exported; its deleter is called once.
+        unsafe {
+            assert!(!(*versioned).manager_ctx.is_null());
+            (*versioned).deleter.unwrap()(versioned);
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        let (owner, calls) = counting_owner();
+        let legacy =
+            exported(Abi::Legacy, Box::new(owner)).into_raw_legacy().unwrap().cast::<DLManagedTensor>();
+        // SAFETY: as above.
+        unsafe {
+            assert!(!(*legacy).manager_ctx.is_null());
+            (*legacy).deleter.unwrap()(legacy);
+        }
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+}
+
 #[test]
 fn a_panicking_owner_does_not_unwind_into_the_consumer() {
     let layout = Layout::contiguous(DType::F32, DLDevice::CPU, &[]).unwrap();

@@ -1,0 +1,27 @@
+//! Element types in Python: `estafette.DType`, and the types of NumPy that they are.
+
+use estafette::DType;
+use pyo3::exceptions::PyAttributeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// What `t.dtype` is: a text that is equal to the type's name.
+pub fn object(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
+    static OF: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let of =
+        OF.get_or_try_init(py, || PyResult::Ok(py.import("estafette._dtype")?.getattr("of")?.unbind()))?;
+    of.bind(py).call1((dtype.to_string(), dtype.itemsize()))
+}
+
+/// The `numpy.dtype` of the same elements, of `ml_dtypes` for those that NumPy itself lacks.
+///
+/// # Errors
+/// `AttributeError` for a type that neither has, and where they are not installed.
+pub fn numpy(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
+    if dtype.is_sub_byte() || dtype.lanes != 1 {
+        // NumPy's have a byte each.
+        return Err(PyAttributeError::new_err(format!("NumPy has no packed elements of type {dtype}")));
+    }
+    object(py, dtype)?.getattr(intern!(py, "__numpy_dtype__"))
+}

@@ -1,0 +1,115 @@
+"""`t.dtype`: equal to its name, and understood by NumPy and by what asks NumPy."""
+
+import copy
+import gc
+import pickle
+
+import pytest
+
+import estafette as est
+from conftest import peer
+
+NARROW = (
+    "bfloat16 float8_e3m4 float8_e4m3 float8_e4m3b11fnuz float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
+    "float8_e8m0fnu"
+).split()
+
+
+def test_it_is_equal_to_its_name_and_a_key_like_it(eng):
+    dtype = eng.zeros(1, "float32").dtype
+    assert isinstance(dtype, est.DType) and dtype == "float32" and "float32" == dtype
+    assert dtype != "float64" and {"float32": 1}[dtype] == 1
+    assert (str(dtype), repr(dtype), f"{dtype}") == ("float32", "'float32'", "float32")
+    assert dtype is eng.zeros(2, "float32").dtype
+    for again in (copy.deepcopy(dtype), pickle.loads(pickle.dumps(dtype))):
+        assert (again, again.itemsize, type(again)) == (dtype, 4, est.DType)
+
+
+@pytest.mark.parametrize("name, itemsize", [("bool", 1), ("int4", 1), ("bfloat16", 2), ("complex128", 16), ("float32x4", 16)])
+def test_it_tells_the_bytes_of_one_element(eng, name, itemsize):
+    assert eng.zeros(4, name).dtype.itemsize == itemsize
+
+
+@pytest.mark.parametrize("name", ["bool", "int8", "uint64", "float16", "float32", "complex64"])
+def test_numpy_takes_it_and_the_tensor_for_the_dtype(eng, np, name):
+    t = eng.zeros(3, name)
+    wanted = np.dtype(name)
+    assert np.dtype(t.dtype) == np.dtype(t) == np.result_type(t) == t.dtype.dtype == wanted
+    assert np.zeros(2, dtype=t.dtype).dtype == wanted and t.dtype == wanted
+    with t.read() as view:
+        assert view.dtype == name and np.dtype(view) == wanted
+    assert eng.zeros(2, t.dtype).dtype == eng.zeros(2, t).dtype == name
+
+
+@pytest.mark.parametrize("name", ["int4", "float4_e2m1fn", "float6_e2m3fn", "float32x4"])
+def test_a_type_that_numpy_lacks_is_no_numpy_dtype(eng, name):
+    t = eng.zeros(4, name)
+    assert t.dtype == name
+    assert not hasattr(t, "__numpy_dtype__")
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_floats_are_those_of_ml_dtypes(eng, np, name):
+    ml_dtypes = peer("ml_dtypes")
+    t = eng.zeros(5, name)
+    assert np.dtype(t) == t.dtype.dtype == np.dtype(getattr(ml_dtypes, name))
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_numpy_sees_narrow_floats_in_place_under_a_lease(eng, np, name):
+    ml_dtypes = peer("ml_dtypes")
+    t = eng.zeros((2, 3), name)
+    with t.write() as view:
+        array = np.asarray(view)
+        array.view("uint8" if t.dtype.itemsize == 1 else "uint16")[:] = 1
+        del array
+    array = np.asarray(t)
+    assert array.dtype == getattr(ml_dtypes, name) and array.ctypes.data == t.data_ptr and not array.flags.writeable
+    assert array.tobytes() == (b"\1" if t.dtype.itemsize == 1 else b"\1\0") * 6
+    op = eng.submit(lambda x: None, writes=[t], using=lambda x: None)
+    assert not op.is_done()
+    del array
+    gc.collect()
+    op.wait(30)
+
+
+def test_numpy_sees_a_strided_narrow_tensor_and_one_that_was_pending(eng, np, gate):
+    ml_dtypes = peer("ml_dtypes")
+    torch = peer("torch")
+    source = torch.arange(12).reshape(3, 4).to(torch.bfloat16)
+
+    def produce():
+        gate()
+        return source.T
+
+    t = eng.call(produce)
+    gate.open()
+    array = np.asarray(t)
+    assert array.dtype == ml_dtypes.bfloat16 and array.shape == (4, 3)
+    assert array.astype("float32").tolist() == source.T.float().tolist()
+    assert np.array(t, dtype="float32").tolist() == source.T.float().tolist()
+
+
+class TestJax:
+    @pytest.mark.parametrize("name", ["float32", "int8", "bool", "bfloat16", "float8_e5m2"])
+    def test_asarray_and_array_take_a_tensor(self, eng, jnp, np, name):
+        t = eng.zeros((2, 3), name)
+        for take in (jnp.asarray, jnp.array):
+            array = take(t)
+            assert array.shape == (2, 3) and array.dtype == name and not np.asarray(array).astype("float32").any()
+
+    def test_an_element_type_of_ours_is_one_of_its(self, eng, jnp):
+        t = eng.zeros(3, "float32")
+        assert jnp.zeros(2, dtype=t.dtype).dtype == "float32"
+
+    def test_a_pending_tensor_is_waited_for(self, eng, jnp, np, gate):
+        t = eng.zeros(4, "float32")
+
+        def fill(x):
+            gate()
+            x.fill(3)
+
+        eng.submit(fill, writes=[t], using=np.from_dlpack)
+        assert gate.entered.wait(30) and not t.is_ready()
+        gate.open()
+        assert jnp.asarray(t).tolist() == [3] * 4
