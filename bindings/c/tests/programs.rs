@@ -68,6 +68,11 @@ fn hard_cases() {
 }
 
 #[test]
+fn waits() {
+    assert_ran(&compile_and_run("waits.c", "c11", &[]), 2);
+}
+
+#[test]
 fn foreign_fences() {
     assert_ran(&compile_and_run("fences.c", "c11", &[]), 5);
 }

@@ -14,6 +14,7 @@ use pyo3::types::PyDict;
 
 use crate::error::{OrRaise, raise};
 use crate::export::{self, From, Request};
+use crate::interrupt;
 
 /// What a buffer keeps until it is released.
 struct Lent {
@@ -60,6 +61,9 @@ pub fn to_numpy<'py>(
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
+    if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {
+        return Err(raised);
+    }
     // It is NumPy that asks, so it is there.
     let numpy = py.import("numpy")?;
     let array = numpy.call_method1("from_dlpack", (this,)).map_err(|error| {
@@ -98,7 +102,9 @@ pub unsafe fn fill(
     // SAFETY: the caller's place. A buffer that was not filled has no object.
     unsafe { (*view).obj = ptr::null_mut() };
     let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
-    let managed = export::export_managed(py, from, &request)?;
+    interrupt::forget();
+    let managed = export::export_managed(py, from, &request)
+        .inspect_err(|error| interrupt::keep(py, owner.as_ptr().addr(), error))?;
     let layout = managed.describe().map_err(Into::into).or_raise(py)?;
     let read_only = managed.read_only();
     let dtype = layout.dtype();

@@ -117,8 +117,7 @@ impl PyTensor {
             return Ok(Awaiter::done(outcome.map(|()| this.clone().into_any().unbind())));
         }
         let (ready, result) = (body::within(py, || tensor.ready())?, this.clone().unbind());
-        let engine = this.get().engine.clone();
-        Ok(Awaiter::pending(Some(engine), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = ready.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
         }))
@@ -129,8 +128,7 @@ impl PyTensor {
     fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
-        let engine = this.get().engine.clone();
-        Ok(Awaiter::pending(Some(engine), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = writable.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
         }))

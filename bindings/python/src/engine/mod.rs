@@ -197,7 +197,7 @@ impl PyEngine {
     /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
     fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let engine = self.engine(py)?.clone();
-        Ok(Awaiter::pending(None, async move {
+        Ok(Awaiter::pending(async move {
             engine.shutdown().await;
             Box::new(|py: Python<'_>| Ok(py.None())) as _
         }))
