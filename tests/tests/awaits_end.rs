@@ -26,7 +26,10 @@ fn export(tensor: &Tensor) -> ManagedTensor {
 
 fn assert_held<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     let Err(Error::LeaseHeld(held)) = &outcome else { panic!("{outcome:?}") };
-    assert!(held.leases.iter().any(|lease| lease.contains("the holder")), "{held}");
+    assert!(
+        held.leases.iter().any(|lease| lease.contains("the holder") && lease.ends_with("(by this thread)")),
+        "{held}"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Whether waits run operations on the thread that waits.
 
-/// Says whether functions of this library may run operations on the calling thread; gives what was said before. A thread may, until
-/// it says otherwise.
+/// Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Gives what was
+/// said before, 0 or 1. A thread may, until it says otherwise.
 ///
 /// The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with
 /// `ESTAFETTE_FOREVER` (they run what they wait for, `estafette_wait_all` whatever is ready) and, in an engine without workers,
@@ -11,6 +11,6 @@
 ///
 /// May be called by any thread, and in a forked child.
 #[unsafe(no_mangle)]
-pub extern "C" fn estafette_set_helping(allowed: bool) -> bool {
-    estafette::set_helping(allowed)
+pub extern "C" fn estafette_set_helping(allowed: i32) -> i32 {
+    estafette::set_helping(allowed != 0).into()
 }

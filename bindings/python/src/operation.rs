@@ -62,7 +62,8 @@ impl PyOperation {
         Ok(gate::detach(py, || op.cancel()))
     }
 
-    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed.
+    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed, and `LeaseHeldError`
+    /// as `Tensor.wait` does: at once where it waits for a lease that this very thread has taken.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let op = self.op.get(py)?;

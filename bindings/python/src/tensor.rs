@@ -81,7 +81,9 @@ impl PyTensor {
 
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
     ///
-    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there.
+    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there. A wait that only leases
+    /// hold up raises `LeaseHeldError` after the engine's `lease_timeout`, or at once, whatever `timeout` says, where this very thread has
+    /// taken one of them: it cannot return that while it waits.
     ///
     ///     >>> def fails(_):
     ///     ...     raise ValueError("no data")
@@ -108,7 +110,8 @@ impl PyTensor {
     }
 
     /// ``await t`` waits for the version current at this point and gives `t`. A ready tensor costs no turn of the event
-    /// loop; cancelling the task cancels the waiting, not the work.
+    /// loop; cancelling the task cancels the waiting, not the work. Raises `LeaseHeldError` once leases alone have held it up for the
+    /// engine's `lease_timeout`, or up to an eighth longer; so do all other awaits.
     fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let tensor = this.get().tensor(py)?;

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import threading
 import time
 

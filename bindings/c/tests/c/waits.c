@@ -13,7 +13,7 @@ static void hold(void *context, estafette_op *op) {
   self->ran_on = pthread_self();
   atomic_store(&self->begun, 1);
   while (!atomic_load(&self->go)) nap(1);
-  OK(estafette_op_complete(op));
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
 }
 
 static estafette_op *submit(estafette_engine *engine, held *context, estafette_tensor *writes) {
@@ -50,11 +50,11 @@ static void a_thread_forbids_that_operations_run_on_it(void) {
   OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
   CHECK(pthread_equal(here.ran_on, pthread_self()));
   estafette_op_release(op);
-  CHECK(estafette_set_helping(false));
+  CHECK(estafette_set_helping(0) == 1);
   op = submit(engine, &elsewhere, x);
   OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
   CHECK(!pthread_equal(elsewhere.ran_on, pthread_self()));
-  CHECK(!estafette_set_helping(true));
+  CHECK(estafette_set_helping(1) == 0);
   estafette_op_release(op);
   estafette_tensor_release(x);
   estafette_engine_destroy(engine);
