@@ -17,7 +17,7 @@ pub struct Admitted<'e, R, W, U> {
 }
 
 impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
-    /// Checks the operands and waits for room in the window, helping to run what is ready. The rest cannot fail.
+    /// Checks the operands and waits for room in the window, as [`run`](OpBuilder::run) does. The rest cannot fail.
     ///
     /// # Errors
     /// As [`run_external`](OpBuilder::run_external).

@@ -451,9 +451,10 @@ impl Due {
             Some(leases) => {
                 let since = *entry.held_since.get_or_insert(now);
                 entry.next_look = since.checked_add(limit.max(LOOK_MIN));
-                if !first && self.is_over_limit(now) {
-                    entry.verdict =
-                        Some(Error::LeaseHeld(LeaseHeld::new(entry.awaited.what, leases.clone())));
+                if self.is_over_limit(now) {
+                    let mut leases = leases.clone();
+                    leases.iter_mut().for_each(|lease| lease.own = lease.thread == self.thread);
+                    entry.verdict = Some(Error::LeaseHeld(LeaseHeld::new(entry.awaited.what, leases)));
                     entry.next_look = None;
                     waker = entry.waker.take();
                 }

@@ -60,6 +60,8 @@ pub(crate) struct Core {
     pub(crate) closing: AtomicBool,
     /// For asynchronous bodies; made at first use, gone when closed.
     runtime: Mutex<Option<Runtime>>,
+    /// Whether it was said that a submission blocks that runtime.
+    blocked_runtime: AtomicBool,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
     /// Asked now and then during a wait whether it shall end.
@@ -149,6 +151,7 @@ impl Core {
             stand_ins: StandIns::default(),
             closing: AtomicBool::new(false),
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
+            blocked_runtime: AtomicBool::new(false),
             on_lease_wait: OnceLock::new(),
             on_wait: OnceLock::new(),
             failures: Failures::new(options.report_failures),
@@ -194,6 +197,27 @@ impl Core {
         let own = self.devices.iter().find(|device| device.id() == id);
         // Looking there loads the runtime that such a device belongs to, and no other.
         own.cloned().or_else(|| table::resolve(id).ok()?.device)
+    }
+
+    /// Logs once that the calling thread, which waits for room, may be the only one that could poll this engine's asynchronous
+    /// bodies. It may also have entered the runtime while another thread runs it, so this is no error.
+    fn warn_of_a_blocked_runtime(&self) {
+        let Ok(here) = tokio::runtime::Handle::try_current() else { return };
+        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let blocks = match &*runtime {
+            Some(Runtime::Given(given)) => given.id() == here.id(),
+            Some(Runtime::Own(_)) | None => false,
+        };
+        drop(runtime);
+        if blocks
+            && here.runtime_flavor() == tokio::runtime::RuntimeFlavor::CurrentThread
+            && !self.blocked_runtime.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(
+                "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
+                 in the way it waits for ever; submit with `run_async` there, or give the engine a runtime with more threads"
+            );
+        }
     }
 
     /// Runs an asynchronous body. The runtime is made at first use.
@@ -420,8 +444,11 @@ impl CoreRef {
         }
         context::blocking(|| listening.wait_until(Instant::now() + WINDOW_LOOK));
         self.check_interrupt()?;
-        if self.in_flight() >= before && !self.is_moved_by(&mut stand_ins) {
-            stuck::check_progress(self, in_flight)?;
+        if self.in_flight() >= before {
+            self.warn_of_a_blocked_runtime();
+            if !self.is_moved_by(&mut stand_ins) {
+                stuck::check_progress(self, in_flight)?;
+            }
         }
         Ok(())
     }

@@ -93,8 +93,9 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Worker threads for host operations. Default: one per core. With 0 the threads that wait run everything, and those that
-    /// submit, once much is ready. At most [`WORKERS_MAX`].
+    /// Worker threads for host operations. Default: one per core. With 0 the threads that wait without a timeout run everything, and
+    /// those that submit, once much is ready. For waits with a timeout, for futures, and where that is
+    /// [forbidden](crate::set_helping), the engine starts a thread that runs what is ready for as long as they last. At most [`WORKERS_MAX`].
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
         self
@@ -106,7 +107,7 @@ impl EngineBuilder {
         self
     }
 
-    /// How long a wait is held up by leases alone before it ends with [`Error::LeaseHeld`]. Default 30 s.
+    /// How long a wait, blocking or asynchronous, is held up by leases alone before it ends with [`Error::LeaseHeld`]. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
         self
@@ -127,6 +128,10 @@ impl EngineBuilder {
     }
 
     /// The tokio runtime for asynchronous bodies. Default: one of the engine's own with one thread, made at first use.
+    ///
+    /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls: a task on it that blocks, in
+    /// [`run`](crate::OpBuilder::run) into a full window or in a wait, for such a body waits for ever. Use the asynchronous forms
+    /// there ([`run_async`](crate::OpBuilder::run_async), `ready().await`).
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -268,7 +273,8 @@ impl Engine {
     /// Runs `submit`, in which this thread submits many operations, and wakes the workers once for all of them: at its end,
     /// or before the thread has to wait. Workers that are awake begin at once.
     ///
-    /// Waking a sleeping thread costs its waker microseconds, many times what a submission costs.
+    /// Waking a sleeping thread costs its waker microseconds, many times what a submission costs. Where `submit` waits by other means
+    /// than the engine's, workers that sleep hear of the work some milliseconds late.
     ///
     /// ```
     /// # let engine = estafette::Engine::builder().workers(1).build()?;
@@ -422,7 +428,8 @@ impl Engine {
         self.core().lease_timeout
     }
 
-    /// Waits until everything submitted to this engine has ended. Leases do not count.
+    /// Waits until everything submitted to this engine has ended. Leases do not count. Without a timeout it may run whatever is ready
+    /// on this thread, unless that is [forbidden](crate::set_helping); with one it runs nothing, so that the timeout is kept.
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left; [`Error::WouldDeadlock`] inside an
@@ -499,7 +506,7 @@ impl Engine {
     }
 
     /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout`; then what only leases hold
-    /// up is cancelled, and reported with the leases.
+    /// up is cancelled, and reported with the leases. Runs nothing on this thread.
     pub fn shutdown_timeout(&self, timeout: Duration) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);

@@ -267,7 +267,9 @@ pub struct LeaseHeld {
 
 impl LeaseHeld {
     pub(crate) fn new(waiting: &str, held: Vec<LeaseInfo>) -> Self {
-        let leases = held.iter().map(LeaseInfo::to_string).collect();
+        let words =
+            |lease: &LeaseInfo| format!("{lease}{}", if lease.own { " (by this thread)" } else { "" });
+        let leases = held.iter().map(words).collect();
         Self { waiting: waiting.to_string(), leases, held }
     }
 }

@@ -543,14 +543,23 @@ impl Op {
         true
     }
 
-    /// Waits until the operation has ended and gives its outcome; `timeout` of `None` waits as long as it takes.
+    /// Waits until the operation has ended and gives its outcome; `timeout` of `None` waits as long as it takes, and may run
+    /// operations on this thread, unless that is [forbidden](crate::set_helping). A wait with a timeout runs none, so that the
+    /// timeout is kept; one of zero only looks.
+    ///
+    /// # Errors
+    /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let state = self.handle.payload();
         let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id())).flatten();
         crate::wait::block_on_op(&state.core, &self.handle, state.signal(), timeout)
     }
 
-    /// Waits until the operation has ended and gives its outcome.
+    /// Waits until the operation has ended and gives its outcome. May run operations on this thread, unless that is
+    /// [forbidden](crate::set_helping).
+    ///
+    /// # Errors
+    /// As [`wait_timeout`](Self::wait_timeout).
     pub fn wait(&self) -> Result<(), Error> {
         self.wait_timeout(None)
     }

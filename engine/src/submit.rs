@@ -251,7 +251,12 @@ pub(crate) fn check_disjoint(written: &Tensor, other: &Tensor) -> Result<(), Err
 
 impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// Submits the operation with a synchronous body, which gets views of what it reads and of what it writes. Waits for
-    /// room in the window, helping to run what is ready.
+    /// room in the window. In an engine without workers it may run operations on this thread, unless that is
+    /// [forbidden](crate::set_helping); where there is a worker it runs none.
+    ///
+    /// It blocks while the window is full, so in an asynchronous task use [`run_async`](Self::run_async): on a runtime of one
+    /// thread that runs the engine's own asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), it would wait
+    /// for bodies that only this thread could poll.
     ///
     /// The compiler checks that the body takes as many views as tensors were named:
     ///
@@ -346,7 +351,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 
     /// Submits the operation with an asynchronous body on the engine's tokio runtime. It gets owned guards; the access
-    /// ends when the body has ended and the last guard is dropped.
+    /// ends when the body has ended and the last guard is dropped. Waits for room as [`run`](Self::run) does.
     ///
     /// # Errors
     /// As [`run`](Self::run).

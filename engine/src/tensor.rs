@@ -221,27 +221,36 @@ impl Tensor {
     }
 
     /// Waits, asynchronously, until the version current at this call is finished; every waiter of a failed version
-    /// gets its root cause. Needs no particular runtime. Dropping the future cancels the waiting, not the work.
+    /// gets its root cause. Needs no particular runtime. Dropping the future cancels the waiting, not the work. Polling it runs no
+    /// operation.
+    ///
+    /// It fails with [`Error::LeaseHeld`] once leases alone have held it up for the engine's
+    /// [lease timeout](crate::EngineBuilder::lease_timeout), or up to an eighth longer.
     #[inline]
     pub fn ready(&self) -> Ready {
         Ready::new(self)
     }
 
-    /// Waits, asynchronously, until the memory may be overwritten: no unfinished write, no reader, no lease.
+    /// Waits, asynchronously, until the memory may be overwritten: no unfinished write, no reader, no lease. Fails with
+    /// [`Error::LeaseHeld`] as [`ready`](Self::ready) does.
     pub fn writable(&self) -> Writable {
         Writable::new(self)
     }
 
-    /// Blocks until the version current at this call is finished.
+    /// Blocks until the version current at this call is finished. May run operations that it needs on this thread, unless that
+    /// is [forbidden](crate::set_helping).
     ///
     /// # Errors
-    /// The root cause of a failed version; [`Error::LeaseHeld`] when only leases hold it up;
-    /// [`Error::WouldDeadlock`] when the wait leads back to the waiting operation.
+    /// The root cause of a failed version; [`Error::LeaseHeld`] when only leases hold it up, at once if this very thread has taken
+    /// one of them, since it cannot return that while it waits; [`Error::WouldDeadlock`] when the wait leads back to the waiting
+    /// operation, or every thread that could run what it needs is blocked in a wait.
     pub fn wait(&self) -> Result<(), Error> {
         wait::block_on_tensor(self, None)
     }
 
-    /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`].
+    /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`]. Runs no operation on this thread, so the timeout is kept
+    /// whatever there is to run; an engine without workers starts a thread for the time of the wait. A timeout of zero only
+    /// looks.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), Error> {
         wait::block_on_tensor(self, Some(timeout))
     }
@@ -264,7 +273,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// A copy of the data as a vector, in row-major order, once it is ready. Blocks.
+    /// A copy of the data as a vector, in row-major order, once it is ready. Blocks, as [`wait`](Self::wait) does.
     ///
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.

@@ -26,7 +26,10 @@ fn export(tensor: &Tensor) -> ManagedTensor {
 
 fn assert_held<T: std::fmt::Debug>(outcome: Result<T, Error>) {
     let Err(Error::LeaseHeld(held)) = &outcome else { panic!("{outcome:?}") };
-    assert!(held.leases.iter().any(|lease| lease.contains("the holder")), "{held}");
+    assert!(
+        held.leases.iter().any(|lease| lease.contains("the holder") && lease.ends_with("(by this thread)")),
+        "{held}"
+    );
 }
 
 #[test]
@@ -153,8 +156,17 @@ fn an_await_collects_garbage_before_it_fails() {
     assert!(watchdog.still_watches());
 }
 
-/// Wants everything, and counts the warnings of the engine.
-struct Warnings(Arc<AtomicUsize>);
+/// Finds a field of an event.
+struct Finds(&'static str, bool);
+
+impl tracing::field::Visit for Finds {
+    fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.1 |= format!("{value:?}").contains(self.0);
+    }
+}
+
+/// Wants everything, and counts the warnings with these words.
+struct Warnings(Arc<AtomicUsize>, &'static str);
 
 impl tracing::Subscriber for Warnings {
     fn enabled(&self, _metadata: &tracing::Metadata<'_>) -> bool {
@@ -166,7 +178,9 @@ impl tracing::Subscriber for Warnings {
     fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
     fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
     fn event(&self, event: &tracing::Event<'_>) {
-        if *event.metadata().level() == tracing::Level::WARN {
+        let mut finds = Finds(self.1, false);
+        event.record(&mut finds);
+        if *event.metadata().level() == tracing::Level::WARN && finds.1 {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
@@ -175,9 +189,35 @@ impl tracing::Subscriber for Warnings {
 }
 
 #[test]
+fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let engine = Engine::builder().workers(1).window(1).tokio(runtime.handle().clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let (warned, inner) = (Arc::clone(&warnings), engine.clone());
+    // The thread that polls the body is not this one, but it is in the same place.
+    let (go, wait) = channel::<()>();
+    let body = engine.op("asynchronous").run_future(move |[], []| async move { Ok(wait.recv()?) }).unwrap();
+    let blocks = std::thread::spawn({
+        let handle = runtime.handle().clone();
+        move || {
+            let _entered = handle.enter();
+            tracing::subscriber::with_default(Warnings(warned, "waits for room"), || {
+                inner.op("blocks").run(|[], []| Ok(())).unwrap()
+            })
+        }
+    });
+    tests::ops::until("it is said", || warnings.load(Ordering::SeqCst) == 1);
+    go.send(()).unwrap();
+    runtime.block_on(body).unwrap();
+    blocks.join().unwrap().wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     let warnings = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::set_global_default(Warnings(Arc::clone(&warnings))).unwrap();
+    tracing::subscriber::set_global_default(Warnings(Arc::clone(&warnings), "own thread has taken")).unwrap();
     // The picture would be taken now, and would find the lease of this very thread.
     let engine = Engine::builder().workers(1).lease_timeout(Duration::from_secs(2)).build().unwrap();
     let watchdog = Watchdog::of(&engine);

@@ -312,7 +312,9 @@ typedef struct estafette_engine_options {
    */
   uint32_t size;
   /**
-   * Threads that run operations: 0 for one per core, -1 for none (then threads that wait run what they wait for).
+   * Threads that run operations: 0 for one per core, -1 for none: then threads that wait without a limit of time run
+   * what they wait for, those that submit help once much is ready, and for all other waits the engine starts a thread while they
+   * last (see `estafette_set_helping`).
    */
   int32_t workers;
   /**
@@ -827,7 +829,8 @@ estafette_status estafette_engine_shutdown(struct estafette_engine *engine,
 
 /**
  * Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
- * do not count, and failures are told where their outputs are used, not here.
+ * do not count, and failures are told where their outputs are used, not here. Without a limit it may run whatever is ready on this
+ * thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
  * `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle
@@ -983,6 +986,20 @@ estafette_status estafette_promise_settle(struct estafette_promise *promise,
  * `ESTAFETTE_FORKED`: there the promise is leaked. May be called by any thread. `promise` may be any value.
  */
 estafette_status estafette_promise_drop(struct estafette_promise *promise);
+
+/**
+ * Says whether functions of this library may run operations on the calling thread: 0 for no, anything else for yes. Gives what was
+ * said before, 0 or 1. A thread may, until it says otherwise.
+ *
+ * The functions that run operations on the thread that calls them, where this is not forbidden, are those that wait with
+ * `ESTAFETTE_FOREVER` (they run what they wait for, `estafette_wait_all` whatever is ready) and, in an engine without workers,
+ * those that submit and `estafette_engine_destroy`. A wait with another timeout runs none. Forbid it where the thread holds a lock that
+ * a function of an operation takes: the work is then done by the engine's workers, or by a thread that an engine without
+ * workers starts for the time of the wait.
+ *
+ * May be called by any thread, and in a forked child.
+ */
+int32_t estafette_set_helping(int32_t allowed);
 
 /**
  * Why the latest call of this thread that returned an error or `ESTAFETTE_TIMEOUT` did so, in words (UTF-8, at most 2,047
@@ -1152,7 +1169,8 @@ estafette_status estafette_op_query(struct estafette_op *op);
 
 /**
  * Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
- * limit), and tells how.
+ * limit; 0 only looks), and tells how. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
+ * it runs none, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
  * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;
@@ -1484,7 +1502,9 @@ estafette_status estafette_tensor_release_after(struct estafette_tensor *tensor,
 estafette_status estafette_query(const struct estafette_tensor *tensor);
 
 /**
- * Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit).
+ * Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only
+ * looks). Without a limit it may run operations that the tensor needs on this thread (see `estafette_set_helping`); with one it runs
+ * none, so that it is kept.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
  * cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block

@@ -31,7 +31,9 @@ pub(crate) fn engine(engine: *const estafette_engine) -> Result<Pinned<Engine>, 
 pub struct estafette_engine_options {
     /// `sizeof(estafette_engine_options)`.
     pub size: u32,
-    /// Threads that run operations: 0 for one per core, -1 for none (then threads that wait run what they wait for).
+    /// Threads that run operations: 0 for one per core, -1 for none: then threads that wait without a limit of time run
+    /// what they wait for, those that submit help once much is ready, and for all other waits the engine starts a thread while they
+    /// last (see `estafette_set_helping`).
     pub workers: i32,
     /// Operations that may be in flight before a submission waits; 0 for the default of 4,096.
     pub window: u64,
@@ -139,7 +141,8 @@ pub extern "C" fn estafette_engine_shutdown(
 }
 
 /// Blocks until everything submitted to this engine has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit). Leases
-/// do not count, and failures are told where their outputs are used, not here.
+/// do not count, and failures are told where their outputs are used, not here. Without a limit it may run whatever is ready on this
+/// thread (see `estafette_set_helping`); with one it runs nothing, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_LEASE_HELD` when only leases hold up what is left;
 /// `ESTAFETTE_WOULD_DEADLOCK` inside an operation, or where it would block in a callback; `ESTAFETTE_INVALID` for NULL or a handle

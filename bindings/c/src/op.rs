@@ -205,7 +205,8 @@ pub extern "C" fn estafette_op_query(op: *mut estafette_op) -> estafette_status 
 }
 
 /// Blocks until an operation has ended (the fence included that it ends with), or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
-/// limit), and tells how.
+/// limit; 0 only looks), and tells how. Without a limit it may run operations on this thread (see `estafette_set_helping`); with one
+/// it runs none, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
 /// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` inside of the operation itself, or where it would block in a callback;

@@ -229,7 +229,9 @@ pub extern "C" fn estafette_query(tensor: *const estafette_tensor) -> estafette_
     })
 }
 
-/// Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit).
+/// Blocks until the version that is current at this call is finished, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no limit; 0 only
+/// looks). Without a limit it may run operations that the tensor needs on this thread (see `estafette_set_helping`); with one it runs
+/// none, so that it is kept.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_TIMEOUT`; `ESTAFETTE_FAILED`, `ESTAFETTE_CANCELLED` or `ESTAFETTE_DEVICE` with the root
 /// cause; `ESTAFETTE_LEASE_HELD`; `ESTAFETTE_WOULD_DEADLOCK` when the wait leads back to the operation that waits, or would block

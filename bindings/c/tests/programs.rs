@@ -73,6 +73,11 @@ fn misuse_is_an_error() {
 }
 
 #[test]
+fn waits() {
+    assert_ran(&compile_and_run("waits.c", "c11", &[]), 2);
+}
+
+#[test]
 fn foreign_fences() {
     assert_ran(&compile_and_run("fences.c", "c11", &[]), 5);
 }

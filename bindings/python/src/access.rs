@@ -142,9 +142,9 @@ impl PyAccess {
         let py = this.py();
         let wanted = this.get().begin(py)?;
         let engine = this.get().engine.engine(py)?.clone();
-        let (handle, taker) = (this.get().engine.clone(), Self::taker(py));
+        let taker = Self::taker(py);
         let entering = Entering { access: Some(this.clone().unbind()) };
-        Ok(Awaiter::pending(Some(handle), async move {
+        Ok(Awaiter::pending(async move {
             let leases = engine.lease_all(&wanted, taker).await;
             let mut entering = entering;
             Box::new(move |py: Python<'_>| match entering.access.take() {

@@ -21,7 +21,6 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
 
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
@@ -29,9 +28,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::handle::EngineHandle;
 use crate::suspension::Suspension;
-use crate::watch::{self, LongWaits};
 use crate::{gate, running_loop};
 
 /// Turns the outcome of a future into Python, with the Python lock.
@@ -47,8 +44,6 @@ pub struct Awaiter {
     suspended: Option<Py<Suspension>>,
     /// Who keeps that, and under which number.
     left: Option<(Py<Wakeups>, u64)>,
-    /// For looking at why a wait takes so long.
-    engine: Option<EngineHandle>,
 }
 
 enum State {
@@ -59,19 +54,16 @@ enum State {
 impl Awaiter {
     /// Ends in its first step.
     pub fn done(outcome: PyResult<Py<PyAny>>) -> Self {
-        Self::new(State::Done(Some(outcome)), None)
+        Self::new(State::Done(Some(outcome)))
     }
 
     /// Waits for `future`, which is not polled before the first step.
-    pub fn pending(
-        engine: Option<EngineHandle>,
-        future: impl Future<Output = Finish> + Send + 'static,
-    ) -> Self {
-        Self::new(State::Pending(Mutex::new(Box::pin(future))), engine)
+    pub fn pending(future: impl Future<Output = Finish> + Send + 'static) -> Self {
+        Self::new(State::Pending(Mutex::new(Box::pin(future))))
     }
 
-    fn new(state: State, engine: Option<EngineHandle>) -> Self {
-        Self { state, waiter: None, suspended: None, left: None, engine }
+    fn new(state: State) -> Self {
+        Self { state, waiter: None, suspended: None, left: None }
     }
 
     fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -126,7 +118,7 @@ impl Awaiter {
         estafette::journal::on_event_loop();
         let suspension = Suspension::new(&running)?;
         let wakeups = Wakeups::of(&running)?;
-        let number = wakeups.get().leave(&running, suspension.clone_ref(py), self.engine.clone())?;
+        let number = wakeups.get().leave(suspension.clone_ref(py));
         let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
         let before = self.left.replace((wakeups, number));
         forget(before);
@@ -332,15 +324,7 @@ pub struct Wakeups {
 #[derive(Default)]
 struct Numbered {
     next: u64,
-    suspended: HashMap<u64, Suspended>,
-    /// When somebody looks at waits that take long, if ever.
-    look_at: Option<Instant>,
-}
-
-struct Suspended {
-    on: Py<Suspension>,
-    /// Since when, and whom to ask why it takes so long; `None` once that was done.
-    watched: Option<(Instant, EngineHandle)>,
+    suspended: HashMap<u64, Py<Suspension>>,
 }
 
 impl Wakeups {
@@ -372,67 +356,17 @@ impl Wakeups {
     }
 
     /// Keeps a suspension; gives its number.
-    fn leave(
-        &self,
-        event_loop: &Bound<'_, PyAny>,
-        on: Py<Suspension>,
-        engine: Option<EngineHandle>,
-    ) -> PyResult<u64> {
-        let now = Instant::now();
-        let deadline = engine.as_ref().and_then(|engine| now.checked_add(engine.lease_timeout()));
-        let watched = engine.map(|engine| (now, engine));
+    fn leave(&self, on: Py<Suspension>) -> u64 {
         let mut numbered = self.numbered();
         let number = numbered.next;
         numbered.next += 1;
-        numbered.suspended.insert(number, Suspended { on, watched });
-        let sooner = deadline.filter(|deadline| numbered.look_at.is_none_or(|look_at| *deadline < look_at));
-        drop(numbered);
-        if let Some(deadline) = sooner {
-            self.look_at(event_loop, deadline)?;
-        }
-        Ok(number)
+        numbered.suspended.insert(number, on);
+        number
     }
 
     /// A suspension, if it is still there. To be dropped where no lock is held.
-    fn take_back(&self, number: u64) -> Option<Suspended> {
+    fn take_back(&self, number: u64) -> Option<Py<Suspension>> {
         self.numbered().suspended.remove(&number)
-    }
-
-    /// Has the loop look for waits that take long. One timer serves all its awaits: most end long before.
-    fn look_at(&self, event_loop: &Bound<'_, PyAny>, when: Instant) -> PyResult<()> {
-        let Some(wakeups) = self.inbox.wakeups.get() else { return Ok(()) };
-        let look = LongWaits::new(wakeups.clone_ref(event_loop.py()));
-        let delay = when.saturating_duration_since(Instant::now()).as_secs_f64();
-        event_loop.call_method1("call_later", (delay, Bound::new(event_loop.py(), look)?))?;
-        self.numbered().look_at = Some(when);
-        Ok(())
-    }
-
-    /// Looks once at each wait that has taken as long as a blocking one would be held up by leases, and comes back for the
-    /// others.
-    pub fn look(&self, py: Python<'_>) -> PyResult<()> {
-        let now = Instant::now();
-        let mut long: Vec<(Duration, EngineHandle)> = Vec::new();
-        let mut next: Option<Instant> = None;
-        let mut numbered = self.numbered();
-        numbered.look_at = None;
-        for suspended in numbered.suspended.values_mut() {
-            let Some((since, engine)) = &suspended.watched else { continue };
-            let Some(deadline) = since.checked_add(engine.lease_timeout()) else { continue };
-            if deadline > now {
-                next = Some(next.map_or(deadline, |next| next.min(deadline)));
-            } else if let Some((since, engine)) = suspended.watched.take() {
-                long.push((now - since, engine));
-            }
-        }
-        drop(numbered);
-        let event_loop = self.event_loop.bind(py).call0()?;
-        if let Some(next) = next
-            && !event_loop.is_none()
-        {
-            self.look_at(&event_loop, next)?;
-        }
-        watch::tell_why(py, long)
     }
 }
 
@@ -444,7 +378,7 @@ impl Wakeups {
         let mut outcome = Ok(());
         for number in woken {
             let Some(suspended) = self.take_back(number) else { continue };
-            outcome = outcome.and(Suspension::finish(suspended.on.bind(py)));
+            outcome = outcome.and(Suspension::finish(suspended.bind(py)));
         }
         outcome
     }
@@ -452,7 +386,7 @@ impl Wakeups {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
         let Ok(numbered) = self.numbered.try_lock() else { return Ok(()) };
-        numbered.suspended.values().try_for_each(|suspended| visit.call(&suspended.on))
+        numbered.suspended.values().try_for_each(|suspended| visit.call(suspended))
     }
 
     fn __clear__(&self) {

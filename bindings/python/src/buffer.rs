@@ -14,7 +14,7 @@ use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
 
 use crate::error::{OrRaise, raise, to_py};
 use crate::export::{self, From, Request};
-use crate::{capsule, dtype, typestr};
+use crate::{capsule, dtype, interrupt, typestr};
 
 /// What a buffer keeps until it is released.
 struct Lent {
@@ -62,6 +62,9 @@ pub fn to_numpy<'py>(
     copy: Option<bool>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
+    if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {
+        return Err(raised);
+    }
     // It is NumPy that asks, so it is there.
     let numpy = py.import("numpy")?;
     let array = match numpy.call_method1("from_dlpack", (this,)) {
@@ -130,7 +133,9 @@ pub unsafe fn fill(
     // SAFETY: the caller's place. A buffer that was not filled has no object.
     unsafe { (*view).obj = ptr::null_mut() };
     let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
-    let managed = export::export_managed(py, from, &request)?;
+    interrupt::forget();
+    let managed = export::export_managed(py, from, &request)
+        .inspect_err(|error| interrupt::keep(py, owner.as_ptr().addr(), error))?;
     let layout = managed.describe().map_err(Into::into).or_raise(py)?;
     let read_only = managed.read_only();
     let dtype = layout.dtype();

@@ -2,7 +2,9 @@
 //! engine asks here now and then.
 
 use std::cell::RefCell;
+use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 
 use crate::gate;
@@ -10,6 +12,40 @@ use crate::gate;
 thread_local! {
     /// What a signal handler has raised, until the wait has come back with an error to raise in its place.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array__``. So an interruption is kept for
+/// that call.
+struct Kept {
+    /// The object that was asked.
+    owner: usize,
+    error: PyErr,
+    since: Instant,
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+}
+
+/// How long an interruption is kept: `__array__` follows at once, or not at all.
+const KEPT_MAX: Duration = Duration::from_millis(500);
+
+/// Keeps `error`, which the buffer protocol is about to give, if it is no ordinary exception.
+pub fn keep(py: Python<'_>, owner: usize, error: &PyErr) {
+    if !error.is_instance_of::<PyException>(py) {
+        KEPT.set(Some(Kept { owner, error: error.clone_ref(py), since: Instant::now() }));
+    }
+}
+
+/// What was kept a moment ago for this object.
+pub fn kept(owner: usize) -> Option<PyErr> {
+    let kept = KEPT.take()?;
+    (kept.owner == owner && kept.since.elapsed() < KEPT_MAX).then_some(kept.error)
+}
+
+/// Nothing is kept any more: the buffer is asked for again.
+pub fn forget() {
+    drop(KEPT.take());
 }
 
 /// Whether a signal handler has raised something. Only the main thread has signal handlers.

@@ -18,7 +18,8 @@
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
 //! | `body` | running Python functions as operations |
-//! | `awaiting`, `suspension`, `watch` | `await` on asyncio's event loops |
+//! | `awaiting`, `suspension` | `await` on asyncio's event loops |
+//! | `watch`, `helping` | what the watchdog logs; whether waits run operations on their own thread |
 //! | `future` | futures of others as promises |
 //! | `promise` | `__estafette_promise__`, both ways |
 //! | `mxnet` | arrays of MXNet's asynchronous engine as promises |
@@ -56,6 +57,7 @@ mod fastcall;
 mod future;
 mod gate;
 mod handle;
+mod helping;
 mod import;
 mod interrupt;
 mod mxnet;
@@ -107,6 +109,8 @@ mod _estafette {
     use super::exit::at_exit;
     #[pymodule_export]
     use super::exporter::Exporter;
+    #[pymodule_export]
+    use super::helping::set_helping;
     #[pymodule_export]
     use super::operation::PyOperation;
     #[pymodule_export]

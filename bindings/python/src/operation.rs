@@ -17,12 +17,13 @@ use crate::{gate, running_loop};
 #[pyclass(frozen, module = "estafette", name = "Operation", weakref)]
 pub struct PyOperation {
     op: Own<Op>,
-    engine: EngineHandle,
+    /// An operation keeps its engine.
+    _engine: EngineHandle,
 }
 
 impl PyOperation {
     pub fn new(op: Op, engine: EngineHandle) -> Self {
-        Self { op: Own::new(op), engine }
+        Self { op: Own::new(op), _engine: engine }
     }
 }
 
@@ -61,7 +62,8 @@ impl PyOperation {
         Ok(gate::detach(py, || op.cancel()))
     }
 
-    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed.
+    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed, and `LeaseHeldError`
+    /// as `Tensor.wait` does: at once where it waits for a lease that this very thread has taken.
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let op = self.op.get(py)?;
@@ -78,7 +80,7 @@ impl PyOperation {
     /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.
     fn __await__(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let op = self.op.get(py)?.clone();
-        Ok(Awaiter::pending(Some(self.engine.clone()), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = op.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| py.None())) as _
         }))

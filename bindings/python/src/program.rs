@@ -214,7 +214,7 @@ impl PyProgram {
     /// As `replay`, but waits for room in the window without stopping the event loop: ``op = await program.replay_async()``.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
-        Ok(Awaiter::pending(Some(handle.clone()), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = program.replay_async().await;
             Box::new(move |py: Python<'_>| {
                 Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())

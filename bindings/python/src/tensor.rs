@@ -81,7 +81,9 @@ impl PyTensor {
 
     /// Blocks until the version current at this call is finished, at most `timeout` seconds.
     ///
-    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there.
+    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there. A wait that only leases
+    /// hold up raises `LeaseHeldError` after the engine's `lease_timeout`, or at once, whatever `timeout` says, where this very thread has
+    /// taken one of them: it cannot return that while it waits.
     ///
     ///     >>> def fails(_):
     ///     ...     raise ValueError("no data")
@@ -108,7 +110,8 @@ impl PyTensor {
     }
 
     /// ``await t`` waits for the version current at this point and gives `t`. A ready tensor costs no turn of the event
-    /// loop; cancelling the task cancels the waiting, not the work.
+    /// loop; cancelling the task cancels the waiting, not the work. Raises `LeaseHeldError` once leases alone have held it up for the
+    /// engine's `lease_timeout`, or up to an eighth longer; so do all other awaits.
     fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let tensor = this.get().tensor(py)?;
@@ -117,8 +120,7 @@ impl PyTensor {
             return Ok(Awaiter::done(outcome.map(|()| this.clone().into_any().unbind())));
         }
         let (ready, result) = (body::within(py, || tensor.ready())?, this.clone().unbind());
-        let engine = this.get().engine.clone();
-        Ok(Awaiter::pending(Some(engine), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = ready.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
         }))
@@ -129,8 +131,7 @@ impl PyTensor {
     fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
         let py = this.py();
         let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
-        let engine = this.get().engine.clone();
-        Ok(Awaiter::pending(Some(engine), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = writable.await;
             Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
         }))

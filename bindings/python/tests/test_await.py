@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import logging
 import threading
 import time
 
@@ -436,22 +435,38 @@ def test_an_async_block_that_only_leases_hold_up_ends_with_a_warning(np):
         run(main())
 
 
-def test_a_long_await_behind_a_lease_says_so_and_goes_on(np, caplog):
-    eng = est.Engine(workers=1, lease_timeout=0.05)
+@pytest.mark.parametrize("form", ["tensor", "operation", "writable", "read", "write", "access"])
+def test_an_await_that_only_leases_hold_up_ends_with_their_names(np, form):
+    eng = est.Engine(workers=1, lease_timeout=0.1)
 
     async def main():
         t = eng.zeros(1, "int8")
         array = np.from_dlpack(t)
-        eng.submit(lambda _: None, writes=[t], name="held up")
-        task = asyncio.ensure_future(t)
-        await asyncio.sleep(0.2)
-        assert not task.done()
-        del array
-        assert await task is t
+        op = eng.submit(lambda _: None, writes=[t], name="held up")
 
-    with caplog.at_level(logging.WARNING, logger="estafette"):
-        run(main())
-    assert "held up" in caplog.text and "test_await.py" in caplog.text
+        async def scoped(access):
+            async with access:
+                raise AssertionError("the lease was not to be had")
+
+        forms = {
+            "tensor": lambda: t,
+            "operation": lambda: op,
+            "writable": t.writable,
+            "read": lambda: scoped(t.read()),
+            "write": lambda: scoped(t.write()),
+            "access": lambda: scoped(eng.access(reads=[t])),
+        }
+        async with asyncio.timeout(20):
+            with pytest.raises(est.LeaseHeldError, match="read lease") as raised:
+                await forms[form]()
+            assert raised.value.leases
+            # The work was left alone, and goes on.
+            assert not op.is_done()
+            del array, raised
+            await op
+            await t.writable()
+
+    run(main())
     eng.shutdown(5)
 
 

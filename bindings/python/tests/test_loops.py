@@ -429,34 +429,3 @@ class TestTasksAreResumedAsTheyLeft:
                 suspension.result()
 
         run(main())
-
-    def test_a_long_wait_is_looked_at_once_each_and_by_one_timer(self, np, caplog):
-        """Two awaits that begin at different times are both told of, though one timer serves them."""
-        eng = est.Engine(workers=1, lease_timeout=0.1)
-
-        async def main():
-            loop = asyncio.get_running_loop()
-            timers = []
-            original = loop.call_later
-            loop.call_later = lambda *arguments, **keywords: timers.append(1) or original(*arguments, **keywords)
-            t = eng.zeros(1, "int8")
-            array = np.from_dlpack(t)
-            eng.submit(lambda _: None, writes=[t], name="held up")
-            first = [asyncio.ensure_future(t) for _ in range(20)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert len(timers) == 1
-            loop.call_later = original
-            async with asyncio.timeout(20):
-                while not caplog.records:
-                    await asyncio.sleep(0.005)
-                second = asyncio.ensure_future(t)
-                while len(caplog.records) < 2:
-                    await asyncio.sleep(0.005)
-            del array
-            await asyncio.gather(*first, second)
-
-        with caplog.at_level(logging.WARNING, logger="estafette"):
-            run(main())
-        assert len(caplog.records) == 2
-        eng.shutdown(5)

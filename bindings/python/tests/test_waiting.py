@@ -190,6 +190,10 @@ class TestCtrlC:
             "op.wait()",
             "eng.wait_all()",
             "np.from_dlpack(t)",
+            "np.asarray(t)",
+            "np.asarray(t.for_write())",
+            "np.array(t, dtype='float64')",
+            "memoryview(t)",
             "t.write().__enter__()",
             "eng.shutdown()",
             "eng.submit(lambda: None)",
@@ -213,6 +217,78 @@ class TestCtrlC:
                 {wait}
             except KeyboardInterrupt:
                 print("interrupted", time.monotonic() - began < 5)
+            gate.set()
+            """
+        )
+        assert output == "interrupted True\n", errors
+
+    def test_an_interruption_of_a_buffer_is_raised_once(self, np):
+        output, errors = run_program(
+            """
+            import os, signal, threading
+            import numpy as np
+            import estafette as est
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            eng = est.Engine(workers=1)
+            t = eng.zeros(1, "int8")
+            gate = threading.Event()
+            eng.submit(lambda _: gate.wait(20), writes=[t])
+            threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            try:
+                memoryview(t)
+            except KeyboardInterrupt:
+                print("interrupted")
+            gate.set()
+            t.wait()
+            print(np.asarray(t).tolist(), t.__array__().tolist())
+            """
+        )
+        assert output == "interrupted\n[0] [0]\n", errors
+
+    def test_ends_an_asynchronous_block(self, np):
+        output, errors = run_program(
+            """
+            import asyncio, os, signal, threading, time
+            import estafette as est
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            gate = threading.Event()
+            began = time.monotonic()
+
+            async def main():
+                async with est.Engine(workers=1) as eng:
+                    eng.submit(lambda: gate.wait(20))
+                    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+            try:
+                asyncio.run(main())
+            except KeyboardInterrupt:
+                print("interrupted", time.monotonic() - began < 5)
+            gate.set()
+            """
+        )
+        assert output == "interrupted True\n", errors
+
+    def test_twice_ends_an_asynchronous_block_that_was_left_by_the_first(self, np):
+        """The first one cancels what the block awaits; its end still waits for what runs, as the end of any block does."""
+        output, errors = run_program(
+            """
+            import asyncio, os, signal, threading, time
+            import estafette as est
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            gate = threading.Event()
+            began = time.monotonic()
+
+            async def main():
+                async with est.Engine(workers=1) as eng:
+                    op = eng.submit(lambda: gate.wait(20))
+                    for delay in (0.3, 0.6):
+                        threading.Timer(delay, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+                    await op
+
+            try:
+                asyncio.run(main())
+            except KeyboardInterrupt:
+                print("interrupted", 0.5 < time.monotonic() - began < 5)
             gate.set()
             """
         )
@@ -294,3 +370,50 @@ def test_a_block_that_only_leases_hold_up_ends_with_a_warning(np):
             array = np.from_dlpack(t)
             eng.submit(lambda _: None, writes=[t], name="held up")
     del array
+
+
+@pytest.mark.parametrize("depth", [200])
+def test_waits_nested_deep_inside_operations_end(depth):
+    with est.Engine(workers=1) as eng:
+        reached = []
+
+        def level(n):
+            reached.append(n)
+            if n < depth:
+                eng.submit(lambda: level(n + 1), name=f"level {n + 1}").wait()
+
+        eng.submit(lambda: level(0), name="level 0").wait()
+        assert reached == list(range(depth + 1))
+
+
+def test_an_operation_that_would_wait_for_the_lease_of_its_own_operand_is_refused(eng, np):
+    t = eng.zeros(3, "float32")
+    array = np.from_dlpack(t)
+    u = eng.from_dlpack(array)
+    with pytest.raises(est.ConflictError, match="would wait for itself.*read lease"):
+        eng.submit(lambda u, t: None, reads=[u], writes=[t])
+    program = eng.program("both")
+    with pytest.raises(est.ConflictError, match="would wait for itself"):
+        program.submit(lambda u, t: None, reads=[u], writes=[t])
+    del array, u
+    eng.submit(lambda t: None, writes=[t]).wait()
+    np.from_dlpack(t)
+
+
+def test_without_helping_is_of_the_thread_and_of_the_block(eng, np):
+    from estafette._estafette import _set_helping
+
+    with est.without_helping():
+        assert _set_helping(False) is False
+        t = eng.zeros(3, "float32")
+        eng.submit(lambda t: None, writes=[t])
+        t.wait()
+        others = []
+        thread = threading.Thread(target=lambda: others.append(_set_helping(True)))
+        thread.start()
+        thread.join()
+        assert others == [True]
+    assert _set_helping(True) is True
+    with pytest.raises(ZeroDivisionError), est.without_helping():
+        1 / 0
+    assert _set_helping(True) is True

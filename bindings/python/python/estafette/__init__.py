@@ -67,6 +67,7 @@ from ._estafette import (
     unordered_exchanges,
     unregister_context,
 )
+from ._helping import without_helping
 from ._recording import Report, record, report
 from ._recording import from_environment as _recording_from_environment
 from ._reports import (
@@ -142,6 +143,7 @@ __all__ = [
     "report",
     "unordered_exchanges",
     "unregister_context",
+    "without_helping",
 ]
 
 _check_interpreter()

@@ -46,7 +46,8 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///
 /// workers: threads for operations; default one per core.
 /// window: operations in flight before a submission waits; default 4,096.
-/// lease_timeout: seconds that a wait is held up by leases alone before it raises `LeaseHeldError`; default 30.
+/// lease_timeout: seconds that a wait, blocking or ``await``, is held up by leases alone before it raises `LeaseHeldError`; default
+///     30. A blocking wait for a lease that its own thread has taken raises it at once.
 /// watchdog: seconds after which whatever is stalled is logged once, with its line of `diagnose()`, by the logger
 ///     ``estafette`` of `logging`; default None, never.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
@@ -197,7 +198,7 @@ impl PyEngine {
     /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
     fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let engine = self.engine(py)?.clone();
-        Ok(Awaiter::pending(None, async move {
+        Ok(Awaiter::pending(async move {
             engine.shutdown().await;
             Box::new(|py: Python<'_>| Ok(py.None())) as _
         }))

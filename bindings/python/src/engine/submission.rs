@@ -65,7 +65,7 @@ impl PyEngine {
         let py = r#fn.py();
         let (order, body) = order::of_submit(r#fn, reads, writes, using, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
-        Ok(Awaiter::pending(Some(handle.clone()), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = order.operation(&engine).run_external_async(move |end| body.start(end)).await;
             Box::new(move |py: Python<'_>| {
                 Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
@@ -148,7 +148,7 @@ impl PyEngine {
         let result = ResultOptions { alias_of, like, copy };
         let (order, body) = order::of_call(r#fn, tensors, using, &result, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
-        Ok(Awaiter::pending(Some(handle.clone()), async move {
+        Ok(Awaiter::pending(async move {
             let outcome = order.promise(&engine).produce_external_async(move |end| body.start(end)).await;
             Box::new(move |py: Python<'_>| {
                 Ok(Py::new(py, PyTensor::new(outcome.or_raise(py)?, handle))?.into_any())

@@ -1,0 +1,67 @@
+/* Waits: a timeout is kept whatever there is to run, and a thread may forbid that operations run on it. */
+#include "check.h"
+
+/* An operation that runs until the test lets it end. */
+typedef struct {
+  atomic_int go;
+  atomic_int begun;
+  pthread_t ran_on;
+} held;
+
+static void hold(void *context, estafette_op *op) {
+  held *self = context;
+  self->ran_on = pthread_self();
+  atomic_store(&self->begun, 1);
+  while (!atomic_load(&self->go)) nap(1);
+  OK(estafette_op_complete(op, ESTAFETTE_OK, 0));
+}
+
+static estafette_op *submit(estafette_engine *engine, held *context, estafette_tensor *writes) {
+  estafette_op *op;
+  OK(estafette_submit_with(engine, 0, hold, context, 0, 0, 0, &writes, 1, &op));
+  return op;
+}
+
+static void a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for(void) {
+  /* The body ends only after the waits have: a wait that ran it would never return. */
+  for (int workers = -1; workers <= 1; workers += 2) {
+    estafette_engine *engine = engine_new(workers);
+    estafette_tensor *x = floats(engine, 4);
+    held work = {0};
+    estafette_op *op = submit(engine, &work, x);
+    EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, SECOND / 100));
+    EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(x, 0));
+    EXPECT(ESTAFETTE_TIMEOUT, estafette_op_wait(op, SECOND / 100));
+    EXPECT(ESTAFETTE_TIMEOUT, estafette_wait_all(engine, SECOND / 100));
+    atomic_store(&work.go, 1);
+    OK(estafette_wait(x, 20 * SECOND));
+    OK(estafette_op_wait(op, 20 * SECOND));
+    estafette_op_release(op);
+    estafette_tensor_release(x);
+    estafette_engine_destroy(engine);
+  }
+}
+
+static void a_thread_forbids_that_operations_run_on_it(void) {
+  estafette_engine *engine = engine_new(-1);
+  estafette_tensor *x = floats(engine, 4);
+  held here = {1, 0, 0}, elsewhere = {1, 0, 0};
+  estafette_op *op = submit(engine, &here, x);
+  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
+  CHECK(pthread_equal(here.ran_on, pthread_self()));
+  estafette_op_release(op);
+  CHECK(estafette_set_helping(0) == 1);
+  op = submit(engine, &elsewhere, x);
+  OK(estafette_op_wait(op, ESTAFETTE_FOREVER));
+  CHECK(!pthread_equal(elsewhere.ran_on, pthread_self()));
+  CHECK(estafette_set_helping(1) == 0);
+  estafette_op_release(op);
+  estafette_tensor_release(x);
+  estafette_engine_destroy(engine);
+}
+
+int main(void) {
+  RUN(a_timeout_is_kept_by_a_thread_that_could_run_what_it_waits_for);
+  RUN(a_thread_forbids_that_operations_run_on_it);
+  return 0;
+}
