@@ -27,7 +27,7 @@ impl<T> Drop for Contained<T> {
     fn drop(&mut self) {
         let value = self.0.take();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
-            tracing::error!("the destructor of an error panicked");
+            tracing::error!("a destructor panicked");
             bury(panic);
         }
     }

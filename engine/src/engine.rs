@@ -398,7 +398,9 @@ impl Engine {
     /// # Errors
     /// [`Error::InvalidTensor`] for a shape that cannot be; [`Error::Device`] when memory is exhausted.
     pub fn zeros(&self, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        import::allocate(self.core(), DLDevice::CPU, shape, dtype, true)
+        import::allocate(self.core(), DLDevice::CPU, shape, dtype, |core, layout| {
+            import::fresh(core, layout, true)
+        })
     }
 
     /// A tensor of the given type and shape in host memory. Its bytes are zero: safe views must not see uninitialized memory.
@@ -409,13 +411,13 @@ impl Engine {
         self.zeros(shape, dtype)
     }
 
-    /// A tensor in the memory of `device`, with whatever bytes are there.
+    /// A tensor in the memory of `device`, with whatever bytes are there. Where the host can use the memory its bytes are zero, as
+    /// those of [`empty`](Self::empty).
     ///
     /// # Errors
     /// As [`zeros`](Self::zeros), and [`Error::Invalid`] for a device that the engine does not have.
     pub fn empty_on(&self, device: DLDevice, shape: &[i64], dtype: DType) -> Result<Tensor, Error> {
-        let host = self.core().device(device).is_some_and(|device| device.host_accessible());
-        import::allocate(self.core(), device, shape, dtype, host)
+        import::allocate(self.core(), device, shape, dtype, import::unwritten)
     }
 
     /// The devices of this engine; the host is the first.

@@ -79,9 +79,13 @@ impl Produced {
 
 /// Whether the host may load and store in memory of `device` at `data`.
 pub(crate) fn host_can_use(core: &Core, device: DLDevice, data: *const u8) -> bool {
+    is_host_memory(device) || core.device(device).is_some_and(|device| device.host_accessible_at(data))
+}
+
+/// Whether the host may use all memory of that kind.
+fn is_host_memory(device: DLDevice) -> bool {
     let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
     kinds.contains(&device.device_type)
-        || core.device(device).is_some_and(|device| device.host_accessible_at(data))
 }
 
 /// Whether memory of `device` is opaque, and only passed on from one library to another: its kind is younger than this version. Its uses
@@ -182,17 +186,17 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
 }
 
-/// Fresh memory on `device`; zeroed when asked, which needs memory that the host can write.
+/// A tensor in the memory on `device` that `make` gives.
 pub(crate) fn allocate(
     core: &CoreRef,
     device: DLDevice,
     shape: &[i64],
     dtype: DType,
-    zeroed: bool,
+    make: impl FnOnce(&Core, &Layout) -> Result<Storage, Error>,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let layout = Layout::contiguous(dtype, device, shape)?;
-    let storage = fresh(core, &layout, zeroed)?;
+    let storage = make(core, &layout)?;
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory: nobody can have been lent it.
     Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
@@ -201,7 +205,21 @@ pub(crate) fn allocate(
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
 const ALIGN: usize = 64;
 
-/// Memory for `layout` on the device that it names.
+/// Memory for `layout` that is shown before anything has written it: zero where the host can use it, since safe views must not show
+/// uninitialized bytes.
+pub(crate) fn unwritten(core: &Core, layout: &Layout) -> Result<Storage, Error> {
+    let id = layout.device();
+    let zeroed = is_host_memory(id) || core.device(id).is_some_and(|device| device.host_accessible());
+    let storage = fresh(core, layout, zeroed)?;
+    // What views ask is the place, and the device may know more of it than of its memory in general.
+    if !zeroed && host_can_use(core, id, storage.data()) {
+        // SAFETY: the memory is ours alone, at least this long, and the host may write it.
+        unsafe { storage.data().write_bytes(0, layout.byte_len()) };
+    }
+    Ok(storage)
+}
+
+/// Memory for `layout` on the device that it names. Unless it is `zeroed`, the caller overwrites it before it is shown.
 pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storage, Error> {
     let id = layout.device();
     if let Some(allocation) = shared_with_cuda(core, layout)? {
@@ -219,7 +237,14 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
             "zeros on {id}: the host cannot write there; use empty and an operation"
         )));
     }
-    let allocation = device.allocate(layout.byte_len().max(1), ALIGN)?;
+    let bytes = layout.byte_len().max(1);
+    let allocation = device.allocate(bytes, ALIGN)?;
+    if allocation.len() < bytes {
+        return Err(Error::invalid(format!(
+            "device {id} was asked for {bytes} bytes and gave {}",
+            allocation.len()
+        )));
+    }
     if zeroed {
         // SAFETY: the allocation is ours alone, at least this long, and the host may write it.
         unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 
+use crate::contained::Contained;
 use crate::error::{Error, OperationError};
 use crate::operation::bury;
 
@@ -43,6 +44,13 @@ struct Inner<V> {
     value: Option<V>,
     wakers: Vec<Waker>,
     sleepers: usize,
+}
+
+impl<V> Drop for Inner<V> {
+    fn drop(&mut self) {
+        // Tasks that nobody will wake. The last owner of the signal may be any thread of the engine.
+        self.wakers.drain(..).for_each(|waker| drop(Contained::new(waker)));
+    }
 }
 
 impl<V: Clone + Delivered> Signal<V> {

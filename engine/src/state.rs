@@ -296,8 +296,7 @@ impl Carried {
                     Some((fences, tag)) => {
                         for fence in *fences {
                             for carried in [&mut self.writers, &mut self.readers] {
-                                carried
-                                    .take_out(|present| fence.same_or_later_on_queue(present), replaced);
+                                carried.take_out(|present| fence.same_or_later_on_queue(present), replaced);
                                 replaced.extend(carried.insert_replacing(fence.clone()));
                             }
                         }

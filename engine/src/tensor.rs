@@ -14,7 +14,7 @@ use crate::lease::LeaseInner;
 use crate::operation::{Name, OpTag, OpVar};
 use crate::ready::{Ready, Writable};
 use crate::regions::Placed;
-use crate::state::{Asked, BROKEN_FENCES, Replaced, FAILED, READ_FENCES, WRITE_FENCES};
+use crate::state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 use crate::views::View;
 use crate::wait;
 

@@ -2,9 +2,11 @@
 //! single struct may hold is tested beside the code that reads it; here is what the engine makes of it.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
-use estafette::devices::Frontier;
+use estafette::devices::{Allocation, DLDevice, Device, DeviceError, DeviceType, Frontier, Queue};
 use estafette::{
     Access, DType, Engine, Error, ExportOptions, FailureKind, InvalidTensor, ManagedTensor, Produced, Tensor,
     WORKERS_MAX,
@@ -326,4 +328,46 @@ fn an_engine_with_more_workers_than_the_limit_is_refused_before_any_thread_start
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         assert_eq!(error.to_string(), format!("{workers} workers: an engine has at most {WORKERS_MAX}"));
     }
+}
+
+/// A device that says it has memory, and gives none.
+#[derive(Debug)]
+struct Stingy(Arc<dyn Device>);
+
+impl Device for Stingy {
+    fn id(&self) -> DLDevice {
+        DLDevice::new(DeviceType::EXT_DEV, 7)
+    }
+
+    fn name(&self) -> &str {
+        "stingy"
+    }
+
+    fn host_accessible(&self) -> bool {
+        true
+    }
+
+    fn default_queue(&self) -> Arc<dyn Queue> {
+        self.0.default_queue()
+    }
+
+    fn create_queue(&self) -> Result<Arc<dyn Queue>, DeviceError> {
+        self.0.create_queue()
+    }
+
+    fn allocate(&self, _bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        Ok(Allocation::empty(NonZeroUsize::new(align).unwrap(), self.id()))
+    }
+
+    unsafe fn copy(&self, _: &dyn Queue, _: *const u8, _: *mut u8, _: usize) -> Result<(), DeviceError> {
+        unreachable!("there is no memory to copy")
+    }
+}
+
+#[test]
+fn a_device_that_gives_less_memory_than_it_was_asked_for_is_refused() {
+    let host = Arc::clone(&Engine::builder().workers(1).build().unwrap().devices()[0]);
+    let device: Arc<dyn Device> = Arc::new(Stingy(host));
+    let engine = Engine::builder().workers(1).device(Arc::clone(&device)).build().unwrap();
+    assert!(engine.empty_on(device.id(), &[1000], DType::F32).is_err());
 }

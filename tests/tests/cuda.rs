@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use estafette::devices::cuda::{CudaDevice, CudaGraph, CudaQueue, CudaRuntime};
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::{Allocation, DLDevice, Device, DeviceType, Queue};
-use estafette::exchange::{Abi, ExportFlags, Layout, export};
-use estafette::{Access, Consumer, DType, Engine, ExportOptions, Lease, Op, Tensor};
+use estafette::exchange::{Abi, ExportFlags, Layout, export, reaper};
+use estafette::operators::{Attributes, operators};
+use estafette::{Access, Consumer, DType, Engine, ExportOptions, Lease, Op, Tensor, View, ViewMut};
 use estafette_c::estafette_status::ESTAFETTE_OK;
 use estafette_c::*;
 use estafette_cuda_sim_client::Simulator;
@@ -548,6 +549,45 @@ fn host_readers_of_pinned_and_managed_memory_wait_for_the_device() {
         bench.simulator.unblock(bench.ours.native());
         assert_eq!((theirs.read(), bench.first(&x)), (5, 5));
     }
+    bench.silent();
+}
+
+#[test]
+fn pinned_and_managed_memory_that_nothing_has_written_is_zero() {
+    let bench = bench();
+    let zero = |name: &'static str, x: &Tensor| {
+        let op = bench.engine.op(name).reads([x]).run(|[x], []| {
+            if x.as_slice::<u8>()?.iter().all(|byte| *byte == 0) { Ok(()) } else { Err("not zero".into()) }
+        });
+        op.unwrap().wait().unwrap();
+    };
+    let infer = |inputs: &[View<'_>], _: &Attributes| Ok(vec![(DType::U8, inputs[0].shape().to_vec())]);
+    let writes_nothing = |_: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &Attributes| {
+        // A slice is made, of memory that nothing has written.
+        outputs[0].as_mut_slice::<u8>().map(drop)?;
+        Ok(())
+    };
+    operators().register_inferred("cuda.unwritten", 1, 1, infer, writes_nothing).unwrap();
+    for kind in [DeviceType::CUDA_HOST, DeviceType::CUDA_MANAGED] {
+        let device = DLDevice::new(kind, 0);
+        // Memory that the driver gives out again is not zero by itself.
+        let dirty = bench.engine.empty_on(device, &[BYTES], DType::U8).unwrap();
+        let op = bench.engine.op("dirty").writes([&dirty]).run(|[], [mut x]| {
+            x.as_mut_slice::<u8>()?.fill(0xAB);
+            Ok(())
+        });
+        op.unwrap().wait().unwrap();
+        drop(dirty);
+        assert!(reaper().flush(Duration::from_secs(30)));
+        let x = bench.engine.empty_on(device, &[BYTES], DType::U8).unwrap();
+        zero("reads", &x);
+        let call = bench.engine.operator("cuda.unwritten").unwrap().inputs(&[&x]);
+        let y = call.produce().unwrap().pop().unwrap();
+        y.wait().unwrap();
+        assert_eq!(y.device().unwrap(), device);
+        zero("reads the result", &y);
+    }
+    operators().unregister("cuda.unwritten").unwrap();
     bench.silent();
 }
 

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
-use crate::import::{Produced, fresh};
+use crate::import::{Produced, host_can_use, unwritten};
 use crate::tensor::Definition;
 
 use super::invocation::Invocation;
@@ -82,10 +82,9 @@ impl<K: Kernel> Run<K> {
         let outputs = layouts
             .into_iter()
             .map(|layout| {
-                let host = core.device(layout.device()).is_some_and(|device| device.host_accessible());
-                // Zeroed where the host can see it: safe views must not see uninitialized bytes.
-                let storage = fresh(core, &layout, host)?;
+                let storage = unwritten(core, &layout)?;
                 let data = storage.data();
+                let host = host_can_use(core, layout.device(), data);
                 Ok(Definition { layout, data, storage, host, read_only: false, placed: None })
             })
             .collect::<BodyResult<Vec<Definition>>>()?;
