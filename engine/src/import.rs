@@ -206,7 +206,7 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
     let id = layout.device();
     if let Some(allocation) = shared_with_cuda(core, layout)? {
         if zeroed {
-            // SAFETY: as below; the host may write it until the device is given work with it.
+            // SAFETY: the allocation is ours alone and this long; the host may write it until the device is given work with it.
             unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
         }
         return Ok(Storage::device(allocation));
@@ -219,12 +219,10 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
             "zeros on {id}: the host cannot write there; use empty and an operation"
         )));
     }
-    let allocation = device.allocate(layout.byte_len().max(1), ALIGN)?;
-    if zeroed {
-        // SAFETY: the allocation is ours alone, at least this long, and the host may write it.
-        unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
-    }
-    Ok(Storage::device(allocation))
+    let bytes = layout.byte_len().max(1);
+    let allocation =
+        if zeroed { device.allocate_zeroed(bytes, ALIGN) } else { device.allocate(bytes, ALIGN) };
+    Ok(Storage::device(allocation?))
 }
 
 /// Pinned or managed memory, if that is what the layout names: CUDA's first device gives it, and all of them use it.

@@ -11,7 +11,7 @@
 //! 3. [`step`] draws steps.
 //!
 //! Two things may happen sooner or later in the contract, so the model has two answers: what *must* be, and what *may* be. A
-//! cancelled operation may leave its queues at once or when its turn comes; a deleter may wait for the fences of
+//! cancelled operation may give up what it reads at once or when its turn comes; a deleter may wait for the fences of
 //! memory that overlaps its own.
 
 pub mod model;

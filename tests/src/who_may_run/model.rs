@@ -283,6 +283,9 @@ impl Model {
         let request = &self.requests[id];
         let mut fails = false;
         for (var, mode) in &request.accesses {
+            if soonest && request.cancelled && !mode.is_exclusive() {
+                continue;
+            }
             match self.clear(*var, *mode, id, soonest) {
                 None => return Verdict::Wait,
                 Some(failed) => fails |= failed && mode.looks(),
@@ -294,7 +297,9 @@ impl Model {
         };
         match request.kind {
             Kind::Collapse | Kind::Question => Verdict::Begin,
-            _ if fails || (request.cancelled && soonest) => Verdict::Skip,
+            _ if request.cancelled && soonest => Verdict::Skip,
+            // A cancelled one need not look at what it would have read.
+            _ if fails && !request.cancelled => Verdict::Skip,
             _ if request.accesses.iter().any(pending) => Verdict::Fences,
             _ if request.cancelled => Verdict::Skip,
             _ => Verdict::Begin,
@@ -307,7 +312,7 @@ impl Model {
         let Some(own) = queue.iter().position(|(id, _)| *id == request) else { return Some(false) };
         let mut failed = self.vars[var].failed;
         for (earlier, its) in &queue[..own] {
-            if soonest && self.may_be_gone(*earlier) {
+            if soonest && self.may_be_gone(*earlier, *its) {
                 failed |= its.is_exclusive();
             } else if mode.is_exclusive() || its.is_exclusive() {
                 return None;
@@ -316,11 +321,10 @@ impl Model {
         Some(failed)
     }
 
-    /// A cancelled operation that changes nothing may leave at once, any other one when its turn comes.
-    fn may_be_gone(&self, request: RequestId) -> bool {
-        let Request { cancelled, accesses, .. } = &self.requests[request];
-        let alone = accesses.values().any(|mode| mode.is_exclusive());
-        *cancelled && (!alone || self.verdict(request, true) == Verdict::Skip)
+    /// A cancelled operation may give up at once what it only reads, and the rest when its turn comes.
+    fn may_be_gone(&self, request: RequestId, mode: Mode) -> bool {
+        self.requests[request].cancelled
+            && (!mode.is_exclusive() || self.verdict(request, true) == Verdict::Skip)
     }
 
     /// The body begins, or the lease is held.
