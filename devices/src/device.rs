@@ -82,6 +82,22 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Out of memory, or an impossible size or alignment.
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError>;
 
+    /// As [`allocate`](Device::allocate), of memory that the host can write, with every byte zero. A device whose memory comes
+    /// zeroed need not write it.
+    ///
+    /// # Errors
+    /// As [`allocate`](Device::allocate); `Invalid` if the host cannot write there.
+    fn allocate_zeroed(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        if !self.host_accessible() {
+            let message = format!("the host cannot write zeros to memory of {}", self.id());
+            return Err(DeviceError::new(DeviceErrorKind::Invalid, message));
+        }
+        let allocation = self.allocate(bytes, align)?;
+        // SAFETY: the allocation is ours alone, this long, and the host may write it.
+        unsafe { allocation.ptr().as_ptr().write_bytes(0, allocation.len()) };
+        Ok(allocation)
+    }
+
     /// Enqueues a copy of `bytes` bytes on `queue`. It is done when a fence recorded afterwards is.
     ///
     /// # Errors

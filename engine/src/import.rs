@@ -224,7 +224,7 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
     let id = layout.device();
     if let Some(allocation) = shared_with_cuda(core, layout)? {
         if zeroed {
-            // SAFETY: as below; the host may write it until the device is given work with it.
+            // SAFETY: the allocation is ours alone and this long; the host may write it until the device is given work with it.
             unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
         }
         return Ok(Storage::device(allocation));
@@ -238,16 +238,13 @@ pub(crate) fn fresh(core: &Core, layout: &Layout, zeroed: bool) -> Result<Storag
         )));
     }
     let bytes = layout.byte_len().max(1);
-    let allocation = device.allocate(bytes, ALIGN)?;
+    let allocation =
+        if zeroed { device.allocate_zeroed(bytes, ALIGN) } else { device.allocate(bytes, ALIGN) }?;
     if allocation.len() < bytes {
         return Err(Error::invalid(format!(
             "device {id} was asked for {bytes} bytes and gave {}",
             allocation.len()
         )));
-    }
-    if zeroed {
-        // SAFETY: the allocation is ours alone, at least this long, and the host may write it.
-        unsafe { allocation.ptr().as_ptr().write_bytes(0, layout.byte_len()) };
     }
     Ok(Storage::device(allocation))
 }

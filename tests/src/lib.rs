@@ -7,10 +7,12 @@ pub mod counting;
 pub mod dice;
 pub mod foreign;
 pub mod gate;
+pub mod nothing_left;
 pub mod on_device;
 pub mod ops;
 pub mod oracle;
 pub mod watchdog;
+pub mod who_may_run;
 
 /// The Rust examples of the README compile and run.
 #[cfg(doctest)]

@@ -7,6 +7,7 @@ pub(super) const CHECKS: &[Check] = &[
     ("allocation: of no bytes is fine", no_bytes),
     ("allocation: separate ones do not overlap", separate),
     ("allocation: impossible requests are errors", impossible),
+    ("allocation: memory that is to be zero is, also where other memory was freed", zeroed),
     ("allocation: memory that was freed can be had again", freed_memory_returns),
 ];
 
@@ -53,6 +54,24 @@ fn impossible(bench: &Bench<'_>) -> Result<(), Skip> {
     let error = bench.device.allocate(1 << 46, 64).expect_err("64 TiB are too much for any device");
     assert_eq!(error.kind(), DeviceErrorKind::OutOfMemory);
     bench.memory(64);
+    Ok(())
+}
+
+fn zeroed(bench: &Bench<'_>) -> Result<(), Skip> {
+    if !bench.device.host_accessible() {
+        bench.device.allocate_zeroed(64, 64).expect_err("the host cannot write there");
+        return Ok(());
+    }
+    let queue = bench.queue();
+    // Small and large ones come from different places.
+    for bytes in [64, 100_000, 5 << 20] {
+        for _ in 0..4 {
+            let memory = bench.device.allocate_zeroed(bytes, 64).expect("there is room");
+            bench.assert_filled(&memory, 0);
+            bench.fill(&*queue, &memory, 0xff);
+            assert!(bench.settle(&bench.record(&*queue)).is_ok());
+        }
+    }
     Ok(())
 }
 

@@ -1,16 +1,11 @@
-use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
-use std::num::NonZeroUsize;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::memory;
 use crate::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
 };
-
-/// Host memory is aligned at least like this: a cache line, and what DLPack asks of new allocations on the host.
-const ALIGN_MIN: usize = 64;
 
 /// The host as a device, `cpu:0`. Work "enqueued" on its queues has run when the call returns, so their fences are done
 /// when they are recorded.
@@ -48,7 +43,11 @@ impl Device for HostDevice {
     }
 
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
-        allocate_host(bytes, align, DLDevice::CPU)
+        memory::allocate(bytes, align, DLDevice::CPU, false)
+    }
+
+    fn allocate_zeroed(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
+        memory::allocate(bytes, align, DLDevice::CPU, true)
     }
 
     unsafe fn copy(
@@ -74,28 +73,6 @@ impl Device for HostDevice {
         }
         Ok(())
     }
-}
-
-/// Host memory that claims to be memory of `device`.
-pub(crate) fn allocate_host(bytes: usize, align: usize, device: DLDevice) -> Result<Allocation, DeviceError> {
-    let layout = align
-        .is_power_of_two()
-        .then(|| Layout::from_size_align(bytes, align.max(ALIGN_MIN)).ok())
-        .flatten()
-        .ok_or_else(|| {
-            let message = format!("cannot allocate {bytes} bytes aligned to {align}");
-            DeviceError::new(DeviceErrorKind::Invalid, message)
-        })?;
-    if bytes == 0 {
-        let align = NonZeroUsize::new(layout.align()).expect("alignments are powers of two");
-        return Ok(Allocation::empty(align, device));
-    }
-    // SAFETY: the layout is not empty.
-    let ptr = NonNull::new(unsafe { alloc(layout) }).ok_or_else(|| {
-        DeviceError::new(DeviceErrorKind::OutOfMemory, format!("out of host memory for {bytes} bytes"))
-    })?;
-    // SAFETY: allocated right here with this very layout, given back once.
-    Ok(unsafe { Allocation::from_raw(ptr, bytes, device, move |ptr, _| dealloc(ptr.as_ptr(), layout)) })
 }
 
 /// A queue on which everything has run already.

@@ -2,9 +2,10 @@
 
 mod device;
 mod future;
+mod memory;
 mod promise;
 
-pub(crate) use self::device::allocate_host;
+pub(crate) use self::memory::allocate as allocate_host;
 pub use self::{
     device::HostDevice,
     future::{IntoOutcome, fence_of},

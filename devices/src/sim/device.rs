@@ -239,7 +239,7 @@ impl Device for SimDevice {
 
     fn allocate(&self, bytes: usize, align: usize) -> Result<Allocation, DeviceError> {
         let share = self.core.memory.take(bytes)?;
-        let host = allocate_host(bytes, align, self.core.device)?;
+        let host = allocate_host(bytes, align, self.core.device, false)?;
         if host.is_empty() {
             return Ok(host);
         }

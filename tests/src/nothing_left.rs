@@ -1,0 +1,38 @@
+//! What a test leaves behind: nothing.
+
+use std::time::Duration;
+
+use estafette::Engine;
+use estafette::exchange::reaper;
+
+/// How long deleters may take that are under way.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// For the end of a test that has waited for its operations and has returned its leases: nothing is in flight in `engines`,
+/// nothing stands in any queue, be it an operation, a question whether something is ready, or a lease, and the reaper has nothing
+/// more to give back.
+///
+/// What was dropped a moment ago may be on its way out on another thread, so a little time is given.
+///
+/// # Panics
+/// When something stays.
+pub fn assert_nothing_left(engines: &[&Engine]) {
+    for engine in engines {
+        let idle = || engine.stats().in_flight == 0 && engine.diagnose().is_idle();
+        if !settles(idle) {
+            panic!("left behind: {} in flight, {}", engine.stats().in_flight, engine.diagnose());
+        }
+    }
+    assert!(reaper().flush(PATIENCE), "the reaper is stuck");
+}
+
+fn settles(idle: impl Fn() -> bool) -> bool {
+    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    while !idle() {
+        if std::time::Instant::now() > deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
