@@ -252,6 +252,7 @@ fn a_cancellation_surprises_nothing() {
     assert!(op.cancel());
     gate.begun().complete(Ok(()));
     engine.wait_all(None).unwrap();
+    assert!(engine.unretrieved().is_empty());
     drop((op, x));
     assert_eq!(reports("cancelled").len(), 0);
     assert!(engine.unretrieved().is_empty());

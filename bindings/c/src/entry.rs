@@ -29,7 +29,7 @@ impl Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self { status: estafette_status::of(&error), message: error.to_string() }
+        Self { status: estafette_status::of(&error), message: error.full_text() }
     }
 }
 
