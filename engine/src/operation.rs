@@ -466,7 +466,8 @@ impl Drop for OpState {
     }
 }
 
-/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing.
+/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing for the operation; a failure that
+/// nothing has looked at is reported with its last handle or version.
 #[derive(Clone)]
 pub struct Op {
     handle: OpHandle,

@@ -63,13 +63,6 @@ CASES = {
             return awaiter
         awaiter = loop.run_until_complete(main())
         """,
-    "asynchronous bodies on a loop that ended": """
-        async def main():
-            async def never():
-                await asyncio.sleep(3600)
-            return eng.submit(never)
-        op = asyncio.run(main())
-        """,
     "a failed operation that is kept": """
         def fail(): raise ValueError('kept')
         op = eng.submit(fail)
@@ -112,6 +105,31 @@ CASES = {
 }
 
 
+# What fails at the end, and nothing has looked at, is reported. A loop may be gone by then or not, with what it had to run.
+FAILING = {
+    "asynchronous bodies on a loop that ended": """
+        async def main():
+            async def never():
+                await asyncio.sleep(3600)
+            return eng.submit(never)
+        op = asyncio.run(main())
+        """,
+    "coroutines of a loop that ended without them": """
+        loop = asyncio.new_event_loop()
+        async def main():
+            return eng.from_future(asyncio.get_running_loop().create_future())
+        tensor = loop.run_until_complete(main())
+        """,
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_exit_reports_what_fails_with(np, case):
+    _, errors = program(FAILING[case])
+    assert errors.count("never retrieved") + errors.count("abandoned at exit") == 1, errors
+    assert "`Future`" in errors or "`main.<locals>.never`" in errors, errors
+
+
 # What cannot end is named.
 ABANDONED = {
     "operations waiting for a lease": """
@@ -133,12 +151,6 @@ ABANDONED = {
         futures = [Future() for _ in range(10)]
         tensors = [eng.from_future(future) for future in futures]
         op = eng.submit(lambda x: None, reads=tensors[:1])
-        """,
-    "coroutines of a loop that ended without them": """
-        loop = asyncio.new_event_loop()
-        async def main():
-            return eng.from_future(asyncio.get_running_loop().create_future())
-        tensor = loop.run_until_complete(main())
         """,
     "the default engine with everything": """
         t = est.from_dlpack(np.arange(4.0))
@@ -210,8 +222,8 @@ class TestPending:
             """
             t = eng.zeros(1, "int8")
             for number in range(20):
-                eng.submit(lambda t, number=number: print(number), writes=[t])
-            eng.submit(lambda: print("without operands"))
+                eng.submit(lambda t, number=number: sys.stdout.write(f"{number}\\n"), writes=[t])
+            eng.submit(lambda: sys.stdout.write("without operands\\n"))
             """
         )
         assert errors == ""
@@ -228,9 +240,11 @@ class TestPending:
                 thread.start()
                 thread.join()
                 print(pool.submit(lambda: "by an executor").result())
-            main = threading.main_thread()
-            eng.submit(lambda: main.join())             # the program has ended when the next one begins
-            op = eng.submit(body)
+            var = eng.var()
+            ending = threading.Event()
+            threading._register_atexit(ending.set)      # called first, since it is registered last
+            eng.submit(ending.wait, writes=[var])
+            op = eng.submit(body, writes=[var])
             """
         )
         assert errors == ""
@@ -285,8 +299,11 @@ class TestPending:
         _, errors = program(
             """
             import os, signal
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            ending = threading.Event()
+            threading._register_atexit(ending.set)
             def endless():
-                threading.main_thread().join()
+                ending.wait()
                 time.sleep(0.5)                         # the exit waits by now
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(3600)

@@ -16,7 +16,7 @@ static void fail(void *context, estafette_op *op) {
   OK(estafette_op_complete(op, ESTAFETTE_FAILED, context));
 }
 
-static estafette_engine *engine_new(void) {
+static estafette_engine *logging_engine(void) {
   estafette_engine *engine;
   OK(estafette_engine_create(0, &engine));
   OK(estafette_set_log(1, note, 0, 0));
@@ -44,7 +44,7 @@ static uint64_t unretrieved(estafette_engine *engine) {
 }
 
 static void a_failure_is_logged_when_its_last_handle_goes(void) {
-  estafette_engine *engine = engine_new();
+  estafette_engine *engine = logging_engine();
   estafette_tensor *tensor = failed(engine, "save");
   CHECK(unretrieved(engine) == 1);
   CHECK(atomic_load(&reports) == 0);
@@ -56,7 +56,7 @@ static void a_failure_is_logged_when_its_last_handle_goes(void) {
 }
 
 static void a_failure_that_was_looked_at_is_not_logged(void) {
-  estafette_engine *engine = engine_new();
+  estafette_engine *engine = logging_engine();
   estafette_tensor *tensor = failed(engine, "save");
   REFUSED(ESTAFETTE_FAILED, "the disk is full", estafette_wait(tensor, 10 * SECOND));
   CHECK(unretrieved(engine) == 0);
@@ -66,7 +66,7 @@ static void a_failure_that_was_looked_at_is_not_logged(void) {
 }
 
 static void a_failure_is_logged_when_its_engine_ends(void) {
-  estafette_engine *engine = engine_new();
+  estafette_engine *engine = logging_engine();
   estafette_tensor *shut = failed(engine, "shut down");
   OK(estafette_engine_shutdown(engine, 10 * SECOND));
   CHECK(atomic_load(&reports) == 1 && strstr(last_report, "`shut down`"));
@@ -74,7 +74,7 @@ static void a_failure_is_logged_when_its_engine_ends(void) {
   estafette_tensor_release(shut);
   CHECK(atomic_load(&reports) == 1);
 
-  engine = engine_new();
+  engine = logging_engine();
   estafette_tensor *destroyed = failed(engine, "destroyed");
   estafette_engine_destroy(engine);
   CHECK(atomic_load(&reports) == 1 && strstr(last_report, "`destroyed`"));
@@ -83,7 +83,7 @@ static void a_failure_is_logged_when_its_engine_ends(void) {
 }
 
 static void older_callers_get_the_counters_that_they_know(void) {
-  estafette_engine *engine = engine_new();
+  estafette_engine *engine = logging_engine();
   estafette_tensor *tensor = failed(engine, "save");
   estafette_stats stats;
   memset(&stats, 0, sizeof stats);
