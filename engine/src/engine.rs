@@ -48,7 +48,11 @@ pub const WORKERS_MAX: usize = 1_024;
 /// Schedules operations in the order that their data demands. Cloning gives another handle to the same engine.
 ///
 /// Dropping the last handle detaches: what was submitted still runs, and nothing waits for it. Use
-/// [`shutdown`](Self::shutdown) to wait for the end.
+/// [`shutdown`](Self::shutdown) to wait for the end; the end of `main` ends the process, whatever is in flight.
+///
+/// An operation that fails says so where its outcome or its outputs are looked at. A failure that nothing looks at is reported
+/// when its last version and handle are gone, at the level *error* of `tracing` (target `estafette::unretrieved`; see
+/// [`on_unretrieved`](crate::on_unretrieved)), and named at the end of the engine ([`ShutdownReport::unretrieved`]).
 #[derive(Clone)]
 pub struct Engine {
     handle: Arc<Handle>,
@@ -435,7 +439,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Timeout`]; [`Error::LeaseHeld`] when only leases hold up what is left; [`Error::WouldDeadlock`] inside an
-    /// operation. Failures of operations are not reported here but at their outputs.
+    /// operation. Failures of operations are not reported here but at their outputs, and at the end of the engine.
     pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), Error> {
         self.core().check_fork()?;
         let deadline = timeout.and_then(clock::deadline);

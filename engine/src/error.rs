@@ -2,14 +2,16 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_devices::DeviceError;
 use estafette_graph::OpId;
+use estafette_sync::abandoned::is_abandoned;
 
 use crate::contained::Contained;
-use crate::exchange::{InvalidTensor, fork};
+use crate::exchange::InvalidTensor;
 use crate::lease_info::LeaseInfo;
 use crate::unretrieved::{self, Heard};
 
@@ -86,6 +88,11 @@ impl Error {
         Self::Invalid(message.into())
     }
 
+    /// The error with all that is behind it, down to the root: for where nothing but a text can be passed on.
+    pub fn full_text(&self) -> String {
+        full_text(self)
+    }
+
     /// The program gets this: the failure in it is retrieved.
     pub(crate) fn retrieve(&self) {
         if let Some(failure) = self.operation() {
@@ -105,6 +112,23 @@ impl Error {
 /// `; near it: ...`, when something is.
 fn near_text(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; near it: `{}`", near.join("`, `")) }
+}
+
+/// The text of an error and of its sources, each but those that the text before ends with.
+pub(crate) fn full_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        // A source is foreign: it may panic when it is printed.
+        if let Ok(more) = catch_unwind(AssertUnwindSafe(|| error.to_string()))
+            && !text.ends_with(&more)
+        {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        source = error.source();
+    }
+    text
 }
 
 /// What the body of an operation may return: any error, or a message by `.into()`.
@@ -130,10 +154,17 @@ pub(crate) struct Failure {
     heard: Arc<Heard>,
 }
 
+impl Failure {
+    /// A cancellation: the program asked for it.
+    fn is_unsurprising(&self) -> bool {
+        self.kind == FailureKind::Cancelled
+    }
+}
+
 impl Drop for Failure {
     fn drop(&mut self) {
-        // A cancellation surprises nothing: the program asked for it. In a forked child the failure is the parent's.
-        if self.heard.is_settled() || self.kind == FailureKind::Cancelled || fork::in_child() {
+        // In a forked child the failure is the parent's.
+        if self.heard.is_settled() || self.is_unsurprising() || is_abandoned() {
             return;
         }
         unretrieved::last_handle_gone(OperationError(Arc::new(Self {
@@ -215,6 +246,11 @@ impl OperationError {
         &self.0.heard
     }
 
+    /// Whether it needs no report, looked at or not.
+    pub(crate) fn is_unsurprising(&self) -> bool {
+        self.0.is_unsurprising()
+    }
+
     pub(crate) fn downgrade(&self) -> Weak<Failure> {
         Arc::downgrade(&self.0)
     }
@@ -282,5 +318,39 @@ impl fmt::Display for LeaseHeld {
             self.waiting,
             self.leases.join("; ")
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BodyError;
+    use crate::Engine;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("root")]
+    struct Root;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] Root);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("says it all: {0}")]
+    struct Whole(#[source] Outer);
+
+    fn fails_with(error: fn() -> BodyError) -> String {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let op = engine.op("any").run(move |[], []| Err(error())).unwrap();
+        op.wait().unwrap_err().full_text()
+    }
+
+    #[test]
+    fn the_text_of_a_failure_has_every_source_once() {
+        let text = fails_with(|| Box::new(Outer(Root)));
+        assert!(text.starts_with("operation `any`") && text.ends_with("failed: outer: root"), "{text}");
+        let text = fails_with(|| Box::new(Whole(Outer(Root))));
+        assert!(text.ends_with("failed: says it all: outer: root"), "{text}");
+        let text = fails_with(|| "plain".into());
+        assert!(text.ends_with("failed: plain"), "{text}");
     }
 }

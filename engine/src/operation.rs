@@ -481,7 +481,8 @@ impl Drop for OpState {
     }
 }
 
-/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing.
+/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing for the operation; a failure that
+/// nothing has looked at is reported with its last handle or version.
 ///
 /// A clone is another handle; one that is awaited waits on its own.
 pub struct Op {

@@ -96,8 +96,8 @@ where
 fn device_error(error: Error) -> DeviceError {
     match error {
         Error::Device(error) => error,
-        Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.to_string()),
-        _ => DeviceError::new(DeviceErrorKind::Other, error.to_string()),
+        Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
+        _ => DeviceError::new(DeviceErrorKind::Other, error.full_text()),
     }
 }
 

@@ -10,7 +10,6 @@
 //! Each engine also lists its failures, so that its end can name those that were not retrieved. The list holds no failure that
 //! the program still holds, and no more than [`KEPT`] of those that are gone.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 
@@ -18,7 +17,7 @@ use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
-use crate::error::{Failure, OperationError};
+use crate::error::{Failure, OperationError, full_text};
 use crate::operation::bury;
 
 /// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists: more would only hold memory,
@@ -101,7 +100,10 @@ impl Failures {
 
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have dependents.
     pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {
-        if failure.heard().home.set(Arc::downgrade(self)).is_err() || !self.reports {
+        if failure.is_unsurprising()
+            || failure.heard().home.set(Arc::downgrade(self)).is_err()
+            || !self.reports
+        {
             return;
         }
         let mut list = self.lock();
@@ -114,7 +116,7 @@ impl Failures {
     }
 
     /// What was not retrieved so far, in the order in which it failed.
-    pub(crate) fn unretrieved(&self) -> Unretrieved {
+    pub(crate) fn unretrieved(self: &Arc<Self>) -> Unretrieved {
         let (mut failures, omitted) = {
             let list = self.lock();
             let live = list.live.iter().filter_map(OperationError::upgrade);
@@ -126,7 +128,7 @@ impl Failures {
         failures.dedup_by(|a, b| Arc::ptr_eq(a.heard(), b.heard()));
         let more = failures.len().saturating_sub(KEPT);
         failures.truncate(KEPT);
-        Unretrieved { failures, omitted: omitted + more as u64 }
+        Unretrieved { failures, omitted: omitted + more as u64, home: Arc::downgrade(self) }
     }
 
     /// The last handle of the engine is gone, so nothing will ask.
@@ -150,10 +152,7 @@ impl Failures {
             return list.gone.push(failure);
         }
         // Those that were retrieved since make room.
-        let (retrieved, gone) =
-            std::mem::take(&mut list.gone).into_iter().partition(|known| known.heard().is_retrieved());
-        let retrieved: Vec<OperationError> = retrieved;
-        list.gone = gone;
+        let retrieved = list.take_retrieved();
         let failure = if list.gone.len() < KEPT {
             list.gone.push(failure);
             None
@@ -166,11 +165,22 @@ impl Failures {
     }
 }
 
+impl List {
+    /// Those that were retrieved after their last handle had gone, to be dropped where no lock is held.
+    fn take_retrieved(&mut self) -> Vec<OperationError> {
+        let (retrieved, gone) =
+            std::mem::take(&mut self.gone).into_iter().partition(|known| known.heard().is_retrieved());
+        self.gone = gone;
+        retrieved
+    }
+}
+
 /// Failures of an engine's operations that the program has not retrieved: by a wait, an `await`, a lease, a fence or a callback.
 #[derive(Debug, Clone, Default)]
 pub struct Unretrieved {
     failures: Vec<OperationError>,
     omitted: u64,
+    home: Weak<Failures>,
 }
 
 impl Unretrieved {
@@ -187,6 +197,11 @@ impl Unretrieved {
     /// Those listed, at most 64, in the order of their operations. From now on they are retrieved.
     pub fn failures(&self) -> &[OperationError] {
         self.failures.iter().for_each(|failure| failure.heard().retrieve());
+        if let Some(home) = self.home.upgrade() {
+            // The engine need not keep them any longer.
+            let retrieved = home.lock().take_retrieved();
+            drop(retrieved);
+        }
         &self.failures
     }
 
@@ -244,23 +259,7 @@ fn log(failure: &OperationError) {
     tracing::error!(
         operation = failure.operation(),
         id = failure.id(),
-        error = %Chain(failure),
+        error = full_text(failure),
         "the failure of an operation was never retrieved"
     );
-}
-
-/// A failure with the errors behind it, down to the root.
-struct Chain<'a>(&'a OperationError);
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
-        // The text of the first source is in the failure's own.
-        let mut source = std::error::Error::source(self.0).and_then(std::error::Error::source);
-        while let Some(error) = source {
-            write!(f, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
-    }
 }

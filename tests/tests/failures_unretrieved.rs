@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, Once};
 use std::task::{Context, Waker};
 
+use estafette::devices::{DeviceError, DeviceErrorKind, host};
 use estafette::{Access, DType, Engine, Error, ExportOptions, Tensor, TensorState};
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -252,6 +253,7 @@ fn a_cancellation_surprises_nothing() {
     assert!(op.cancel());
     gate.begun().complete(Ok(()));
     engine.wait_all(None).unwrap();
+    assert!(engine.unretrieved().is_empty());
     drop((op, x));
     assert_eq!(reports("cancelled").len(), 0);
     assert!(engine.unretrieved().is_empty());
@@ -365,5 +367,30 @@ fn an_engine_that_is_dropped_runs_to_its_end_what_was_submitted() {
         until("the rest has run", || !reports(name).is_empty());
         assert_eq!(*ended.lock().unwrap(), 20);
         assert_reported(name, 1);
+    }
+}
+
+#[test]
+fn device_work_that_fails_after_it_was_issued_is_one_failure_however_often_it_is_found() {
+    let engine = engine(2);
+    for (looks, times) in [(false, 1), (true, 0)] {
+        let name = if looks { "issued, seen" } else { "issued" };
+        let x = tensor(&engine);
+        let (completer, fence) = host::promise("a device");
+        let op =
+            engine.op(name).writes([&x]).run_external(move |completion| completion.complete_after(&fence));
+        drop(op.unwrap());
+        let ready = x.ready();
+        completer.settle(Err(DeviceError::new(DeviceErrorKind::Fault, format!("{name} has failed"))));
+        if looks {
+            // What the probe finds is an error of its own.
+            block_on(ready).unwrap_err();
+        } else {
+            drop(ready);
+        }
+        until("the version is known to have failed", || x.is_ready());
+        drop(x);
+        until("all that looked is gone", || reports(name).len() == times);
+        assert_reported(name, times);
     }
 }

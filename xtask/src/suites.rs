@@ -512,7 +512,7 @@ fn c_programs(context: &Context) -> Vec<Command> {
 fn c_memcheck(context: &Context) -> Vec<Command> {
     let prefix = c_prefix(context);
     let mut commands = vec![install_c(context)];
-    for name in ["hard_cases", "fences", "calls", "operators"] {
+    for name in ["hard_cases", "fences", "calls", "failures", "operators"] {
         let program = prefix.join(name);
         let mut compile = shell::command("gcc");
         compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));

@@ -360,6 +360,10 @@ typedef struct estafette_stats {
    * Tensors of this process that were given up and whose last use is not over yet.
    */
   uint64_t releasing;
+  /**
+   * Failures of this engine's operations that nothing has retrieved; see `estafette_log_callback`.
+   */
+  uint64_t unretrieved;
 } estafette_stats;
 
 /**
@@ -399,6 +403,10 @@ typedef struct estafette_export_options {
 /**
  * Gets log events: a level (1 error, 2 warning, 3 information, 4 debug, 5 trace) and a text that is there during the call. Any
  * thread may call it, several at once. It must not block and must not throw; what it calls of this library is not logged.
+ *
+ * Among the errors is each failure of an operation that nothing has retrieved, neither by a wait, a callback, a fence nor a lease:
+ * once, with the operation's name and the error, when the last handle and version that carries it goes, or when its engine is shut
+ * down or destroyed. A cancelled operation has not failed.
  */
 typedef void (*estafette_log_callback)(void *context, int32_t level, const char *message);
 
@@ -818,6 +826,9 @@ estafette_status estafette_engine_destroy(struct estafette_engine *engine);
 /**
  * Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
  * limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
+ *
+ * Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`. Their number is in
+ * `estafette_stats`.
  *
  * Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
  * and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback:

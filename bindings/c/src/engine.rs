@@ -96,6 +96,8 @@ pub unsafe extern "C" fn estafette_engine_create(
 /// Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
 /// stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
 ///
+/// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
+///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
 /// `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
 #[unsafe(no_mangle)]
@@ -104,6 +106,7 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
         return entry_anywhere(|| DONE);
     }
     entry(|| -> Answer {
+        self::engine(engine)?.unretrieved().report();
         ENGINES.release(engine, "engine")?;
         DONE
     })
@@ -111,6 +114,9 @@ pub extern "C" fn estafette_engine_destroy(engine: *mut estafette_engine) -> est
 
 /// Refuses new submissions and blocks until everything in flight has ended, or for `timeout_ns` (`ESTAFETTE_FOREVER` for no
 /// limit); then operations that only leases hold up are cancelled. The engine is still to be destroyed.
+///
+/// Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`. Their number is in
+/// `estafette_stats`.
 ///
 /// Returns `ESTAFETTE_OK` when everything has ended; `ESTAFETTE_LEASE_HELD` when operations were cancelled, with their names
 /// and the leases; `ESTAFETTE_TIMEOUT` when some were still running; `ESTAFETTE_WOULD_DEADLOCK` where it would block in a callback:
@@ -127,6 +133,7 @@ pub extern "C" fn estafette_engine_shutdown(
             callback::check()?;
         }
         let report = engine.shutdown_timeout(timeout(timeout_ns).unwrap_or(Duration::MAX));
+        report.unretrieved.report();
         if report.drained {
             return DONE;
         }
@@ -198,7 +205,12 @@ pub struct estafette_stats {
     pub leaked: u64,
     /// Tensors of this process that were given up and whose last use is not over yet.
     pub releasing: u64,
+    /// Failures of this engine's operations that nothing has retrieved; see `estafette_log_callback`.
+    pub unretrieved: u64,
 }
+
+/// Size of `estafette_stats` in its first version: older callers pass it.
+const STATS_FIRST: usize = 48;
 
 /// Counters. `stats->size` is set by the caller.
 ///
@@ -218,7 +230,7 @@ pub unsafe extern "C" fn estafette_engine_stats(
         }
         // SAFETY: readable as far as its size, which comes first.
         let size = unsafe { (&raw const (*stats).size).read() };
-        if (size as usize) < size_of::<estafette_stats>() {
+        if (size as usize) < STATS_FIRST {
             return Err(Refusal::invalid(format!("estafette_stats: size is {size}")));
         }
         let found = engine.stats();
@@ -230,9 +242,11 @@ pub unsafe extern "C" fn estafette_engine_stats(
             deleters: found.deleters,
             leaked: found.leaked,
             releasing: found.releasing,
+            unretrieved: found.unretrieved,
         };
-        // SAFETY: long enough, as was just checked.
-        unsafe { stats.write(found) };
+        let length = (size as usize).min(size_of::<estafette_stats>());
+        // SAFETY: `stats` is as long as its size says, and `found`, which has no padding, is as long as `length`.
+        unsafe { stats.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), length) };
         DONE
     })
 }

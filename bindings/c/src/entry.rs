@@ -6,7 +6,6 @@ use std::ptr::NonNull;
 use estafette::Error;
 use estafette::exchange::fork;
 
-use crate::error_text::chain;
 use crate::last_error;
 use crate::status::estafette_status;
 
@@ -30,7 +29,7 @@ impl Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self { status: estafette_status::of(&error), message: chain(&error) }
+        Self { status: estafette_status::of(&error), message: error.full_text() }
     }
 }
 

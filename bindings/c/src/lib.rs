@@ -27,7 +27,6 @@ mod describe;
 mod dlpack;
 mod engine;
 mod entry;
-mod error_text;
 mod export;
 mod fence;
 mod handles;

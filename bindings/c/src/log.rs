@@ -16,6 +16,10 @@ use crate::status::estafette_status;
 
 /// Gets log events: a level (1 error, 2 warning, 3 information, 4 debug, 5 trace) and a text that is there during the call. Any
 /// thread may call it, several at once. It must not block and must not throw; what it calls of this library is not logged.
+///
+/// Among the errors is each failure of an operation that nothing has retrieved, neither by a wait, a callback, a fence nor a lease:
+/// once, with the operation's name and the error, when the last handle and version that carries it goes, or when its engine is shut
+/// down or destroyed. A cancelled operation has not failed.
 pub type estafette_log_callback =
     Option<unsafe extern "C" fn(context: *mut c_void, level: i32, message: *const c_char)>;
 

@@ -11,7 +11,6 @@ use crate::context::{Context, estafette_drop};
 use crate::dlpack::{DLDataType, DLManagedTensorVersioned};
 use crate::engine::{self, estafette_engine, timeout};
 use crate::entry::{Answer, DONE, Refusal, array, entry, entry_anywhere, is_null, place};
-use crate::error_text::chain;
 use crate::fence::{estafette_fence, import_fence};
 use crate::handles::{Pinned, Table, Vacant};
 use crate::places::Kind;
@@ -278,7 +277,7 @@ pub unsafe extern "C" fn estafette_on_ready(
         tensor.on_ready(move |outcome| {
             let (status, text) = match outcome {
                 Ok(()) => (estafette_status::ESTAFETTE_OK, None),
-                Err(error) => (estafette_status::of(&error), Some(crate::entry::c_text(&chain(&error)))),
+                Err(error) => (estafette_status::of(&error), Some(crate::entry::c_text(&error.full_text()))),
             };
             let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
             // SAFETY: by contract of this function.

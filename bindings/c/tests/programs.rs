@@ -93,6 +93,11 @@ fn every_other_call() {
 }
 
 #[test]
+fn failures_that_nothing_has_looked_at() {
+    assert_ran(&compile_and_run("failures.c", "c11", &[]), 4);
+}
+
+#[test]
 fn operators() {
     assert_ran(&compile_and_run("operators.c", "c11", &[]), 4);
 }

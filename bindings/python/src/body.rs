@@ -1,7 +1,7 @@
 //! Running the Python functions of operations.
 //!
-//! A plain function runs on a worker of the engine, in a copy of the submitter's context. An `async def` function runs
-//! as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
+//! A plain function runs on a worker of the engine, in a copy of the submitter's context. An `async def` function, or the
+//! coroutine that a plain function returns, runs as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
 //! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
 
 use std::sync::Arc;
@@ -20,6 +20,9 @@ use pyo3::types::PyTuple;
 
 use crate::error::{Raised, finalizing, raise};
 use crate::fastcall;
+use crate::function_kind::{
+    FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator, refuse_masked,
+};
 use crate::gate;
 use crate::import::{self, IMPORTED, Taken, Wanted};
 use crate::peers;
@@ -86,8 +89,10 @@ struct Parts {
     /// `Tensor` objects in the order of the function's arguments.
     tensors: Py<PyTuple>,
     context: Py<PyAny>,
-    /// For `async def` functions, the submitter's event loop.
+    /// The submitter's event loop, if one was running.
     event_loop: Option<Py<PyAny>>,
+    /// Whether calling the function gives a coroutine, for the event loop.
+    is_async: bool,
     result: Use,
     /// Where the function enqueues: what is there when it returns is a part of the operation.
     on: Option<Arc<On>>,
@@ -113,22 +118,23 @@ impl Body {
                 format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
             return Err(PyTypeError::new_err(message));
         }
-        let event_loop = if is_async(function)? {
-            let running = running_loop::get(py)?.ok_or_else(|| {
-                PyRuntimeError::new_err(
-                    "an `async def` function runs on the event loop of its submitter, and none is running",
-                )
-            })?;
-            Some(running.unbind())
-        } else {
-            None
-        };
+        let kind = FunctionKind::of(function)?;
+        if kind == FunctionKind::Generator {
+            return Err(never_runs(&format!("{} is a generator function", function.repr()?)));
+        }
+        let (event_loop, is_async) = (running_loop::get(py)?, kind == FunctionKind::Async);
+        if is_async && event_loop.is_none() {
+            return Err(PyRuntimeError::new_err(
+                "an `async def` function runs on the event loop of its submitter, and none is running",
+            ));
+        }
         let parts = Parts {
             function: function.clone().unbind(),
             using: using.map(|using| using.clone().unbind()),
             tensors: tensors.clone().unbind(),
             context: copy_context(py)?,
-            event_loop,
+            event_loop: event_loop.map(Bound::unbind),
+            is_async,
             result,
             on: None,
         };
@@ -143,7 +149,7 @@ impl Body {
     pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
         if let Some(parts) = &mut self.parts {
             let cuda = on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
-            if cuda && parts.event_loop.is_some() {
+            if cuda && parts.is_async {
                 return Err(PyTypeError::new_err("an `async def` function cannot run on a CUDA stream"));
             }
             parts.on = on;
@@ -159,6 +165,7 @@ impl Body {
             tensors: parts.tensors.clone_ref(py),
             context: parts.context.clone_ref(py),
             event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
+            is_async: parts.is_async,
             result: parts.result,
             on: parts.on.clone(),
         });
@@ -265,21 +272,38 @@ impl Drop for Body {
 impl Parts {
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
     fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
-        let asynchronous = self.event_loop.is_some();
-        let (result, on_device) = (self.result, self.on.is_some());
         if journal::is_open() {
             self.note_library(py, &scope);
         }
-        let outcome = if asynchronous {
-            self.send_off(py, scope, completion)
+        let outcome = if self.is_async {
+            self.send_off(py, scope, completion).map(|()| None)
         } else {
-            self.run(py, scope).and_then(|value| take_late(&value, result, on_device))
+            self.run(py, scope).and_then(|value| self.take(&value, completion))
         };
         match outcome {
-            Ok(_) if asynchronous => None,
-            Ok(produced) => Some(Ok(produced)),
+            Ok(None) => None,
+            Ok(Some(produced)) => Some(Ok(produced)),
             Err(error) => Some(Err(Raised::body_error(py, error))),
         }
+    }
+
+    /// What a plain function has returned; `None` for a coroutine, which goes to the event loop of the submitter.
+    fn take(&self, value: &Bound<'_, PyAny>, completion: Pending) -> PyResult<Option<Option<Late>>> {
+        if !is_coroutine(value)? {
+            return take_late(value, self.result, self.on.is_some()).map(Some);
+        }
+        let py = value.py();
+        let on_cuda = self.on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
+        let event_loop = self.event_loop.as_ref().filter(|_| !on_cuda);
+        let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, on_cuda)) };
+        let done = Bound::new(py, TaskDone { completion, result: self.result })?;
+        let start = helper(py, "start_coroutine")?;
+        let arguments = (start, value, event_loop, &self.context, done);
+        event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
+            // The event loop is closed. Nothing awaits the coroutine, which would warn of that.
+            let _ = value.call_method0(intern!(py, "close"));
+        })?;
+        Ok(None)
     }
 
     /// Tells the journal which library's arrays the function gets.
@@ -292,9 +316,9 @@ impl Parts {
         }
     }
 
-    fn run<'py>(self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
-        static COROUTINE_TYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let _running = Running::note(py)?;
+    /// Runs a plain function; what it returns is no generator, but may be a coroutine.
+    fn run<'py>(&self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
+        let _running = Running::note(self.function.bind(py), scope.id())?;
         let scope = Bound::new(py, OperationScope::new(scope))?;
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
@@ -302,41 +326,44 @@ impl Parts {
             Some(queue) => {
                 let place = (queue.native(), queue.device().device_id);
                 let run = helper(py, "run_on_cuda")?;
-                let arguments = (run, scope, self.function, self.using, self.tensors, place);
+                let arguments = (run, scope, &self.function, &self.using, &self.tensors, place);
                 self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
             }
             None => {
-                let arguments = (helper(py, "run")?, scope, self.function, self.using, self.tensors);
+                let arguments = (helper(py, "run")?, scope, &self.function, &self.using, &self.tensors);
                 self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
             }
         };
-        if value.is_instance(COROUTINE_TYPE.import(py, "types", "CoroutineType")?)? {
-            // An object whose `__call__` is asynchronous cannot be told apart before it is called.
-            value.call_method0(intern!(py, "close"))?;
-            return Err(PyTypeError::new_err(
-                "the function returned a coroutine; only functions defined with `async def` run asynchronously",
-            ));
-        }
+        refuse_generator(&value)?;
         Ok(value)
     }
 
-    fn send_off(self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<Option<Late>> {
-        let Some(event_loop) = self.event_loop else { return Ok(None) };
+    fn send_off(&self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<()> {
+        let event_loop =
+            self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
         let scope = Bound::new(py, OperationScope::new(scope))?;
         let done = Bound::new(py, TaskDone { completion, result: self.result })?;
         let start = helper(py, "start_async")?;
-        let event_loop = event_loop.into_bound(py);
         let arguments =
-            (start, scope, self.function, self.using, self.tensors, &event_loop, self.context, done);
-        event_loop.call_method1(intern!(py, "call_soon_threadsafe"), arguments)?;
-        Ok(None)
+            (start, scope, &self.function, &self.using, &self.tensors, event_loop, &self.context, done);
+        event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments)?;
+        Ok(())
     }
 }
 
-/// Python's names of the threads that run a plain body right now.
-static RUNNING: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+/// A plain body that runs right now.
+struct RunningBody {
+    /// Python's name of its thread.
+    thread: u64,
+    /// Identity of its operation.
+    op: u64,
+    function: Py<PyAny>,
+}
 
-fn running() -> MutexGuard<'static, Vec<u64>> {
+/// Held for as long as it takes to add or remove one, and never while Python runs.
+static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
+
+fn running() -> MutexGuard<'static, Vec<RunningBody>> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
@@ -346,30 +373,38 @@ struct Running {
 }
 
 impl Running {
-    fn note(py: Python<'_>) -> PyResult<Self> {
-        let thread = gate::ident(py)?;
-        running().push(thread);
+    fn note(function: &Bound<'_, PyAny>, op: u64) -> PyResult<Self> {
+        let thread = gate::ident(function.py())?;
+        running().push(RunningBody { thread, op, function: function.clone().unbind() });
         Ok(Self { thread })
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let mut running = running();
-        if let Some(at) = running.iter().rposition(|thread| *thread == self.thread) {
-            running.swap_remove(at);
-        }
+        let ended = {
+            let mut running = running();
+            let at = running.iter().rposition(|body| body.thread == self.thread);
+            at.map(|at| running.swap_remove(at))
+        };
+        // Its function may go with it.
+        drop(ended);
     }
 }
 
 /// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back to it.
 pub fn interrupt_all(py: Python<'_>) {
-    let threads = running().clone();
+    let threads: Vec<u64> = running().iter().map(|body| body.thread).collect();
     let exit = py.get_type::<PySystemExit>();
     for thread in threads {
         // SAFETY: called with the Python lock; a thread that is gone is not found and not touched.
         unsafe { ffi::PyThreadState_SetAsyncExc(thread as std::ffi::c_long, exit.as_ptr()) };
     }
+}
+
+/// The operations whose plain bodies run right now, with their functions.
+pub fn all_running(py: Python<'_>) -> Vec<(u64, Py<PyAny>)> {
+    running().iter().map(|body| (body.op, body.function.clone_ref(py))).collect()
 }
 
 /// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.
@@ -386,27 +421,20 @@ pub fn run_plain<'py>(
         tensors: tensors.unbind(),
         context: copy_context(py)?,
         event_loop: None,
+        is_async: false,
         result: Use::Ignored,
         on: None,
     };
-    parts.run(py, scope.clone())
+    let value = parts.run(py, scope.clone())?;
+    if is_coroutine(&value)? {
+        return Err(refuse_coroutine(&value, false));
+    }
+    Ok(value)
 }
 
 fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
     static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
-}
-
-/// Whether calling the function gives a coroutine.
-pub fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
-    /// `CO_COROUTINE` of CPython's `Include/cpython/code.h`.
-    const COROUTINE: u32 = 0x80;
-    static IS_COROUTINE_FUNCTION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let py = function.py();
-    if let Ok(code) = function.getattr(intern!(py, "__code__")) {
-        return Ok(code.getattr(intern!(py, "co_flags"))?.extract::<u32>()? & COROUTINE != 0);
-    }
-    IS_COROUTINE_FUNCTION.import(py, "inspect", "iscoroutinefunction")?.call1((function,))?.extract()
 }
 
 /// A result, and what has to be done before it is there.
@@ -429,6 +457,7 @@ fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
         return Ok(Some(Late { produced, ready: Frontier::default() }));
     }
+    refuse_masked(value)?;
     let array = if is_numpy_scalar(value)? {
         Some(value.call_method0(intern!(value.py(), "__array__"))?)
     } else {

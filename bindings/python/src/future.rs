@@ -23,6 +23,14 @@ fn take(slot: &Slot) -> Option<Completion> {
     slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
 }
 
+/// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.
+pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
+    if let Some(completion) = take(slot) {
+        let why = Raised::foreign(py, error.clone_ref(py));
+        gate::detach(py, || completion.cancel(why));
+    }
+}
+
 /// What a future tells its end to: `delivery(value, error, cancelled)`. Only the first call counts.
 #[pyclass(frozen, module = "estafette._estafette", name = "_Delivery")]
 pub struct Delivery {

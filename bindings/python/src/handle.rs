@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use crate::error::raise;
 use crate::process::Own;
 use crate::running_loop;
+use crate::unretrieved::Failures;
 
 /// What the objects of one engine share.
 #[derive(Clone)]
@@ -20,6 +21,8 @@ pub struct EngineHandle {
 pub(crate) struct Shared {
     pub(crate) engine: Own<Engine>,
     pub(crate) lease_timeout: Duration,
+    /// What becomes of failures that nothing has looked at.
+    pub(crate) failures: Failures,
 }
 
 impl EngineHandle {

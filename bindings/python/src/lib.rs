@@ -17,7 +17,7 @@
 //! | `unordered` | exchanges that nobody could order |
 //! | `site` | where in a program a call comes from |
 //! | `call_sites` | whether leases note which line takes them |
-//! | `body` | running Python functions as operations |
+//! | `body`, `function_kind` | running Python functions as operations; which of them are asynchronous or none |
 //! | `awaiting`, `suspension` | `await` on asyncio's event loops |
 //! | `watch`, `helping` | what the watchdog logs; whether waits run operations on their own thread |
 //! | `future` | futures of others as promises |
@@ -26,7 +26,7 @@
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `recording` | where the time went: the journal, its file and its report |
-//! | `error`, `report` | what is told, as Python objects |
+//! | `error`, `report`, `unretrieved` | what is told, as Python objects; failures that nothing has looked at |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
@@ -54,6 +54,7 @@ mod exit;
 mod export;
 mod exporter;
 mod fastcall;
+mod function_kind;
 mod future;
 mod gate;
 mod handle;
@@ -83,6 +84,7 @@ mod thread_state;
 mod turns;
 mod typestr;
 mod unordered;
+mod unretrieved;
 mod usm_array;
 mod variable;
 mod watch;
@@ -106,7 +108,7 @@ mod _estafette {
     #[pymodule_export]
     use super::engine::PyEngine;
     #[pymodule_export]
-    use super::exit::at_exit;
+    use super::exit::{at_exit, before_threads_end};
     #[pymodule_export]
     use super::exporter::Exporter;
     #[pymodule_export]

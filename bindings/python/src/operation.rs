@@ -13,7 +13,8 @@ use crate::handle::EngineHandle;
 use crate::process::Own;
 use crate::{gate, running_loop};
 
-/// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing.
+/// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
+/// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
 #[pyclass(frozen, module = "estafette", name = "Operation", weakref)]
 pub struct PyOperation {
     op: Own<Op>,

@@ -10,11 +10,13 @@ use pyo3::types::{PyDict, PyTuple};
 
 use crate::body::{self, Use, take_result};
 use crate::error::{OrRaise, Raised, finalizing};
+use crate::function_kind::{FunctionKind, never_runs};
 use crate::gate;
 use crate::handle::{EngineHandle, Shared};
 use crate::order::{name_of, parse_like};
 use crate::process::Own;
 use crate::tensor::PyTensor;
+use crate::unretrieved::Failures;
 
 /// A Python function, and how it is called.
 pub struct OperatorFunction {
@@ -39,9 +41,16 @@ impl OperatorFunction {
             if !callable.is_callable() {
                 return Err(PyTypeError::new_err(format!("{} is not callable", callable.repr()?)));
             }
-            if body::is_async(callable)? {
-                let message = format!("{} is asynchronous: operators are plain functions", callable.repr()?);
-                return Err(PyTypeError::new_err(message));
+            match FunctionKind::of(callable)? {
+                FunctionKind::Plain => {}
+                FunctionKind::Generator => {
+                    return Err(never_runs(&format!("{} is a generator function", callable.repr()?)));
+                }
+                FunctionKind::Async => {
+                    let message =
+                        format!("{} is asynchronous: operators are plain functions", callable.repr()?);
+                    return Err(PyTypeError::new_err(message));
+                }
             }
         }
         let parts = Parts {
@@ -81,7 +90,10 @@ impl Parts {
     fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
         let engine = call.engine().clone();
         let lease_timeout = engine.lease_timeout();
-        let handle = EngineHandle { shared: Arc::new(Shared { engine: Own::new(engine), lease_timeout }) };
+        // The tensors that it is for end no engine.
+        let failures = Failures::Log;
+        let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
+        let handle = EngineHandle { shared: Arc::new(shared) };
         let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));
         let inputs = call.inputs().iter().map(object).collect::<PyResult<Vec<_>>>()?;
         let mut arguments: Vec<Bound<'_, PyAny>> =

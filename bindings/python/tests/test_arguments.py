@@ -285,4 +285,6 @@ def test_other_event_loops_are_told_what_to_do():
         with pytest.raises(RuntimeError, match="asyncio.*t.wait"):
             main().send(None)
         gate.set_exception(ValueError("never"))
+        with pytest.raises(est.OperationError, match="never"):
+            late.wait()
         t.wait()

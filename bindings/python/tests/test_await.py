@@ -383,15 +383,6 @@ def test_an_asynchronous_function_whose_loop_ended_fails(eng, gate):
         op.wait(20)
 
 
-def test_an_object_whose_call_is_asynchronous_is_refused(eng):
-    class Late:
-        async def __call__(self):
-            raise AssertionError("never runs")
-
-    with pytest.raises(est.OperationError, match="coroutine"):
-        eng.submit(Late()).wait()
-
-
 def test_submitting_asynchronously_waits_for_room_without_stopping_the_loop(gate):
     async def main():
         async with est.Engine(workers=1, window=2) as eng:

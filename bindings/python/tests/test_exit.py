@@ -27,23 +27,9 @@ CASES = {
     "open exports": "a = np.from_dlpack(eng.zeros(3, 'float64')); b = np.from_dlpack(eng.zeros(3, 'int8').for_write())",
     "live imports": "tensors = [eng.from_dlpack(np.arange(10.0)) for _ in range(100)]",
     "exports in cycles": "c = [np.from_dlpack(eng.zeros(3, 'int8'))]; c.append(c); gc.disable()",
-    "operations waiting for a lease": """
-        t = eng.zeros(3, 'int8')
-        a = np.from_dlpack(t)
-        ops = [eng.submit(lambda t: t.fill(1), writes=[t], using=np.from_dlpack) for _ in range(100)]
-        z = eng.call(lambda t: t + 1, t, using=np.from_dlpack)
-        """,
     "operations running": """
         ops = [eng.submit(lambda: time.sleep(0.2)) for _ in range(20)]
         """,
-    "operations busy in Python for ever": """
-        def spin():
-            while True:
-                pass
-        eng.submit(spin)
-        time.sleep(0.05)
-        """,
-    "operations asleep for a long time": "eng.submit(lambda: time.sleep(3600)); time.sleep(0.05)",
     "operations waiting inside operations": """
         t = eng.zeros(1, 'int8')
         gate = threading.Event()
@@ -77,13 +63,6 @@ CASES = {
             return awaiter
         awaiter = loop.run_until_complete(main())
         """,
-    "asynchronous bodies on a loop that ended": """
-        async def main():
-            async def never():
-                await asyncio.sleep(3600)
-            return eng.submit(never)
-        op = asyncio.run(main())
-        """,
     "a failed operation that is kept": """
         def fail(): raise ValueError('kept')
         op = eng.submit(fail)
@@ -92,21 +71,10 @@ CASES = {
         except est.OperationError as error:
             kept = error
         """,
-    "the default engine with everything": """
-        t = est.from_dlpack(np.arange(4.0))
-        a = np.from_dlpack(t)
-        est.default_engine().submit(lambda t: None, writes=[t])
-        """,
     "scoped leases never left": """
         t = eng.zeros(1, 'int8')
         access = eng.access(writes=[t])
         (view,) = access.__enter__()
-        """,
-    "futures that never end": """
-        from concurrent.futures import Future
-        futures = [Future() for _ in range(10)]
-        tensors = [eng.from_future(future) for future in futures]
-        op = eng.submit(lambda x: None, reads=tensors[:1])
         """,
     "futures of a thread pool under way": """
         from concurrent.futures import ThreadPoolExecutor
@@ -125,12 +93,6 @@ CASES = {
             tensors.append(eng.from_future(future))
             threading.Thread(target=ends, args=(future,), daemon=True).start()
         """,
-    "coroutines of a loop that ended without them": """
-        loop = asyncio.new_event_loop()
-        async def main():
-            return eng.from_future(asyncio.get_running_loop().create_future())
-        tensor = loop.run_until_complete(main())
-        """,
     "operations submitted by atexit callbacks": """
         import atexit
         def late():
@@ -141,6 +103,68 @@ CASES = {
         atexit.register(late)
         """,
 }
+
+
+# What fails at the end, and nothing has looked at, is reported. A loop may be gone by then or not, with what it had to run.
+FAILING = {
+    "asynchronous bodies on a loop that ended": """
+        async def main():
+            async def never():
+                await asyncio.sleep(3600)
+            return eng.submit(never)
+        op = asyncio.run(main())
+        """,
+    "coroutines of a loop that ended without them": """
+        loop = asyncio.new_event_loop()
+        async def main():
+            return eng.from_future(asyncio.get_running_loop().create_future())
+        tensor = loop.run_until_complete(main())
+        """,
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_exit_reports_what_fails_with(np, case):
+    _, errors = program(FAILING[case])
+    assert errors.count("never retrieved") + errors.count("abandoned at exit") == 1, errors
+    assert "`Future`" in errors or "`main.<locals>.never`" in errors, errors
+
+
+# What cannot end is named.
+ABANDONED = {
+    "operations waiting for a lease": """
+        t = eng.zeros(3, 'int8')
+        a = np.from_dlpack(t)
+        ops = [eng.submit(lambda t: t.fill(1), writes=[t], using=np.from_dlpack) for _ in range(100)]
+        z = eng.call(lambda t: t + 1, t, using=np.from_dlpack)
+        """,
+    "operations busy in Python for ever": """
+        def spin():
+            while True:
+                pass
+        eng.submit(spin)
+        time.sleep(0.05)
+        """,
+    "operations asleep for a long time": "eng.submit(lambda: time.sleep(3600)); time.sleep(0.05)",
+    "futures that never end": """
+        from concurrent.futures import Future
+        futures = [Future() for _ in range(10)]
+        tensors = [eng.from_future(future) for future in futures]
+        op = eng.submit(lambda x: None, reads=tensors[:1])
+        """,
+    "the default engine with everything": """
+        t = est.from_dlpack(np.arange(4.0))
+        a = np.from_dlpack(t)
+        est.default_engine().submit(lambda t: None, writes=[t])
+        """,
+}
+
+
+@pytest.mark.parametrize("case", ABANDONED)
+def test_exit_names_what_it_abandons_with(np, case):
+    _, errors = program(ABANDONED[case])
+    assert errors.count("estafette: operations are abandoned at exit") == 1, errors
+    assert len(errors.splitlines()) > 1 and "Traceback" not in errors, errors
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -188,3 +212,103 @@ def test_deleters_that_are_due_at_exit_are_run(np):
         """
     )
     assert output.strip() == "1000"
+
+
+class TestPending:
+    """What is in flight when the program ends runs to its end, as with `concurrent.futures`."""
+
+    def test_runs_to_its_end(self):
+        output, errors = program(
+            """
+            t = eng.zeros(1, "int8")
+            for number in range(20):
+                eng.submit(lambda t, number=number: sys.stdout.write(f"{number}\\n"), writes=[t])
+            eng.submit(lambda: sys.stdout.write("without operands\\n"))
+            """
+        )
+        assert errors == ""
+        assert [line for line in output.split("\n") if line.isdigit()] == [str(number) for number in range(20)]
+        assert "without operands" in output
+
+    def test_may_use_threads_and_executors(self):
+        output, errors = program(
+            """
+            from concurrent.futures import ThreadPoolExecutor
+            pool = ThreadPoolExecutor(1)
+            def body():
+                thread = threading.Thread(target=lambda: print("by a thread"))
+                thread.start()
+                thread.join()
+                print(pool.submit(lambda: "by an executor").result())
+            var = eng.var()
+            ending = threading.Event()
+            threading._register_atexit(ending.set)      # called first, since it is registered last
+            eng.submit(ending.wait, writes=[var])
+            op = eng.submit(body, writes=[var])
+            """
+        )
+        assert errors == ""
+        assert "by a thread" in output and "by an executor" in output
+
+    def test_of_threads_that_outlive_the_main_one_runs_too(self):
+        output, errors = program(
+            """
+            def late():
+                threading.main_thread().join()
+                op = eng.submit(lambda: print("late"))
+            threading.Thread(target=late).start()
+            """
+        )
+        assert errors == "" and output == "late\n"
+
+    def test_that_fails_is_reported(self):
+        _, errors = program(
+            """
+            t = eng.zeros(1, "int8")
+            eng.submit(lambda t: time.sleep(0.1), writes=[t])
+            eng.submit(lambda t: 1 / 0, writes=[t], name="last")
+            """
+        )
+        assert errors.count("never retrieved") == 1 and "`last`" in errors, errors
+
+    def test_that_never_ends_is_named(self):
+        _, errors = program(
+            """
+            def endless():
+                time.sleep(3600)
+            t = eng.zeros(1, "int8")
+            eng.submit(endless)
+            eng.submit(lambda t: time.sleep(3600), writes=[t], name="holds_t")
+            eng.submit(lambda t: None, writes=[t], name="behind")
+            """
+        )
+        assert "endless" in errors and "`holds_t` is running" in errors and "`behind` waits for" in errors, errors
+
+    def test_that_submits_itself_for_ever_does_not_keep_the_program(self):
+        _, errors = program(
+            """
+            def again():
+                time.sleep(0.001)
+                eng.submit(again)
+            eng.submit(again)
+            """
+        )
+        assert "abandoned at exit" in errors, errors
+
+    def test_is_abandoned_by_ctrl_c(self):
+        _, errors = program(
+            """
+            import os, signal
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            ending = threading.Event()
+            threading._register_atexit(ending.set)
+            def endless():
+                ending.wait()
+                time.sleep(0.5)                         # the exit waits by now
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(3600)
+            eng.submit(endless)
+            """
+        )
+        assert "the wait for them was interrupted" in errors and "endless" in errors, errors
+        assert "Traceback" not in errors, errors

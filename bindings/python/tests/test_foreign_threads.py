@@ -50,9 +50,10 @@ exec(SOURCE)
 VERSION = (1, 0)
 
 
-def program(source, **options):
+def program(source, *, abandons=False, **options):
+    """Runs `source`, which complains about nothing but operations that it abandons at its end."""
     output, errors = run_program(SOURCE + source, **options)
-    assert errors == ""
+    assert errors.startswith("estafette: operations are abandoned at exit") if abandons else errors == ""
     return output
 
 
@@ -165,7 +166,8 @@ print("end")
     ids=["open", "let go", "a writer waits", "shut down"],
 )
 def test_after_the_interpreter_has_ended(np, tensor, more):
-    assert program(EXIT.format(tensor=tensor, more=more)) == "end\n"
+    # The writer cannot run, as the views are never returned.
+    assert program(EXIT.format(tensor=tensor, more=more), abandons="eng.submit" in more) == "end\n"
 
 
 def test_in_a_forked_child_that_ends_as_programs_do(np):
@@ -208,4 +210,4 @@ for number, (managed, deleter) in enumerate(late):
 @pytest.mark.parametrize("tensor", ["eng.zeros(4, 'float32')", "eng.from_dlpack(np.zeros(4, 'float32'))"])
 def test_on_foreign_threads_before_during_and_after_the_end_of_the_interpreter(np, tensor):
     for more in (TIMERS, TIMERS + "del t\n", TIMERS + "eng.submit(lambda x: None, writes=[t])\n"):
-        assert program(EXIT.format(tensor=tensor, more=more)) == "end\n"
+        assert program(EXIT.format(tensor=tensor, more=more), abandons="eng.submit" in more) == "end\n"

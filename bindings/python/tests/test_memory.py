@@ -116,8 +116,10 @@ def test_engines_leave_nothing(np, flat):
     flat(round_, warm_up=30, rounds=200, allowed=4 << 20)
 
 
-def test_every_deleter_is_called_once_whatever_the_order(eng, np):
+def test_every_deleter_is_called_once_whatever_the_order(np):
     """Random programs of imports, exports, operations and drops."""
+    # Nothing looks at the operations that fail.
+    eng = est.Engine(workers=2, lease_timeout=2.0, failures="ignore")
     random.seed(11)
     made, tensors, arrays = [], [], []
 

@@ -19,6 +19,7 @@ imported by this package. An export is a *lease*: engine writes wait until the a
 from __future__ import annotations
 
 import atexit as _atexit
+import contextlib as _contextlib
 import os as _os
 import threading as _threading
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ from ._estafette import (
     _after_fork_in_parent,
     _at_exit,
     _before_fork,
+    _before_threads_end,
     _check_interpreter,
     devices,
     peers,
@@ -186,6 +188,16 @@ if hasattr(_os, "register_at_fork"):
     _os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_in_child)
 
 _atexit.register(_at_exit)
+
+# What is in flight when the program ends may need its threads, so that is waited for before they are joined. `concurrent.futures`
+# uses the same function, and must have done so before: what is registered last is called first, and operations may use its
+# pools. Without the function the wait in `_at_exit` must do. It refuses when the program is ending already.
+if hasattr(_threading, "_register_atexit"):
+    import concurrent.futures.thread  # noqa: F401
+
+    del concurrent
+    with _contextlib.suppress(RuntimeError):
+        _threading._register_atexit(_before_threads_end)
 
 # Called before `_at_exit`, which lets no thread of the engine into the interpreter any more.
 _recording = _recording_from_environment()

@@ -46,6 +46,11 @@ def start_async(scope, function, using, tensors, loop, context, done):
     task.add_done_callback(done, context=context)
 
 
+def start_coroutine(coroutine, loop, context, done):
+    """As `start_async`, for the coroutine that a plain function has returned, with the context in which it was called."""
+    loop.create_task(coroutine, context=context).add_done_callback(done, context=context)
+
+
 def let_go(error):
     """Clears the local variables in the frames of an exception and of those behind it.
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar, final, overload
+from typing import Any, ClassVar, Literal, TypeVar, final, overload
 
 from typing_extensions import Buffer, CapsuleType, Self
 
@@ -21,7 +21,7 @@ from ._typing import (
     Using,
 )
 
-__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_begin_recording", "_check_interpreter", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
+__all__ = ["Access", "Engine", "Exporter", "Operation", "Operator", "Operators", "Program", "Tensor", "Variable", "View", "__version__", "_after_fork_in_child", "_after_fork_in_parent", "_at_exit", "_before_fork", "_before_threads_end", "_begin_recording", "_check_interpreter", "_end_recording", "_hold_barriers", "_read_report", "_set_helping", "devices", "peers", "record_call_sites", "register_context", "unordered_exchanges", "unregister_context"]
 
 __version__: str
 
@@ -38,6 +38,7 @@ class Engine:
         window: int | None = None,
         lease_timeout: float | None = None,
         watchdog: float | None = None,
+        failures: Literal["raise", "log", "ignore"] | None = None,
     ) -> Self: ...
     @property
     def workers(self) -> int: ...
@@ -376,6 +377,7 @@ def _after_fork_in_child() -> None: ...
 def _after_fork_in_parent() -> None: ...
 def _at_exit() -> None: ...
 def _before_fork() -> None: ...
+def _before_threads_end() -> None: ...
 def record_call_sites(on: bool = True, /) -> bool: ...
 def _set_helping(allowed: bool) -> bool: ...
 def _check_interpreter() -> None: ...

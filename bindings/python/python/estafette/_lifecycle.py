@@ -42,8 +42,17 @@ def warn_of_leases(report):
         )
 
 
-async def leave(engine, lease_timeout):
+async def leave(engine, lease_timeout, raising):
     """Waits until everything in flight has ended; what only leases hold up, no longer than `lease_timeout`."""
+    try:
+        await _drained(engine, lease_timeout)
+    except BaseException:
+        engine._conclude(True)
+        raise
+    engine._conclude(raising)
+
+
+async def _drained(engine, lease_timeout):
     while True:
         try:
             await asyncio.wait_for(engine._drained(), lease_timeout)
@@ -51,7 +60,7 @@ async def leave(engine, lease_timeout):
         except TimeoutError:
             # Views that nobody can reach any more still have their leases.
             collect()
-        report = engine.shutdown(0)
+        report = engine._cancel_held()
         if not report.running:
             warn_of_leases(report)
             return

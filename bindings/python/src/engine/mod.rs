@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette::exchange::reaper;
-use estafette::{Engine, Tensor};
+use estafette::{Engine, ShutdownReport, Tensor};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -26,7 +26,8 @@ use crate::import::IMPORTED;
 use crate::operators::PyOperators;
 use crate::process::{self, Own};
 use crate::tensor::PyTensor;
-use crate::{gate, interrupt, report, running_loop, thread_state, watch};
+use crate::unretrieved::{self, Failures};
+use crate::{exit, gate, interrupt, report, running_loop, thread_state, watch};
 
 /// As the engine's own default; known here because the long waits of event loops are watched here.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -50,6 +51,11 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///     30. A blocking wait for a lease that its own thread has taken raises it at once.
 /// watchdog: seconds after which whatever is stalled is logged once, with its line of `diagnose()`, by the logger
 ///     ``estafette`` of `logging`; default None, never.
+/// failures: what becomes of the failure of an operation that nothing has looked at, by a wait, an ``await`` or a use of what
+///     it writes. ``"raise"``, the default: it is reported when its last tensor or operation object goes, at the level *error*
+///     of the logger ``estafette`` (if logging is configured) and by `sys.unraisablehook`; and the end of the block, or
+///     `shutdown`, raises it, several of them as an ``ExceptionGroup``. If the block raises something else, they are reported
+///     there. ``"log"``: they are reported, and never raised. ``"ignore"``: neither. Cancelled operations are not failures.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     handle: EngineHandle,
@@ -66,7 +72,7 @@ impl PyEngine {
     }
 
     /// Waits for everything in flight, then cancels what only leases hold up.
-    fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<Py<PyAny>> {
+    fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<ShutdownReport> {
         let engine = self.engine(py)?;
         let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
         if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
@@ -82,26 +88,33 @@ impl PyEngine {
         });
         match interrupt::take() {
             Some(raised) => Err(raised),
-            None => report::shutdown(py, &report),
+            None => Ok(report),
         }
+    }
+
+    /// Raises or reports the failures that nothing has looked at.
+    fn conclude(&self, py: Python<'_>, raising: bool, ended: Option<&ShutdownReport>) -> PyResult<()> {
+        unretrieved::conclude(py, self.engine(py)?, self.handle.shared.failures, raising, ended)
     }
 }
 
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None))]
+    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None, failures = None))]
     fn new(
         py: Python<'_>,
         workers: Option<&Bound<'_, PyAny>>,
         window: Option<&Bound<'_, PyAny>>,
         lease_timeout: Option<f64>,
         watchdog: Option<f64>,
+        failures: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let failures = Failures::parse(failures)?;
         // Not 0: Python functions never run on a thread that waits.
         let workers = count("workers", 1, workers)?
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
-        let mut builder = Engine::builder().workers(workers);
+        let mut builder = Engine::builder().workers(workers).report_failures(failures != Failures::Ignore);
         if let Some(window) = count("window", 1, window)? {
             builder = builder.window(window);
         }
@@ -117,8 +130,11 @@ impl PyEngine {
         reaper().on_start(thread_state::prepare);
         engine.on_lease_wait(collect_garbage);
         engine.on_wait(interrupt::asked);
-        let shared = Shared { engine: Own::new(engine), lease_timeout };
-        Ok(Self { handle: EngineHandle { shared: Arc::new(shared) }, workers })
+        estafette::on_unretrieved(unretrieved::reporter);
+        let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
+        let handle = EngineHandle { shared: Arc::new(shared) };
+        exit::watch(&handle);
+        Ok(Self { handle, workers })
     }
 
     /// Worker threads.
@@ -134,7 +150,7 @@ impl PyEngine {
     }
 
     /// Blocks until everything submitted to this engine has ended, at most `timeout` seconds. Failures of operations are
-    /// not raised here but at their outputs.
+    /// not raised here but at their outputs, or at the end of the engine.
     #[pyo3(signature = (timeout = None))]
     fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let engine = self.engine(py)?;
@@ -166,33 +182,53 @@ impl PyEngine {
     /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only
     /// leases hold up is cancelled, and reported with the leases. Without a timeout it waits as long as something runs,
     /// and for leases as long as `lease_timeout` says.
+    ///
+    /// Failures that nothing has looked at are raised: one as it is, several as an ``ExceptionGroup``. See `failures` of the class
+    /// for other ways.
     #[pyo3(signature = (timeout = None))]
     fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        self.drain(py, seconds("timeout", timeout)?)
+        let ended = self.drain(py, seconds("timeout", timeout)?)?;
+        self.conclude(py, false, Some(&ended))?;
+        report::shutdown(py, &ended)
+    }
+
+    /// As `shutdown(0)`, without a word about failures.
+    fn _cancel_held(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        report::shutdown(py, &self.drain(py, Some(Duration::ZERO))?)
+    }
+
+    /// Raises or reports the failures that nothing has looked at, once all has ended.
+    fn _conclude(&self, py: Python<'_>, raising: bool) -> PyResult<()> {
+        self.conclude(py, raising, None)
     }
 
     fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
         this
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
-        let report = self.drain(py, None)?;
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let ended = self.drain(py, None)?;
         let lifecycle = py.import("estafette._lifecycle")?;
-        lifecycle.call_method1("warn_of_leases", (report,)).map(drop)
+        let warned = lifecycle.call_method1("warn_of_leases", (report::shutdown(py, &ended)?,));
+        // A warning may be an exception, which must not hide the failures.
+        self.conclude(py, is_raising(exception)? || warned.is_err(), Some(&ended))?;
+        warned.map(drop)
     }
 
     fn __aenter__(this: Bound<'_, Self>) -> Awaiter {
         Awaiter::done(Ok(this.into_any().unbind()))
     }
 
-    #[pyo3(signature = (*_exception))]
+    #[pyo3(signature = (*exception))]
     fn __aexit__<'py>(
         this: &Bound<'py, Self>,
-        _exception: &Bound<'py, PyTuple>,
+        exception: &Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let lease_timeout = this.get().handle.shared.lease_timeout.as_secs_f64();
-        this.py().import("estafette._lifecycle")?.call_method1("leave", (this, lease_timeout))
+        this.py()
+            .import("estafette._lifecycle")?
+            .call_method1("leave", (this, lease_timeout, is_raising(exception)?))
     }
 
     /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
@@ -216,6 +252,11 @@ impl PyEngine {
             None => "<estafette.Engine of the parent process>".into(),
         }
     }
+}
+
+/// Whether a block ends by an exception, from what its end is given.
+fn is_raising(exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
+    Ok(!exception.is_empty() && !exception.get_item(0)?.is_none())
 }
 
 /// The error for a synchronous wait for all operations where it would stop an event loop.

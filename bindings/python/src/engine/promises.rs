@@ -73,8 +73,8 @@ impl PyEngine {
         let order = order::of_delivery(name.unwrap_or(called), &ResultOptions { alias_of, like, copy })?;
         let slot = future::Slot::default();
         let tensor = self.receive_now(py, &order, &slot)?;
-        // If listening fails, the delivery ends the operation as it goes.
-        listen.call1((future::Delivery::new(slot),))?;
+        let delivery = future::Delivery::new(Arc::clone(&slot));
+        listen.call1((delivery,)).inspect_err(|error| future::call_off(py, &slot, error))?;
         Bound::new(py, self.wrap(tensor))
     }
 

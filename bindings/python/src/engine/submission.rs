@@ -24,7 +24,8 @@ impl PyEngine {
     /// Returns at once. The function runs when everything submitted before on its operands has come far enough: reads see
     /// what earlier writes left, writes have the memory to themselves. A tensor in both lists is updated in place. What
     /// the function returns is ignored; what it raises is raised again to whoever waits for the operation or for what it
-    /// writes. An ``async def`` function runs as a task on the event loop of the submitter.
+    /// writes. An ``async def`` function, and a coroutine that the function returns, run as a task on the event loop of the
+    /// submitter; a generator function is refused.
     ///
     ///     >>> y = eng.zeros(3, "int64")
     ///     >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")

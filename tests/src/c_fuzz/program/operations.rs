@@ -38,6 +38,7 @@ impl Program {
             deleters: 0,
             leaked: 0,
             releasing: 0,
+            unretrieved: 0,
         };
         // SAFETY: as the interface wants it.
         unsafe { expect(estafette_engine_stats(self.engine, &raw mut stats), status::ESTAFETTE_OK, "stats") };

@@ -1,0 +1,133 @@
+//! What kind of function a body is, and results that no operation may have.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyDict;
+
+/// `CO_GENERATOR` of CPython's `Include/cpython/code.h`.
+const GENERATOR: u32 = 0x20;
+/// `CO_COROUTINE`.
+const COROUTINE: u32 = 0x80;
+/// `CO_ASYNC_GENERATOR`.
+const ASYNC_GENERATOR: u32 = 0x200;
+
+/// A partial of a partial is one partial, so deeper ones are made on purpose.
+const PARTIALS_MAX: usize = 8;
+
+/// What calling a function gives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FunctionKind {
+    /// Its result, or a coroutine that nothing announces.
+    Plain,
+    /// A coroutine.
+    Async,
+    /// A generator, asynchronous or not.
+    Generator,
+}
+
+impl FunctionKind {
+    /// Looks through `functools.partial`, and at `__call__` of objects that are no functions.
+    pub fn of(function: &Bound<'_, PyAny>) -> PyResult<Self> {
+        static PARTIAL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+        let py = function.py();
+        let mut function = function.clone();
+        for _ in 0..PARTIALS_MAX {
+            if let Some(kind) = Self::of_code(&function)? {
+                return Ok(kind);
+            }
+            if !function.is_instance(PARTIAL.import(py, "functools", "partial")?)? {
+                break;
+            }
+            function = function.getattr(intern!(py, "func"))?;
+        }
+        let called = function.get_type().getattr_opt(intern!(py, "__call__"))?;
+        let kind = called.map(|called| Self::of_code(&called)).transpose()?.flatten();
+        Ok(kind.unwrap_or(Self::Plain))
+    }
+
+    /// Of a function or a method written in Python.
+    fn of_code(function: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        let py = function.py();
+        let Some(code) = function.getattr_opt(intern!(py, "__code__"))? else { return Ok(None) };
+        let Some(flags) = code.getattr_opt(intern!(py, "co_flags"))? else { return Ok(None) };
+        let flags: u32 = flags.extract()?;
+        Ok(Some(match flags {
+            _ if flags & COROUTINE != 0 => Self::Async,
+            _ if flags & (GENERATOR | ASYNC_GENERATOR) != 0 => Self::Generator,
+            _ => Self::Plain,
+        }))
+    }
+}
+
+/// The error for a function whose call only makes a generator.
+pub fn never_runs(what: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "{what}, so calling it runs nothing of its body: pass a function that runs it to its end, such as \
+         `lambda *tensors: collections.deque(fn(*tensors), maxlen=0)`, or write it without `yield`"
+    ))
+}
+
+/// # Errors
+/// `TypeError` for a generator, asynchronous or not, as what a body has returned.
+pub fn refuse_generator(value: &Bound<'_, PyAny>) -> PyResult<()> {
+    static GENERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    static ASYNC_GENERATOR: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = value.py();
+    if value.is_none() {
+        return Ok(());
+    }
+    let kind = if value.get_type().is(GENERATOR.import(py, "types", "GeneratorType")?) {
+        "a generator"
+    } else if value.get_type().is(ASYNC_GENERATOR.import(py, "types", "AsyncGeneratorType")?) {
+        "an asynchronous generator"
+    } else {
+        return Ok(());
+    };
+    Err(never_runs(&format!("the function returned {kind}")))
+}
+
+/// Whether a function has returned a coroutine.
+pub fn is_coroutine(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static COROUTINE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    Ok(!value.is_none() && value.is_instance(COROUTINE.import(value.py(), "types", "CoroutineType")?)?)
+}
+
+/// The error for a coroutine that nothing can await, which is closed.
+pub fn refuse_coroutine(coroutine: &Bound<'_, PyAny>, on_cuda: bool) -> PyErr {
+    if let Err(error) = coroutine.call_method0(intern!(coroutine.py(), "close")) {
+        return error;
+    }
+    PyTypeError::new_err(if on_cuda {
+        "the function returned a coroutine, which cannot run on a CUDA stream"
+    } else {
+        "the function returned a coroutine, which runs on the event loop of the submitter: submit it where one is running"
+    })
+}
+
+/// # Errors
+/// `TypeError` for a masked array of NumPy: DLPack has no masks, and NumPy would hand out the data without it.
+pub fn refuse_masked(value: &Bound<'_, PyAny>) -> PyResult<()> {
+    static MODULES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    static MASKED: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = value.py();
+    let masked = match MASKED.get(py) {
+        Some(masked) => masked.bind(py).clone(),
+        None => {
+            let modules = MODULES.import(py, "sys", "modules")?;
+            // Where it was never imported there are no masked arrays.
+            let Some(module) = modules.get_item(intern!(py, "numpy.ma"))? else { return Ok(()) };
+            // Another thread may be in the middle of importing it.
+            let Ok(masked) = module.getattr(intern!(py, "MaskedArray")) else { return Ok(()) };
+            MASKED.get_or_init(py, || masked.clone().unbind());
+            masked
+        }
+    };
+    if value.is_instance(&masked)? {
+        return Err(PyTypeError::new_err(
+            "the result is a masked array, and a tensor has no mask: return `.filled(...)`, or `.data` and the mask by two calls",
+        ));
+    }
+    Ok(())
+}
