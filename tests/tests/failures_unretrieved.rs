@@ -155,7 +155,8 @@ fn the_sources_of_an_error_lead_to_the_root() {
 #[test]
 fn every_way_of_looking_retrieves() {
     let engine = engine(2);
-    let ways: Vec<Box<dyn Fn(&Tensor)>> = vec![
+    type Look = Box<dyn Fn(&Tensor)>;
+    let ways: Vec<Look> = vec![
         Box::new(|x| drop(x.wait().unwrap_err())),
         Box::new(|x| drop(block_on(x.ready()).unwrap_err())),
         Box::new(|x| drop(block_on(x.lease(Access::Read, "a reader")).unwrap_err())),
