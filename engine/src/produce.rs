@@ -30,9 +30,11 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let target = tensor.clone();
         self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
-                let result = running.call(|| body(reads.views(&Grant::OF_BODY))).and_then(|produced| {
+                // The conversion is a user's code as well.
+                let result = running.call(|| body(reads.views(&Grant::OF_BODY)).map(Into::into));
+                let result = result.and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
-                    define(&target.inner, produced.into(), copying, &held, None)
+                    define(&target.inner, produced, copying, &held, None)
                         .map(drop)
                         .map_err(|error| running.tag().result_failure(error))
                 });

@@ -440,6 +440,25 @@ fn a_member_is_not_quiet_while_it_is_collapsed() {
     });
 }
 
+/// What is left on the variable that orders a member is moved by the collapse, or is on the group already.
+#[test]
+fn what_is_left_on_a_member_is_not_missed_by_its_collapse() {
+    model(3, || {
+        let graph: Graph<usize, ()> = Graph::new();
+        let (member, group) = (graph.var(0), graph.var(0));
+        let its = member.clone();
+        let thread = thread::spawn(move || its.with_ordering_state(|state, _| *state += 1));
+        let granted = graph.collapse((), &[&member], &group).unwrap();
+        let moved: usize =
+            granted.accesses().map(|access| access.with_state(|state, _| std::mem::take(state))).sum();
+        group.with_state(|state, _| *state += moved);
+        granted.complete(|_| (), |_| ());
+        thread.join().unwrap();
+        assert_eq!(group.with_state(|state, _| *state), 1);
+        assert!(member.is_ordered_with(&group));
+    });
+}
+
 #[test]
 fn opposite_collapses_make_one_group() {
     model(3, || {

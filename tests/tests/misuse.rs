@@ -13,8 +13,8 @@ use std::time::Duration;
 use estafette::devices::{Fence, host};
 use estafette::operators::{Attributes, operators};
 use estafette::{
-    Access, Completion, Error, ExportOptions, Op, Operands as _, Produced, Scope, Tensor, Tensors, View,
-    ViewMut,
+    Access, Completion, Error, ExportOptions, FailureKind, Op, Operands as _, Produced, Scope, Tensor,
+    Tensors, View, ViewMut,
 };
 use tests::gate::Gate;
 use tests::ops::{engine, get, look, set, tensor, waits};
@@ -211,5 +211,25 @@ fn closures_that_are_called_at_any_time_use_everything() {
     calls.recv().unwrap();
     set(&engine, &x, 2.0).wait().unwrap();
     engine.submit_many(|| set(&engine, &x, 3.0)).wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+/// A result whose conversion panics.
+struct Unconvertible;
+
+impl From<Unconvertible> for Produced {
+    fn from(_: Unconvertible) -> Self {
+        panic!("a conversion")
+    }
+}
+
+#[test]
+fn a_conversion_of_a_result_that_panics_is_a_panic_of_the_operation() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let produced = engine.op("converts").produce(|[]| Ok(Unconvertible)).unwrap();
+    let error = produced.wait().unwrap_err();
+    let failure = error.operation().unwrap();
+    assert_eq!((failure.kind(), failure.message()), (FailureKind::Panic, "a conversion"));
     assert!(watchdog.still_watches());
 }
