@@ -6,6 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::error::OrRaise;
 use crate::gate;
 
 /// Whether an object has the interface `name` and does not speak DLPack.
@@ -52,14 +53,35 @@ pub unsafe fn kept_by(
     data: *mut u8,
     read_only: bool,
 ) -> ManagedTensor {
-    let keeper = object.clone().unbind();
-    let let_go = move || {
-        let mut keeper = Some(keeper);
-        // With the gate closed it is left to the interpreter that is going away.
-        gate::attach(|_| drop(keeper.take()));
-        std::mem::forget(keeper);
-    };
+    let keeper = Keeper(Some(object.clone().unbind()));
     let flags = ExportFlags { read_only, is_copied: false };
     // SAFETY: by contract, and the object is kept until the deleter is called.
-    unsafe { export(layout, data.cast(), flags, Abi::Versioned, let_go) }
+    unsafe { export(layout, data.cast(), flags, Abi::Versioned, move || drop(keeper)) }
+}
+
+/// A tensor of a library whose struct does not keep the memory alive: with `object`, which does.
+///
+/// # Errors
+/// What is wrong with the struct.
+pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
+    let layout = managed.describe().map_err(Into::into).or_raise(object.py())?;
+    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let (data, abi) = (managed.data(), managed.abi());
+    let keeper = Keeper(Some(object.clone().unbind()));
+    let let_go = move || {
+        drop(managed);
+        drop(keeper);
+    };
+    // SAFETY: the same memory, which both of the kept owners keep until the deleter is called.
+    Ok(unsafe { export(&layout, data, flags, abi, let_go) })
+}
+
+/// A reference that is dropped with the Python lock. With the gate closed it is left to the interpreter that is going away.
+struct Keeper(Option<Py<PyAny>>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        gate::attach(|_| drop(self.0.take()));
+        std::mem::forget(self.0.take());
+    }
 }

@@ -15,7 +15,7 @@ use crate::export::host_can_read;
 use crate::peer_table::PeerTable;
 use crate::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
 use crate::unordered::{self, Reason};
-use crate::{buffer_import, capsule, cuda_array, export, fastcall, stream, sycl, usm_array};
+use crate::{array_interface, buffer_import, capsule, cuda_array, export, fastcall, stream, sycl, usm_array};
 
 /// Tensors from outside that this process's engines have taken over.
 pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
@@ -96,6 +96,9 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     };
     check(py, &managed, wanted)?;
     let immutable = is_immutable(py, &managed, Some(peer), wanted)?;
+    if !peer.keeps_memory {
+        managed = array_interface::kept_with(object, managed)?;
+    }
     let device = managed.device();
     if device != DLDevice::CPU {
         note_device(py, device, peer, !ready.is_empty());

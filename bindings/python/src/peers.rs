@@ -94,6 +94,8 @@ pub struct Peer {
     pub unnamed: Unnamed,
     /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.
     pub interface_first: bool,
+    /// Its struct keeps the memory alive, as DLPack says. Else the object does.
+    pub keeps_memory: bool,
     /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
     pub prompt_deleter: bool,
     /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
@@ -147,6 +149,7 @@ const UNKNOWN: Peer = Peer {
     null_stream: NullStream::DefaultStream,
     unnamed: Unnamed::AsWritten,
     interface_first: false,
+    keeps_memory: true,
     prompt_deleter: false,
     unsaid: &[],
     source: "data-apis/array-api: array_object.py, __dlpack__",
@@ -292,6 +295,8 @@ pub static PEERS: &[Peer] = &[
         // An `OrtValue` is a place that sessions write their outputs to, and has `update_inplace`.
         legacy: Legacy::Writable,
         read_only: ReadOnly::Ignored,
+        // The memory may be that of a NumPy array, to which only the Python object refers (`ortvalue_from_numpy`).
+        keeps_memory: false,
         // "Currently unused; included for protocol compliance."
         stream: Stream::Ignored,
         omitted: Omitted::NoSync,

@@ -1,9 +1,57 @@
 """What single peers do with memory that may not be written, and what they refuse to export."""
 
+import gc
+import weakref
+
 import pytest
 
 import estafette as est
+from conftest import peer, until
 from peers import aligned
+
+
+class TestOnnxRuntime:
+    def test_memory_that_only_its_object_keeps_lives_as_long_as_the_tensor(self, eng, np):
+        """An `OrtValue` made of a NumPy array has the array's memory, and its struct does not keep the array."""
+        runtime = peer("onnxruntime")
+        source = np.arange(16, dtype="float32")
+        alive = weakref.ref(source)
+        value = runtime.OrtValue.ortvalue_from_numpy(source)
+        t = eng.from_dlpack(value)
+        assert t.data_ptr == source.ctypes.data
+        del source, value
+        gc.collect()
+        assert alive() is not None
+        view = np.from_dlpack(t)
+        del t
+        gc.collect()
+        assert alive() is not None and view.tolist() == list(range(16))
+        del view
+        until(lambda: gc.collect() is not None and alive() is None)
+
+    def test_what_only_a_result_refers_to_lives_as_long_as_the_result(self, eng, np):
+        runtime = peer("onnxruntime")
+        made = []
+
+        def produce():
+            source = np.arange(16, dtype="float32")
+            made.append(weakref.ref(source))
+            return runtime.OrtValue.ortvalue_from_numpy(source)
+
+        t = eng.call(produce)
+        t.wait(30)
+        gc.collect()
+        assert made[0]() is not None and np.from_dlpack(t).tolist() == list(range(16))
+        del t
+        until(lambda: gc.collect() is not None and made[0]() is None)
+
+    def test_a_value_of_its_own_is_written_and_comes_back(self, eng, np):
+        runtime = peer("onnxruntime")
+        value = runtime.OrtValue.ortvalue_from_shape_and_type([4], np.float32)
+        t = eng.from_dlpack(value)
+        eng.submit(lambda x: x.fill(3), writes=[t], using=np.from_dlpack).wait(30)
+        assert value.numpy().tolist() == [3] * 4
+        assert runtime.OrtValue.from_dlpack(t).data_ptr() == value.data_ptr()
 
 
 class TestReadOnly:
