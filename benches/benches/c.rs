@@ -77,8 +77,7 @@ fn import_query_release(c: &mut Criterion) {
         });
     });
     group.finish();
-    // SAFETY: made above.
-    unsafe { estafette_engine_destroy(engine) };
+    estafette_engine_destroy(engine);
 }
 
 unsafe extern "C" fn complete(_context: *mut c_void, op: *mut estafette_op) {
@@ -124,16 +123,12 @@ fn submit_and_complete(c: &mut Criterion) {
                 };
                 assert_eq!(status, ESTAFETTE_OK);
             }
-            // SAFETY: as the interface wants it.
-            assert_eq!(unsafe { estafette_wait_all(engine, FOREVER) }, ESTAFETTE_OK);
+            assert_eq!(estafette_wait_all(engine, FOREVER), ESTAFETTE_OK);
         });
     });
     group.finish();
-    // SAFETY: made above.
-    unsafe {
-        estafette_tensor_release(tensor);
-        estafette_engine_destroy(engine);
-    }
+    estafette_tensor_release(tensor);
+    estafette_engine_destroy(engine);
 }
 
 criterion_group!(benches, import_query_release, submit_and_complete);

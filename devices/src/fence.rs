@@ -251,7 +251,18 @@ impl Fence {
         }
         let gate = Arc::new(Gate::default());
         Reactor::global().watch(self, gate.clone());
-        gate.wait(deadline)
+        let outcome = gate.wait(deadline);
+        if outcome.is_none() {
+            self.waiter_left();
+        }
+        outcome
+    }
+
+    /// Tells the source that somebody waits no more.
+    fn waiter_left(&self) {
+        if let Source::Event(event) = &self.source {
+            event.waiter_left();
+        }
     }
 
     /// Whether asking again and again costs a load each, and nobody is told.
@@ -283,7 +294,7 @@ impl fmt::Debug for Fence {
 /// The future of [`Fence::settled`]: ready when the fence is.
 ///
 /// Registers with the source first and looks again afterwards, so no settling is missed; dropping it leaves a
-/// tombstone that the source sweeps out later.
+/// tombstone that the source sweeps out, at once or later.
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
 pub struct Settled {
@@ -318,8 +329,10 @@ impl Future for Settled {
 
 impl Drop for Settled {
     fn drop(&mut self) {
-        if let Some(slot) = &self.slot {
-            slot.abandon();
+        if let Some(slot) = &self.slot
+            && slot.abandon()
+        {
+            self.fence.waiter_left();
         }
     }
 }
@@ -360,10 +373,14 @@ impl Slot {
         Poll::Pending
     }
 
-    fn abandon(&self) {
+    /// Says whether the fence had not settled yet.
+    fn abandon(&self) -> bool {
         self.abandoned.store(true, Ordering::Relaxed);
-        let waker = self.state.lock().unwrap_or_else(PoisonError::into_inner).waker.take();
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (waker, pending) = (state.waker.take(), state.outcome.is_none());
+        drop(state);
         drop(waker);
+        pending
     }
 }
 

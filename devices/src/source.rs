@@ -84,6 +84,9 @@ pub trait Event: Send + Sync + Debug + Any {
     /// Arranges that `subscriber` learns how it settled.
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch;
 
+    /// A waiter has gone before this settled: subscriptions whose subscriber is [abandoned](Subscriber::abandoned) may go too.
+    fn waiter_left(&self) {}
+
     /// A foreign promise that can order work on one of our queues does so and says how; `None` means that it cannot.
     fn order_on(&self, queue: &dyn Queue) -> Option<Result<Order, DeviceError>> {
         let _ = queue;

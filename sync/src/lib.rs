@@ -14,6 +14,7 @@ pub use std::{hint, sync, thread, thread_local};
 
 pub mod abandoned;
 pub mod barrier;
+pub mod valgrind;
 
 /// Interior mutability that a model checker can watch.
 pub mod cell {

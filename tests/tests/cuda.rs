@@ -415,11 +415,11 @@ fn the_c_interface_orders_a_cuda_stream() {
     let x = bench.bytes();
     bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
-    let raw = x.clone().into_raw();
+    let handle = tensor_handle(x.clone()).unwrap();
     let mut lease: *mut estafette_lease = ptr::null_mut();
     let stream: *mut c_void = ptr::with_exposed_provenance_mut(theirs.stream());
     // SAFETY: a live tensor, a live stream, and a place.
-    let taken = unsafe { estafette_order_on(raw.as_ptr().cast(), 0, bench.device.id(), stream, &mut lease) };
+    let taken = unsafe { estafette_order_on(handle, 0, bench.device.id(), stream, &mut lease) };
     assert_eq!(taken, ESTAFETTE_OK);
     theirs.copies(&x);
     // SAFETY: a live lease, given up once.
@@ -430,11 +430,10 @@ fn the_c_interface_orders_a_cuda_stream() {
     assert_eq!((theirs.read(), bench.first(&x)), (5, 6));
     for device in [DLDevice::CPU, DLDevice::new(DeviceType::CUDA, 1)] {
         // SAFETY: a stream, if of another device.
-        let refused = unsafe { estafette_order_on(raw.as_ptr().cast(), 0, device, stream, &mut lease) };
+        let refused = unsafe { estafette_order_on(handle, 0, device, stream, &mut lease) };
         assert_ne!(refused, ESTAFETTE_OK);
     }
-    // SAFETY: given up once above.
-    drop(unsafe { Tensor::from_raw(raw) });
+    assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
     bench.silent();
 }
 
@@ -459,7 +458,7 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
     bench.simulator.block(bench.ours.native());
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let mut engine: *mut estafette_engine = ptr::null_mut();
-    let raw = x.clone().into_raw();
+    let handle = tensor_handle(x.clone()).unwrap();
     // SAFETY: live objects and places; the memory is the tensor's.
     unsafe {
         assert_eq!(estafette_engine_create(ptr::null(), &mut engine), ESTAFETTE_OK);
@@ -472,7 +471,7 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
             on: bench.device.id(),
         };
         let mut op = ptr::null_mut();
-        let writes = [raw.as_ptr().cast()];
+        let writes = [handle];
         let memory = x.data_ptr().unwrap().cast_mut().cast();
         let submitted = estafette_submit_with(
             engine,
@@ -502,11 +501,8 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
     .unwrap();
     bench.simulator.unblock(bench.ours.native());
     assert_eq!((bench.first(&x), bench.first(&y)), (9, 9));
-    // SAFETY: given up once each.
-    unsafe {
-        drop(Tensor::from_raw(raw));
-        estafette_engine_destroy(engine);
-    }
+    assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
+    assert_eq!(estafette_engine_destroy(engine), ESTAFETTE_OK);
     bench.silent();
 }
 

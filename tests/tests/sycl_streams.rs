@@ -10,7 +10,10 @@ use estafette::devices::sycl::{SyclDevice, SyclQueue, SyclRuntime, UsmKind};
 use estafette::devices::{Allocation, DLDevice, Device, Queue};
 use estafette::{Access, Consumer, DType, Engine, Op, Tensor};
 use estafette_c::estafette_status::ESTAFETTE_OK;
-use estafette_c::{estafette_lease, estafette_lease_fence, estafette_lease_release, estafette_order_on};
+use estafette_c::{
+    estafette_lease, estafette_lease_fence, estafette_lease_release, estafette_order_on,
+    estafette_tensor_release, tensor_handle,
+};
 
 /// So long that a fill of it is under way for milliseconds.
 const BYTES: i64 = 64 << 20;
@@ -90,7 +93,7 @@ fn the_c_interface_orders_a_sycl_queue_and_is_told_of_its_end() {
     let engine = Engine::builder().workers(1).build().unwrap();
     let ours = device.create_queue().unwrap();
     let x = engine.empty_on(device.id(), &[BYTES], DType::U8).unwrap();
-    let raw = x.clone().into_raw();
+    let handle = tensor_handle(x.clone()).unwrap();
     let theirs = Theirs::new(&device, true);
     for round in 1..=4 {
         fill(&engine, &ours, &x, 0);
@@ -98,7 +101,7 @@ fn the_c_interface_orders_a_sycl_queue_and_is_told_of_its_end() {
         let stream: *mut c_void = ptr::with_exposed_provenance_mut(theirs.queue.native());
         let mut lease: *mut estafette_lease = ptr::null_mut();
         // SAFETY: a live tensor, a live queue, and a place.
-        let taken = unsafe { estafette_order_on(raw.as_ptr().cast(), 0, device.id(), stream, &mut lease) };
+        let taken = unsafe { estafette_order_on(handle, 0, device.id(), stream, &mut lease) };
         assert_eq!(taken, ESTAFETTE_OK);
         theirs.copies(&x);
         let mut fence = std::mem::MaybeUninit::uninit();
@@ -116,10 +119,8 @@ fn the_c_interface_orders_a_sycl_queue_and_is_told_of_its_end() {
     let mut lease: *mut estafette_lease = ptr::null_mut();
     let somewhere = DLDevice { device_id: 7, ..device.id() };
     // SAFETY: a live tensor and a place; the stream is not looked at.
-    let refused = unsafe {
-        estafette_order_on(raw.as_ptr().cast(), 0, somewhere, ptr::without_provenance_mut(8), &mut lease)
-    };
+    let refused =
+        unsafe { estafette_order_on(handle, 0, somewhere, ptr::without_provenance_mut(8), &mut lease) };
     assert_ne!(refused, ESTAFETTE_OK);
-    // SAFETY: given up once above.
-    drop(unsafe { Tensor::from_raw(raw) });
+    assert_eq!(estafette_tensor_release(handle), ESTAFETTE_OK);
 }

@@ -6,10 +6,11 @@ use std::path::Path;
 use crate::shell;
 
 /// What goes where, from the folder of the C bindings.
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 4] = [
     ("include/estafette.h", "include/estafette.h"),
     ("include/estafette.hpp", "include/estafette.hpp"),
     ("install/estafetteConfig.cmake", "lib/cmake/estafette/estafetteConfig.cmake"),
+    ("install/estafette.supp", "share/estafette/estafette.supp"),
 ];
 
 /// What names the version.
@@ -21,10 +22,15 @@ const VERSIONED: [(&str, &str); 2] = [
 /// The names of the shared library: the file, what programs record, and what the linker looks for.
 const SHARED: [&str; 3] = ["libestafette.so.0.1.0", "libestafette.so.0", "libestafette.so"];
 
+/// How the library is built. The Rust library that other packages of the workspace link to is left out, as nothing can be optimized
+/// across it.
+const BUILD: [&str; 8] =
+    ["rustc", "--profile", "dist", "--package", "estafette-c", "--lib", "--crate-type", "cdylib,staticlib"];
+
 /// Builds the library and installs it with its headers and what build systems look for.
 pub fn run(prefix: &str) -> Result<bool, String> {
     let target = shell::target()?;
-    shell::run(shell::cargo(&target, &["build", "--release", "--package", "estafette-c"]))?;
+    shell::run(shell::cargo(&target, &BUILD))?;
     let (prefix, bindings) = (Path::new(prefix), shell::root().join("bindings/c"));
     let version = env!("CARGO_PKG_VERSION");
     for (from, to) in FILES {
@@ -36,8 +42,8 @@ pub fn run(prefix: &str) -> Result<bool, String> {
         write(&prefix.join(to), &text.replace("@VERSION@", version))?;
     }
     let lib = prefix.join("lib");
-    copy(&target.join("release/libestafette_c.a"), &lib.join("libestafette.a"))?;
-    copy(&target.join("release/libestafette_c.so"), &lib.join(SHARED[0]))?;
+    copy(&target.join("dist/libestafette_c.a"), &lib.join("libestafette.a"))?;
+    copy(&target.join("dist/libestafette_c.so"), &lib.join(SHARED[0]))?;
     for pair in SHARED.windows(2) {
         let link = lib.join(pair[1]);
         // An older one is replaced.

@@ -159,10 +159,9 @@ pub const SUITES: &[Suite] = &[
         limit: minutes(20),
         commands: |context| {
             let build = ["build", "--release", "--package", "tests", "--bin", "churn"];
-            vec![
-                cargo(&context.target, &build, &[]),
-                memcheck(&context.target.join("release/churn"), &["2000"]),
-            ]
+            let mut check = memcheck();
+            check.arg(context.target.join("release/churn")).arg("2000");
+            vec![cargo(&context.target, &build, &[]), check]
         },
     },
     Suite {
@@ -176,7 +175,7 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "c-memcheck",
-        about: "the C programs under valgrind",
+        about: "the C programs under valgrind: memcheck, helgrind and drd",
         fast: false,
         needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
         counted: false,
@@ -471,7 +470,7 @@ fn models(target: &Path, checker: &str) -> Vec<Command> {
     chosen.map(|model| model.cargo(target, &["test", "--release"], &[])).collect()
 }
 
-fn memcheck(program: &Path, arguments: &[&str]) -> Command {
+fn memcheck() -> Command {
     let mut command = shell::command("valgrind");
     // Without fair scheduling, threads that spin for each other starve under valgrind's single lock.
     command.args([
@@ -481,7 +480,6 @@ fn memcheck(program: &Path, arguments: &[&str]) -> Command {
         "--show-leak-kinds=definite",
         "--fair-sched=yes",
     ]);
-    command.arg(program).args(arguments);
     command
 }
 
@@ -512,15 +510,21 @@ fn c_programs(context: &Context) -> Vec<Command> {
 fn c_memcheck(context: &Context) -> Vec<Command> {
     let prefix = c_prefix(context);
     let mut commands = vec![install_c(context)];
-    for name in ["hard_cases", "fences", "calls", "failures", "operators"] {
+    for name in ["hard_cases", "misuse", "fences", "calls", "failures", "operators"] {
         let program = prefix.join(name);
         let mut compile = shell::command("gcc");
         compile.args(["-std=c11", "-D_GNU_SOURCE", "-g", "-pthread", "-I"]).arg(prefix.join("include"));
         compile.arg(format!("bindings/c/tests/c/{name}.c")).arg("-L").arg(prefix.join("lib"));
         compile.arg("-lestafette").arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()));
         compile.arg("-o").arg(&program);
-        commands.extend([compile, memcheck(&program, &[])]);
+        let mut check = memcheck();
+        check.arg(format!("--suppressions={}", prefix.join("share/estafette/estafette.supp").display()));
+        check.arg("--errors-for-leak-kinds=definite,possible").arg(&program);
+        commands.extend([compile, check]);
     }
+    let mut races = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "races"]);
+    races.env("ESTAFETTE_PREFIX", &prefix);
+    commands.push(races);
     commands
 }
 

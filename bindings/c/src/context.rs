@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use estafette::devices::{Fence, Reactor};
 use estafette::exchange::callback;
+use estafette_sync::valgrind;
 
 /// Called once with the context, when the library will not use it any more. NULL when there is nothing to do.
 pub type estafette_drop = Option<unsafe extern "C" fn(context: *mut c_void)>;
@@ -35,7 +36,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
             // SAFETY: the caller gave both for this; it is called once.
-            unsafe { drop(self.pointer) };
+            valgrind::foreign(|| unsafe { drop(self.pointer) });
         }
     }
 }

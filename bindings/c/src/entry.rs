@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use estafette::Error;
 use estafette::exchange::fork;
+use estafette_sync::valgrind;
 
 use crate::last_error;
 use crate::status::estafette_status;
@@ -51,11 +52,14 @@ pub(crate) fn entry(inside: impl FnOnce() -> Answer) -> estafette_status {
 /// Runs the inside of a function that a forked child may call too.
 #[inline]
 pub(crate) fn entry_anywhere(inside: impl FnOnce() -> Answer) -> estafette_status {
-    match catch_unwind(AssertUnwindSafe(inside)) {
+    valgrind::before();
+    let status = match catch_unwind(AssertUnwindSafe(inside)) {
         Ok(Ok(status)) => status,
         Ok(Err(refusal)) => tell(refusal),
         Err(panic) => panicked(panic),
-    }
+    };
+    valgrind::after();
+    status
 }
 
 #[cold]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use estafette::{Program, Recorder};
 use estafette_sync::sync::Mutex;
+use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn estafette_program_add(
             let begun = Begun { completion, context: BodyContext::Shared(context.clone()) };
             match slots::enter_begun(begun) {
                 // SAFETY: whoever recorded it said that any thread may call it, as often as it is replayed.
-                Ok(handle) => unsafe { function(pointer, handle) },
+                Ok(handle) => valgrind::foreign(|| unsafe { function(pointer, handle) }),
                 // The completion is dropped, which fails the node.
                 Err(refusal) => tracing::error!(reason = refusal.message, "a node has no handle"),
             }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use estafette::devices::{DLDevice, DeviceType, Queue};
 use estafette::{Completion, Engine, Op};
+use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
@@ -72,7 +73,7 @@ impl Waiting {
         };
         // SAFETY: whoever submitted it said that any thread may call it; this is the one call, and the context is given up
         // only after the end was told.
-        unsafe { function(pointer, handle) };
+        valgrind::foreign(|| unsafe { function(pointer, handle) });
     }
 }
 

@@ -49,6 +49,12 @@ pub(crate) unsafe fn tensors(
     handles.iter().enumerate().map(one).collect()
 }
 
+/// A handle of a tensor that Rust code beside this library has made; `estafette_tensor_release` gives it up. `None` when there are as
+/// many handles as there can be.
+pub fn tensor_handle(tensor: Tensor) -> Option<*mut estafette_tensor> {
+    Some(reserve().ok()?.fill(tensor))
+}
+
 /// A place for a handle of a tensor that is to be made.
 pub(crate) fn reserve() -> Result<Vacant<Tensor>, Refusal> {
     TENSORS.reserve()

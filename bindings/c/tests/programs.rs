@@ -105,7 +105,8 @@ fn operators() {
 /// The C side is instrumented, and both sides allocate through the sanitizer.
 #[test]
 fn address_sanitizer_finds_nothing() {
-    let programs = [("hard_cases.c", 7), ("misuse.c", 8), ("fences.c", 5), ("calls.c", 9), ("operators.c", 4)];
+    let programs =
+        [("hard_cases.c", 7), ("misuse.c", 8), ("fences.c", 5), ("calls.c", 9), ("operators.c", 4)];
     for (name, tests) in programs {
         assert_ran(
             &compile_and_run(name, "c11", &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]),
@@ -169,6 +170,17 @@ fn only_our_names_are_exported() {
     assert!(names.len() > 40, "{names:?}");
 }
 
+/// Four megabytes hold the code; debug lines would be many times that.
+#[test]
+fn the_shared_library_is_small_and_without_debug_lines() {
+    const SIZE_MAX: u64 = 4_000_000;
+    let library = prefix().join("lib/libestafette.so");
+    let size = std::fs::metadata(&library).expect("installed").len();
+    assert!(size < SIZE_MAX, "{} has {size} bytes", library.display());
+    let sections = run(Command::new("readelf").args(["--section-headers", "--wide"]).arg(&library));
+    assert!(sections.contains(".text") && !sections.contains(".debug_"), "{sections}");
+}
+
 #[test]
 fn a_program_that_loads_copies_and_forks() {
     let program = scratch("embedding").join("embedding");
@@ -201,17 +213,18 @@ fn first_program() -> PathBuf {
     file
 }
 
+/// By the page's own command, from a prefix where the system looks for no library.
 #[test]
-fn the_first_program_of_the_page_by_pkg_config() {
-    let mut config = Command::new("pkg-config");
-    config.env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"));
-    let flags = run(config.args(["--cflags", "--libs", "estafette"]));
-    let program = scratch("page").join("first");
-    let mut command = Command::new("gcc");
-    command.args(WARNINGS).arg(first_program()).args(flags.split_whitespace()).arg("-o").arg(&program);
-    run(&mut command);
-    let output = run(Command::new(program).env("LD_LIBRARY_PATH", prefix().join("lib")));
-    assert_eq!(output, "30\n");
+fn the_first_program_of_the_page_by_its_command() {
+    let program = first_program();
+    let page = include_str!("../../../docs/c.md");
+    let line = page.lines().find(|line| line.starts_with("cc first.c")).expect("the page has a command");
+    let mut command = Command::new("sh");
+    command
+        .env("PKG_CONFIG_PATH", prefix().join("lib/pkgconfig"))
+        .current_dir(program.parent().expect("a folder"));
+    run(command.arg("-c").arg(line));
+    assert_eq!(run(&mut Command::new(program.with_extension(""))), "30\n");
 }
 
 #[test]

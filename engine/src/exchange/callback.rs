@@ -5,6 +5,8 @@
 
 use std::cell::Cell;
 
+use estafette_sync::valgrind;
+
 use crate::context::{self, Current};
 use crate::error::Error;
 
@@ -16,7 +18,7 @@ thread_local! {
 /// Runs `f`, which is a callback.
 pub fn run<R>(f: impl FnOnce() -> R) -> R {
     let _back = Back(RUNNING.replace(Some(context::current_with_core())));
-    f()
+    valgrind::foreign(f)
 }
 
 struct Back(Option<Option<Current>>);

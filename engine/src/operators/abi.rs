@@ -6,6 +6,8 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
+use estafette_sync::valgrind;
+
 use crate::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
@@ -231,7 +233,7 @@ impl Foreign {
             .map(|(key, value)| OperatorAttribute { key: key.as_ptr(), value: value.as_ptr() })
             .collect();
         // SAFETY: whoever registered the function promised that it keeps its contract; everything that it is lent is alive.
-        let failure = unsafe {
+        let failure = valgrind::foreign(|| unsafe {
             function(
                 inputs.as_ptr(),
                 inputs.len(),
@@ -242,7 +244,7 @@ impl Foreign {
                 std::ptr::with_exposed_provenance_mut(call.stream()),
                 self.context.pointer,
             )
-        };
+        });
         if failure.is_null() {
             return Ok(());
         }

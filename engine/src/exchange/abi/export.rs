@@ -127,6 +127,7 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
     /// # Safety
     /// `managed` came from [`allocate`](Self::allocate) with the same types and was not deleted before.
     unsafe extern "C" fn delete(managed: *mut M) {
+        estafette_sync::valgrind::before();
         let start = managed.cast::<Self>();
         // SAFETY: as above: `managed` is the first field of a live `Self`, made by the allocation that
         // `place` describes. The owner is moved out exactly once; the memory is not used after it is freed.

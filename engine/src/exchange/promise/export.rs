@@ -10,12 +10,13 @@ use estafette_devices::{
 };
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::valgrind;
 
 use super::{
     FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, WOULD_DEADLOCK, status_of,
 };
 use crate::exchange::arrow::event;
-use crate::exchange::callback;
+use crate::exchange::{callback, fork};
 
 /// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
 ///
@@ -82,11 +83,14 @@ unsafe fn exported<'a>(context: *mut c_void) -> &'a Exported {
 
 /// Runs `f` where a panic has nowhere to go.
 fn guarded<T>(otherwise: T, f: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+    valgrind::before();
+    let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         crate::operation::bury(panic);
         tracing::error!("a panic in a fence that was handed out was contained");
         otherwise
-    })
+    });
+    valgrind::after();
+    result
 }
 
 fn status(state: &FenceState) -> i32 {
@@ -196,6 +200,10 @@ unsafe extern "C" fn subscribe(
     // SAFETY: called with the context that stands beside it.
     let exported = unsafe { exported(context) };
     let Some(callback) = callback else { return INVALID };
+    // In a forked child the locks may be held for ever.
+    if fork::in_child() {
+        return FAILED;
+    }
     guarded(FAILED, || {
         let number = exported.last.fetch_add(1, Ordering::Relaxed) + 1;
         let call = Mutex::new(Some(Call { callback, argument }));
@@ -217,6 +225,9 @@ unsafe extern "C" fn subscribe(
 unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
     // SAFETY: called with the context that stands beside it.
     let exported = unsafe { exported(context) };
+    if fork::in_child() {
+        return PENDING;
+    }
     guarded(FAILED, || {
         let found = {
             let mut known = exported.subscriptions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

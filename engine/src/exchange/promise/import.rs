@@ -17,11 +17,12 @@ use estafette_devices::{
     Subscriber, Watch,
 };
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::valgrind;
 
 use super::{FENCE_VERSION, OK, RawFence, kind_of};
 use crate::error::Error;
-use crate::exchange::reaper;
 use crate::exchange::storage::Storage;
+use crate::exchange::{fork, reaper};
 
 /// Abandoned subscriptions are looked for when a fence has so many, and then at each doubling.
 const SWEEP_MIN: usize = 16;
@@ -102,7 +103,7 @@ impl Held {
     fn query(&self) -> i32 {
         let query = self.0.query.expect("checked when it was taken over");
         // SAFETY: the fence is retained.
-        unsafe { query(self.0.context) }
+        valgrind::foreign(|| unsafe { query(self.0.context) })
     }
 
     /// What the fence says about its failure.
@@ -185,12 +186,19 @@ impl ForeignEvent {
     }
 
     /// Takes back the subscriptions of those who have gone, once there are many.
+    fn sweep_if_many(&self) {
+        let subscriptions = lock(&self.subscriptions);
+        let many = subscriptions.tokens.len() >= subscriptions.sweep_at;
+        drop(subscriptions);
+        if many {
+            self.sweep();
+        }
+    }
+
+    /// Takes back the subscriptions of those who have gone. Each keeps the fence.
     fn sweep(&self) {
         let gone: Vec<(u64, u64)> = {
             let mut subscriptions = lock(&self.subscriptions);
-            if subscriptions.tokens.len() < subscriptions.sweep_at {
-                return;
-            }
             let gone =
                 subscriptions.tokens.extract_if(.., |(number, _)| registry().is_over(*number)).collect();
             subscriptions.sweep_at = (subscriptions.tokens.len() * 2).max(SWEEP_MIN);
@@ -228,13 +236,20 @@ impl Event for ForeignEvent {
     }
 
     fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
-        self.sweep();
+        self.sweep_if_many();
         if self.subscribe(subscriber).is_some() {
             return Watch::Subscribed;
         }
         match self.state().outcome() {
             Some(outcome) => Watch::Settled(outcome),
             None => Watch::MustPoll,
+        }
+    }
+
+    fn waiter_left(&self) {
+        // In a forked child the locks may be held for ever.
+        if !fork::in_child() {
+            self.sweep();
         }
     }
 
@@ -321,6 +336,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What a foreign scheduler calls, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
+    valgrind::before();
+    // In a forked child the lock may be held for ever.
+    if fork::in_child() {
+        return;
+    }
     // A second call, or one that comes too late, finds nothing.
     let Some(Entry { event, subscriber }) = registry().take(argument as u64) else { return };
     let outcome = if status == OK {

@@ -1,6 +1,7 @@
 //! Fences of a scheduler that is not ours, well and badly behaved.
 
 use std::ffi::{c_char, c_void};
+use std::future::Future;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
@@ -420,6 +421,27 @@ fn a_native_event_of_our_own_device_is_ordered_there() {
     assert_eq!(consumer.order_after(&fence).unwrap(), Order::Device);
     device.run_until_idle();
     assert_eq!(target, source);
+}
+
+#[test]
+fn a_waiter_that_gives_up_does_not_keep_the_fence() {
+    for telling in [true, false] {
+        let foreign = Foreign::new();
+        let raw =
+            if telling { foreign.telling() } else { RawFence { unsubscribe: None, ..foreign.telling() } };
+        let fence = take_over(raw).unwrap();
+        assert!(fence.wait_timeout(Some(Duration::from_millis(1))).is_none());
+        let waker = std::task::Waker::noop();
+        let mut waiting = Box::pin(fence.settled());
+        assert!(waiting.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+        assert_eq!(foreign.holders(), 2, "somebody waits");
+        drop(waiting);
+        drop(fence);
+        assert_eq!(foreign.holders(), 1, "only its maker has it, though it never settled");
+        // Too late: nobody is there any more.
+        foreign.settle(OK);
+        foreign.tell(OK, std::ptr::null());
+    }
 }
 
 #[test]
