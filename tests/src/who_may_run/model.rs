@@ -615,6 +615,7 @@ impl Model {
         let is_granted = self.requests[question.request].state == State::Over
             || self.may(question.request) == Verdict::Begin;
         let pending = |fence: &FenceId| self.vars.iter().any(|var| var.writers.contains(fence));
-        is_granted && !question.fences.iter().any(pending)
+        // A failure need not wait for the work that was left before it.
+        is_granted && (!well || !question.fences.iter().any(pending))
     }
 }
