@@ -601,7 +601,11 @@ impl Model {
     pub fn must_know(&self, question: &Question) -> bool {
         let is_granted = self.requests[question.request].state == State::Over
             || self.must(question.request) == Verdict::Begin;
-        let pending = |var: &VarId| !self.vars[self.root(*var)].writers.is_empty();
+        // What a variable carries stays there until its collapse.
+        let pending = |var: &VarId| {
+            let mut chain = std::iter::successors(Some(*var), |var| self.vars[*var].forwarded);
+            chain.any(|var| !self.vars[var].writers.is_empty())
+        };
         is_granted && !question.vars.iter().any(pending)
     }
 
@@ -615,6 +619,7 @@ impl Model {
         let is_granted = self.requests[question.request].state == State::Over
             || self.may(question.request) == Verdict::Begin;
         let pending = |fence: &FenceId| self.vars.iter().any(|var| var.writers.contains(fence));
-        is_granted && !question.fences.iter().any(pending)
+        // A failure need not wait for the work that was left before it.
+        is_granted && (!well || !question.fences.iter().any(pending))
     }
 }

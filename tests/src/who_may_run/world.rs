@@ -294,21 +294,17 @@ impl World {
     /// When the engine and the model differ.
     pub fn settle(&mut self) {
         let deadline = Instant::now() + LIMIT;
-        loop {
+        let mut agreed = 0;
+        // What was granted wrongly is in a pool's queue by the time that both agree: it comes before what is submitted last.
+        while agreed < 2 {
+            self.run_all();
             self.observe();
-            match self.compare() {
-                None => break,
+            match self.compare().or_else(|| self.compare_diagnoses()) {
+                None => agreed += 1,
                 Some(wrong) if Instant::now() > deadline => self.fail(&wrong),
-                Some(_) => self.run_all(),
+                Some(_) => agreed = 0,
             }
         }
-        // What was granted wrongly is in a pool's queue by now: it comes before what is submitted last.
-        self.run_all();
-        self.observe();
-        if let Some(wrong) = self.compare() {
-            self.fail(&wrong);
-        }
-        self.compare_diagnoses();
     }
 
     /// Runs what is ready, by the workers or here.
@@ -478,7 +474,7 @@ impl World {
     }
 
     /// Who is granted, and who stands in a queue at all, as the engines tell it.
-    fn compare_diagnoses(&self) {
+    fn compare_diagnoses(&self) -> Option<String> {
         let ids: BTreeMap<u64, RequestId> = self
             .waiting()
             .into_iter()
@@ -498,18 +494,19 @@ impl World {
                 && matches!(operation.status, Status::Granted | Status::Running)
                 && self.model.may(*id) == Verdict::Wait
             {
-                self.fail(&format!("request {id} was granted: {operation}"));
+                return Some(format!("request {id} was granted: {operation}"));
             }
         }
         if probes > self.questions.len() {
-            self.fail(&format!("{probes} questions are queued, {} were asked", self.questions.len()));
+            return Some(format!("{probes} questions are queued, {} were asked", self.questions.len()));
         }
         let is_lease =
             |request: &&super::model::Request| request.kind == Kind::Lease && request.state != State::Over;
         let expected = self.model.requests.iter().filter(is_lease).count();
         if leases != expected {
-            self.fail(&format!("{leases} leases are queued or held, {expected} were asked for or taken"));
+            return Some(format!("{leases} leases are queued or held, {expected} were asked for or taken"));
         }
+        None
     }
 
     /// Ends everything, and sees to it that nothing is left.
