@@ -156,7 +156,7 @@ impl Future for AcquireAll {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.handle.payload().core.help_alone(cx);
-        match self.signal.poll(cx) {
+        match self.signal.poll_alone(cx) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Ready(Ok(())) => {

@@ -158,10 +158,10 @@ impl Future for Ready {
 
 impl Probe {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let mut polled = self.signal.poll(cx);
+        let mut polled = self.signal.poll_alone(cx);
         if polled.is_pending() {
             self.handle.payload().core.help_alone(cx);
-            polled = self.signal.poll(cx);
+            polled = self.signal.poll_alone(cx);
         }
         if polled.is_ready() && self.handle.payload().noted {
             hooks::resumed(self.handle.id().get(), false);
@@ -248,7 +248,7 @@ impl Future for Writable {
             self.fences = Some(signal);
         }
         match &self.fences {
-            Some(signal) => signal.poll(cx),
+            Some(signal) => signal.poll_alone(cx),
             None => Poll::Ready(Ok(())),
         }
     }

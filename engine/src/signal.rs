@@ -66,6 +66,34 @@ impl<V: Clone> Signal<V> {
                 return Poll::Pending;
             }
         }
+        self.register(cx, |wakers, waker| {
+            wakers.push(waker);
+            Vec::new()
+        })
+    }
+
+    /// As [`poll`](Self::poll), for a signal that one future alone polls: its newest waker replaces the others, so that a future that
+    /// goes from task to task leaves none behind.
+    pub(crate) fn poll_alone(&self, cx: &mut Context<'_>) -> Poll<V> {
+        {
+            let inner = self.lock();
+            if let Some(value) = &inner.value {
+                return Poll::Ready(value.clone());
+            }
+            if let [waker] = inner.wakers.as_slice()
+                && waker.will_wake(cx.waker())
+            {
+                return Poll::Pending;
+            }
+        }
+        self.register(cx, |wakers, waker| std::mem::replace(wakers, vec![waker]))
+    }
+
+    fn register(
+        &self,
+        cx: &mut Context<'_>,
+        add: impl FnOnce(&mut Vec<Waker>, Waker) -> Vec<Waker>,
+    ) -> Poll<V> {
         // Cloning and dropping a waker is foreign code.
         let waker = cx.waker().clone();
         let mut inner = self.lock();
@@ -73,7 +101,9 @@ impl<V: Clone> Signal<V> {
             drop(inner);
             return Poll::Ready(value);
         }
-        inner.wakers.push(waker);
+        let replaced = add(&mut inner.wakers, waker);
+        drop(inner);
+        drop(replaced);
         Poll::Pending
     }
 
