@@ -86,7 +86,7 @@ def test_a_cancelled_operation_drops_what_its_body_holds_at_once(one):
 
     held, gone = Held(), []
     weakref.finalize(held, gone.append, True)
-    op = one.submit(lambda *_: held, writes=[tensor], name="late")
+    op = one.submit(lambda *_, kept=held: kept, writes=[tensor], name="late")
     del held
     assert not gone and op.cancel()
     until(lambda: gone)
