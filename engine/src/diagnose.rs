@@ -102,6 +102,9 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 
 fn describe(seen: &Seen) -> String {
     match &seen.lease {
+        Some(lease) if seen.phase == Phase::Queued => {
+            format!("{} lease wanted by {}", lease.access, lease.taker)
+        }
         Some(lease) => lease.to_string(),
         None => format!("`{}`", seen.name.as_str()),
     }

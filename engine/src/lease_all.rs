@@ -164,7 +164,7 @@ impl Future for AcquireAll {
     type Output = Result<Vec<Lease>, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.signal.poll(cx) {
+        match self.signal.poll_alone(cx) {
             Poll::Pending => {
                 let Self { handle, pending, .. } = &mut *self;
                 match pending.poll(cx, || Awaited::op("a scoped lease", handle)) {

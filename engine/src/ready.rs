@@ -156,7 +156,7 @@ impl Future for Ready {
 
 impl Probe {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let polled = match self.signal.poll(cx) {
+        let polled = match self.signal.poll_alone(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome),
             Poll::Pending => match self.pending.poll(cx, || Awaited::op("a tensor", &self.handle)) {
                 Some(error) => Poll::Ready(Err(error)),
@@ -271,7 +271,7 @@ impl Writable {
             self.fences = Some(signal);
         }
         match &self.fences {
-            Some(signal) => signal.poll(cx),
+            Some(signal) => signal.poll_alone(cx),
             None => Poll::Ready(Ok(())),
         }
     }

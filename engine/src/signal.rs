@@ -85,15 +85,11 @@ impl<V: Clone + Delivered> Signal<V> {
 
     /// The value for the program, when it is there. A failure in it is retrieved from now on, as with the following functions.
     pub(crate) fn get(&self) -> Option<V> {
-        self.lock().value.clone().inspect(V::retrieve)
+        self.lock().value.clone().map(retrieved)
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<V> {
-        let polled = self.peek(cx);
-        if let Poll::Ready(value) = &polled {
-            value.retrieve();
-        }
-        polled
+        self.peek(cx).map(retrieved)
     }
 
     /// As [`poll`](Self::poll), for the engine's own use: a failure in the value stays unretrieved.
@@ -107,6 +103,34 @@ impl<V: Clone + Delivered> Signal<V> {
                 return Poll::Pending;
             }
         }
+        self.register(cx, |wakers, waker| {
+            wakers.push(waker);
+            Vec::new()
+        })
+    }
+
+    /// As [`poll`](Self::poll), for a signal that one future alone polls: its newest waker replaces the others, so that a future that
+    /// goes from task to task leaves none behind.
+    pub(crate) fn poll_alone(&self, cx: &mut Context<'_>) -> Poll<V> {
+        {
+            let inner = self.lock();
+            if let Some(value) = &inner.value {
+                return Poll::Ready(retrieved(value.clone()));
+            }
+            if let [waker] = inner.wakers.as_slice()
+                && waker.will_wake(cx.waker())
+            {
+                return Poll::Pending;
+            }
+        }
+        self.register(cx, |wakers, waker| std::mem::replace(wakers, vec![waker])).map(retrieved)
+    }
+
+    fn register(
+        &self,
+        cx: &mut Context<'_>,
+        add: impl FnOnce(&mut Vec<Waker>, Waker) -> Vec<Waker>,
+    ) -> Poll<V> {
         // Cloning and dropping a waker is foreign code.
         let waker = cx.waker().clone();
         let mut inner = self.lock();
@@ -114,7 +138,9 @@ impl<V: Clone + Delivered> Signal<V> {
             drop(inner);
             return Poll::Ready(value);
         }
-        inner.wakers.push(waker);
+        let replaced = add(&mut inner.wakers, waker);
+        drop(inner);
+        drop(replaced);
         Poll::Pending
     }
 
@@ -143,8 +169,14 @@ impl<V: Clone + Delivered> Signal<V> {
         };
         inner.sleepers -= 1;
         drop(inner);
-        value.inspect(V::retrieve)
+        value.map(retrieved)
     }
+}
+
+/// A value on its way to the program.
+fn retrieved<V: Delivered>(value: V) -> V {
+    value.retrieve();
+    value
 }
 
 /// Wakes a task. Wakers are foreign code: one that panics must not keep the others from being woken, nor the engine from going

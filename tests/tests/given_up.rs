@@ -2,6 +2,9 @@
 //! nothing behind.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use estafette::devices::host;
@@ -186,7 +189,8 @@ fn a_cancelled_operation_drops_its_body_and_its_operands_at_once() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let deleted = Deleted::default();
-    let other = engine.import(foreign::tensor(&[1.0], &deleted)).unwrap();
+    // SAFETY: the memory is the tensor's until its deleter runs.
+    let other = unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.unwrap();
     let write = gate(&engine, &x);
     let (sender, dropped) = std::sync::mpsc::channel();
     let capture = Capture(sender);
@@ -206,6 +210,7 @@ fn a_cancelled_operation_drops_its_body_and_its_operands_at_once() {
     assert!(waits_cancelled(&engine, "late"), "in its place among the writes of x");
     write.open();
     assert!(matches!(x.wait(), Err(Error::Cancelled(_))));
+    engine.wait_all(None).unwrap();
     assert!(engine.diagnose().is_idle());
     assert!(watchdog.still_watches());
 }
@@ -232,6 +237,24 @@ fn a_cancelled_reader_leaves_its_queues_and_its_place_in_the_window_at_once() {
         assert!(engine.diagnose().is_idle());
         assert!(watchdog.still_watches());
     }
+}
+
+#[test]
+fn a_cancelled_writer_keeps_nobody_from_what_it_only_reads() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
+    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let op = engine.op("late").reads([&y]).writes([&x]).run(|[_], [_]| Ok(())).unwrap();
+    let write = set(&engine, &y, 3.0);
+    assert!(waits(&engine, &write), "it reads y");
+    assert!(op.cancel());
+    write.wait().unwrap();
+    assert!(waits_cancelled(&engine, "late"), "in its place among the writes of x");
+    drop(reader);
+    assert!(matches!(x.wait(), Err(Error::Cancelled(_))));
+    assert_eq!(get(&y), 3.0);
+    assert!(watchdog.still_watches());
 }
 
 /// Each cancels on one thread what another one runs or skips.
@@ -275,9 +298,16 @@ fn a_diagnosis_tells_what_a_cancelled_operation_waits_for_and_nothing_of_request
     let mut impatient = x.lease(Access::Write, "impatient").boxed();
     assert!((&mut impatient).now_or_never().is_none());
     assert!(op.cancel());
-    assert!(engine.diagnose().to_string().contains("impatient"), "it still waits");
+    let wanted = |diagnosis: &Diagnosis| {
+        diagnosis
+            .operations
+            .iter()
+            .any(|op| op.lease.as_ref().is_some_and(|lease| lease.taker.to_string().contains("impatient")))
+    };
+    assert!(wanted(&engine.diagnose()), "it still waits");
     drop(impatient);
     let diagnosis = engine.diagnose();
+    assert!(!wanted(&diagnosis), "{diagnosis}");
     let [_, cancelled] = diagnosis.operations.as_slice() else { panic!("{diagnosis}") };
     assert_eq!(cancelled.status, Status::Cancelled);
     assert_eq!(cancelled.blocked_by.len(), 1);
@@ -313,5 +343,38 @@ fn dropped_futures_of_a_version_whose_device_work_is_pending_do_not_pile_up() {
     }
     completer.settle(Ok(()));
     x.wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+/// Counts how often tasks are woken.
+struct Counted(Arc<AtomicUsize>);
+
+impl Wake for Counted {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn a_future_that_goes_from_task_to_task_keeps_the_waker_of_the_last_one_only() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let write = gate(&engine, &x);
+    let woken = Arc::new(AtomicUsize::new(0));
+    let mut ready = x.ready();
+    let mut lease = x.lease(Access::Read, "a reader").boxed();
+    let tasks: Vec<_> = (0..100).map(|_| Arc::new(Counted(Arc::clone(&woken)))).collect();
+    for task in &tasks {
+        let waker = Waker::from(Arc::clone(task));
+        let mut cx = Context::from_waker(&waker);
+        assert!(ready.poll_unpin(&mut cx).is_pending() && lease.poll_unpin(&mut cx).is_pending());
+    }
+    let kept = tasks.iter().filter(|task| Arc::strong_count(task) > 1).count();
+    assert_eq!(kept, 1, "the last one's");
+    write.open();
+    block_on(ready).unwrap();
+    drop(block_on(lease).unwrap());
+    assert!((1..=2).contains(&woken.load(Ordering::SeqCst)));
     assert!(watchdog.still_watches());
 }

@@ -327,9 +327,10 @@ impl Draft {
             operation.site.clone_from(&taker.site);
         }
         if what == Use::Wait {
-            // A probe leaves the graph as soon as it is granted.
+            // A probe leaves the graph as soon as it is granted, or when it is given up.
             operation.granted = operation.issued.take();
-            operation.done = operation.observed;
+            let given_up = operation.outcome == Outcome::Cancelled;
+            operation.done = if given_up { operation.granted } else { operation.observed };
             if operation.resumed.is_some() {
                 operation.outcome = Outcome::Ok;
             }

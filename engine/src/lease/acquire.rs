@@ -214,7 +214,7 @@ impl Future for Acquire {
     type Output = Result<Lease, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.signal.poll(cx) {
+        match self.signal.poll_alone(cx) {
             Poll::Pending => {
                 let Self { handle, pending, .. } = &mut *self;
                 match pending.poll(cx, || Awaited::op("a lease", handle)) {
