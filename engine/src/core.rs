@@ -452,6 +452,9 @@ impl CoreRef {
         if context::current_with_core().is_some_and(|current| current.core == self.id) {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Ok(self.in_flight() == 0);
+        }
         self.stop_flow();
         quiet::tell();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
