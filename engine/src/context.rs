@@ -81,7 +81,8 @@ impl Drop for Entered {
 /// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec), [`Op::wait`](crate::Op::wait),
 ///   [`Engine::wait_all`](crate::Engine::wait_all), and those that take a lease or export. They run what they wait for, except
 ///   `wait_all`, which runs whatever is ready. Waits with a timeout and futures run none.
-/// - in an engine without workers, submissions, once much is ready or the engine is full, and the drop of the last handle.
+/// - in an engine without workers, submissions, once much is ready or the engine is full, [`Engine::run_ready`](crate::Engine::run_ready),
+///   and the drop of the last handle.
 ///
 /// Forbid it where the caller holds a lock that a body may take, or must not be held up by a body. The work is then done by the
 /// engine's workers, or by a thread that an engine without workers starts for the time of the wait.
@@ -120,10 +121,15 @@ pub(crate) fn may_help() -> bool {
 
 /// Polls a future that no task awaits: a callback or a fence hears of its end, however long that takes.
 pub(crate) fn told<T>(poll: impl FnOnce() -> T) -> T {
-    let before = TOLD.replace(true);
-    let polled = poll();
-    TOLD.set(before);
-    polled
+    /// Also when `poll` panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            TOLD.set(self.0);
+        }
+    }
+    let _restore = Restore(TOLD.replace(true));
+    poll()
 }
 
 /// Whether the calling code polls inside of [`told`].

@@ -458,25 +458,11 @@ impl CoreRef {
         if context::current_with_core().is_some_and(|current| current.core == self.id) {
             return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
         }
-        if self.in_flight() > 0 && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            callback::check()?;
+        if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Ok(self.in_flight() == 0);
         }
-        self.stop_flow();
-        quiet::tell();
-        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
-        let _blocked = blocked::enter(On::AnyOther);
-        let _cover = self.cover();
-        // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
-        // only where there is no worker, since that operation's worker is covered by a spare one. What is helped with may take any
-        // time, so a wait with a deadline helps with nothing.
-        let helps =
-            deadline.is_none() && context::may_help() && (self.alone() || context::current().is_none());
-        let mut stand_ins = StandInSet::default();
         if self.in_flight() > 0 {
-            if self.alone() && !helps {
-                stand_ins.want(self);
-            }
-            self.want_others(&mut stand_ins);
+            callback::check()?;
         }
         let bell = if self.alone() { &self.bell } else { &self.idle };
         loop {

@@ -449,6 +449,18 @@ impl Engine {
         }
     }
 
+    /// Runs what is ready in an engine without workers on this thread, and what that makes ready in turn, and waits for nothing: for
+    /// programs that have one thread and a loop of their own. Gives whether there was anything to run. Runs nothing where there are
+    /// workers, or where that is [forbidden](crate::set_helping).
+    pub fn run_ready(&self) -> bool {
+        let core = self.core();
+        if !core.alone() || core.check_fork().is_err() || !core.help_any() {
+            return false;
+        }
+        while core.help_any() {}
+        true
+    }
+
     /// Who waits for whom, right now.
     pub fn diagnose(&self) -> Diagnosis {
         diagnose(self.core())

@@ -47,7 +47,8 @@ fn open() -> MutexGuard<'static, Open> {
 
 /// Runs `submit`, holding back the wake-ups for `core` on this thread. Inside of another such call it only runs.
 pub(crate) fn hold<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
-    let outermost = QUIET.with_borrow(Option::is_none);
+    // In a forked child nothing is submitted, and locks may be held for ever.
+    let outermost = QUIET.with_borrow(Option::is_none) && core.check_fork().is_ok();
     /// Ends the quiet also when `submit` panics.
     struct End(bool);
     impl Drop for End {

@@ -250,7 +250,7 @@ impl Tensor {
 
     /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`]. Runs no operation on this thread, so the timeout is kept
     /// whatever there is to run; an engine without workers starts a thread for the time of the wait. A timeout of zero only
-    /// looks.
+    /// looks. The reasons why a wait can never end are first looked for after 10 ms, so shorter waits end by their timeout alone.
     pub fn wait_timeout(&self, timeout: Duration) -> Result<(), Error> {
         wait::block_on_tensor(self, Some(timeout))
     }

@@ -156,6 +156,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         needed.want_stand_ins(&mut relief.stand_ins);
     }
     let mut cover = None;
+    let mut look_took = Duration::ZERO;
     let mut pause = LOOK_FIRST;
     let mut next_look = Instant::now() + pause;
     loop {
@@ -185,8 +186,9 @@ pub(crate) fn block<V: Clone + Delivered>(
         if now >= next_look {
             core.check_interrupt()?;
             // Not where the end of the wait is as near as that of the look may be.
-            if deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST) {
+            if deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
                 let seen = watch.look(core)?;
+                look_took = now.elapsed();
                 if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
                     relief.see_to(&seen, waiting, what)?;
                 }

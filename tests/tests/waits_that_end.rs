@@ -288,7 +288,8 @@ fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
         };
         let held = Some(lock.lock().unwrap());
         without_helping(|| {
-            let last = (0..6).map(|_| submit()).last().unwrap();
+            let submitted: Vec<_> = (0..6).map(|_| submit()).collect();
+            let last = &submitted[5];
             timed_out(last.wait_timeout(Some(Duration::from_millis(5))));
             drop(held);
             // More than the window holds.

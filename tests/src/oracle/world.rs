@@ -457,7 +457,7 @@ impl Submitter<'_> {
                 match result {
                     Err(Error::WindowFull { .. }) if self.world.shape.workers == 0 => {
                         // Nobody else would make room.
-                        let _ = self.world.engines[plan.engine].wait_all(Some(Duration::ZERO));
+                        self.world.engines[plan.engine].run_ready();
                     }
                     Err(Error::WindowFull { .. }) => std::thread::yield_now(),
                     other => break other,
