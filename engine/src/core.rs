@@ -464,6 +464,23 @@ impl CoreRef {
         if self.in_flight() > 0 {
             callback::check()?;
         }
+        self.stop_flow();
+        quiet::tell();
+        let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
+        let _blocked = blocked::enter(On::AnyOther);
+        let _cover = self.cover();
+        // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
+        // only where there is no worker, since that operation's worker is covered by a spare one. What is helped with may take any
+        // time, so a wait with a deadline helps with nothing.
+        let helps =
+            deadline.is_none() && context::may_help() && (self.alone() || context::current().is_none());
+        let mut stand_ins = StandInSet::default();
+        if self.in_flight() > 0 {
+            if self.alone() && !helps {
+                stand_ins.want(self);
+            }
+            self.want_others(&mut stand_ins);
+        }
         let bell = if self.alone() { &self.bell } else { &self.idle };
         loop {
             let mut patience = 0;

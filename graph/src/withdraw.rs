@@ -67,7 +67,8 @@ impl<V, T> OpRef<V, T> {
             let section = submit::enter(accesses);
             for access in accesses {
                 // The word is read again when the bit is given back.
-                let _ = access.as_ref().target().node().as_ref().state.lock_within(&section, || inner.address());
+                let _ =
+                    access.as_ref().target().node().as_ref().state.lock_within(&section, || inner.address());
             }
             if self.as_block().is_granted() {
                 give_back(accesses);
