@@ -138,16 +138,19 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "property",
-        about: "random programs against the sequential oracle, optimized and with many seeds",
+        about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
         fast: false,
         needs: &[],
         counted: true,
         limit: minutes(30),
         commands: |context| {
-            let mut oracle =
-                cargo(&context.target, &["test", "--release", "--package", "tests"], &["--test", "oracle"]);
-            oracle.env("ESTAFETTE_SEEDS", "32");
-            vec![oracle]
+            let random = |test: &str, seeds: &str| {
+                let profile = ["test", "--profile", "checked", "--package", "tests"];
+                let mut command = cargo(&context.target, &profile, &["--test", test]);
+                command.env("ESTAFETTE_SEEDS", seeds);
+                command
+            };
+            vec![random("oracle", "32"), random("who_may_run", "400")]
         },
     },
     Suite {

@@ -343,7 +343,7 @@ impl Model {
         for (var, own_mode) in self.requests[request].accesses.clone() {
             let (requests, var) = (&self.requests, &mut self.vars[var]);
             let own = var.queue.iter().position(|(id, _)| *id == request).unwrap_or(0);
-            let passed: Vec<_> = var.queue[..own].iter().copied().collect();
+            let passed = var.queue[..own].to_vec();
             for (id, mode) in passed {
                 let was_in_the_way = own_mode.is_exclusive() || mode.is_exclusive();
                 if was_in_the_way && requests[id].cancelled && requests[id].state == State::Waiting {
