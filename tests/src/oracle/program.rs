@@ -99,7 +99,8 @@ pub struct Plan {
     pub body: Body,
     /// How it ends.
     pub fate: Fate,
-    /// Whether the submitter tries to cancel it.
+    /// Whether the submitter tries to cancel it. Nothing shows when the turn of a cancelled operation comes, so that its place is
+    /// known only where one thread submits everything.
     pub cancel: bool,
     /// Whether the submitter waits for it at once.
     pub wait: bool,
@@ -131,7 +132,7 @@ impl Plan {
                 Body::External,
             ]),
             fate: Fate::Well,
-            cancel: faulty(dice, 48),
+            cancel: faulty(dice, 48) && shape.submitters == 1,
             wait: dice.once_in(1024),
             spins: if dice.once_in(32) { 2_000 } else { 0 },
         };

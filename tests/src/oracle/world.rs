@@ -309,9 +309,13 @@ thread_local! {
     /// The operation whose submission this thread is inside of, if it may be refused: its body, dropped now, was never
     /// submitted.
     static REFUSABLE: ThreadCell<Option<OpIndex>> = const { ThreadCell::new(None) };
+
+    /// The operation that this thread cancels just now: its body is dropped at once, before its turn comes.
+    static CANCELLING: ThreadCell<Option<OpIndex>> = const { ThreadCell::new(None) };
 }
 
-/// Held by the body of one operation. Dropped without having been run, it signs the logs: the operation was skipped.
+/// Held by the body of one operation. Dropped without having been run, it signs the logs: the operation was skipped. One that was
+/// cancelled need not have its accesses then, and signs nothing.
 struct Ticket {
     world: Arc<World>,
     op: OpIndex,
@@ -332,7 +336,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.ran || REFUSABLE.get() == Some(self.op) {
+        if self.ran || [REFUSABLE.get(), CANCELLING.get()].contains(&Some(self.op)) {
             return;
         }
         let accesses = self.world.plans[self.op].1.accesses();
@@ -387,7 +391,9 @@ impl Submitter<'_> {
             ops.push((index, op, false));
             if !to_cancel.is_empty() && dice.once_in(2) {
                 let place = to_cancel.swap_remove(dice.roll(to_cancel.len()));
+                CANCELLING.set(Some(ops[place].0));
                 ops[place].2 = ops[place].1.cancel();
+                CANCELLING.set(None);
             }
             if ops.len() == half {
                 self.half = None;
