@@ -29,6 +29,7 @@ use estafette_sync::thread;
 use smallvec::SmallVec;
 
 use crate::clock;
+use crate::contained::Contained;
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
@@ -274,7 +275,7 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
     let verdict = entry.verdict.take();
     let before = entry.waker.replace(waker);
     drop(own);
-    drop(before);
+    drop(Contained::new(before));
     verdict
 }
 
@@ -291,7 +292,7 @@ fn leave(key: Key) {
     }
     // Wakers, and what the engine holds, are dropped under no lock.
     drop(own);
-    drop(left);
+    drop(Contained::new(left));
 }
 
 /// The thread of the process that looks at pending futures. Started when first needed.
@@ -303,7 +304,7 @@ struct Clerk {
     woken: Condvar,
 }
 
-/// As `Clerk::next`: when somebody asks for it.
+/// As `Clerk::next`: not before a future asks for it.
 const NEVER: u64 = u64::MAX;
 
 fn clerk() -> &'static Clerk {

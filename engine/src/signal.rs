@@ -48,7 +48,7 @@ struct Inner<V> {
 
 impl<V> Drop for Inner<V> {
     fn drop(&mut self) {
-        // Tasks that nobody will wake. The last owner of the signal may be any thread of the engine.
+        // Tasks that are never woken. The last owner of the signal may be any thread of the engine.
         self.wakers.drain(..).for_each(|waker| drop(Contained::new(waker)));
     }
 }

@@ -90,7 +90,7 @@ pub fn to_numpy<'py>(
     numpy.call_method("array", (array, dtype), Some(&options))
 }
 
-/// An array of `ml_dtypes`: NumPy is given integers of the same width, and told what they are.
+/// An array of `ml_dtypes`: NumPy gets integers of the same width, and their meaning.
 ///
 /// # Errors
 /// `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
