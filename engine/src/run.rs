@@ -382,7 +382,7 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
     let mut replaced = Replaced::default();
     let mut ended = Ended::new();
     granted.end(|finish| finish.state.finish_well(finish.mode, finish.flags, &mut replaced), &mut ended);
-    drop(replaced);
+    replaced.clear();
     if let Some(handle) = ended.take_shared() {
         tell_end(handle);
     }
@@ -416,7 +416,7 @@ pub(crate) fn complete(
         |finish| finish.state.finish(finish.mode, ending, finish.flags, &mut replaced),
         |next| ready.push(next),
     );
-    drop(replaced);
+    replaced.clear();
     if let Some(handle) = left {
         // Somebody holds the operation by name; otherwise the end is counted where it is dropped.
         tell_end(handle);

@@ -81,6 +81,19 @@ impl Replaced {
         }
     }
 
+    /// Drops what was replaced, in its place: it is large, and mostly there is none.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        if self.0.is_some() {
+            self.drop_remains();
+        }
+    }
+
+    #[cold]
+    fn drop_remains(&mut self) {
+        self.0 = None;
+    }
+
     /// The program has seen the failures: none of them is reported.
     pub(crate) fn retrieve(&self) {
         for failure in self.0.iter().flat_map(|remains| &remains.failures) {
