@@ -29,10 +29,10 @@ use estafette_sync::thread;
 use smallvec::SmallVec;
 
 use crate::clock;
+use crate::contained::Contained;
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
-use crate::exchange::fork;
 use crate::lease_info::LeaseInfo;
 use crate::operation::OpHandle;
 use crate::quiet;
@@ -40,6 +40,7 @@ use crate::signal::wake;
 use crate::stand_in::{StandInSet, others_without_workers};
 use crate::stuck;
 use crate::wait::{Seen, let_go, picture};
+use crate::wakers::locks_are_lost;
 
 /// Lists of pending futures. A thread uses one of them.
 const LISTS: usize = 16;
@@ -274,12 +275,12 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
     let verdict = entry.verdict.take();
     let before = entry.waker.replace(waker);
     drop(own);
-    drop(before);
+    drop(Contained::new(before));
     verdict
 }
 
 fn leave(key: Key) {
-    if fork::in_child() && estafette_sync::abandoned::is_abandoned() {
+    if locks_are_lost() {
         // The lists may be locked by threads that did not come along.
         return;
     }
@@ -291,7 +292,7 @@ fn leave(key: Key) {
     }
     // Wakers, and what the engine holds, are dropped under no lock.
     drop(own);
-    drop(left);
+    drop(Contained::new(left));
 }
 
 /// The thread of the process that looks at pending futures. Started when first needed.
