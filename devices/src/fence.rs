@@ -258,7 +258,7 @@ impl Fence {
         outcome
     }
 
-    /// Tells the source that somebody waits no more.
+    /// Notifies the source that a waiter has left.
     fn waiter_left(&self) {
         if let Source::Event(event) = &self.source {
             event.waiter_left();

@@ -156,6 +156,7 @@ fn the_host_passes_what_applies_to_work_that_is_done_at_once() {
             "allocation: of no bytes is fine",
             "allocation: separate ones do not overlap",
             "allocation: impossible requests are errors",
+            "allocation: memory that is to be zero is, also where other memory was freed",
             "allocation: memory that was freed can be had again",
             "copy: host to device and back, of any size and place",
             "copy: is ordered like any work of its queue",

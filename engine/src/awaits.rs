@@ -304,7 +304,7 @@ struct Clerk {
     woken: Condvar,
 }
 
-/// As `Clerk::next`: when somebody asks for it.
+/// As `Clerk::next`: not before a future asks for it.
 const NEVER: u64 = u64::MAX;
 
 fn clerk() -> &'static Clerk {

@@ -198,7 +198,7 @@ pub(crate) enum Phase {
 pub(crate) struct OpState {
     pub(crate) core: CoreRef,
     pub(crate) name: Name,
-    /// Belongs to whoever is granted the operation; of one that was cancelled, to the thread that cancelled it.
+    /// Belongs to the owner of the granted operation; of a cancelled operation, to the thread that cancelled it.
     body: UnsafeCell<Body>,
     /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
     /// waited for by name.
@@ -492,7 +492,7 @@ pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
 /// Drops the body of an operation that is skipped and was not cancelled, if it has not run.
 pub(crate) fn drop_body(granted: &OpGranted) {
     // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread. The operation
-    // was begun, so it was not cancelled and nobody else uses the body.
+    // was begun, so it was not cancelled and no other thread uses the body.
     unsafe { granted.payload().drop_body() };
 }
 

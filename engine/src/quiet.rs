@@ -28,11 +28,11 @@ thread_local! {
 
 struct Quiet {
     core: CoreRef,
-    /// Work has arrived, and the workers were not told.
+    /// Work has arrived, and the workers were not notified.
     untold: AtomicBool,
 }
 
-/// What threads inside of `submit_many` have not told.
+/// Notifications that threads inside of `submit_many` hold back.
 static OPEN: Mutex<Open> = Mutex::new(Open { quiets: Vec::new(), last: None });
 
 struct Open {
@@ -106,7 +106,7 @@ pub(crate) fn tell() {
     }
 }
 
-/// Tells what other threads have not told. Gives when to do so again, if at all.
+/// Sends the notifications that other threads hold back. Returns when to do so again, if at all.
 pub(crate) fn tell_others() -> Option<Instant> {
     let now = Instant::now();
     let quiets = {

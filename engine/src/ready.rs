@@ -116,7 +116,7 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
         Some(failure) => tell(&signal, Err(failure.into_error())),
         None if fences.is_empty() => tell(&signal, Ok(())),
         None => {
-            // The signal goes with whoever waits for it: what nobody waits for any more leaves the reactor's lists, too.
+            // The signal goes with its last waiter: a subscription without a waiter leaves the reactor's lists, too.
             let (signal, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |settled| {

@@ -213,7 +213,7 @@ impl VarState {
         Self { version: self.version(), carried: self.carried.clone(), holders: Holders::default() }
     }
 
-    /// Adds the version of `member`, and what it carries. Of states that nobody else has, so that fences may be dropped.
+    /// Adds the version of `member`, and what it carries. Both states belong to the caller alone, so fences may be dropped.
     pub(crate) fn add(&mut self, member: &Self) {
         self.version += member.version;
         if let Some(carried) = &member.carried {

@@ -16,6 +16,7 @@ use std::sync::{Arc, Weak};
 use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::thread;
 
 use crate::error::{Failure, OperationError, full_text};
 use crate::operation::bury;
@@ -32,6 +33,8 @@ const DEVICE_FAILURES: usize = 64;
 pub(crate) struct Heard {
     retrieved: AtomicBool,
     reported: AtomicBool,
+    /// Its engine has listed it among those that are gone, or has counted it.
+    kept: AtomicBool,
     /// The engine of the operation that failed, once known.
     home: OnceLock<Weak<Failures>>,
 }
@@ -61,6 +64,10 @@ impl Heard {
         self.retrieved.load(Ordering::Relaxed)
     }
 
+    fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire)
+    }
+
     /// Whether a failure that is dropped needs no report.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_retrieved() || self.reported.load(Ordering::Relaxed)
@@ -78,7 +85,7 @@ pub(crate) struct Failures {
 #[derive(Debug, Default)]
 struct List {
     /// Those that something may still hold, and some that are gone.
-    live: Vec<Weak<Failure>>,
+    live: Vec<Listed>,
     /// Length of `live` at which the latter are taken out.
     prune_at: usize,
     /// Those that were reported when their last handle went, the first [`KEPT`].
@@ -87,6 +94,20 @@ struct List {
     omitted: u64,
     /// The last handle of the engine is gone: no failure is kept any more.
     closed: bool,
+}
+
+/// A failure that something may still hold.
+#[derive(Debug)]
+struct Listed {
+    failure: Weak<Failure>,
+    heard: Arc<Heard>,
+}
+
+impl Listed {
+    /// Its last handle is being dropped: the thread that drops it is about to have it kept.
+    fn is_moving(&self) -> bool {
+        self.failure.strong_count() == 0 && !self.heard.is_settled() && !self.heard.is_kept()
+    }
 }
 
 impl Failures {
@@ -109,17 +130,23 @@ impl Failures {
         let mut list = self.lock();
         if list.live.len() >= list.prune_at {
             // Nothing foreign is dropped: a weak reference owns memory alone.
-            list.live.retain(|failure| failure.strong_count() > 0);
+            list.live.retain(|listed| listed.failure.strong_count() > 0 || listed.is_moving());
             list.prune_at = (2 * list.live.len()).max(KEPT);
         }
-        list.live.push(failure.downgrade());
+        list.live.push(Listed { failure: failure.downgrade(), heard: Arc::clone(failure.heard()) });
     }
 
     /// What was not retrieved so far, in the order in which it failed.
     pub(crate) fn unretrieved(self: &Arc<Self>) -> Unretrieved {
         let (mut failures, omitted) = {
-            let list = self.lock();
-            let live = list.live.iter().filter_map(OperationError::upgrade);
+            let mut list = self.lock();
+            while list.live.iter().any(Listed::is_moving) {
+                // Between the last handle and the list of those that are gone, nothing foreign runs.
+                drop(list);
+                thread::yield_now();
+                list = self.lock();
+            }
+            let live = list.live.iter().filter_map(|listed| OperationError::upgrade(&listed.failure));
             (list.gone.iter().cloned().chain(live).collect::<Vec<_>>(), list.omitted)
         };
         // What is dropped from here on may be the last of its kind, and no lock is held.
@@ -144,6 +171,8 @@ impl Failures {
     /// Keeps a failure that was reported.
     fn keep(&self, failure: OperationError) {
         let mut list = self.lock();
+        // Under the lock: an end of the engine that sees this finds the failure listed.
+        failure.heard().kept.store(true, Ordering::Release);
         if list.closed {
             drop(list);
             return drop(failure);
@@ -237,11 +266,11 @@ pub(crate) fn last_handle_gone(failure: OperationError) {
     if home.as_ref().is_some_and(|home| !home.reports) {
         return failure.heard().retrieve();
     }
-    report(&failure);
-    match home {
-        Some(home) => home.keep(failure),
-        None => drop(failure),
+    if let Some(home) = home {
+        // First, so that the engine's end does not miss it while it is reported.
+        home.keep(failure.clone());
     }
+    report(&failure);
 }
 
 fn report(failure: &OperationError) {

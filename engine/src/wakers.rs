@@ -20,7 +20,7 @@ pub(crate) struct Wakers {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Set only while `others` is empty, so that no future is in both.
+    /// Filled only while `others` is empty, so that no future is in both.
     first: Option<(u64, Waker)>,
     others: BTreeMap<u64, Waker>,
 }

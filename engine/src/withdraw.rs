@@ -1,6 +1,6 @@
 //! Giving up: requests that nothing needs any more leave their queues at once.
 //!
-//! A dropped or timed-out `ready()`, wait or lease request must keep nobody waiting and leave nothing behind. As long as it
+//! A dropped or timed-out `ready()`, wait or lease request must keep no other request waiting and leave nothing behind. As long as it
 //! waits, it is taken out of its queues; once it is granted, it ends as any other operation does.
 
 use crate::journal::hooks;

@@ -22,7 +22,7 @@
 //!
 //! # Why no section is inside another one
 //! A section lends state to closures, which must not come back. One that does is refused by a panic: the owner finds its own token
-//! in `inside`, whether the bias lasts or is being ended. It cannot have ended, since whoever ends it waits for the section.
+//! in `inside`, whether the bias lasts or is being ended. It cannot have ended, since the thread that ends it waits for the section.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -83,7 +83,7 @@ impl Bias {
             return Section { bias: None };
         }
         if owner == TOKEN.with(Cell::get) {
-            // A plain load of the thread's own line: within a section nobody else would keep this one out.
+            // A plain load of the thread's own line: within a section nothing else would keep this one out.
             if self.inside.load(Ordering::Relaxed) != OUTSIDE {
                 reentry::refuse();
             }

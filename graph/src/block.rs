@@ -242,7 +242,7 @@ impl<V, T> Block<V, T> {
     /// Moves the accesses that write to the front, and forgets the others.
     ///
     /// # Safety
-    /// The operation waits. The caller holds the bits of the variables that it writes, and the registry's lock, so that nobody else
+    /// The operation waits. The caller holds the bits of the variables that it writes, and the registry's lock, so that no other thread
     /// looks at its accesses; those that read are in no queue.
     pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
         // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was moved already, or is

@@ -77,7 +77,7 @@ impl<V, T> Drop for Counted<V, T> {
     #[inline]
     fn drop(&mut self) {
         if !self.kept {
-            // SAFETY: the bit is held, and was not given back since the hold was counted, so nobody waits for it.
+            // SAFETY: the bit is held, and was not given back since the hold was counted, so nothing waits for it.
             self.locked.queue(|queue| unsafe { queue.let_go() });
         }
     }

@@ -61,7 +61,7 @@ impl<V, T> OpRef<V, T> {
         }
         // SAFETY: no access of an operation that waits has been completed, so each of its variables was alive just now, and
         // none can be freed while the registry is locked. All bits are taken in the order of submitters, each is given back
-        // once, and while they are held nobody else grants or completes an access of the operation.
+        // once, and while they are held no other thread grants or completes an access of the operation.
         let withdrawn = unsafe {
             let accesses = Block::accesses(self.block());
             let section = submit::enter(accesses);
@@ -74,7 +74,7 @@ impl<V, T> OpRef<V, T> {
                 give_back(accesses);
                 false
             } else if what == What::All || accesses.clone().all(|access| reads(access)) {
-                // Over. Nobody looks at the counter of an operation that is in no queue.
+                // Over. No thread looks at the counter of an operation that is in no queue.
                 self.as_block().set_pending(0);
                 ended.own = Some(self.block());
                 accesses.for_each(|access| leave_queue(&section, access, ended));

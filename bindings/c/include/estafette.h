@@ -818,6 +818,8 @@ estafette_status estafette_engine_create(const struct estafette_engine_options *
  * Gives an engine up. What was submitted still runs, and nobody waits for it; tensors, leases and operations that are held
  * stay valid. To wait first, use `estafette_engine_shutdown` or `estafette_wait_all`. NULL is legal and does nothing.
  *
+ * Failures of its operations that nothing has retrieved are logged; see `estafette_log_callback`.
+ *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for a handle that is not in use, as of an engine that was destroyed before;
  * `ESTAFETTE_FORKED`: there the engine is leaked. May be called by any thread. `engine` may be any value.
  */

@@ -12,7 +12,7 @@
 //! | filled | new tag, 1 pin |
 //! | a call pins | fails unless the tag is the handle's; one pin more |
 //! | the last holder releases | the bit "in use" goes, and the holders' pin |
-//! | a call, or the last holder, gives a pin up | one pin less; whoever gives up the last one takes the value out and frees the place |
+//! | a call, or the last holder, gives a pin up | one pin less; giving up the last one takes the value out and frees the place |
 
 use std::cell::UnsafeCell;
 use std::fmt::Display;
@@ -156,7 +156,7 @@ impl<T: Send + Sync> Table<T> {
             thread::yield_now();
         }
         slot.word.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: ours was the last pin, and nobody gets one of a handle that is over.
+        // SAFETY: the last pin was given up here, and a handle that is over gives none.
         Ok(unsafe { self.vacate(slot, number) })
     }
 
@@ -165,7 +165,7 @@ impl<T: Send + Sync> Table<T> {
     /// # Safety
     /// The caller has given up the last pin.
     unsafe fn vacate(&'static self, slot: &Slot<T>, number: u32) -> T {
-        // SAFETY: the place was filled, as it had pins, and nobody else has access now.
+        // SAFETY: the place was filled, as it had pins, and no other thread has access now.
         let value = unsafe { (*slot.value.get()).assume_init_read() };
         self.0.give_back(number);
         value
@@ -188,7 +188,7 @@ impl<T: Send + Sync> Vacant<T> {
         unsafe { (*slot.value.get()).write(value) };
         let tag = table.0.kind().next_tag(tag_of(slot.word.load(Ordering::Relaxed)));
         slot.holders.store(1, Ordering::Relaxed);
-        // Release: whoever pins it sees the value.
+        // Release: a thread that pins it sees the value.
         slot.word.store(word(tag, 1), Ordering::Release);
         places::handle(tag, number)
     }
@@ -212,7 +212,7 @@ impl<T: Send + Sync> Deref for Pinned<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: pinned, so it is there and nobody moves it out.
+        // SAFETY: pinned, so it is there and stays.
         unsafe { (*self.slot.value.get()).assume_init_ref() }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A handle is no address. Its lower half is the number of a place, its upper half a *tag*: the kind of the handle, the generation
 //! of what lives in the place, and a bit that is set while the handle is in use. So a handle that is over, or of another kind, is
-//! told from one in use by one comparison, whatever is done with it.
+//! distinguished from one in use by one comparison, whatever is done with it.
 
 use std::cell::RefCell;
 use std::fmt::Display;

@@ -90,7 +90,7 @@ pub fn to_numpy<'py>(
     numpy.call_method("array", (array, dtype), Some(&options))
 }
 
-/// An array of `ml_dtypes`: NumPy is given integers of the same width, and told what they are.
+/// An array of `ml_dtypes`: NumPy gets integers of the same width, and their meaning.
 ///
 /// # Errors
 /// `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
@@ -212,6 +212,9 @@ fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyRe
 /// tensor seems not to have the interface; else as [`export::until_defined`].
 pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyDict>> {
     let py = this.py();
+    if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {
+        return Err(raised);
+    }
     export::until_defined(py, tensor)?;
     let layout = tensor.layout().or_raise(py)?;
     let lacks = |why: &str| PyAttributeError::new_err(format!("no `__array_interface__`: {why}"));

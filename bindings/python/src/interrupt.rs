@@ -14,8 +14,8 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array__``. So an interruption is kept for
-/// that call.
+/// NumPy clears whatever a buffer's exporter raises, and goes on to ask the object for ``__array_interface__`` or ``__array__``. So an
+/// interruption is kept for that call.
 struct Kept {
     /// The object that was asked.
     owner: usize,
@@ -27,7 +27,7 @@ thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-/// How long an interruption is kept: `__array__` follows at once, or not at all.
+/// How long an interruption is kept: the other call follows at once, or not at all.
 const KEPT_MAX: Duration = Duration::from_millis(500);
 
 /// Keeps `error`, which the buffer protocol is about to give, if it is no ordinary exception.

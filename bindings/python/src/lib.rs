@@ -26,7 +26,7 @@
 //! | `operators`, `operator_function` | named functions: the registry, and those in Python |
 //! | `gate`, `exit`, `process`, `thread_state`, `interrupt` | the end of the interpreter, the fork of the process and Ctrl-C, survived |
 //! | `recording` | where the time went: the journal, its file and its report |
-//! | `error`, `report`, `unretrieved` | what is told, as Python objects; failures that nothing has looked at |
+//! | `error`, `report`, `unretrieved` | reports as Python objects; failures that nothing has looked at |
 //! | `attached`, `fastcall` | the Python lock as a lock, and calls without detours |
 
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]

@@ -23,9 +23,11 @@ def exit_code_of(child):
 
 
 def program(source, *, abandons=False, **options):
-    """Runs `source` and gives what it printed; it complains about nothing but operations that it abandons at its end."""
+    """Runs `source` and gives what it printed. It complains about nothing but operations that it abandons at its end; with `abandons`
+    of None it may do either."""
     out, err = run_program(PRELUDE + textwrap.dedent(source), **options)
-    assert err.startswith("estafette: operations are abandoned at exit") if abandons else err == ""
+    named = err.startswith("estafette: operations are abandoned at exit")
+    assert (err == "" or named) if abandons is None else named if abandons else err == "", err
     return out
 
 
@@ -258,7 +260,10 @@ class TestExit:
             eng = est.Engine(workers=2)
             t = eng.from_dlpack(np.zeros(4, "float32"))
         """
-        assert program(textwrap.dedent(source) + textwrap.dedent(self.OPEN[case]) + "\nprint('end')") == "end\n"
+        # What is submitted for ever may never be fewer: then the exit gives up, and names it.
+        abandons = None if case == "a daemon thread that submits for ever" else False
+        source = textwrap.dedent(source) + textwrap.dedent(self.OPEN[case]) + "\nprint('end')"
+        assert program(source, abandons=abandons) == "end\n"
 
     @pytest.mark.parametrize("name", ["jax", "torch"])
     def test_arrays_of_peers_open_both_ways(self, name):

@@ -219,6 +219,8 @@ class TestEnd:
         with pytest.raises(est.OperationError, match="log_metrics"):
             with est.Engine(workers=1) as engine:
                 engine.submit(boom, name="log_metrics")
+                # It is reported where its last handle goes, on the worker's thread.
+                until(lambda: reports)
         assert len(reports) == 1
 
     def test_of_a_block_raises_several_in_a_group_in_their_order(self, reports):

@@ -81,7 +81,7 @@ mod mapped {
     /// Gives a mapping back.
     ///
     /// # Safety
-    /// `ptr` is a mapping of `bytes` bytes that [`allocate`] made, which nobody uses any more.
+    /// `ptr` is a mapping of `bytes` bytes that [`allocate`] made, which is not used any more.
     pub(super) unsafe fn free(ptr: NonNull<u8>, bytes: usize) {
         // SAFETY: as this function's own contract says.
         let freed = unsafe { libc::munmap(ptr.as_ptr().cast(), bytes) };

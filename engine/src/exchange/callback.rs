@@ -1,7 +1,8 @@
-//! Which threads run a callback right now: code of others that is called when something settles, or to give memory back.
+//! Which threads run a callback right now: code of others that is called when something settles.
 //!
-//! Whatever waits for anything may need the very thread that a callback is on: the reactor's, the reaper's, or the one that ends
-//! an operation. So a call that would block in a callback is refused with [`Error::WouldDeadlock`] instead.
+//! What a wait needs may need the very thread that a callback is on: the reactor's, or the one that ends an operation. So a call that
+//! would block in a callback is refused with [`Error::WouldDeadlock`] instead. Deleters are no callbacks: the reaper's thread serves
+//! them alone, and no wait but its own `flush` needs it.
 
 use std::cell::Cell;
 

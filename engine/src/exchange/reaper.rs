@@ -134,7 +134,7 @@ impl Reaper {
     /// Waits until everything handed over before this call has been released or leaked, at most `timeout`.
     /// Says whether that was so. Must not be called while holding what a deleter needs (the Python lock).
     ///
-    /// In a callback, such as a deleter on the reaper's own thread, it does not wait: it might wait for itself.
+    /// On the reaper's own thread, in a deleter, and in a callback it does not wait: it might wait for itself.
     pub fn flush(&self, timeout: Duration) -> bool {
         if self.shared.is_forked() {
             return true;

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use estafette_sync::thread;
+use estafette_sync::{thread, valgrind};
 
 use super::super::abi::ManagedTensor;
 use super::super::contain::contain;
 use super::queue::{Phase, Queue, Ready, Rest};
-use super::{BACKLOG, NAP, REPORT, Storage, callback, fork};
+use super::{BACKLOG, NAP, REPORT, Storage, fork};
 
 pub(super) struct Shared {
     /// The fork generation that the thread lives in.
@@ -185,7 +185,7 @@ impl Shared {
         let device = foreign.and_then(of_deleter);
         // Where the device is broken the deleter is called all the same.
         let entered = device.as_deref().map(Entered::device);
-        contain("deleter", || callback::run(|| drop(storage)));
+        contain("deleter", || valgrind::foreign(|| drop(storage)));
         drop(entered);
         if foreign.is_some() {
             self.deleters.fetch_add(1, Ordering::Relaxed);
