@@ -73,12 +73,13 @@ impl CoreRef {
 
     /// As [`admit`](Self::admit), without blocking the thread.
     pub(crate) async fn admit_async(&self) -> Result<(), Error> {
+        let mut listening = self.bell.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
             for _ in 0..2 {
                 match self.try_admit() {
                     // Register first, then look again, or a place freed in between would go unnoticed.
-                    Err(Error::WindowFull { .. }) => self.bell.wake_at_ring(cx.waker()),
+                    Err(Error::WindowFull { .. }) => listening.wake_at_ring(cx.waker()),
                     other => return Poll::Ready(other),
                 }
             }

@@ -33,7 +33,6 @@ use crate::contained::Contained;
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
-use crate::exchange::fork;
 use crate::lease_info::LeaseInfo;
 use crate::operation::OpHandle;
 use crate::quiet;
@@ -41,6 +40,7 @@ use crate::signal::wake;
 use crate::stand_in::{StandInSet, others_without_workers};
 use crate::stuck;
 use crate::wait::{Seen, let_go, picture};
+use crate::wakers::locks_are_lost;
 
 /// Lists of pending futures. A thread uses one of them.
 const LISTS: usize = 16;
@@ -280,7 +280,7 @@ fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
 }
 
 fn leave(key: Key) {
-    if fork::in_child() && estafette_sync::abandoned::is_abandoned() {
+    if locks_are_lost() {
         // The lists may be locked by threads that did not come along.
         return;
     }

@@ -7,6 +7,8 @@ use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 
+use crate::wakers::{WakerKey, Wakers, locks_are_lost};
+
 /// Ringing costs one load while nobody listens.
 ///
 /// Protocol: a listener calls [`listen`](Self::listen), which counts it and fences, *then* checks its condition, then waits.
@@ -22,7 +24,7 @@ pub(crate) struct Bell {
 #[derive(Debug, Default)]
 struct Rings {
     count: u64,
-    wakers: Vec<Waker>,
+    wakers: Wakers,
 }
 
 impl Bell {
@@ -50,11 +52,11 @@ impl Bell {
     fn ring_aloud(&self) {
         let mut rings = self.lock();
         rings.count += 1;
-        let wakers = std::mem::take(&mut rings.wakers);
+        let wakers = rings.wakers.take();
         drop(rings);
         self.listeners.fetch_sub(wakers.len(), Ordering::SeqCst);
         self.rang.notify_all();
-        wakers.into_iter().for_each(crate::signal::wake);
+        wakers.wake();
     }
 
     /// Starts listening with the calling thread; check the condition between this and [`Listening::wait_until`].
@@ -65,17 +67,59 @@ impl Bell {
         Listening { bell: self, seen }
     }
 
-    /// Wakes `waker` at the next ring; check the condition after this.
-    pub(crate) fn wake_at_ring(&self, waker: &Waker) {
-        if self.lock().wakers.iter().any(|known| known.will_wake(waker)) {
+    /// Wakes `waker` at the next ring; check the condition after this. A future that [takes its waker out](Self::forget) when it is
+    /// dropped has the `key`.
+    pub(crate) fn wake_at_ring(&self, waker: &Waker, key: &mut WakerKey) {
+        if self.lock().wakers.has(key, waker) {
             return;
         }
-        // Cloning a waker is foreign code. One that is entered twice is woken twice.
+        // Cloning and dropping a waker is foreign code.
         let waker = waker.clone();
         let mut rings = self.lock();
-        rings.wakers.push(waker);
-        self.listeners.fetch_add(1, Ordering::SeqCst);
+        let replaced = rings.wakers.put(key, waker);
+        if replaced.is_none() {
+            self.listeners.fetch_add(1, Ordering::SeqCst);
+        }
         barrier::heavy();
+        drop(rings);
+        drop(replaced);
+    }
+
+    /// Takes the waker of a future out that waits no longer.
+    pub(crate) fn forget(&self, key: &mut WakerKey) {
+        let key = std::mem::take(key);
+        if !key.is_used() || locks_are_lost() {
+            return;
+        }
+        let removed = self.lock().wakers.remove(&key);
+        if removed.is_some() {
+            self.listeners.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Starts listening with a future that borrows the bell.
+    pub(crate) fn listen_async(&self) -> ListeningAsync<'_> {
+        ListeningAsync { bell: self, key: WakerKey::default() }
+    }
+}
+
+/// A future that listens.
+#[derive(Debug)]
+pub(crate) struct ListeningAsync<'a> {
+    bell: &'a Bell,
+    key: WakerKey,
+}
+
+impl ListeningAsync<'_> {
+    /// Wakes `waker` at the next ring; check the condition after this.
+    pub(crate) fn wake_at_ring(&mut self, waker: &Waker) {
+        self.bell.wake_at_ring(waker, &mut self.key);
+    }
+}
+
+impl Drop for ListeningAsync<'_> {
+    fn drop(&mut self) {
+        self.bell.forget(&mut self.key);
     }
 }
 

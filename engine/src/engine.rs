@@ -509,9 +509,10 @@ impl Engine {
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
+        let mut listening = core.bell.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
-            core.bell.wake_at_ring(cx.waker());
+            listening.wake_at_ring(cx.waker());
             if core.in_flight() == 0 {
                 return std::task::Poll::Ready(());
             }

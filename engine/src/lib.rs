@@ -128,6 +128,7 @@ mod unretrieved;
 mod variable;
 mod views;
 mod wait;
+mod wakers;
 mod withdraw;
 
 pub use admitted::Admitted;

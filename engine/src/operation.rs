@@ -38,6 +38,7 @@ use crate::replay::Inputs;
 use crate::run::Running;
 use crate::signal::Signal;
 use crate::state::VarState;
+use crate::wakers::WakerKey;
 use crate::withdraw;
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
@@ -213,6 +214,14 @@ pub(crate) struct OpState {
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
     begun_unseen: AtomicBool,
+}
+
+/// Where a future that waits for the end of an operation has wakers.
+#[derive(Debug, Default)]
+pub(crate) struct EndKeys {
+    outcome: WakerKey,
+    /// At the engine's bell, for a cancelled operation.
+    bell: WakerKey,
 }
 
 /// What only some kinds of operation have.
@@ -407,16 +416,30 @@ impl OpState {
         }
     }
 
-    /// Polls the end of the operation, however it ends.
-    pub(crate) fn poll_done(&self, cx: &mut Context<'_>) -> Poll<()> {
-        match self.signal().peek(cx) {
+    /// Polls the end of the operation, however it ends, for a future that [takes its wakers out](Self::forget) when it is dropped.
+    pub(crate) fn poll_done(&self, cx: &mut Context<'_>, keys: &mut EndKeys) -> Poll<()> {
+        match self.signal().peek(cx, &mut keys.outcome) {
             // A cancelled operation has its outcome before it leaves the graph, which is what counts here.
             Poll::Ready(_) if self.phase() == Phase::Done => Poll::Ready(()),
             Poll::Ready(_) => {
-                self.core.bell.wake_at_ring(cx.waker());
+                self.core.bell.wake_at_ring(cx.waker(), &mut keys.bell);
                 if self.phase() == Phase::Done { Poll::Ready(()) } else { Poll::Pending }
             }
             Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Takes the wakers of a future out that waits for the end no longer.
+    pub(crate) fn forget(&self, keys: &mut EndKeys) {
+        self.forget_outcome(&mut keys.outcome);
+        self.core.bell.forget(&mut keys.bell);
+    }
+
+    fn forget_outcome(&self, key: &mut WakerKey) {
+        if key.is_used()
+            && let Some(signal) = self.late.get().and_then(|late| late.signal.get())
+        {
+            signal.forget(key);
         }
     }
 
@@ -488,6 +511,8 @@ impl Drop for OpState {
 pub struct Op {
     handle: OpHandle,
     pending: Pending,
+    /// In the signal of the outcome.
+    key: WakerKey,
 }
 
 impl Clone for Op {
@@ -499,7 +524,7 @@ impl Clone for Op {
 impl Op {
     /// Wraps a counted reference taken at submission, before the operation could end.
     pub(crate) fn new(handle: OpHandle) -> Self {
-        Self { handle, pending: Pending::default() }
+        Self { handle, pending: Pending::default(), key: WakerKey::default() }
     }
 
     /// The name given at submission.
@@ -570,18 +595,29 @@ impl Future for Op {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { handle, pending } = &mut *self;
+        let Self { handle, pending, key } = &mut *self;
         let state = handle.payload();
         state.core.check_fork()?;
-        match state.signal().poll(cx) {
+        match state.signal().poll(cx, key) {
             Poll::Ready(outcome) => {
                 pending.over();
+                // A signal that is set has no wakers.
+                *key = WakerKey::default();
                 Poll::Ready(outcome.map_err(OperationError::into_error))
             }
             Poll::Pending => match pending.poll(cx, || Awaited::op("an operation", handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },
+        }
+    }
+}
+
+impl Drop for Op {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.key.is_used() {
+            self.handle.payload().forget_outcome(&mut self.key);
         }
     }
 }

@@ -17,12 +17,13 @@ use crate::awaits::{Awaited, Pending};
 use crate::doom;
 use crate::error::Error;
 use crate::journal::hooks;
-use crate::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
+use crate::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
 use crate::run::{self, ReadyList};
 use crate::signal::Signal;
 use crate::state::{Ending, FAILED, WRITE_FENCES};
 use crate::tensor::{Tensor, TensorInner};
 use crate::wait;
+use crate::wakers::WakerKey;
 use crate::withdraw::withdraw;
 
 pub(crate) type ReadySignal = Signal<Result<(), Error>>;
@@ -200,6 +201,10 @@ pub struct Writable {
     fences: Option<Arc<ReadySignal>>,
     /// The numbers of the leases in `holds`.
     held: SmallVec<[OpId; 1]>,
+    /// For the last of `uses`.
+    use_keys: EndKeys,
+    /// For the last of `holds`.
+    hold_key: WakerKey,
     pending: Pending,
 }
 
@@ -222,7 +227,16 @@ impl Writable {
                 }
             }
         }
-        Self { tensor: tensor.clone(), uses, holds, fences: None, held, pending: Pending::default() }
+        Self {
+            tensor: tensor.clone(),
+            uses,
+            holds,
+            fences: None,
+            held,
+            use_keys: EndKeys::default(),
+            hold_key: WakerKey::default(),
+            pending: Pending::default(),
+        }
     }
 }
 
@@ -250,23 +264,29 @@ impl Writable {
     fn poll_uses(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         while let Some(last) = self.uses.last() {
             // How a use ended is not our business; that it ended is.
-            if last.payload().poll_done(cx).is_pending() {
+            if last.payload().poll_done(cx, &mut self.use_keys).is_pending() {
                 return Poll::Pending;
             }
+            self.forget_wakers();
             self.uses.pop();
         }
         while let Some(last) = self.holds.last() {
-            if last.poll(cx).is_pending() {
+            if last.poll(cx, &mut self.hold_key).is_pending() {
                 return Poll::Pending;
             }
+            self.forget_wakers();
             self.holds.pop();
         }
         if self.fences.is_none() {
             let signal = Arc::new(Signal::new());
             let fences = self.tensor.inner.all_fences();
-            let done = Arc::clone(&signal);
-            Reactor::global().when_settled(&fences, move |_settled| {
-                done.set(Ok(()));
+            // As with a probe: a subscription without a waiter leaves the reactor's lists.
+            let (done, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
+            let wanted = move || wanted.strong_count() > 0;
+            Reactor::global().when_settled_if(&fences, wanted, move |_settled| {
+                if let Some(done) = done.upgrade() {
+                    done.set(Ok(()));
+                }
             });
             self.fences = Some(signal);
         }
@@ -274,6 +294,24 @@ impl Writable {
             Some(signal) => signal.poll_alone(cx),
             None => Poll::Ready(Ok(())),
         }
+    }
+}
+
+impl Writable {
+    /// Takes the wakers out that wait for the last use.
+    fn forget_wakers(&mut self) {
+        if let Some(last) = self.uses.last() {
+            last.payload().forget(&mut self.use_keys);
+        }
+        if let Some(last) = self.holds.last() {
+            last.forget(&mut self.hold_key);
+        }
+    }
+}
+
+impl Drop for Writable {
+    fn drop(&mut self) {
+        self.forget_wakers();
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 
-use crate::contained::Contained;
 use crate::error::{Error, OperationError};
 use crate::operation::bury;
+use crate::wakers::{WakerKey, Wakers, locks_are_lost};
 
 /// What a signal delivers.
 pub(crate) trait Delivered {
@@ -42,21 +42,14 @@ pub(crate) struct Signal<V> {
 
 struct Inner<V> {
     value: Option<V>,
-    wakers: Vec<Waker>,
+    wakers: Wakers,
     sleepers: usize,
-}
-
-impl<V> Drop for Inner<V> {
-    fn drop(&mut self) {
-        // Tasks that are never woken. The last owner of the signal may be any thread of the engine.
-        self.wakers.drain(..).for_each(|waker| drop(Contained::new(waker)));
-    }
 }
 
 impl<V: Clone + Delivered> Signal<V> {
     pub(crate) fn new() -> Self {
         Self {
-            inner: Mutex::new(Inner { value: None, wakers: Vec::new(), sleepers: 0 }),
+            inner: Mutex::new(Inner { value: None, wakers: Wakers::default(), sleepers: 0 }),
             changed: Condvar::new(),
         }
     }
@@ -73,13 +66,13 @@ impl<V: Clone + Delivered> Signal<V> {
             return false;
         }
         inner.value = Some(value);
-        let wakers = std::mem::take(&mut inner.wakers);
+        let wakers = inner.wakers.take();
         let sleepers = inner.sleepers;
         drop(inner);
         if sleepers > 0 {
             self.changed.notify_all();
         }
-        wakers.into_iter().for_each(wake);
+        wakers.wake();
         true
     }
 
@@ -88,49 +81,27 @@ impl<V: Clone + Delivered> Signal<V> {
         self.lock().value.clone().map(retrieved)
     }
 
-    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<V> {
-        self.peek(cx).map(retrieved)
+    /// Polls for the value with the future's `key`, for a future that [takes its waker out](Self::forget) when it is dropped.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> Poll<V> {
+        self.peek(cx, key).map(retrieved)
+    }
+
+    /// As [`poll`](Self::poll), for a signal that one future alone polls, and that goes with it.
+    pub(crate) fn poll_alone(&self, cx: &mut Context<'_>) -> Poll<V> {
+        self.poll(cx, &mut WakerKey::alone())
     }
 
     /// As [`poll`](Self::poll), for the engine's own use: a failure in the value stays unretrieved.
-    pub(crate) fn peek(&self, cx: &mut Context<'_>) -> Poll<V> {
+    pub(crate) fn peek(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> Poll<V> {
         {
             let inner = self.lock();
             if let Some(value) = &inner.value {
                 return Poll::Ready(value.clone());
             }
-            if inner.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+            if inner.wakers.has(key, cx.waker()) {
                 return Poll::Pending;
             }
         }
-        self.register(cx, |wakers, waker| {
-            wakers.push(waker);
-            Vec::new()
-        })
-    }
-
-    /// As [`poll`](Self::poll), for a signal that one future alone polls: its newest waker replaces the others, so that a future that
-    /// goes from task to task leaves none behind.
-    pub(crate) fn poll_alone(&self, cx: &mut Context<'_>) -> Poll<V> {
-        {
-            let inner = self.lock();
-            if let Some(value) = &inner.value {
-                return Poll::Ready(retrieved(value.clone()));
-            }
-            if let [waker] = inner.wakers.as_slice()
-                && waker.will_wake(cx.waker())
-            {
-                return Poll::Pending;
-            }
-        }
-        self.register(cx, |wakers, waker| std::mem::replace(wakers, vec![waker])).map(retrieved)
-    }
-
-    fn register(
-        &self,
-        cx: &mut Context<'_>,
-        add: impl FnOnce(&mut Vec<Waker>, Waker) -> Vec<Waker>,
-    ) -> Poll<V> {
         // Cloning and dropping a waker is foreign code.
         let waker = cx.waker().clone();
         let mut inner = self.lock();
@@ -138,10 +109,20 @@ impl<V: Clone + Delivered> Signal<V> {
             drop(inner);
             return Poll::Ready(value);
         }
-        let replaced = add(&mut inner.wakers, waker);
+        let replaced = inner.wakers.put(key, waker);
         drop(inner);
         drop(replaced);
         Poll::Pending
+    }
+
+    /// Takes the waker of a future out that waits no longer.
+    pub(crate) fn forget(&self, key: &mut WakerKey) {
+        let key = std::mem::take(key);
+        if !key.is_used() || locks_are_lost() {
+            return;
+        }
+        let removed = self.lock().wakers.remove(&key);
+        drop(removed);
     }
 
     /// Blocks the thread until the value is there or `deadline` has passed.

@@ -10,6 +10,7 @@ use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::gate::Gate;
+use tests::nothing_left::assert_nothing_left;
 use tests::ops::{get, look, set, tensor};
 use tests::watchdog::Watchdog;
 
@@ -53,6 +54,7 @@ fn an_await_that_only_leases_hold_up_ends_with_their_names() {
         drop(array);
         block_on(op).unwrap();
         assert_eq!(get(&x), 2.0);
+        assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
 }
@@ -70,6 +72,7 @@ fn many_awaits_at_once_all_end() {
     drop(array);
     engine.wait_all(None).unwrap();
     assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -84,6 +87,7 @@ fn an_await_behind_a_lease_that_is_returned_in_time_gets_its_result() {
     assert!((&mut ready).now_or_never().is_none());
     drop(array);
     block_on(ready).unwrap();
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -118,6 +122,7 @@ fn an_await_behind_an_operation_that_runs_is_no_matter_of_leases() {
     drop((go, array));
     waiter.join().unwrap().unwrap();
     gate.open();
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -135,6 +140,7 @@ fn a_callback_waits_for_a_lease_as_long_as_it_takes() {
     assert!(fence.state().is_pending());
     drop(array);
     heard.recv().unwrap().unwrap();
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -153,6 +159,7 @@ fn an_await_collects_garbage_before_it_fails() {
     set(&engine, &x, 2.0);
     block_on(x.ready()).unwrap();
     assert_eq!(collections.load(Ordering::SeqCst), 1);
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -211,6 +218,7 @@ fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
     go.send(()).unwrap();
     runtime.block_on(body).unwrap();
     blocks.join().unwrap().wait().unwrap();
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -232,5 +240,6 @@ fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     assert!(warnings.load(Ordering::SeqCst) >= 1);
     drop(array);
     look(&engine, &x).wait().unwrap();
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }

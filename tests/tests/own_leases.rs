@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use estafette::{Access, Engine, Error, ExportOptions, Tensor};
+use tests::nothing_left::assert_nothing_left;
 use tests::ops::{engine, get, look, set, tensor};
 use tests::watchdog::Watchdog;
 
@@ -41,6 +42,7 @@ fn a_write_of_what_an_operand_leases_is_refused_in_every_form() {
     drop(v);
     set(&engine, &t, 3.0).wait().unwrap();
     assert_eq!(get(&t), 3.0);
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -55,6 +57,7 @@ fn any_use_of_what_an_operand_leases_for_writing_is_refused() {
     set(&engine, &u, 2.0).wait().unwrap();
     drop(u);
     assert_eq!(get(&t), 2.0);
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -75,5 +78,6 @@ fn a_program_that_would_wait_for_itself_is_refused_in_one_node_and_across_nodes(
     assert_names_the_lease(recorder.finish().err());
     drop(u);
     look(&engine, &t).wait().unwrap();
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor, without_helping};
 use futures::executor::block_on;
+use tests::nothing_left::assert_nothing_left;
 use tests::ops::{add, engine, get, look, set, tensor};
 use tests::watchdog::Watchdog;
 
@@ -50,6 +51,7 @@ fn a_wait_with_a_timeout_runs_no_body_that_waits_for_the_waiter() {
         assert!(!engine.shutdown_timeout(short).drained);
         drop((go, busy));
         engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
 }
@@ -70,6 +72,7 @@ fn a_wait_of_no_time_is_a_look_and_leaves_nothing_behind() {
         drop(go);
         op.wait().unwrap();
         x.wait_timeout(Duration::ZERO).unwrap();
+        assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
 }
@@ -89,6 +92,7 @@ fn without_workers_a_wait_with_a_timeout_still_gets_its_result() {
         }
     }
     assert_eq!(get(&x), 100.0);
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -113,6 +117,7 @@ fn polling_a_future_runs_no_body_on_the_executor() {
             x.ready().await.unwrap();
         });
         engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
 }
@@ -146,6 +151,7 @@ fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
         ran_on.len() == 1 && ran_on[0] != library && ran_on[0] != std::thread::current().id(),
         "{ran_on:?}"
     );
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -174,6 +180,7 @@ fn an_engine_without_workers_holds_up_no_submission_of_another_one() {
         });
         busy.wait_all(None).unwrap();
         assert_eq!(get(&x), 2.0);
+        assert_nothing_left(&[&idle, &busy]);
         assert!(watchdog.still_watches());
     }
 }
@@ -195,6 +202,7 @@ fn an_engine_without_workers_holds_up_no_wait_for_all_of_another_one() {
                 _ => block_on(y.ready()).unwrap(),
             }
             drop(idle);
+            assert_nothing_left(&[&busy]);
             assert!(watchdog.still_watches());
         }
     }
@@ -224,6 +232,7 @@ fn waits_nested_two_hundred_deep_end() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         assert_eq!(get(&nest(&engine, 200, unhelped, None).unwrap()), 201.0);
+        assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
 }
@@ -237,6 +246,7 @@ fn waits_with_timeouts_nested_deeper_than_there_may_be_threads_say_so() {
         let error = nest(&engine, 150, false, Some(3 * SOON)).unwrap().wait().unwrap_err();
         assert!(error.to_string().contains("every thread that could run it is blocked"), "{error}");
         engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
 }
@@ -268,6 +278,7 @@ fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
     }
     engine.wait_all(Some(SOON)).unwrap();
     assert_eq!(elsewhere.load(Ordering::SeqCst), 200);
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
 
@@ -347,5 +358,6 @@ fn many_submissions_with_one_wake_up_and_a_wait_by_other_means() {
         });
         drop(heard);
     }
+    assert_nothing_left(&[&engine]);
     assert!(watchdog.still_watches());
 }
