@@ -73,7 +73,7 @@ static void order_on_returns_a_lease_that_ends_with_lease_release(void) {
   CHECK(end.query(end.context) == ESTAFETTE_PENDING);
   OK(estafette_promise_settle(promise, ESTAFETTE_OK, 0));
   OK(estafette_wait(tensor, 10 * SECOND));
-  CHECK(write.called == 1 && write.dropped == 1);
+  CHECK(write.called == 1 && drops(&write) == 1);
   CHECK(end.wait(end.context, 10 * SECOND) == ESTAFETTE_OK);
   end.release(end.context);
   work.release(work.context);
@@ -227,7 +227,7 @@ static void a_second_completion_is_an_error(void) {
   OK(estafette_op_complete(other, ESTAFETTE_OK, 0));
   OK(estafette_op_release(other));
   OK(estafette_wait_all(engine, 10 * SECOND));
-  CHECK(context.called == 1 && context.dropped == 1 && next.called == 1 && next.dropped == 1);
+  CHECK(context.called == 1 && drops(&context) == 1 && next.called == 1 && drops(&next) == 1);
   estafette_engine_destroy(engine);
 }
 
@@ -250,13 +250,13 @@ static void callbacks_come_with_a_drop_context(void) {
   EXPECT(ESTAFETTE_CANCELLED, estafette_wait(tensor, 10 * SECOND));
   OK(estafette_op_release(op));
   OK(estafette_wait_all(engine, 10 * SECOND));
-  CHECK(cancelled.called == 0 && cancelled.dropped == 1);
+  CHECK(cancelled.called == 0 && drops(&cancelled) == 1);
 
   /* Skipped, since what it reads is poisoned. */
   counting skipped = {0};
   OK(estafette_submit(engine, "skipped", counting_function, &skipped, counting_drop, &tensor, 1, 0, 0));
   OK(estafette_wait_all(engine, 10 * SECOND));
-  CHECK(skipped.called == 0 && skipped.dropped == 1);
+  CHECK(skipped.called == 0 && drops(&skipped) == 1);
   OK(estafette_clear_error(tensor));
   OK(estafette_query(tensor));
 
@@ -288,7 +288,7 @@ static void an_operation_is_completed_by_any_thread(void) {
   CHECK(pthread_create(&thread, 0, complete_elsewhere, 0) == 0);
   OK(estafette_wait(tensor, 10 * SECOND));
   pthread_join(thread, 0);
-  CHECK(elsewhere.dropped == 1);
+  CHECK(drops(&elsewhere) == 1);
   estafette_tensor_release(tensor);
   estafette_engine_destroy(engine);
 }

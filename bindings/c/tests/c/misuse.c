@@ -110,7 +110,7 @@ static void an_engine_that_was_destroyed_is_refused_everywhere(void) {
   OVER("engine", estafette_wait_all(engine, SECOND));
   char *text;
   OVER("engine", estafette_diagnose(engine, &text));
-  estafette_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0};
+  estafette_stats stats = {sizeof stats, 0, 0, 0, 0, 0, 0, 0};
   OVER("engine", estafette_engine_stats(engine, &stats));
   int64_t length = 4;
   DLDataType type = {kDLFloat, 32, 1};
