@@ -148,7 +148,7 @@ static void results_are_promises_until_they_are_there(void) {
   options.nonblocking = 1;
   DLManagedTensorVersioned *view;
   EXPECT(ESTAFETTE_PENDING, estafette_export(result, &options, &view));
-  counting ready = {0}, poisoned = {0};
+  static counting ready, poisoned;
   OK(estafette_on_ready(result, told, &ready, counting_drop));
   OK(estafette_on_ready(failed, told, &poisoned, counting_drop));
   REFUSED(ESTAFETTE_INVALID, "callback", estafette_on_ready(failed, 0, &poisoned, counting_drop));
@@ -190,7 +190,7 @@ static void a_view_that_outlives_its_operation_is_a_lease(void) {
   estafette_engine *engine = engine_new(1);
   estafette_tensor *tensor = floats(engine, 4);
   lending context = {tensor, 0};
-  counting writer = {0};
+  static counting writer;
   writer.complete = 1;
   OK(estafette_submit(engine, "lend", lend_and_keep, &context, 0, 0, 0, &tensor, 1));
   OK(estafette_submit(engine, "writer", counting_function, &writer, 0, 0, 0, &tensor, 1));
@@ -224,7 +224,7 @@ static void shutdown_and_windows_end_in_statuses(void) {
   OK(estafette_engine_stats(engine, &stats));
   CHECK(stats.window == 4096 && stats.in_flight == 0);
   OK(estafette_engine_shutdown(engine, 10 * SECOND));
-  counting context = {0};
+  static counting context;
   EXPECT(ESTAFETTE_SHUTDOWN, estafette_submit(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0));
   CHECK(context.called == 0 && context.dropped == 0);
   estafette_tensor_release(tensor);
@@ -236,7 +236,7 @@ static void shutdown_and_windows_end_in_statuses(void) {
   options.workers = 1;
   options.window = 1;
   OK(estafette_engine_create(&options, &engine));
-  counting first = {0}, second = {0};
+  static counting first, second;
   estafette_submit_options submit;
   memset(&submit, 0, sizeof submit);
   submit.size = sizeof submit;
@@ -264,7 +264,7 @@ static void note_log(void *context, int32_t level, const char *message) {
 }
 
 static void log_events_go_where_the_program_says(void) {
-  counting first = {0}, second = {0};
+  static counting first, second;
   REFUSED(ESTAFETTE_INVALID, "level", estafette_set_log(0, note_log, &first, counting_drop));
   OK(estafette_set_log(5, note_log, &first, counting_drop));
   OK(estafette_set_log(2, note_log, &second, counting_drop));

@@ -112,6 +112,7 @@ typedef struct {
   int complete;
 } counting;
 
+/* Contexts of tests are static: a worker may drop one after the test has seen the end of its operation. */
 static inline void counting_function(void *context, estafette_op *op) {
   counting *self = context;
   int complete = self->complete;

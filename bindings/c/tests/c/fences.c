@@ -123,7 +123,7 @@ static void failure_travels_with_its_message(void) {
   counted *memory = counted_new();
   estafette_tensor *tensor;
   OK(estafette_import(engine, &memory->managed, &raw, &tensor));
-  counting reader = {0};
+  static counting reader;
   OK(estafette_submit(engine, "reader", counting_function, &reader, counting_drop, &tensor, 1, 0, 0));
   fence_settle(fence, ESTAFETTE_FAILED);
   REFUSED(ESTAFETTE_FAILED, "on strike", estafette_wait(tensor, 10 * SECOND));
@@ -162,7 +162,7 @@ static void note_end(void *argument, int32_t status, const char *message) {
 static void our_promise_orders_a_foreign_schedulers_work(void) {
   estafette_engine *engine = engine_new(1);
   estafette_tensor *tensor = floats(engine, 4);
-  counting writer = {0};
+  static counting writer;
   OK(estafette_submit(engine, "writer", counting_function, &writer, 0, 0, 0, &tensor, 1));
   begun(&writer);
   estafette_fence ready, writable;
@@ -204,7 +204,7 @@ static void our_promise_orders_a_foreign_schedulers_work(void) {
 
 static void the_end_of_an_operation_is_a_fence_too(void) {
   estafette_engine *engine = engine_new(1);
-  counting context = {0};
+  static counting context;
   estafette_op *op;
   OK(estafette_submit_with(engine, 0, counting_function, &context, 0, 0, 0, 0, 0, &op));
   estafette_fence end;

@@ -26,7 +26,7 @@ static void on_any_error_the_caller_keeps_what_it_passed(void) {
   CHECK(deleted_after_flush(mine) == 0);
 
   /* Nothing of a refused submission is used. */
-  counting context = {0};
+  static counting context;
   estafette_tensor *with_null[2] = {tensor, 0};
   REFUSED(ESTAFETTE_INVALID, "reads[1]",
           estafette_submit(engine, "refused", counting_function, &context, counting_drop, with_null, 2, 0, 0));
@@ -55,7 +55,7 @@ static void order_on_returns_a_lease_that_ends_with_lease_release(void) {
   estafette_lease *lease;
   OK(estafette_order_on(tensor, ESTAFETTE_READ, host, 0, &lease));
 
-  counting write = {0};
+  static counting write;
   write.complete = 1;
   OK(estafette_submit(engine, "write", counting_function, &write, counting_drop, 0, 0, &tensor, 1));
   nap(20);
@@ -90,7 +90,7 @@ static void complete_after_finishes_when_the_fence_does(void) {
   estafette_promise *promise;
   estafette_fence fence;
   OK(estafette_promise_create(0, &promise, &fence));
-  counting context = {0}, reader = {0};
+  static counting context, reader;
   reader.complete = 1;
   estafette_op *op;
   OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, 0, 0, &tensor, 1, &op));
@@ -111,7 +111,7 @@ static void complete_after_finishes_when_the_fence_does(void) {
   OK(estafette_op_release(op));
 
   /* A failure of the fence is one of the operation, and travels with its text. */
-  counting again = {0};
+  static counting again;
   OK(estafette_promise_create(0, &promise, &fence));
   OK(estafette_submit_with(engine, 0, counting_function, &again, counting_drop, 0, 0, &tensor, 1, &op));
   OK(estafette_op_complete_after(begun(&again), &fence));
@@ -208,7 +208,7 @@ static void a_context_outlives_the_fence_that_its_operation_ends_with(void) {
 
 static void a_second_completion_is_an_error(void) {
   estafette_engine *engine = engine_new(2);
-  counting context = {0};
+  static counting context;
   estafette_op *op;
   OK(estafette_submit_with(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0, &op));
   OK(estafette_op_complete(begun(&context), ESTAFETTE_OK, 0));
@@ -217,7 +217,7 @@ static void a_second_completion_is_an_error(void) {
   OK(estafette_op_wait(op, 10 * SECOND));
   OK(estafette_op_release(op));
   /* The place is used again under another generation: the old handle does not reach what is there now. */
-  counting next = {0};
+  static counting next;
   estafette_op *other;
   OK(estafette_submit_with(engine, 0, counting_function, &next, counting_drop, 0, 0, 0, 0, &other));
   CHECK(begun(&next) == other && other != op);
@@ -239,7 +239,7 @@ static void callbacks_come_with_a_drop_context(void) {
   /* Called off before it began: the function is never called, its context is dropped. */
   estafette_lease *lease;
   OK(estafette_order_on(tensor, ESTAFETTE_READ, host, 0, &lease));
-  counting cancelled = {0};
+  static counting cancelled;
   estafette_op *op;
   OK(estafette_submit_with(engine, 0, counting_function, &cancelled, counting_drop, 0, 0, &tensor, 1, &op));
   REFUSED(ESTAFETTE_INVALID, "not called yet", estafette_op_complete(op, ESTAFETTE_OK, 0));
@@ -253,7 +253,7 @@ static void callbacks_come_with_a_drop_context(void) {
   CHECK(cancelled.called == 0 && drops(&cancelled) == 1);
 
   /* Skipped, since what it reads is poisoned. */
-  counting skipped = {0};
+  static counting skipped;
   OK(estafette_submit(engine, "skipped", counting_function, &skipped, counting_drop, &tensor, 1, 0, 0));
   OK(estafette_wait_all(engine, 10 * SECOND));
   CHECK(skipped.called == 0 && drops(&skipped) == 1);
@@ -261,7 +261,7 @@ static void callbacks_come_with_a_drop_context(void) {
   OK(estafette_query(tensor));
 
   /* And there may be none. */
-  counting plain = {0};
+  static counting plain;
   plain.complete = 1;
   OK(estafette_submit(engine, 0, counting_function, &plain, 0, &tensor, 1, 0, 0));
   OK(estafette_wait_all(engine, 10 * SECOND));

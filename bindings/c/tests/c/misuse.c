@@ -37,7 +37,7 @@ static void a_tensor_that_was_released_is_refused_everywhere(void) {
   OVER("tensor", estafette_tensor_data(over, &data));
   OVER("tensor", estafette_tensor_read_only(over, &number));
 
-  counting context = {0};
+  static counting context;
   estafette_tensor *both[2] = {held, over}, *out;
   OVER("reads[1]", estafette_submit(engine, 0, counting_function, &context, counting_drop, both, 2, 0, 0));
   OVER("writes[1]", estafette_submit(engine, 0, counting_function, &context, counting_drop, 0, 0, both, 2));
@@ -93,7 +93,7 @@ static void leases_promises_and_programs_end_once(void) {
   OVER("program", estafette_program_destroy(program));
   OVER("program", estafette_program_replay(program, 0, 0));
   OVER("program", estafette_program_finish(program, 0));
-  counting context = {0};
+  static counting context;
   OVER("program", estafette_program_add(program, 0, counting_function, &context, counting_drop, 0, 0, &tensor, 1));
   CHECK(context.dropped == 0);
   OK(estafette_program_destroy(0));
@@ -119,7 +119,7 @@ static void an_engine_that_was_destroyed_is_refused_everywhere(void) {
   OVER("engine", estafette_import(engine, &memory->managed, 0, &out));
   CHECK(deleted_after_flush(memory) == 0);
   free(memory);
-  counting context = {0};
+  static counting context;
   OVER("engine", estafette_submit(engine, 0, counting_function, &context, counting_drop, &tensor, 1, 0, 0));
   OVER("engine", estafette_produce(engine, 0, counting_function, &context, counting_drop, &tensor, 1, &out));
   CHECK(context.called == 0 && context.dropped == 0);
@@ -153,7 +153,7 @@ static void *wait_for_all(void *engine) {
 
 static void an_engine_that_is_destroyed_during_a_call_goes_when_it_returns(void) {
   estafette_engine *engine = engine_new(1);
-  counting context = {0};
+  static counting context;
   OK(estafette_submit(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0));
   estafette_op *op = begun(&context);
   pthread_t thread;
@@ -206,7 +206,7 @@ typedef struct {
 
 /* Everything that would block, in a callback. `tensor` waits for `other`, whose end this very thread is to tell later. */
 static void wait_for_everything(waiting *self) {
-  counting more = {0};
+  static counting more;
   REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback", estafette_wait(self->tensor, ESTAFETTE_FOREVER));
   REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback", estafette_wait(self->tensor, SECOND));
   EXPECT(ESTAFETTE_TIMEOUT, estafette_wait(self->tensor, 0));
@@ -248,8 +248,7 @@ static void ends_with_the_fence(void *context, estafette_op *op) {
 
 static void a_callback_that_waits_is_refused_at_once(void) {
   estafette_engine *idle = engine_new(1);
-  waiting self;
-  memset(&self, 0, sizeof self);
+  static waiting self;
   estafette_engine_options options = {sizeof options, 1, 1, 0};
   OK(estafette_engine_create(&options, &self.engine));
   self.tensor = floats(idle, 4);
@@ -265,7 +264,7 @@ static void a_callback_that_waits_is_refused_at_once(void) {
   OK(fence.subscribe(fence.context, waits_when_settled, &self, &token));
   estafette_tensor *ready = floats(idle, 4);
   estafette_tensor *known = floats(idle, 4);
-  counting writer = {0};
+  static counting writer;
   OK(estafette_submit(idle, 0, counting_function, &writer, counting_drop, 0, 0, &ready, 1));
   OK(estafette_on_ready(ready, waits_when_ready, &self, 0));
   OK(estafette_on_ready(known, waits_when_ready, &self, 0));

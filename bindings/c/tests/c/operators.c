@@ -45,11 +45,11 @@ static float first(estafette_tensor *tensor) {
 
 static void a_call_waits_in_the_graph_for_what_is_not_there_yet(void) {
   estafette_engine *engine = engine_new(1);
-  watched state = {0};
+  static watched state;
   estafette_operator_options options = in_place();
   OK(estafette_register_operator("c.add", add, &options, &state, watched_drop));
   estafette_tensor *x = floats(engine, 2), *y = floats(engine, 2);
-  counting gate = {0};
+  static counting gate;
   OK(estafette_submit(engine, "gate", counting_function, &gate, 0, 0, 0, &x, 1));
   estafette_attribute by = {"by", "2.5"};
   OK(estafette_call_operator(engine, "c.add", &x, 1, &y, 1, &by, 1));
@@ -69,7 +69,7 @@ static void a_call_waits_in_the_graph_for_what_is_not_there_yet(void) {
 
 static void a_failure_has_the_operators_words(void) {
   estafette_engine *engine = engine_new(1);
-  watched state = {0};
+  static watched state;
   estafette_operator_options options = in_place();
   OK(estafette_register_operator("c.add", add, &options, &state, watched_drop));
   estafette_tensor *x = floats(engine, 2);
@@ -83,7 +83,7 @@ static void a_failure_has_the_operators_words(void) {
 }
 
 static void what_is_refused_stays_the_callers(void) {
-  watched state = {0};
+  static watched state;
   estafette_operator_options options = in_place();
   OK(estafette_register_operator("c.once", add, &options, &state, watched_drop));
   REFUSED(ESTAFETTE_CONFLICT, "`c.once` is registered already, by C",
@@ -107,7 +107,7 @@ static void listed(void *context, const estafette_operator_info *info) {
 }
 
 static void what_is_registered_is_listed(void) {
-  watched state = {0};
+  static watched state;
   estafette_operator_options options = in_place();
   options.n_inputs = ESTAFETTE_OPERATOR_ANY_NUMBER;
   OK(estafette_register_operator("c.listed", add, &options, &state, watched_drop));
