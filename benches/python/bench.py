@@ -3,7 +3,7 @@
 One engine and one warm-up run for each workload, then as many measured runs as asked for. Times are of a plain loop around the
 call, some 10 ns of which are the loop's own; the garbage collector is off meanwhile, as in `timeit`. With `--json` each
 workload gives a line in the format that `benches/README.md` describes. It needs the package `estafette` and NumPy; some workloads
-need PyTorch, `apache-tvm-ffi` or a C compiler, and are left out where one is missing.
+need PyTorch, JAX, `apache-tvm-ffi` or a C compiler, and are left out where one is missing.
 """
 
 import argparse
@@ -237,6 +237,54 @@ def replay(engine, n):
     return {"ns_per_op": replayed_ns, "submitted_ns": submitted_ns, "ratio": replayed_ns / submitted_ns}
 
 
+# Operations of one turn of the pipeline.
+STAGES = 3
+
+
+def pipeline(engine, n):
+    """A stage of NumPy -> JAX -> PyTorch -> NumPy, where the loop waits for each turn; the reference is the same loop without an engine.
+
+    The first stages give new arrays, and the last writes into the array that the next turn begins with.
+    """
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    to_jax = jax.jit(lambda x: jnp.tanh(x) + 1)
+
+    def to_torch(y):
+        return torch.relu(torch.from_dlpack(y))
+
+    def back(z, x):
+        np.multiply(np.from_dlpack(z), 0.5, out=np.from_dlpack(x))
+
+    x = np.zeros(SHAPE, np.float32)
+    tensor = engine.from_dlpack(np.zeros(SHAPE, np.float32))
+
+    def ours(turns):
+        for _ in itertools.repeat(None, turns):
+            y = engine.call(to_jax, tensor, using=jnp.from_dlpack)
+            z = engine.call(to_torch, y)
+            engine.submit(back, reads=[z], writes=[tensor])
+            tensor.wait()
+
+    def alone(turns):
+        for _ in itertools.repeat(None, turns):
+            back(to_torch(to_jax(jnp.from_dlpack(x)).block_until_ready()), x)
+
+    turns = max(n // STAGES // BLOCKS, 1)
+    times = {ours: [], alone: []}
+    for _ in range(BLOCKS):
+        for block, samples in times.items():
+            began = time.perf_counter_ns()
+            block(turns)
+            samples.append((time.perf_counter_ns() - began) / (turns * STAGES))
+    if not np.allclose(np.from_dlpack(tensor), x):
+        raise RuntimeError("the two loops do not agree")
+    ours_ns, alone_ns = (statistics.median(samples) for samples in times.values())
+    return {"ns_per_op": ours_ns, "reference_ns": alone_ns, "ratio": ours_ns / alone_ns}
+
+
 def nothing_with(_):
     """The body of an operation with an operand."""
 
@@ -267,6 +315,7 @@ WORKLOADS = {
     "python-await": await_finished,
     "python-resume": resume,
     "python-round-trip": round_trip,
+    "python-pipeline": pipeline,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "benches/python/bench.py"
 
-# Those of the second kind need PyTorch, tvm-ffi or a C compiler.
+# Those of the second kind need PyTorch, JAX, tvm-ffi or a C compiler.
 WORKLOADS = [
     "python-submit",
     "python-replay",
@@ -19,7 +19,7 @@ WORKLOADS = [
     "python-resume",
     "python-round-trip",
 ]
-WORKLOADS_WITH_MORE = ["python-import-torch", "python-export-table", "python-table-c"]
+WORKLOADS_WITH_MORE = ["python-import-torch", "python-export-table", "python-table-c", "python-pipeline"]
 
 
 def bench(*arguments):
