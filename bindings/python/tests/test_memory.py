@@ -31,7 +31,10 @@ def settled(eng):
 
 @pytest.fixture
 def flat(eng):
-    """Runs a round many times and checks that memory grows no more after a warm-up."""
+    """Runs a round many times and checks that memory grows no more after a warm-up.
+
+    A leak grows with every run; what the peers of this process allocate now and then does not.
+    """
     if not os.path.exists("/proc/self/statm"):
         pytest.skip("no /proc on this platform: resident memory cannot be read")
 
@@ -43,10 +46,12 @@ def flat(eng):
             until(lambda: eng.stats().releasing == 0)
 
         run_rounds(warm_up)
-        before = resident()
-        run_rounds(rounds)
-        grown = resident() - before
-        assert grown <= allowed, f"{grown / 2**20:.1f} MiB more after {rounds} rounds"
+        grown = []
+        while not grown or (grown[-1] > allowed and len(grown) < 3):
+            before = resident()
+            run_rounds(rounds)
+            grown.append(resident() - before)
+        assert grown[-1] <= allowed, f"{grown} bytes more after {rounds} rounds each"
 
     return run
 
