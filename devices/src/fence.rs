@@ -4,10 +4,10 @@ use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::time::{Duration, Instant};
 
 use crate::guarded::guarded;
 use crate::reactor::spin;

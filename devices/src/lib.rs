@@ -31,8 +31,7 @@ mod clock;
 #[cfg(not(estafette_loom))]
 pub mod conformance;
 pub mod cpu;
-// A driver of its own threads, which no model checker knows.
-#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+#[cfg(not(estafette_loom))]
 pub mod cuda;
 #[cfg(not(estafette_loom))]
 mod device;
@@ -57,17 +56,14 @@ mod queue;
 #[cfg(not(estafette_loom))]
 mod reactor;
 #[cfg(not(estafette_loom))]
-mod shim;
-#[cfg(not(estafette_loom))]
 mod signal;
 #[cfg(not(estafette_loom))]
 pub mod sim;
 #[cfg(not(estafette_loom))]
 mod source;
-// A runtime of its own threads, which no model checker knows.
-#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+#[cfg(not(estafette_loom))]
 pub mod sycl;
-#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+#[cfg(not(estafette_loom))]
 pub mod table;
 pub mod tally;
 #[cfg(not(estafette_loom))]

@@ -18,8 +18,9 @@ use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use estafette_sync::thread_local;
+
 use crate::guarded::guarded;
-use crate::shim::thread_local;
 use crate::{DLDevice, DeviceError, FenceState, Order, Queue, QueueId};
 
 /// How a fence settled.

@@ -55,7 +55,9 @@ struct Table {
     given: i32,
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), given: 0 });
+estafette_sync::statics! {
+    static TABLE: Mutex<Table> = Mutex::new(Table { entries: BTreeMap::new(), given: 0 });
+}
 
 fn table() -> MutexGuard<'static, Table> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -19,13 +19,14 @@
 use std::num::NonZeroU64;
 use std::sync::PoisonError;
 use std::task::{Context, Waker};
-use std::thread::ThreadId;
-use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Roots, Snapshot};
 use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard, OnceLock};
-use estafette_sync::thread;
+use estafette_sync::thread::ThreadId;
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{daemon, thread};
 use smallvec::SmallVec;
 
 use crate::clock;
@@ -204,8 +205,10 @@ struct List {
     free: Vec<usize>,
 }
 
-static ENTRIES: [Mutex<List>; LISTS] =
-    [const { Mutex::new(List { places: Vec::new(), free: Vec::new() }) }; LISTS];
+estafette_sync::statics! {
+    static ENTRIES: [Mutex<List>; LISTS] =
+        [const { Mutex::new(List { places: Vec::new(), free: Vec::new() }) }; LISTS];
+}
 
 fn list(number: usize) -> MutexGuard<'static, List> {
     ENTRIES[number].lock().unwrap_or_else(PoisonError::into_inner)
@@ -220,7 +223,9 @@ impl List {
 
 /// The list of the calling thread.
 fn own_list() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    estafette_sync::statics! {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+    }
     thread_local! {
         static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % LISTS;
     }
@@ -308,9 +313,12 @@ struct Clerk {
 const NEVER: u64 = u64::MAX;
 
 fn clerk() -> &'static Clerk {
-    static CLERK: OnceLock<Clerk> = OnceLock::new();
+    estafette_sync::statics! {
+        static CLERK: OnceLock<Clerk> = OnceLock::new();
+    }
     CLERK.get_or_init(|| {
-        let started = thread::Builder::new().name("estafette-waits".into()).spawn(|| clerk().work());
+        let started =
+            thread::Builder::new().name("estafette-waits".into()).spawn(|| clerk().work()).map(daemon);
         if let Err(error) = started {
             tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
         }

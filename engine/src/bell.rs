@@ -1,11 +1,11 @@
 //! A bell that rings whenever something may have changed; waiters look again after each ring.
 
 use std::task::Waker;
-use std::time::Instant;
 
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::time::Instant;
 
 use crate::wakers::{WakerKey, Wakers, locks_are_lost};
 

@@ -20,8 +20,10 @@ pub(crate) enum On {
     AnyOther,
 }
 
-/// At most one entry per thread that blocks inside an operation.
-static BLOCKED: Mutex<Vec<(Current, On)>> = Mutex::new(Vec::new());
+estafette_sync::statics! {
+    /// At most one entry per thread that blocks inside an operation.
+    static BLOCKED: Mutex<Vec<(Current, On)>> = Mutex::new(Vec::new());
+}
 
 fn lock() -> MutexGuard<'static, Vec<(Current, On)>> {
     BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)

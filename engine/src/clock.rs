@@ -2,8 +2,10 @@
 //! "by whom", and deadlines.
 
 use std::cell::Cell;
-use std::thread::{self, ThreadId};
-use std::time::{Duration, Instant};
+
+use estafette_sync::thread::{self, ThreadId};
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
 
 thread_local! {
     static THIS_THREAD: Cell<Option<ThreadId>> = const { Cell::new(None) };
@@ -20,6 +22,7 @@ pub(crate) struct Coarse(u32);
 
 impl Coarse {
     #[inline]
+    #[cfg(not(estafette_shuttle))]
     pub(crate) fn now() -> Self {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
@@ -27,6 +30,12 @@ impl Coarse {
         debug_assert_eq!(status, 0, "the coarse clock exists on every Linux since 2.6.32");
         // Up to a second, nanoseconds fit 32 bits, where dividing is cheaper.
         Self((now.tv_sec as u32).wrapping_mul(1_000).wrapping_add(now.tv_nsec as u32 / 1_000_000))
+    }
+
+    /// Now, by the clock of the execution.
+    #[cfg(estafette_shuttle)]
+    pub(crate) fn now() -> Self {
+        Self(Instant::now().since_the_beginning().as_millis() as u32)
     }
 
     /// The time since then, if that is less than seven weeks.

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use estafette_graph::OpId;
+use estafette_sync::thread_local;
 
 use crate::operation::OpGranted;
 

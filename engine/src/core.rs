@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 use estafette_devices::cpu::{BlockingGuard, Pool};
 use estafette_devices::tally::Tally;
@@ -12,6 +11,7 @@ use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::bell::Bell;
 use crate::blocked::{self, On};
@@ -31,7 +31,9 @@ use crate::unretrieved::Failures;
 /// each operation runs in the pool of the engine it was submitted to.
 #[inline]
 pub(crate) fn graph() -> &'static OpGraph {
-    static GRAPH: OnceLock<OpGraph> = OnceLock::new();
+    estafette_sync::statics! {
+        static GRAPH: OnceLock<OpGraph> = OnceLock::new();
+    }
     GRAPH.get_or_init(Graph::immortal)
 }
 
@@ -86,6 +88,7 @@ const WINDOW_LOOK: Duration = Duration::from_millis(20);
 enum Runtime {
     Given(tokio::runtime::Handle),
     /// Present until dropped.
+    #[cfg_attr(estafette_shuttle, expect(dead_code, reason = "an execution of a model has tasks of its own"))]
     Own(Option<tokio::runtime::Runtime>),
 }
 
@@ -127,7 +130,9 @@ pub(crate) struct CoreOptions {
 
 impl Core {
     pub(crate) fn shared(options: CoreOptions) -> CoreRef {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        estafette_sync::statics! {
+            static NEXT: AtomicU64 = AtomicU64::new(1);
+        }
         // The first one finds out whether the kernel lets others fence, until when every end of an operation fences itself.
         barrier::heavy();
         if options.pool.workers() > 0 {
@@ -162,7 +167,9 @@ impl Core {
     /// Fails in a process that was forked from one with an engine: the reactor, the reaper and the graph's locks were left
     /// in an unknown state by threads that do not exist here, so a new engine would not help.
     pub(crate) fn check_process() -> Result<(), Error> {
-        static FIRST: OnceLock<u32> = OnceLock::new();
+        estafette_sync::statics! {
+            static FIRST: OnceLock<u32> = OnceLock::new();
+        }
         if *FIRST.get_or_init(fork::generation) != fork::generation() {
             return Err(Error::Forked);
         }
@@ -221,6 +228,7 @@ impl Core {
     }
 
     /// Runs an asynchronous body. The runtime is made at first use.
+    #[cfg(not(estafette_shuttle))]
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if runtime.is_none() {
@@ -240,6 +248,13 @@ impl Core {
         // Spawning may drop the task, which is foreign code.
         drop(runtime);
         drop(handle.spawn(task));
+        Ok(())
+    }
+
+    /// Runs an asynchronous body as a task of the execution, which has no other runtime.
+    #[cfg(estafette_shuttle)]
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
+        estafette_sync::simulated::spawn(task);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use std::ptr::{self, NonNull};
 
 use estafette_devices::tally::Seat;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
+use estafette_sync::thread_local;
 
 use crate::core::Core;
 

@@ -19,12 +19,16 @@ use crate::error::OperationError;
 use crate::operation::Phase;
 use crate::ready::ReadySignal;
 
-/// Probes that have been submitted and not been granted.
-static PROBES: AtomicUsize = AtomicUsize::new(0);
+estafette_sync::statics! {
+    /// Probes that have been submitted and not been granted.
+    static PROBES: AtomicUsize = AtomicUsize::new(0);
+}
 
-/// Operations that were cancelled and have not been skipped. One may be skipped before it is counted: then this wraps below 0
-/// for a moment, which reads as "some".
-static CANCELLED: AtomicUsize = AtomicUsize::new(0);
+estafette_sync::statics! {
+    /// Operations that were cancelled and have not been skipped. One may be skipped before it is counted: then this wraps below 0
+    /// for a moment, which reads as "some".
+    static CANCELLED: AtomicUsize = AtomicUsize::new(0);
+}
 
 /// A probe is about to be submitted.
 pub(crate) fn probe_enters() {

@@ -2,10 +2,10 @@
 //! is waited for here.
 
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 use estafette_devices::{FenceState, Frontier, Order};
 use estafette_sync::sync::Mutex;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::clock;
 use crate::consumer::Consumer;
@@ -17,8 +17,10 @@ use crate::lease::{Access, Lease, LeaseInner};
 use crate::stand_in::StandInSet;
 use crate::tensor::Tensor;
 
-/// Leases that were handed into the capture of a graph.
-static CAPTURED: Mutex<Vec<Arc<LeaseInner>>> = Mutex::new(Vec::new());
+estafette_sync::statics! {
+    /// Leases that were handed into the capture of a graph.
+    static CAPTURED: Mutex<Vec<Arc<LeaseInner>>> = Mutex::new(Vec::new());
+}
 
 impl Tensor {
     /// Ends the leases of this tensor that were handed into captures of graphs, once no such graph will be launched any more.

@@ -2,8 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::Duration;
+
+use estafette_sync::thread::ThreadId;
 
 use crate::clock;
 use crate::lease::{Access, LeaseLabel};

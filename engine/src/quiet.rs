@@ -7,10 +7,11 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::awaits;
 use crate::clock;
@@ -32,8 +33,10 @@ struct Quiet {
     untold: AtomicBool,
 }
 
-/// Notifications that threads inside of `submit_many` hold back.
-static OPEN: Mutex<Open> = Mutex::new(Open { quiets: Vec::new(), last: None });
+estafette_sync::statics! {
+    /// Notifications that threads inside of `submit_many` hold back.
+    static OPEN: Mutex<Open> = Mutex::new(Open { quiets: Vec::new(), last: None });
+}
 
 struct Open {
     quiets: Vec<Arc<Quiet>>,

@@ -143,7 +143,9 @@ impl std::fmt::Debug for Region {
 
 /// The process-wide map.
 pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
-    static REGIONS: Ranges<Arc<Region>> = Ranges::new();
+    estafette_sync::statics! {
+        static REGIONS: Ranges<Arc<Region>> = Ranges::new();
+    }
     &REGIONS
 }
 

@@ -2,9 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
 
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::time::Instant;
 
 use crate::error::{Error, OperationError};
 use crate::operation::bury;

@@ -15,11 +15,12 @@
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
 
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::thread;
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::core_ref::CoreRef;
@@ -36,8 +37,10 @@ const REST: Duration = Duration::from_millis(200);
 /// How long a stand-in of an engine without workers sleeps at most between looks at whether it is still wanted.
 const NAP: Duration = Duration::from_millis(100);
 
-/// Engines without workers.
-static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
+estafette_sync::statics! {
+    /// Engines without workers.
+    static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
+}
 
 thread_local! {
     /// The engine that this thread stands in for, and how many blocking sections it is in.

@@ -18,8 +18,10 @@ use crate::tensor::Tensor;
 /// each acquisition gets one with nothing pending; past this many, the one that has waited longest.
 const KEPT: usize = 8;
 
-/// The queues that no acquisition uses right now, with what each waits for, the oldest first.
-static SPARES: PerDevice<Spares> = PerDevice::new();
+estafette_sync::statics! {
+    /// The queues that no acquisition uses right now, with what each waits for, the oldest first.
+    static SPARES: PerDevice<Spares> = PerDevice::new();
+}
 
 #[derive(Default)]
 struct Spares(Mutex<VecDeque<Spare>>);

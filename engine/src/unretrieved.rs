@@ -42,7 +42,9 @@ pub(crate) struct Heard {
 impl Heard {
     /// The one of a device failure: each look at the same fence makes an error of its own.
     pub(crate) fn of_device(id: OpId, message: &str) -> Arc<Self> {
-        static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
+        estafette_sync::statics! {
+            static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
+        }
         let mut recent = RECENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some((.., heard)) = recent.iter().find(|(known, text, _)| *known == id && text == message) {
             return Arc::clone(heard);
@@ -248,7 +250,9 @@ impl Unretrieved {
 /// Called with a failure that was not retrieved.
 type Reporter = fn(&OperationError);
 
-static REPORTER: OnceLock<Reporter> = OnceLock::new();
+estafette_sync::statics! {
+    static REPORTER: OnceLock<Reporter> = OnceLock::new();
+}
 
 /// Sets what is called, in place of an event of `tracing`, when the last handle of a failure goes that nothing has retrieved.
 /// Only the first call counts.

@@ -8,10 +8,10 @@
 //! others sleep until woken.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Roots, Snapshot};
 use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::blocked::{self, On};

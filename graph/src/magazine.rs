@@ -6,6 +6,8 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+use estafette_sync::thread_local;
+
 use crate::block::BlockPtr;
 use crate::prefetch::prefetch;
 use crate::slab::{List, Slab};

@@ -12,6 +12,7 @@ use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::thread_local;
 
 use crate::block::{Block, BlockPtr};
 use crate::word::StateWord;
@@ -310,7 +311,8 @@ impl<V, T> List<V, T> {
 /// A small number that differs between most threads: which shard is used is a matter of speed only, so the address
 /// of a thread-local will do and no counter is needed.
 fn shard_of_this_thread() -> usize {
-    if SHARDS == 1 {
+    if SHARDS == 1 || cfg!(estafette_shuttle) {
+        // An execution of a model must not depend on addresses.
         return 0;
     }
     thread_local!(static MARK: u8 = const { 0 });

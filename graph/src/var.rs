@@ -267,7 +267,7 @@ impl<V, T> VarNode<V, T> {
     /// The node is alive.
     #[inline]
     pub(crate) unsafe fn rank(this: NonNull<Self>) -> usize {
-        if cfg!(estafette_loom) {
+        if cfg!(any(estafette_loom, estafette_shuttle)) {
             // SAFETY: forwarded to the caller.
             unsafe { this.as_ref() }.id.get() as usize
         } else {

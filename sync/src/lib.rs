@@ -1,20 +1,46 @@
-//! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads and
-//! cells from here, so that the same lines run on `std`, under loom (`--cfg estafette_loom`, exhaustive, small
+//! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads, cells,
+//! clocks and statics from here, so that the same lines run on `std`, under loom (`--cfg estafette_loom`, exhaustive, small
 //! models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
 //!
 //! It adds nothing to what it re-exports but [`cell::UnsafeCell`], which has loom's closure interface everywhere
-//! so that loom can see each access, and [`hint::spin_loop`], which lets a model scheduler switch threads.
+//! so that loom can see each access, [`hint::spin_loop`], which lets a model scheduler switch threads, [`statics`], which
+//! begin anew with each execution of a model, [`daemon`], and under shuttle the module `simulated`: a clock that tests
+//! move, timeouts that end by it, and a scheduler with a seed.
 
 #[cfg(estafette_loom)]
 pub use loom::{hint, sync, thread, thread_local};
 #[cfg(estafette_shuttle)]
-pub use shuttle::{hint, sync, thread, thread_local};
+pub use shuttle::hint;
+#[cfg(estafette_shuttle)]
+pub use simulated::{sync, thread, time};
+#[cfg(not(estafette_shuttle))]
+pub use std::time;
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
 pub use std::{hint, sync, thread, thread_local};
 
 pub mod abandoned;
 pub mod barrier;
+#[cfg(estafette_shuttle)]
+pub mod simulated;
 pub mod valgrind;
+
+/// Statics that hold synchronization primitives. Under shuttle each execution of a model has values of its own, made at
+/// their first use: such a static is reached by method calls and by `&*NAME`.
+#[cfg(not(estafette_shuttle))]
+#[macro_export]
+macro_rules! statics {
+    ($($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr;)+) => {
+        $($(#[$attribute])* $visible static $name: $type = $value;)+
+    };
+}
+
+/// Marks a thread that lives as long as the process: an execution of a model does not wait for its end.
+#[cfg(not(estafette_shuttle))]
+pub fn daemon<T>(thread: thread::JoinHandle<T>) -> thread::JoinHandle<T> {
+    thread
+}
+#[cfg(estafette_shuttle)]
+pub use simulated::thread::daemon;
 
 /// Interior mutability that a model checker can watch.
 pub mod cell {

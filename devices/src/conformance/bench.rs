@@ -1,7 +1,7 @@
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::{Allocation, Device, DeviceError, Fence, Order, Outcome, Queue};
 

@@ -6,12 +6,12 @@
 //! that looks next retires; until its current job ends there is one thread more than configured.
 
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
 
 use crossbeam::deque::Worker;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
 
 /// The threads of one pool.
 #[derive(Debug)]

@@ -11,8 +11,7 @@ use std::sync::{Arc, PoisonError};
 use crossbeam::deque::Worker as Deque;
 use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::Mutex;
-
-use crate::shim::thread_local;
+use estafette_sync::thread_local;
 
 use super::pool::{Job, Shared};
 

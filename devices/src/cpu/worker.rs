@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crossbeam::deque::Worker as Deque;
+use estafette_sync::thread_local;
 use estafette_sync::{hint, thread};
 
 use crate::guarded::guarded;
-use crate::shim::thread_local;
 
 use super::pool::{Job, Pool, Shared};
 use super::sleep::Parker;

@@ -3,7 +3,8 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+
+use estafette_sync::thread::{self, ThreadId};
 
 use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
 

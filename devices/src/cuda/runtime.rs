@@ -27,7 +27,9 @@ impl CudaRuntime {
     /// # Errors
     /// Why there is none, the same at every call.
     pub fn get() -> Result<&'static CudaRuntime, CudaUnavailable> {
-        static PROBED: OnceLock<Result<CudaRuntime, CudaUnavailable>> = OnceLock::new();
+        estafette_sync::statics! {
+            static PROBED: OnceLock<Result<CudaRuntime, CudaUnavailable>> = OnceLock::new();
+        }
         PROBED.get_or_init(Self::probe).as_ref().map_err(CudaUnavailable::clone)
     }
 

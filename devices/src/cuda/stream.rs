@@ -21,12 +21,12 @@
 use std::fmt;
 use std::ptr;
 use std::sync::{Arc, PoisonError};
-use std::time::Instant;
 
 use cudarc::driver::sys::CUstream;
 use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::time::Instant;
 
 use crate::source::Timeline;
 use crate::{DeviceError, Fence, QueueId};

@@ -27,6 +27,8 @@ mod thread;
 
 use std::sync::Arc;
 
+use estafette_sync::sync::OnceLock;
+
 use crate::source::{Subscriber, Watch, deliver};
 use crate::{DeviceError, DeviceErrorKind, Fence, Outcome};
 
@@ -46,20 +48,11 @@ pub struct Reactor {
 
 impl Reactor {
     /// The reactor of the process. Asking for it starts no thread.
-    #[cfg(not(estafette_shuttle))]
     pub fn global() -> &'static Reactor {
-        use estafette_sync::sync::OnceLock;
-        static GLOBAL: OnceLock<Reactor> = OnceLock::new();
-        GLOBAL.get_or_init(Reactor::new)
-    }
-
-    /// The reactor of one model execution.
-    #[cfg(estafette_shuttle)]
-    pub fn global() -> &'static Reactor {
-        shuttle::lazy_static! {
-            static ref GLOBAL: Reactor = Reactor::new();
+        estafette_sync::statics! {
+            static GLOBAL: OnceLock<Reactor> = OnceLock::new();
         }
-        &GLOBAL
+        GLOBAL.get_or_init(Reactor::new)
     }
 
     fn new() -> Self {

@@ -1,5 +1,6 @@
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+
+use estafette_sync::time::{Duration, Instant};
 
 use crate::{Fence, Outcome};
 
@@ -12,7 +13,9 @@ const ROUND: u32 = 16;
 pub(super) fn has_spare_cores() -> bool {
     // A fact about the machine, outside of every protocol: a plain std cell, so that it may be a static under model checkers too.
     static SPARE: OnceLock<bool> = OnceLock::new();
-    *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
+    // An execution of a model must not depend on the machine.
+    !cfg!(estafette_shuttle)
+        && *SPARE.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 2))
 }
 
 /// Asks `fence` for a moment, if asking is as cheap as a load. `None` if it is still pending then.

@@ -1,11 +1,11 @@
-use std::time::{Duration, Instant};
 use std::{fmt, mem};
 
 use std::sync::{Arc, PoisonError};
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
-use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{daemon, thread};
 
 use crate::source::deliver;
 use crate::waiting::Ready;
@@ -77,7 +77,7 @@ impl Shared {
         thread::Builder::new()
             .name("estafette-reactor".to_owned())
             .spawn(move || shared.run())
-            .map(|handle| handle.thread().clone())
+            .map(|handle| daemon(handle).thread().clone())
             .map_err(|error| {
                 DeviceError::new(DeviceErrorKind::Other, format!("cannot start the reactor thread: {error}"))
             })
@@ -101,9 +101,6 @@ impl Shared {
                 arrived.into_iter().for_each(|armed| lanes.add(armed));
             }
             if armed == 0 && held == 0 {
-                if self.ends() {
-                    return;
-                }
                 thread::park();
                 continue;
             }
@@ -120,28 +117,6 @@ impl Shared {
             held -= count;
             self.armed.fetch_sub(count, Ordering::SeqCst);
         }
-    }
-}
-
-#[cfg(not(estafette_shuttle))]
-impl Shared {
-    /// The thread never ends.
-    fn ends(&self) -> bool {
-        false
-    }
-}
-
-#[cfg(estafette_shuttle)]
-impl Shared {
-    /// A model execution is over when all of its threads are, so there the idle thread ends instead of parking, and
-    /// the next subscription starts another one.
-    fn ends(&self) -> bool {
-        let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = self.armed.load(Ordering::SeqCst) == 0;
-        if idle {
-            inbox.thread = None;
-        }
-        idle
     }
 }
 

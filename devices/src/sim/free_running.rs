@@ -13,10 +13,10 @@
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
 
 use crate::{DeviceError, DeviceErrorKind};
 

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::thread_local;
 
 use crate::{DeviceError, DeviceErrorKind};
 
@@ -14,8 +15,10 @@ thread_local! {
     static WAITING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Errors that came when nobody here waited: somebody else has waited for one of our queues.
-static STRAY: AtomicU64 = AtomicU64::new(0);
+estafette_sync::statics! {
+    /// Errors that came when nobody here waited: somebody else has waited for one of our queues.
+    static STRAY: AtomicU64 = AtomicU64::new(0);
+}
 
 /// The handler of every queue that is made here.
 pub(super) extern "C" fn on_asynchronous_error(code: c_int) {

@@ -20,7 +20,9 @@ const VARIABLE: &str = "ESTAFETTE_DPCTL_LIBRARY";
 #[error("SYCL is not available: {0}")]
 pub struct SyclUnavailable(pub(super) String);
 
-static SUGGESTED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+estafette_sync::statics! {
+    static SUGGESTED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+}
 
 /// Names a file to look at when the library is neither loaded nor named in the environment. For programs that know where
 /// their packages lie; without effect once the library has been looked for.

@@ -44,7 +44,9 @@ struct Functions {
 impl Functions {
     /// Found once; `None` where something is missing.
     fn get() -> Option<&'static Functions> {
-        static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
+        estafette_sync::statics! {
+            static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
+        }
         FOUND.get_or_init(Self::find).as_ref()
     }
 

@@ -25,7 +25,9 @@ impl SyclRuntime {
     /// # Errors
     /// Why there is none, the same at every call.
     pub fn get() -> Result<&'static SyclRuntime, SyclUnavailable> {
-        static PROBED: OnceLock<Result<SyclRuntime, SyclUnavailable>> = OnceLock::new();
+        estafette_sync::statics! {
+            static PROBED: OnceLock<Result<SyclRuntime, SyclUnavailable>> = OnceLock::new();
+        }
         PROBED.get_or_init(Self::probe).as_ref().map_err(SyclUnavailable::clone)
     }
 

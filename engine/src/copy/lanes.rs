@@ -14,7 +14,9 @@ use crate::submit::lost;
 /// Queues per device. More than a device has engines for copies, since some of them wait for what they read.
 const LANES_MAX: usize = 8;
 
-static LANES: PerDevice<Lanes> = PerDevice::new();
+estafette_sync::statics! {
+    static LANES: PerDevice<Lanes> = PerDevice::new();
+}
 
 /// The queues of a device, the one that was used least recently first.
 #[derive(Default)]

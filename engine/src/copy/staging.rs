@@ -20,9 +20,11 @@ const SMALL: (usize, usize) = (64 << 10, 64);
 /// Bytes of a large piece, and how many a device has. Large enough that enqueueing costs little beside the copy itself.
 const LARGE: (usize, usize) = (2 << 20, 12);
 
-static STAGING: PerDevice<Staging> = PerDevice::new();
-/// Bytes that are kept for staging, of all devices.
-static BYTES: AtomicU64 = AtomicU64::new(0);
+estafette_sync::statics! {
+    static STAGING: PerDevice<Staging> = PerDevice::new();
+    /// Bytes that are kept for staging, of all devices.
+    static BYTES: AtomicU64 = AtomicU64::new(0);
+}
 
 /// Bytes of host memory that are pinned for copies to go through.
 pub(crate) fn bytes() -> u64 {

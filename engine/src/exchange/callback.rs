@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 
+use estafette_sync::thread_local;
 use estafette_sync::valgrind;
 
 use crate::context::{self, Current};

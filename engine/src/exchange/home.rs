@@ -21,8 +21,10 @@ use crate::error::Error;
 /// `CU_STREAM_PER_THREAD`: another stream on the thread that gives memory back.
 const PER_THREAD: usize = 2;
 
-/// How often memory went home before its last use was over.
-static HANDED_BACK: AtomicU64 = AtomicU64::new(0);
+estafette_sync::statics! {
+    /// How often memory went home before its last use was over.
+    static HANDED_BACK: AtomicU64 = AtomicU64::new(0);
+}
 
 /// Memory given back so far behind waits of its owner's stream, instead of after its last use.
 pub(crate) fn handed_back() -> u64 {

@@ -24,7 +24,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
 
 use estafette_devices::host::{self, Completer};
 use estafette_devices::{
@@ -32,7 +31,8 @@ use estafette_devices::{
 };
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
-use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{daemon, thread};
 
 /// How long the thread of a device stays when nothing comes.
 const IDLE: Duration = Duration::from_secs(10);
@@ -51,8 +51,10 @@ struct Pauses {
     asking: usize,
 }
 
-static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { pauses: 0, asking: 0 });
-static ASKED: Condvar = Condvar::new();
+estafette_sync::statics! {
+    static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { pauses: 0, asking: 0 });
+    static ASKED: Condvar = Condvar::new();
+}
 
 fn pauses() -> MutexGuard<'static, Pauses> {
     PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -119,10 +121,12 @@ pub struct QuarantineStats {
     pub barriers: u64,
 }
 
-static ENTERED: AtomicU64 = AtomicU64::new(0);
-static RELEASED: AtomicU64 = AtomicU64::new(0);
-static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
-static BARRIERS: AtomicU64 = AtomicU64::new(0);
+estafette_sync::statics! {
+    static ENTERED: AtomicU64 = AtomicU64::new(0);
+    static RELEASED: AtomicU64 = AtomicU64::new(0);
+    static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+    static BARRIERS: AtomicU64 = AtomicU64::new(0);
+}
 
 /// What went through so far in this process.
 pub fn stats() -> QuarantineStats {
@@ -201,8 +205,10 @@ struct Wards {
     clock: bool,
 }
 
-static WARDS: Mutex<Option<Wards>> = Mutex::new(None);
-static CHANGED: Condvar = Condvar::new();
+estafette_sync::statics! {
+    static WARDS: Mutex<Option<Wards>> = Mutex::new(None);
+    static CHANGED: Condvar = Condvar::new();
+}
 
 fn wards() -> MutexGuard<'static, Option<Wards>> {
     WARDS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -249,8 +255,11 @@ fn admit(device: Arc<dyn Device>, one: &Arc<Use>) {
         wards.timed.retain(|other| other.waits());
         wards.timed.push(Arc::clone(one));
         if !wards.clock {
-            wards.clock =
-                thread::Builder::new().name("estafette-quarantine".into()).spawn(watch_time).is_ok();
+            wards.clock = thread::Builder::new()
+                .name("estafette-quarantine".into())
+                .spawn(watch_time)
+                .map(daemon)
+                .is_ok();
         }
         let ward = wards.wards.entry(key).or_insert_with(|| Ward::open(device));
         // Under both locks, so that a ward does not close with somebody in it.

@@ -33,8 +33,8 @@ use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, FenceState, Frontier, Reactor};
-use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::Ordering;
+use estafette_sync::sync::{Arc, OnceLock};
 
 pub use self::prompt::promptly;
 use self::queue::{Phase, Ready};
@@ -55,20 +55,11 @@ const BACKLOG: usize = 256;
 const REPORT: usize = 256;
 
 /// The reaper of the process. The thread starts with the first storage that needs it.
-#[cfg(not(estafette_shuttle))]
 pub fn reaper() -> &'static Reaper {
-    use estafette_sync::sync::OnceLock;
-    static REAPER: OnceLock<Reaper> = OnceLock::new();
-    REAPER.get_or_init(Reaper::new)
-}
-
-/// The reaper of one model execution.
-#[cfg(estafette_shuttle)]
-pub fn reaper() -> &'static Reaper {
-    shuttle::lazy_static! {
-        static ref REAPER: Reaper = Reaper::new();
+    estafette_sync::statics! {
+        static REAPER: OnceLock<Reaper> = OnceLock::new();
     }
-    &REAPER
+    REAPER.get_or_init(Reaper::new)
 }
 
 /// Gives memory back when it is safe to. See the module for the rules.

@@ -222,9 +222,11 @@ fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
     });
 }
 
-/// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
-/// queues that can tell are here.
-static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
+estafette_sync::statics! {
+    /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
+    /// queues that can tell are here.
+    static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
+}
 
 fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
     TIMINGS.lock().unwrap_or_else(PoisonError::into_inner)

@@ -52,8 +52,10 @@ static OPEN: AtomicU32 = AtomicU32::new(0);
 /// The bit of [`OPEN`] that says that events are emitted; the others are the number.
 const EVENTS: u32 = 1 << 31;
 
-/// What writers need of the open journal.
-static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
+estafette_sync::statics! {
+    /// What writers need of the open journal.
+    static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
+}
 
 /// Whether somebody is to be told: a journal is kept, or events are emitted. One relaxed load.
 #[inline(always)]

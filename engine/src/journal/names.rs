@@ -10,8 +10,10 @@ use estafette_sync::sync::Mutex;
 /// Names that are kept. Nobody tells when a variable is gone; beyond this the oldest variable's name goes.
 const NAMES_MAX: usize = 1 << 16;
 
-/// By variable, whose numbers grow and are not used again.
-static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
+estafette_sync::statics! {
+    /// By variable, whose numbers grow and are not used again.
+    static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
+}
 
 pub(super) fn note(var: u64, name: &str) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);

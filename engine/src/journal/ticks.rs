@@ -4,9 +4,9 @@
 //! the end, and their ratio over the whole recording says what a tick is worth.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use estafette_devices::host_now_ns;
+use estafette_sync::time::Instant;
 
 type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use estafette_report::model::LaneKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use estafette_sync::thread_local;
 
 use super::entry::{NONE, Tells, WORDS_MAX, head, narrow, pair};
 use super::page::{Page, WORDS};

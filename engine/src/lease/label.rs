@@ -1,12 +1,12 @@
 //! Who has a lease, and where it stands.
 
 use std::sync::Arc;
-use std::thread::ThreadId;
 
 use estafette_devices::Frontier;
 use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::thread::ThreadId;
 
 use super::Access;
 use crate::clock::{self, Coarse};

@@ -21,7 +21,9 @@ const NEAR: f64 = 0.75;
 
 /// The operators of this process.
 pub fn operators() -> &'static Operators {
-    static OPERATORS: OnceLock<Operators> = OnceLock::new();
+    estafette_sync::statics! {
+        static OPERATORS: OnceLock<Operators> = OnceLock::new();
+    }
     OPERATORS.get_or_init(|| Operators { known: DashMap::new() })
 }
 

@@ -5,9 +5,8 @@
 //! one thread. Nobody knows the length of a node in advance; the last run tells, and during a run the owner looks at
 //! the clock. A run goes from alone to shared once and never back, so it cannot swing between the two.
 
-use std::time::{Duration, Instant};
-
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::time::{Duration, Instant};
 
 /// Nodes that take longer than this on average are worth sharing.
 const WORTH_SHARING: Duration = Duration::from_nanos(200);

@@ -3,11 +3,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
 
 use estafette_graph::replay::Countdown;
 use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::time::Instant;
 
 use super::alone::call;
 use super::issue::Marks;

@@ -306,7 +306,9 @@ struct Numbered {
 }
 
 fn registry() -> &'static Registry {
-    static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    estafette_sync::statics! {
+        static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    }
     REGISTRY.get_or_init(|| Registry { inner: Mutex::default() })
 }
 

@@ -5,6 +5,8 @@
 
 use std::cell::Cell;
 
+use estafette_sync::thread_local;
+
 thread_local! {
     static PLACE: Cell<Place> = const { Cell::new(Place::Elsewhere) };
 }

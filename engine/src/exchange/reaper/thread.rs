@@ -1,12 +1,12 @@
 //! The thread and what it shares with those who hand over. See the [parent](super)'s sleeping protocol.
 
 use std::mem;
-use std::time::{Duration, Instant};
 
 use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use estafette_sync::{thread, valgrind};
+use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{daemon, thread, valgrind};
 
 use super::super::abi::ManagedTensor;
 use super::super::contain::contain;
@@ -80,7 +80,7 @@ impl Shared {
         }
         let shared = self.clone();
         match thread::Builder::new().name("estafette-reaper".into()).spawn(move || shared.run()) {
-            Ok(thread) => queue.thread = Some(thread),
+            Ok(thread) => queue.thread = Some(daemon(thread)),
             Err(error) => tracing::warn!(%error, "the reaper thread does not start; memory waits"),
         }
     }

@@ -1,0 +1,114 @@
+//! Thread-locals of the execution's threads, with the interface of `std`'s.
+
+use std::cell::{Cell, RefCell};
+
+use shuttle::thread::AccessError;
+
+/// As in `std`.
+pub struct LocalKey<T: 'static>(shuttle::thread::LocalKey<T>);
+
+impl<T> std::fmt::Debug for LocalKey<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LocalKey").finish_non_exhaustive()
+    }
+}
+
+impl<T> LocalKey<T> {
+    /// For [`thread_local`](crate::thread_local).
+    pub const fn new(init: fn() -> T) -> Self {
+        Self(shuttle::thread::LocalKey { init, _p: std::marker::PhantomData })
+    }
+
+    /// As in `std`.
+    pub fn with<R>(&'static self, f: impl FnOnce(&T) -> R) -> R {
+        self.0.with(f)
+    }
+
+    /// As in `std`.
+    ///
+    /// # Errors
+    /// When the thread has dropped its value.
+    pub fn try_with<R>(&'static self, f: impl FnOnce(&T) -> R) -> Result<R, AccessError> {
+        self.0.try_with(f)
+    }
+}
+
+impl<T> LocalKey<Cell<T>> {
+    /// As in `std`.
+    pub fn get(&'static self) -> T
+    where
+        T: Copy,
+    {
+        self.with(Cell::get)
+    }
+
+    /// As in `std`.
+    pub fn set(&'static self, value: T) {
+        self.with(|cell| cell.set(value));
+    }
+
+    /// As in `std`.
+    pub fn take(&'static self) -> T
+    where
+        T: Default,
+    {
+        self.with(Cell::take)
+    }
+
+    /// As in `std`.
+    pub fn replace(&'static self, value: T) -> T {
+        self.with(|cell| cell.replace(value))
+    }
+}
+
+impl<T> LocalKey<RefCell<T>> {
+    /// As in `std`.
+    pub fn with_borrow<R>(&'static self, f: impl FnOnce(&T) -> R) -> R {
+        self.with(|cell| f(&cell.borrow()))
+    }
+
+    /// As in `std`.
+    pub fn with_borrow_mut<R>(&'static self, f: impl FnOnce(&mut T) -> R) -> R {
+        self.with(|cell| f(&mut cell.borrow_mut()))
+    }
+
+    /// As in `std`.
+    pub fn set(&'static self, value: T) {
+        self.replace(value);
+    }
+
+    /// As in `std`.
+    pub fn take(&'static self) -> T
+    where
+        T: Default,
+    {
+        self.with(RefCell::take)
+    }
+
+    /// As in `std`.
+    pub fn replace(&'static self, value: T) -> T {
+        self.with(|cell| cell.replace(value))
+    }
+}
+
+/// As in `std`, for threads of the execution.
+#[macro_export]
+macro_rules! thread_local {
+    () => {};
+    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = const $value:block; $($rest:tt)*) => {
+        $(#[$attribute])* $visible static $name: $crate::thread::LocalKey<$type> =
+            $crate::thread::LocalKey::new(|| $value);
+        $crate::thread_local!($($rest)*);
+    };
+    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = const $value:block) => {
+        $crate::thread_local!($(#[$attribute])* $visible static $name: $type = const $value;);
+    };
+    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr; $($rest:tt)*) => {
+        $(#[$attribute])* $visible static $name: $crate::thread::LocalKey<$type> =
+            $crate::thread::LocalKey::new(|| $value);
+        $crate::thread_local!($($rest)*);
+    };
+    ($(#[$attribute:meta])* $visible:vis static $name:ident: $type:ty = $value:expr) => {
+        $crate::thread_local!($(#[$attribute])* $visible static $name: $type = $value;);
+    };
+}

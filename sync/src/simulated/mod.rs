@@ -1,0 +1,24 @@
+//! What shuttle leaves out: time, timeouts, thread-locals and statics as engines use them, and a scheduler with a seed.
+//!
+//! Shuttle runs all threads of an execution on one thread of the system and decides at each operation which one goes on. It has no
+//! clock: by itself a timeout never ends a wait. Here the clock is a number, [`time::Instant`], that moves a little whenever it is
+//! read, and to the next timeout when no thread can go on. [`clock::run`] is the thread that moves it, and
+//! [`scheduler::Seeded`] lets it run at the right moments. Without that thread, as in models of single protocols, timeouts never
+//! end waits.
+
+pub mod clock;
+mod local;
+pub mod scheduler;
+mod statics;
+pub mod sync;
+pub mod thread;
+pub mod time;
+
+pub use self::local::LocalKey;
+pub use self::statics::PerExecution;
+
+/// Runs a future as a task of the execution. Its end is waited for before the execution ends.
+pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    // Dropping a handle would detach the task.
+    std::mem::forget(shuttle::future::spawn(future));
+}
