@@ -23,7 +23,7 @@ use std::time::Duration;
 use estafette_devices::{DeviceError, Queue};
 use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
 use estafette_sync::cell::UnsafeCell;
-use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::awaits::{Awaited, Pending};
 use crate::body::Body;
@@ -214,6 +214,8 @@ pub(crate) struct OpState {
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
     begun_unseen: AtomicBool,
+    /// What is known of whether a cancelled operation makes this one fail. Belongs to [`doom`].
+    pub(crate) verdict: AtomicU64,
 }
 
 /// Where a future that waits for the end of an operation has wakers.
@@ -268,6 +270,7 @@ impl OpState {
             (&raw mut (*place).counted).write(AtomicBool::new(false));
             (&raw mut (*place).phase).write(AtomicU8::new(0));
             (&raw mut (*place).begun_unseen).write(AtomicBool::new(false));
+            (&raw mut (*place).verdict).write(AtomicU64::new(doom::UNKNOWN));
         }
     }
 
@@ -564,7 +567,7 @@ impl Op {
         // SAFETY: the body belongs to the thread that has cancelled the operation.
         unsafe { state.drop_body() };
         if !withdraw::withdraw_reads(&self.handle) {
-            doom::cancelled_enters();
+            doom::cancelled_enters(&self.handle);
         }
         true
     }

@@ -82,7 +82,7 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
     } else if let Err(error) = wait::check_self_wait(&probe.handle, &tensor.vars) {
         return Looked::Failed(Box::new(error));
     } else {
-        doom::tell_probes();
+        doom::probe_waits(&probe.handle);
     }
     Looked::Probing(probe)
 }

@@ -358,7 +358,7 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
     if !operation::begin(&granted) {
         // Whoever cancelled it was told so, and may not have noted the failure yet; `cause` is that of its inputs.
         granted.payload().fail(OpTag::of(&granted).cancellation());
-        doom::cancelled_leaves();
+        doom::cancelled_leaves(&granted.to_ref());
     } else {
         operation::drop_body(&granted);
     }

@@ -3,6 +3,7 @@
 //! A dropped or timed-out `ready()`, wait or lease request must keep no other request waiting and leave nothing behind. As long as it
 //! waits, it is taken out of its queues; once it is granted, it ends as any other operation does.
 
+use crate::doom;
 use crate::journal::hooks;
 use crate::operation::OpHandle;
 use crate::run::{self, ReadyList};
@@ -11,7 +12,7 @@ use crate::run::{self, ReadyList};
 /// one load: then nothing has happened. In a forked child nothing ever happens.
 pub(crate) fn withdraw(op: &OpHandle) -> bool {
     let mut ready = ReadyList::new();
-    if !op.withdraw(|granted| ready.push(granted)) {
+    if !doom::withdrawing(op, || op.withdraw(|granted| ready.push(granted))) {
         return false;
     }
     withdrawn(op, ready);

@@ -24,6 +24,9 @@ pub(crate) const INLINE: usize = 4;
 /// thousands of variables does not pin memory for ever.
 const SPILL_KEPT: usize = 32;
 
+/// In place of the number of accesses that wait: the operation leaves its queues, or has left them.
+const OVER: u32 = u32::MAX;
+
 /// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that wraps
 /// would free memory in use.
 const REFS_LIMIT: u32 = u32::MAX / 2;
@@ -34,7 +37,7 @@ const REFS_LIMIT: u32 = u32::MAX / 2;
 #[repr(C, align(64))]
 pub(crate) struct Block<V, T> {
     /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
-    /// the variable that grants. Zero: granted, and owned by the `Granted` token; or over, completed or withdrawn.
+    /// the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being completed, or withdrawn.
     pending: AtomicU32,
     /// The operation in flight counts as one, each `OpRef` (and each snapshot looking at it) as one.
     refs: AtomicU32,
@@ -370,12 +373,27 @@ impl<V, T> Block<V, T> {
 
     /// How many accesses wait.
     pub(crate) fn pending(&self) -> u32 {
-        self.pending.load(Ordering::Acquire)
+        match self.pending.load(Ordering::Acquire) {
+            OVER => 0,
+            pending => pending,
+        }
     }
 
     /// Whether no access waits: the operation is granted, or over.
     pub(crate) fn is_granted(&self) -> bool {
         self.pending() == 0
+    }
+
+    /// States that the operation leaves its queues. Plain: the first bit that is given back afterwards publishes it.
+    #[inline(always)]
+    pub(crate) fn set_over(&self) {
+        self.pending.store(OVER, Ordering::Relaxed);
+    }
+
+    /// Whether the operation leaves its queues, or has left them. Asked under the bit of one of its variables, the answer "no"
+    /// says that it is in that variable's queue until the bit is given back.
+    pub(crate) fn is_over(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == OVER
     }
 
     /// Grants one access. True: it was the last, and the caller now owns the operation.

@@ -146,6 +146,7 @@ impl<V, T> Granted<V, T> {
         // under its variable's bit, and a queued access keeps its variable alive until then.
         unsafe {
             let owned = block.as_ref().is_owned();
+            block.as_ref().set_over();
             let mut accesses = Block::accesses(block);
             let section = submit::enter(accesses);
             while let Some(access) = accesses.next() {

@@ -35,6 +35,7 @@ mod bias;
 mod block;
 mod collapse;
 mod dead;
+mod dependents;
 mod draft;
 mod ended;
 mod granted;
@@ -61,6 +62,7 @@ mod withdraw;
 mod word;
 
 pub use access::Mode;
+pub use dependents::Pinned;
 pub use draft::Draft;
 pub use ended::Ended;
 pub use granted::{Finish, Granted, GrantedAccess};

@@ -340,6 +340,48 @@ impl<V, T> Queue<V, T> {
             })
     }
 
+    /// The accesses behind `access`, in order.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    pub(crate) unsafe fn behind(
+        &self,
+        access: AccessPtr<V, T>,
+    ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.from(Access::link(access), |links| links.next) }
+    }
+
+    /// The accesses ahead of `access`, the nearest first.
+    ///
+    /// # Safety
+    /// As for [`behind`](Self::behind).
+    pub(crate) unsafe fn ahead_of(
+        &self,
+        access: AccessPtr<V, T>,
+    ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.from(Access::link(access), |links| links.previous) }
+    }
+
+    /// The accesses from `start`, without it, to the end of the ring in the direction of `step`.
+    ///
+    /// # Safety
+    /// As for [`behind`](Self::behind).
+    unsafe fn from(
+        &self,
+        start: Link<V, T>,
+        step: fn(&Links<V, T>) -> Link<V, T>,
+    ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
+        let end = self.end();
+        // SAFETY: the links are in this ring, and belong to the holder of the bit.
+        let step = move |link: Link<V, T>| unsafe { link.as_ref() }.with(|links| step(unsafe { &*links }));
+        std::iter::successors(Some(step(start)), move |link| Some(step(*link)))
+            .take_while(move |link| *link != end)
+            // SAFETY: every link but the queue's own is an access's.
+            .map(|link| unsafe { Access::of(link) })
+    }
+
     /// # Safety
     /// The caller holds the bit of the variable in whose ring the link is.
     #[inline(always)]

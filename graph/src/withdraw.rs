@@ -74,8 +74,7 @@ impl<V, T> OpRef<V, T> {
                 give_back(accesses);
                 false
             } else if what == What::All || accesses.clone().all(|access| reads(access)) {
-                // Over. No thread looks at the counter of an operation that is in no queue.
-                self.as_block().set_pending(0);
+                self.as_block().set_over();
                 ended.own = Some(self.block());
                 accesses.for_each(|access| leave_queue(&section, access, ended));
                 true

@@ -1,0 +1,116 @@
+//! Steps along the queues: what looks at the writes of an operation, and whose writes it looks at.
+
+mod common;
+
+use common::{Driver, r, w};
+use estafette_graph::{Mode, OpRef};
+
+fn behind(driver: &Driver, op: &OpRef<usize, String>) -> Vec<String> {
+    let mut found = Vec::new();
+    driver.graph.pin(op).dependents(|_, mode| mode.reads(), &mut found);
+    found.iter().map(|op| op.payload().clone()).collect()
+}
+
+fn ahead(driver: &Driver, op: &OpRef<usize, String>) -> Vec<String> {
+    let mut found = Vec::new();
+    driver.graph.pin(op).sources(Mode::reads, |name| name == "known", &mut found);
+    found.iter().map(|op| op.payload().clone()).collect()
+}
+
+const NONE: [&str; 0] = [];
+
+fn u(var: usize) -> common::Access {
+    (var, Mode::Update)
+}
+
+#[test]
+fn a_write_is_looked_at_until_the_next_one_which_looks_itself_if_it_updates() {
+    let mut driver = Driver::new(2);
+    driver.submit("held", &[r(0), r(1)]);
+    let write = driver.submit_ref("write", &[w(0), w(1)]);
+    let read = driver.submit_ref("read", &[r(0)]);
+    let update = driver.submit_ref("update", &[u(0)]);
+    let healing = driver.submit_ref("healing", &[r(0), w(1)]);
+    let last = driver.submit_ref("last", &[r(1)]);
+    assert_eq!(behind(&driver, &write), ["read", "update"]);
+    assert_eq!(behind(&driver, &update), ["healing"]);
+    assert_eq!(behind(&driver, &read), NONE);
+    assert_eq!(ahead(&driver, &last), ["healing"]);
+    assert_eq!(ahead(&driver, &healing), ["update"]);
+    assert_eq!(ahead(&driver, &update), ["write"], "past the reads in between");
+    assert_eq!(ahead(&driver, &write), NONE, "it replaces what is there");
+}
+
+#[test]
+fn the_search_for_a_write_ends_at_a_read_that_is_known() {
+    let mut driver = Driver::new(1);
+    driver.submit("held", &[r(0)]);
+    driver.submit("write", &[w(0)]);
+    let first = driver.submit_ref("known", &[r(0)]);
+    let second = driver.submit_ref("second", &[r(0)]);
+    assert_eq!(ahead(&driver, &first), ["write"]);
+    assert_eq!(ahead(&driver, &second), NONE);
+}
+
+#[test]
+fn one_that_was_completed_or_withdrawn_is_in_no_queue_and_finds_nothing() {
+    let mut driver = Driver::new(1);
+    let first = driver.submit_ref("first", &[w(0)]);
+    let second = driver.submit_ref("second", &[u(0)]);
+    let read = driver.submit_ref("read", &[r(0)]);
+    assert_eq!(behind(&driver, &first), ["second"], "granted, and not completed");
+    assert_eq!(ahead(&driver, &read), ["second"]);
+    driver.withdraw(&second).expect("it waits");
+    assert_eq!((behind(&driver, &second), ahead(&driver, &second)), (Vec::new(), Vec::new()));
+    assert_eq!(
+        (behind(&driver, &first), ahead(&driver, &read)),
+        (vec!["read".to_owned()], vec!["first".to_owned()])
+    );
+    driver.complete("first");
+    assert_eq!((behind(&driver, &first), ahead(&driver, &read)), (Vec::new(), Vec::new()));
+    // Variables may be gone by the time it is asked.
+    driver.complete("read");
+    driver.vars.clear();
+    assert_eq!(behind(&driver, &first), NONE);
+}
+
+/// Steps are taken by one thread while others submit and complete what it steps along.
+#[test]
+fn steps_among_operations_that_come_and_go() {
+    let driver = Driver::new(0);
+    let graph = driver.graph.clone();
+    let variables: Vec<_> = (0..3).map(|index| graph.var(index)).collect();
+    std::thread::scope(|scope| {
+        let (send, receive) = std::sync::mpsc::sync_channel::<OpRef<usize, String>>(8);
+        scope.spawn(move || {
+            for round in 0..20_000 {
+                let fresh = graph.var(9);
+                let accesses = [
+                    (&variables[round % 3], Mode::Update),
+                    (&variables[(round + 1) % 3], Mode::Read),
+                    (&fresh, Mode::Write),
+                ];
+                let (op, granted) = graph.submit_ref("some".to_owned(), accesses);
+                let behind = graph.submit_ref(
+                    "behind".to_owned(),
+                    [(&fresh, Mode::Read), (&variables[round % 3], Mode::Update)],
+                );
+                drop(fresh);
+                if send.send(op).is_err() {
+                    break;
+                }
+                let mut ready: Vec<_> = granted.into_iter().chain(behind.1).collect();
+                while let Some(granted) = ready.pop() {
+                    granted.complete(|_| (), |granted| ready.push(granted));
+                }
+            }
+        });
+        for op in receive {
+            let mut found = Vec::new();
+            let pinned = driver.graph.pin(&op);
+            pinned.dependents(|_, _| true, &mut found);
+            pinned.sources(|_| true, |_| false, &mut found);
+            assert!(found.iter().all(|op| op.payload() == "some" || op.payload() == "behind"));
+        }
+    });
+}
