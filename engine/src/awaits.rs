@@ -23,9 +23,10 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_sync::essential::essential;
+use estafette_sync::stack;
 use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard, OnceLock};
-use estafette_sync::thread;
 use smallvec::SmallVec;
 
 use crate::clock;
@@ -310,7 +311,8 @@ const NEVER: u64 = u64::MAX;
 fn clerk() -> &'static Clerk {
     static CLERK: OnceLock<Clerk> = OnceLock::new();
     CLERK.get_or_init(|| {
-        let started = thread::Builder::new().name("estafette-waits".into()).spawn(|| clerk().work());
+        let work = || essential("the thread that looks at futures", || clerk().work());
+        let started = stack::thread("estafette-waits").spawn(work);
         if let Err(error) = started {
             tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
         }

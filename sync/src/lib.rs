@@ -14,6 +14,10 @@ pub use std::{hint, sync, thread, thread_local};
 
 pub mod abandoned;
 pub mod barrier;
+pub mod essential;
+#[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
+mod membarrier;
+pub mod stack;
 pub mod valgrind;
 
 /// Interior mutability that a model checker can watch.
