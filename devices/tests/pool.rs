@@ -23,7 +23,8 @@ fn run(f: impl FnOnce() + Send + 'static) -> Run {
 }
 
 fn pool(workers: usize, spare_limit: usize) -> Pool<Run> {
-    Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit }).expect("threads can be started")
+    Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit, ..PoolOptions::default() })
+        .expect("threads can be started")
 }
 
 /// Long enough for a slow machine; a test that waits this long has failed.
@@ -149,7 +150,13 @@ impl Job for Number {
 
 #[test]
 fn taking_a_matching_job_leaves_the_others_in_order() {
-    let pool = Pool::new(PoolOptions { workers: 0, name: "numbers".to_owned(), spare_limit: 0 }).unwrap();
+    let pool = Pool::new(PoolOptions {
+        workers: 0,
+        name: "numbers".to_owned(),
+        spare_limit: 0,
+        ..PoolOptions::default()
+    })
+    .unwrap();
     (0..10).for_each(|number| pool.push(Number(number)));
     pool.push_priority(Number(100), 3);
     pool.push_priority(Number(-100), -3);
@@ -190,7 +197,13 @@ fn a_worker_that_looks_for_a_job_keeps_its_own_jobs_in_order() {
 
 #[test]
 fn a_panic_while_looking_loses_no_job() {
-    let pool = Pool::new(PoolOptions { workers: 0, name: "numbers".to_owned(), spare_limit: 0 }).unwrap();
+    let pool = Pool::new(PoolOptions {
+        workers: 0,
+        name: "numbers".to_owned(),
+        spare_limit: 0,
+        ..PoolOptions::default()
+    })
+    .unwrap();
     (0..5).for_each(|number| pool.push(Number(number)));
     pool.push_priority(Number(9), 1);
     let looking = std::panic::AssertUnwindSafe(|| {
@@ -206,7 +219,13 @@ fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
     // Each helper wants one number and takes nothing else; a helper that finds nothing gives up. With jobs in the
     // hands of the other scan, "nothing" would be wrong.
     for _ in 0..2_000 {
-        let pool = Pool::new(PoolOptions { workers: 0, name: "numbers".to_owned(), spare_limit: 0 }).unwrap();
+        let pool = Pool::new(PoolOptions {
+            workers: 0,
+            name: "numbers".to_owned(),
+            spare_limit: 0,
+            ..PoolOptions::default()
+        })
+        .unwrap();
         pool.push_batch([Number(1), Number(2)]);
         let together = Barrier::new(2);
         std::thread::scope(|scope| {
@@ -224,7 +243,13 @@ fn two_helpers_never_both_miss_the_job_that_the_other_one_wants() {
 #[test]
 fn somebody_who_finds_nothing_waits_for_jobs_in_the_hands_of_a_scan() {
     for _ in 0..200 {
-        let pool = Pool::new(PoolOptions { workers: 0, name: "numbers".to_owned(), spare_limit: 0 }).unwrap();
+        let pool = Pool::new(PoolOptions {
+            workers: 0,
+            name: "numbers".to_owned(),
+            spare_limit: 0,
+            ..PoolOptions::default()
+        })
+        .unwrap();
         pool.push(Number(1));
         let (begin, began) = channel();
         std::thread::scope(|scope| {
@@ -429,7 +454,13 @@ fn a_worker_that_feeds_itself_still_serves_the_others() {
 
 #[test]
 fn a_helper_that_wants_most_jobs_leaves_the_others_in_their_place() {
-    let pool = Pool::new(PoolOptions { workers: 0, name: "numbers".to_owned(), spare_limit: 0 }).unwrap();
+    let pool = Pool::new(PoolOptions {
+        workers: 0,
+        name: "numbers".to_owned(),
+        spare_limit: 0,
+        ..PoolOptions::default()
+    })
+    .unwrap();
     pool.push_batch((1..=4).map(Number));
     let even = || pool.take_next_matching(|job| job.0 % 2 == 0).map(|job| job.0);
     assert_eq!([even(), even(), even()], [Some(2), Some(4), None]);

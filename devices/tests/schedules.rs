@@ -27,7 +27,8 @@ impl Job for Run {
 }
 
 fn pool(workers: usize, spare_limit: usize) -> Pool<Run> {
-    Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit }).expect("threads can be started")
+    Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit, ..PoolOptions::default() })
+        .expect("threads can be started")
 }
 
 #[test]

@@ -21,12 +21,14 @@ use std::sync::PoisonError;
 use std::task::{Context, Waker};
 
 use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_sync::daemon;
+use estafette_sync::essential::essential;
+use estafette_sync::stack;
 use estafette_sync::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use estafette_sync::thread::ThreadId;
 use estafette_sync::thread_local;
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, thread};
 use smallvec::SmallVec;
 
 use crate::clock;
@@ -317,8 +319,8 @@ fn clerk() -> &'static Clerk {
         static CLERK: OnceLock<Clerk> = OnceLock::new();
     }
     CLERK.get_or_init(|| {
-        let started =
-            thread::Builder::new().name("estafette-waits".into()).spawn(|| clerk().work()).map(daemon);
+        let work = || essential("the thread that looks at futures", || clerk().work());
+        let started = stack::thread("estafette-waits").spawn(work).map(daemon);
         if let Err(error) = started {
             tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
         }

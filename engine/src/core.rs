@@ -60,6 +60,8 @@ pub(crate) struct Core {
     room: Bell,
     pub(crate) stand_ins: StandIns,
     pub(crate) closing: AtomicBool,
+    /// Bytes of stack of each thread that runs bodies.
+    pub(crate) stack_size: usize,
     /// For asynchronous bodies; made at first use, gone when closed.
     runtime: Mutex<Option<Runtime>>,
     /// Whether it was said that a submission blocks that runtime.
@@ -126,6 +128,7 @@ pub(crate) struct CoreOptions {
     pub(crate) window: usize,
     pub(crate) runtime: Option<tokio::runtime::Handle>,
     pub(crate) report_failures: bool,
+    pub(crate) stack_size: usize,
 }
 
 impl Core {
@@ -155,6 +158,7 @@ impl Core {
             room: Bell::default(),
             stand_ins: StandIns::default(),
             closing: AtomicBool::new(false),
+            stack_size: options.stack_size,
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
             blocked_runtime: AtomicBool::new(false),
             on_lease_wait: OnceLock::new(),
@@ -235,6 +239,7 @@ impl Core {
             let own = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)
                 .thread_name("estafette-async")
+                .thread_stack_size(self.stack_size)
                 .enable_all()
                 .build()
                 .map_err(|error| Error::Start(format!("asynchronous runtime: {error}")))?;

@@ -1,6 +1,7 @@
 //! The engine handle and its builder.
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
 use estafette_devices::{DLDevice, Device, Frontier};
 use estafette_graph::Roots;
+use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
@@ -44,6 +46,10 @@ const QUARANTINE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Worker threads that an engine may have. More than a machine's cores gain nothing, and each start of a worker costs more the more
 /// there are: a thousand start in seconds, ten thousand in half a minute.
 pub const WORKERS_MAX: usize = 1_024;
+
+/// Sizes, in bytes, that the stacks of an engine's threads may have: less than 64 KiB is no room for a function of any library, and
+/// more than 1 TiB is more than a process can map for several threads.
+pub const STACK_SIZES: RangeInclusive<usize> = 64 << 10..=1 << 40;
 
 /// Schedules operations in the order that their data demands. Cloning gives another handle to the same engine.
 ///
@@ -94,6 +100,7 @@ pub struct EngineBuilder {
     runtime: Option<tokio::runtime::Handle>,
     watch: Option<(Duration, OnStall)>,
     report_failures: bool,
+    stack_size: Option<usize>,
 }
 
 impl EngineBuilder {
@@ -102,6 +109,17 @@ impl EngineBuilder {
     /// [forbidden](crate::set_helping), the engine starts a thread that runs what is ready for as long as they last. At most [`WORKERS_MAX`].
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = Some(workers);
+        self
+    }
+
+    /// Bytes of stack of each thread that runs bodies: workers, and those that stand in for them. Within [`STACK_SIZES`]. Default: what
+    /// the system gives to threads, the limit `RLIMIT_STACK` of the process: 8 MiB where that is unlimited, and 2 MiB at least.
+    /// `RUST_MIN_STACK` in the environment, a number of bytes, replaces the default.
+    ///
+    /// A stack takes address space at once, and memory as it is used. Stacks that the system has no address space for are an error of
+    /// [`build`](Self::build).
+    pub fn stack_size(mut self, bytes: usize) -> Self {
+        self.stack_size = Some(bytes);
         self
     }
 
@@ -164,7 +182,7 @@ impl EngineBuilder {
     /// Starts the engine.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a window of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
+    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], a window of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
     /// [`Error::Forked`] in a process forked from one that had an engine.
     pub fn build(self) -> Result<Engine, Error> {
         let workers = self
@@ -173,6 +191,16 @@ impl EngineBuilder {
         if workers > WORKERS_MAX {
             return Err(Error::invalid(format!("{workers} workers: an engine has at most {WORKERS_MAX}")));
         }
+        let stack_size = match self.stack_size {
+            None => stack::default_size(),
+            Some(bytes) if STACK_SIZES.contains(&bytes) => bytes,
+            Some(bytes) => {
+                let (least, most) = (STACK_SIZES.start(), STACK_SIZES.end());
+                let message =
+                    format!("a stack of {bytes} bytes: a thread's stack has {least} to {most} bytes");
+                return Err(Error::invalid(message));
+            }
+        };
         if self.window == 0 {
             return Err(Error::invalid("a window of 0 admits no operation"));
         }
@@ -184,7 +212,7 @@ impl EngineBuilder {
             }
             devices.push(device);
         }
-        let options = PoolOptions { workers, name: "estafette".into(), ..PoolOptions::default() };
+        let options = PoolOptions { workers, name: "estafette".into(), stack_size, ..PoolOptions::default() };
         let pool = Pool::new(options).map_err(|error| Error::Start(error.to_string()))?;
         let core = Core::shared(CoreOptions {
             pool,
@@ -194,6 +222,7 @@ impl EngineBuilder {
             window: self.window,
             runtime: self.runtime,
             report_failures: self.report_failures,
+            stack_size,
         });
         let handle = Arc::new(Handle { core, watch: OnceLock::new() });
         if let Some((limit, tell)) = self.watch {
@@ -260,6 +289,7 @@ impl Engine {
             runtime: None,
             watch: None,
             report_failures: true,
+            stack_size: None,
         }
     }
 

@@ -137,7 +137,7 @@ pub use completion::{Completion, Scope};
 pub use consumer::Consumer;
 pub use context::{set_helping, without_helping};
 pub use diagnose::{Blocked, Diagnosis, Status, Waiting};
-pub use engine::{Engine, EngineBuilder, ShutdownReport, Stats, WORKERS_MAX};
+pub use engine::{Engine, EngineBuilder, STACK_SIZES, ShutdownReport, Stats, WORKERS_MAX};
 pub use error::{BodyError, BodyResult, Error, FailureKind, LeaseHeld, OperationError};
 pub use estafette_devices as devices;
 pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor};

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
+use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex};
-use estafette_sync::thread;
 
 use crate::diagnose::{Diagnosis, Status, Waiting};
 use crate::lease_info::LeaseInfo;
@@ -96,7 +96,7 @@ impl StallWatch {
         let ended = Arc::new(Ended::default());
         let watch = Self { ended: Arc::clone(&ended) };
         let pause = (limit / LOOKS).max(LOOK_MIN);
-        thread::Builder::new().name("estafette-watchdog".into()).spawn(move || {
+        stack::thread("estafette-watchdog").spawn(move || {
             let mut told: HashSet<u64> = HashSet::new();
             while ended.sleep(pause) {
                 let Some(diagnosis) = watched.upgrade().map(|watched| diagnose(&watched)) else { return };

@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::PoisonError;
 
+use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::thread;
@@ -194,7 +195,9 @@ impl StandIns {
         roll.alive += 1;
         drop(roll);
         let own = core.clone();
-        let started = thread::Builder::new().name("estafette-stand-in".into()).spawn(move || stand_in(own));
+        let body = move || essential("a thread that stands in for waiting ones", || stand_in(own));
+        let thread = thread::Builder::new().name("estafette-stand-in".into()).stack_size(core.stack_size);
+        let started = thread.spawn(body);
         if let Err(error) = started {
             self.roll().alive -= 1;
             tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");

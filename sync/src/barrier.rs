@@ -4,7 +4,8 @@
 //! the other has stored. When one side does so for every operation and the other only before it goes to sleep, the whole
 //! price can be put on the latter: [`light`] keeps the compiler from reordering, and [`heavy`] makes the kernel run a
 //! fence on every processor that runs a thread of this process (Linux, `membarrier(2)`, command *private expedited*).
-//! Wherever the kernel refuses that, both are ordinary fences.
+//! Where the kernel refuses that from the beginning, both are ordinary fences. Where it refuses later, the heavy side finds another way
+//! that is as strong, or ends the process (`membarrier.rs`).
 
 /// The cheap side: orders stores before with loads after, with regard to threads that call [`heavy`].
 #[inline(always)]
@@ -28,6 +29,8 @@ mod imp {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 
+    use crate::membarrier;
+
     /// Whether `heavy` makes others fence. Until it is known, `light` fences itself.
     static EXPEDITED: AtomicBool = AtomicBool::new(false);
 
@@ -43,7 +46,7 @@ mod imp {
     pub fn is_asymmetric() -> bool {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
         *REGISTERED.get_or_init(|| {
-            let registered = membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+            let registered = membarrier::register();
             EXPEDITED.store(registered, Ordering::Relaxed);
             registered
         })
@@ -53,14 +56,8 @@ mod imp {
         let expedited = is_asymmetric();
         fence(Ordering::SeqCst);
         if expedited {
-            let done = membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-            assert!(done, "a registered process may use membarrier");
+            membarrier::fence_everywhere();
         }
-    }
-
-    fn membarrier(command: libc::c_int) -> bool {
-        // SAFETY: the call takes three integers and touches no memory of ours.
-        unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 }
 

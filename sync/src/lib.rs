@@ -20,8 +20,12 @@ pub use std::{hint, sync, thread, thread_local};
 
 pub mod abandoned;
 pub mod barrier;
+pub mod essential;
+#[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
+mod membarrier;
 #[cfg(estafette_shuttle)]
 pub mod simulated;
+pub mod stack;
 pub mod valgrind;
 
 /// Statics that hold synchronization primitives. Under shuttle each execution of a model has values of its own, made at

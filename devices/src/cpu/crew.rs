@@ -23,6 +23,8 @@ pub(super) struct Crew<J> {
     left: Condvar,
     /// More spare threads are active than workers are blocked: a hint to look, read without the lock.
     surplus: AtomicBool,
+    /// Of each thread, in bytes.
+    stack_size: usize,
 }
 
 /// What the crew knows about itself.
@@ -54,7 +56,7 @@ pub(super) enum Cover<J> {
 
 impl<J> Crew<J> {
     /// A crew without threads. `deques` are the spare ones.
-    pub(super) fn new(deques: Vec<(usize, Worker<J>)>) -> Self {
+    pub(super) fn new(deques: Vec<(usize, Worker<J>)>, stack_size: usize) -> Self {
         let roll = Roll {
             alive: 0,
             handles: Vec::new(),
@@ -69,13 +71,14 @@ impl<J> Crew<J> {
             called: Condvar::new(),
             left: Condvar::new(),
             surplus: AtomicBool::new(false),
+            stack_size,
         }
     }
 
     /// Starts a thread of the crew.
     pub(super) fn start(&self, name: String, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
         self.lock().alive += 1;
-        match thread::Builder::new().name(name).spawn(body) {
+        match thread::Builder::new().name(name).stack_size(self.stack_size).spawn(body) {
             Ok(handle) => {
                 self.lock().handles.push(handle);
                 Ok(())

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::deque::Worker as Deque;
+use estafette_sync::essential::essential;
+use estafette_sync::stack;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -30,13 +32,20 @@ pub struct PoolOptions {
     pub name: String,
     /// The most spare threads that stand in for workers that block.
     pub spare_limit: usize,
+    /// Bytes of stack that each thread has.
+    pub stack_size: usize,
 }
 
 impl Default for PoolOptions {
-    /// One worker per core, and as many spare threads as that.
+    /// One worker per core, as many spare threads as that, and [stacks](stack::default_size) as the system gives them to threads.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { workers: cores, name: "estafette-worker".to_owned(), spare_limit: cores }
+        Self {
+            workers: cores,
+            name: "estafette-worker".to_owned(),
+            spare_limit: cores,
+            stack_size: stack::default_size(),
+        }
     }
 }
 
@@ -83,7 +92,7 @@ impl<J: Job> Pool<J> {
     /// # Errors
     /// A thread could not be started; those already started leave again.
     pub fn new(options: PoolOptions) -> Result<Self, DeviceError> {
-        let PoolOptions { workers, name, spare_limit } = options;
+        let PoolOptions { workers, name, spare_limit, stack_size } = options;
         let threads = workers.checked_add(spare_limit).filter(|&threads| threads <= WORKERS_MAX);
         let threads = threads.ok_or_else(|| {
             let message = format!(
@@ -98,7 +107,7 @@ impl<J: Job> Pool<J> {
         let shared = Arc::new(Shared {
             queues,
             sleep: Sleep::default(),
-            crew: Crew::new(spare),
+            crew: Crew::new(spare, stack_size),
             guests: FreeDeques::new(lent),
             workers,
             name,
@@ -299,7 +308,8 @@ impl<J: Job> Pool<J> {
     fn start(&self, index: usize, deque: crossbeam::deque::Worker<J>) -> std::io::Result<()> {
         let shared = self.shared.clone();
         let name = format!("{}-{index}", shared.name);
-        self.shared.crew.start(name, move || worker::run(shared, index, deque))
+        let thread = name.clone();
+        self.shared.crew.start(name, move || essential(&thread, || worker::run(shared, index, deque)))
     }
 }
 

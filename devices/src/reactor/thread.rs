@@ -2,10 +2,11 @@ use std::{fmt, mem};
 
 use std::sync::{Arc, PoisonError};
 
+use estafette_sync::essential::essential;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, thread};
+use estafette_sync::{daemon, stack, thread};
 
 use crate::source::deliver;
 use crate::waiting::Ready;
@@ -74,9 +75,8 @@ impl Shared {
 
     fn start(self: &Arc<Self>) -> Result<thread::Thread, DeviceError> {
         let shared = self.clone();
-        thread::Builder::new()
-            .name("estafette-reactor".to_owned())
-            .spawn(move || shared.run())
+        stack::thread("estafette-reactor")
+            .spawn(move || essential("the reactor", || shared.run()))
             .map(|handle| daemon(handle).thread().clone())
             .map_err(|error| {
                 DeviceError::new(DeviceErrorKind::Other, format!("cannot start the reactor thread: {error}"))

@@ -14,8 +14,8 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
+use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
-use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 
 use crate::{DeviceError, DeviceErrorKind};
@@ -56,12 +56,10 @@ impl Runner {
             return Ok(());
         }
         let bell = runner.bell.clone();
-        thread::Builder::new().name("estafette-sim".to_owned()).spawn(move || run(&bell)).map_err(
-            |error| {
-                let message = format!("cannot start the thread of a simulated device: {error}");
-                DeviceError::new(DeviceErrorKind::Other, message)
-            },
-        )?;
+        stack::thread("estafette-sim").spawn(move || run(&bell)).map_err(|error| {
+            let message = format!("cannot start the thread of a simulated device: {error}");
+            DeviceError::new(DeviceErrorKind::Other, message)
+        })?;
         Ok(())
     }
 

@@ -29,10 +29,11 @@ use estafette_devices::host::{self, Completer};
 use estafette_devices::{
     DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, Outcome, Reactor,
 };
+use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, thread};
+use estafette_sync::{daemon, stack, thread};
 
 /// How long the thread of a device stays when nothing comes.
 const IDLE: Duration = Duration::from_secs(10);
@@ -255,11 +256,8 @@ fn admit(device: Arc<dyn Device>, one: &Arc<Use>) {
         wards.timed.retain(|other| other.waits());
         wards.timed.push(Arc::clone(one));
         if !wards.clock {
-            wards.clock = thread::Builder::new()
-                .name("estafette-quarantine".into())
-                .spawn(watch_time)
-                .map(daemon)
-                .is_ok();
+            let clock = || essential("the clock of the quarantine", watch_time);
+            wards.clock = stack::thread("estafette-quarantine").spawn(clock).map(daemon).is_ok();
         }
         let ward = wards.wards.entry(key).or_insert_with(|| Ward::open(device));
         // Under both locks, so that a ward does not close with somebody in it.
@@ -274,7 +272,8 @@ impl Ward {
         let ward = Arc::new(Self { device, uses: Mutex::default(), arrived: Condvar::new() });
         let own = Arc::clone(&ward);
         let name = format!("estafette-quarantine-{}", ward.device.id());
-        if let Err(error) = thread::Builder::new().name(name).spawn(move || own.run()) {
+        let body = move || essential("the quarantine of a device", || own.run());
+        if let Err(error) = stack::thread(name).spawn(body) {
             // What enters is given up in its time.
             tracing::error!(%error, "the quarantine of a device does not start");
         }

@@ -3,10 +3,11 @@
 use std::mem;
 
 use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
+use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, thread, valgrind};
+use estafette_sync::{daemon, stack, valgrind};
 
 use super::super::abi::ManagedTensor;
 use super::super::contain::contain;
@@ -79,7 +80,8 @@ impl Shared {
             return;
         }
         let shared = self.clone();
-        match thread::Builder::new().name("estafette-reaper".into()).spawn(move || shared.run()) {
+        let reaper = move || essential("the reaper", || shared.run());
+        match stack::thread("estafette-reaper").spawn(reaper) {
             Ok(thread) => queue.thread = Some(daemon(thread)),
             Err(error) => tracing::warn!(%error, "the reaper thread does not start; memory waits"),
         }
