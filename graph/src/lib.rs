@@ -57,6 +57,7 @@ mod submit;
 mod survey;
 mod targets;
 mod var;
+mod walk;
 mod withdraw;
 mod word;
 
@@ -69,3 +70,4 @@ pub use id::{OpId, VarId};
 pub use op_ref::OpRef;
 pub use snapshot::{Blocker, Hazard, OpView, Roots, Snapshot, VarView};
 pub use var::Var;
+pub use walk::{Step, Walk, What};

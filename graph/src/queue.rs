@@ -321,6 +321,28 @@ impl<V, T> Queue<V, T> {
         }
     }
 
+    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted access it is not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    pub(crate) unsafe fn ahead_of(
+        &self,
+        access: AccessPtr<V, T>,
+    ) -> impl Iterator<Item = (AccessPtr<V, T>, bool)> + use<'_, V, T> {
+        let end = self.end();
+        // SAFETY: forwarded to the caller.
+        let waiting = unsafe { self.state(|state| state.waiting) };
+        let mut granted = false;
+        let mut behind = Access::link(access);
+        std::iter::from_fn(move || {
+            granted |= behind == waiting;
+            // SAFETY: the link is in this ring, and the caller holds the bit.
+            behind = unsafe { behind.as_ref() }.with(|links| unsafe { (*links).previous });
+            // SAFETY: every link but the queue's own is an access's.
+            (behind != end).then(|| (unsafe { Access::of(behind) }, granted))
+        })
+    }
+
     /// Every access in order, and whether it is granted.
     ///
     /// # Safety
