@@ -22,6 +22,15 @@ impl<V, T> Iterator for Accesses<V, T> {
         Some(access)
     }
 
+    #[inline]
+    fn nth(&mut self, count: usize) -> Option<AccessPtr<V, T>> {
+        let skipped = count.min(self.left);
+        // SAFETY: at most one past the last of `left`.
+        self.next = unsafe { self.next.byte_add(skipped * self.stride) };
+        self.left -= skipped;
+        self.next()
+    }
+
     #[inline(always)]
     fn size_hint(&self) -> (usize, Option<usize>) {
         (self.left, Some(self.left))

@@ -102,7 +102,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                 if !looks(target.mode()) || queue.writes() == u32::from(target.is_exclusive()) {
                     return;
                 }
-                for ahead in queue.ahead_of(access) {
+                for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
                         found.push(self.found(op));

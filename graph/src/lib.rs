@@ -58,6 +58,7 @@ mod submit;
 mod survey;
 mod targets;
 mod var;
+mod walk;
 mod withdraw;
 mod word;
 
@@ -71,3 +72,4 @@ pub use id::{OpId, VarId};
 pub use op_ref::OpRef;
 pub use snapshot::{Blocker, Hazard, OpView, Roots, Snapshot, VarView};
 pub use var::Var;
+pub use walk::{Step, Walk, What};

@@ -321,6 +321,28 @@ impl<V, T> Queue<V, T> {
         }
     }
 
+    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted access it is not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    pub(crate) unsafe fn ahead_of(
+        &self,
+        access: AccessPtr<V, T>,
+    ) -> impl Iterator<Item = (AccessPtr<V, T>, bool)> + use<'_, V, T> {
+        let end = self.end();
+        // SAFETY: forwarded to the caller.
+        let waiting = unsafe { self.state(|state| state.waiting) };
+        let mut granted = false;
+        let mut behind = Access::link(access);
+        std::iter::from_fn(move || {
+            granted |= behind == waiting;
+            // SAFETY: the link is in this ring, and the caller holds the bit.
+            behind = unsafe { behind.as_ref() }.with(|links| unsafe { (*links).previous });
+            // SAFETY: every link but the queue's own is an access's.
+            (behind != end).then(|| (unsafe { Access::of(behind) }, granted))
+        })
+    }
+
     /// Every access in order, and whether it is granted.
     ///
     /// # Safety
@@ -348,35 +370,11 @@ impl<V, T> Queue<V, T> {
         &self,
         access: AccessPtr<V, T>,
     ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
-        // SAFETY: forwarded to the caller.
-        unsafe { self.from(Access::link(access), |links| links.next) }
-    }
-
-    /// The accesses ahead of `access`, the nearest first.
-    ///
-    /// # Safety
-    /// As for [`behind`](Self::behind).
-    pub(crate) unsafe fn ahead_of(
-        &self,
-        access: AccessPtr<V, T>,
-    ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
-        // SAFETY: forwarded to the caller.
-        unsafe { self.from(Access::link(access), |links| links.previous) }
-    }
-
-    /// The accesses from `start`, without it, to the end of the ring in the direction of `step`.
-    ///
-    /// # Safety
-    /// As for [`behind`](Self::behind).
-    unsafe fn from(
-        &self,
-        start: Link<V, T>,
-        step: fn(&Links<V, T>) -> Link<V, T>,
-    ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
         let end = self.end();
-        // SAFETY: the links are in this ring, and belong to the holder of the bit.
-        let step = move |link: Link<V, T>| unsafe { link.as_ref() }.with(|links| step(unsafe { &*links }));
-        std::iter::successors(Some(step(start)), move |link| Some(step(*link)))
+        // SAFETY: the links are in this ring, and the caller holds the bit.
+        let first = unsafe { Self::next(Access::link(access)) };
+        // SAFETY: as above.
+        std::iter::successors(Some(first), |link| Some(unsafe { Self::next(*link) }))
             .take_while(move |link| *link != end)
             // SAFETY: every link but the queue's own is an access's.
             .map(|link| unsafe { Access::of(link) })

@@ -116,6 +116,16 @@ impl StateWord {
         word
     }
 
+    /// As [`lock_within`](Self::lock_within), without waiting: `None` if the bit is taken.
+    pub(crate) fn try_lock_within(&self, section: &Section) -> Option<Word> {
+        if section.is_alone() {
+            return Some(self.lock_within(section, std::ptr::null));
+        }
+        let free = self.peek() & !LOCKED;
+        let taken = self.0.compare_exchange(free, free | LOCKED, Ordering::Acquire, Ordering::Relaxed);
+        taken.is_ok().then_some(Word(free))
+    }
+
     #[cold]
     fn lock_contended(&self, graph: GraphAddress) -> Word {
         // The bit may be held by this very thread, which would wait for ever.

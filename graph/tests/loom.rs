@@ -90,8 +90,13 @@ impl World {
 
     /// Submits an operation that may be withdrawn, and that cannot be granted yet.
     fn request(&self, uses: &[(usize, Mode)]) -> OpRef<usize, Uses> {
+        self.request_of(uses.to_vec(), uses)
+    }
+
+    /// As `request`, of which only `touches` is touched when it runs.
+    fn request_of(&self, touches: Uses, uses: &[(usize, Mode)]) -> OpRef<usize, Uses> {
         let accesses = uses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-        let (request, granted) = self.graph.submit_ref(uses.to_vec(), accesses);
+        let (request, granted) = self.graph.submit_ref(touches, accesses);
         assert!(granted.is_none(), "something is in its way");
         request
     }
@@ -396,6 +401,43 @@ fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {
         thread.join().unwrap();
     });
     lengths.assert([0, 1, 2, 3]);
+}
+
+/// A walk from the last of a chain over x and y, while x's last handle goes and everything completes.
+#[test]
+fn a_walk_follows_an_operation_to_a_variable_that_goes() {
+    let lengths = Seen::default();
+    let seen = lengths.clone();
+    model(2, move || {
+        let (drops, count) = counter();
+        let graph: Graph<Counted, u32> = Graph::new();
+        let (x, y) = (graph.var(Counted(Arc::clone(&drops))), graph.var(Counted(drops)));
+        let first = graph.submit(0, [(&x, WRITE)]).unwrap();
+        assert!(graph.submit(1, [(&x, READ), (&y, WRITE)]).is_none());
+        let (last, granted) = graph.submit_ref(2, [(&y, READ)]);
+        assert!(granted.is_none());
+        drop(y);
+        let thread = thread::spawn(move || {
+            drop(x);
+            let mut next = Some(first);
+            while let Some(granted) = next.take() {
+                granted.complete(|_| (), |granted| next = Some(granted));
+            }
+        });
+        let mut walk = graph.walk::<()>();
+        let place = walk.add(&last);
+        assert!(walk.run(usize::MAX, |_, _| ()));
+        let reaches = walk.reaches(|_| true);
+        if walk.all_still_wait() {
+            assert!(reaches[place], "somebody can move");
+        }
+        seen.note(walk.steps().len());
+        drop((walk, last));
+        thread.join().unwrap();
+        drop(graph);
+        assert_eq!(count(), 2);
+    });
+    lengths.assert([1, 2, 3]);
 }
 
 /// A submission through a member while it is collapsed: before the collapse on the member or behind it on the group.
@@ -851,6 +893,69 @@ fn an_operation_gives_its_reads_up_while_it_is_granted() {
     });
     // Nothing yet or too late; or itself.
     seen.assert([0, 1]);
+}
+
+/// A walk visits an operation whose reads leave, and whose write moves to another place of its block.
+#[test]
+fn a_walk_visits_an_operation_that_gives_its_reads_up() {
+    let lengths = Seen::default();
+    let seen = lengths.clone();
+    model(2, move || {
+        let world = World::new(3);
+        let read = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
+        let held = world.graph.submit(vec![(1, READ)], [(&world.vars[1], READ)]);
+        // Its cells are not touched: it may have given the first up.
+        let op = world.request_of(vec![], &[(0, READ), (1, WRITE)]);
+        let theirs = op.clone();
+        let thread = thread::spawn(move || {
+            assert!(!theirs.withdraw_reads(|_| unreachable!("the write waits")));
+            drop(theirs);
+        });
+        let mut walk = world.graph.walk::<()>();
+        let place = walk.add(&op);
+        assert!(walk.run(usize::MAX, |_, _| ()));
+        assert!(walk.all_still_wait());
+        assert!(walk.reaches(|_| true)[place], "what its write waits for is found in any case");
+        seen.note(walk.steps().len());
+        drop(walk);
+        thread.join().unwrap();
+        drop(op);
+        world.run(read);
+        world.run(held);
+        assert!(world.vars.iter().all(Var::is_quiet));
+    });
+    // Itself and what its write waits for; with or without what its read does.
+    lengths.assert([2, 3]);
+}
+
+#[test]
+fn a_walk_finds_a_request_that_is_withdrawn() {
+    let lengths = Seen::default();
+    let seen = lengths.clone();
+    model(2, move || {
+        let world = World::new(2);
+        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let request = world.request(&[(0, WRITE), (1, WRITE)]);
+        let behind = world.request(&[(1, READ)]);
+        let other = world.share();
+        let thread = thread::spawn(move || {
+            assert!(other.withdraw(&request));
+            drop(request);
+        });
+        let mut walk = world.graph.walk::<()>();
+        let place = walk.add(&behind);
+        assert!(walk.run(usize::MAX, |_, _| ()));
+        if walk.all_still_wait() {
+            assert!(walk.reaches(|_| true)[place]);
+        }
+        seen.note(walk.steps().len());
+        drop((walk, behind));
+        thread.join().unwrap();
+        world.run(held);
+        assert!(world.vars.iter().all(Var::is_quiet));
+    });
+    // Itself alone; with the request, which was over when it was visited; or all.
+    lengths.assert([1, 2, 3]);
 }
 
 #[test]
