@@ -87,6 +87,7 @@ mod copy;
 mod core;
 mod core_ref;
 mod diagnose;
+mod disjoint;
 mod doom;
 mod engine;
 mod error;

@@ -1,10 +1,12 @@
 //! Which variables order the uses of a piece of memory.
 //!
-//! Every tensor with memory has an entry in one process-wide map of ranges, with a variable of its own. A tensor that is
+//! Every tensor with memory has an entry in one process-wide map of ranges, with a variable of its own. Tensors with the same memory that
+//! are ordered by the same variable share an entry, so the same memory may be imported very often. A tensor that is
 //! imported later and overlaps it takes that variable into its set, so any two overlapping tensors share at least one:
 //! the later one has the own variable of the earlier. A tensor that lies inside an older one needs no variable beyond
 //! those it found.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
@@ -15,7 +17,7 @@ use smallvec::SmallVec;
 
 use crate::core::graph;
 use crate::core_ref::CoreRef;
-use crate::exchange::{Key, Ranges, Space};
+use crate::exchange::{Answer, Key, Ranges, Space};
 use crate::lease::LeaseInner;
 use crate::operation::{Kind, Name, OpGranted, OpState, OpVar};
 use crate::run::{self, ReadyList};
@@ -37,7 +39,7 @@ struct Leases {
     sweep_at: usize,
 }
 
-/// The entry of one tensor.
+/// The entry of a tensor, or of several with the same memory.
 pub(crate) struct Region {
     range: Range<usize>,
     own: Mutex<Owners>,
@@ -149,7 +151,7 @@ pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
     &REGIONS
 }
 
-/// A tensor's hold on its entry; dropping it takes the entry out.
+/// A tensor's hold on its entry; dropping the last one takes the entry out.
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) region: Arc<Region>,
@@ -222,20 +224,28 @@ fn try_place(
                 .find_map(|region| region.covering(&range, origin, &mut keep).map(|lease| (region, lease)))
         };
         let lent = match origin {
-            None if lent(Origin::Lent).is_some() => return (None, None),
+            None if lent(Origin::Lent).is_some() => return (Answer::Nothing, None),
             None | Some(Origin::Owner) => None,
             Some(origin) => lent(origin),
         };
         if let Some((region, lease)) = lent {
             let vars = VarSet::from_iter([lease.scope().clone()]);
-            return (None, Some((vars, Arc::clone(region), Some(lease))));
+            return (Answer::Nothing, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();
+        let mut known = HashSet::new();
         let mut inside = false;
         for region in found {
             let own = region.own();
             inside |= region.range.start <= range.start && range.end <= region.range.end;
-            if vars.iter().all(|known| known.id() != own.id()) {
+            // Most find few, which are not worth a set.
+            let is_new = if vars.len() <= OVERLAP_MAX {
+                vars.iter().all(|known| known.id() != own.id())
+            } else {
+                known.extend(vars[known.len()..].iter().map(OpVar::id));
+                !known.contains(&own.id())
+            };
+            if is_new {
                 vars.push(own);
             }
         }
@@ -254,8 +264,12 @@ fn try_place(
             vars.push(own.clone());
             own
         };
+        let equal = |known: &Arc<Region>| known.range == range && known.own().id() == own.id();
+        if let Some(place) = found.iter().position(equal) {
+            return (Answer::Share(place), Some((vars, Arc::clone(&found[place]), None)));
+        }
         let region = Region::new(range.clone(), own);
-        (Some(Arc::clone(&region)), Some((vars, region, None)))
+        (Answer::Insert(Arc::clone(&region)), Some((vars, region, None)))
     });
     drop(keep);
     let (vars, region, lease) = placed?;
@@ -289,10 +303,10 @@ pub(crate) fn place_result(
             })
             .count();
         if strangers > 0 {
-            return (None, Err(strangers));
+            return (Answer::Nothing, Err(strangers));
         }
         let region = Region::new(range, own.clone());
-        (Some(Arc::clone(&region)), Ok(region))
+        (Answer::Insert(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })
 }

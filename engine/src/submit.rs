@@ -11,6 +11,7 @@ use crate::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::body::Body;
 use crate::builder::OpBuilder;
 use crate::completion::Completion;
+use crate::disjoint::check_disjoint;
 use crate::error::{BodyResult, Error};
 use crate::exchange::Layout;
 use crate::guards::WriteGuard;
@@ -35,14 +36,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.check_declared()?;
         self.check_leases()?;
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
-        for (at, tensor) in written().enumerate() {
-            check_writable(tensor)?;
-            let others = self.reads.tensors().iter().chain(written().skip(at + 1));
-            for other in others {
-                check_disjoint(tensor, other)?;
-            }
-        }
-        Ok(())
+        written().try_for_each(check_writable)?;
+        check_disjoint(self.reads.tensors().iter(), written())
     }
 
     /// Refuses an operation that would wait for the lease that one of its own operands keeps.
@@ -216,37 +211,6 @@ pub fn lost(error: DeviceError) -> Fence {
     let message = format!("the end of device work cannot be known: {error}");
     completer.fail(DeviceError::new(DeviceErrorKind::Fault, message));
     fence
-}
-
-/// In Rust, views are slices, so memory that is written must not be seen twice.
-pub(crate) fn check_disjoint(written: &Tensor, other: &Tensor) -> Result<(), Error> {
-    if written.same(other) {
-        return Err(Error::Conflict(
-            "a tensor is written and used again in the same operation; use `updates` to change it in place"
-                .into(),
-        ));
-    }
-    let shares =
-        || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.is_ordered_with(var)));
-    if !(written.is_defined() && other.is_defined()) && shares() {
-        return Err(Error::Conflict(
-            "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \
-             written; use `updates`"
-                .into(),
-        ));
-    }
-    if let (Ok(a), Ok(b)) = (written.inner.definition(), other.inner.definition()) {
-        let (x, y) = (a.layout.byte_range(a.data), b.layout.byte_range(b.data));
-        let spaces =
-            (crate::exchange::Space::of(a.layout.device()), crate::exchange::Space::of(b.layout.device()));
-        if spaces.0 == spaces.1 && x.start < y.end && y.start < x.end {
-            return Err(Error::Conflict(
-                "two operands of one operation overlap in memory and one of them is written; use `updates`"
-                    .into(),
-            ));
-        }
-    }
-    Ok(())
 }
 
 impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {

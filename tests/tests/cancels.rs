@@ -192,7 +192,8 @@ fn a_failure_that_was_mended_is_told_to_no_later_wait() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
-    let (one, two) = (Gate::on_tensors(&engine, &[x.clone()]), Gate::on_tensors(&engine, &[y.clone()]));
+    let gate = |tensor| Gate::on_tensors(&engine, std::slice::from_ref(tensor));
+    let (one, two) = (gate(&x), gate(&y));
     let write = submit(&engine, &[], std::slice::from_ref(&x));
     submit(&engine, std::slice::from_ref(&x), std::slice::from_ref(&y));
     let mut before = pin!(y.ready());

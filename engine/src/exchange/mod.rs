@@ -40,6 +40,6 @@ pub use home::Home;
 pub(crate) use home::handed_back;
 pub use invalid::InvalidTensor;
 pub use layout::Layout;
-pub use ranges::{Key, Ranges, Space};
+pub use ranges::{Answer, Key, Ranges, Space};
 pub use reaper::{Reaper, ReaperStats, promptly, reaper};
 pub use storage::Storage;

@@ -62,6 +62,17 @@ pub struct Ranges<V> {
     table: Mutex<Table<V>>,
 }
 
+/// What becomes of a range that is [resolved](Ranges::resolve).
+#[derive(Debug)]
+pub enum Answer<V> {
+    /// It is not entered.
+    Nothing,
+    /// An entry of its own.
+    Insert(V),
+    /// One more use of the entry with this place among those that were found, which has the same range.
+    Share(usize),
+}
+
 /// What [`Ranges::overlapping`] finds, in the order of addresses, older entries first where they begin
 /// together.
 pub type Overlapping<V> = SmallVec<[V; 4]>;
@@ -77,7 +88,8 @@ impl<V: Clone> Ranges<V> {
         self.lock().insert(space, range, value)
     }
 
-    /// Takes an entry out; `None` if that has been done already, or its range was empty.
+    /// Gives one use of an entry up; the last one takes it out. `None` before that, if it has been done already, or if the range
+    /// was empty.
     pub fn remove(&self, key: Key) -> Option<V> {
         self.lock().remove(key)
     }
@@ -87,8 +99,7 @@ impl<V: Clone> Ranges<V> {
         self.lock().overlapping(space, range)
     }
 
-    /// Looks and inserts in one step: `decide` sees the values that overlap `range` and may answer with a
-    /// value to insert for it. Of two threads that resolve overlapping ranges at once, the second sees what
+    /// Looks and inserts in one step: `decide` sees the values that overlap `range` and answers what becomes of it. Of two threads that resolve overlapping ranges at once, the second sees what
     /// the first inserted.
     ///
     /// `decide` runs under the lock: it must be short and call nothing foreign, nor this map.
@@ -96,15 +107,20 @@ impl<V: Clone> Ranges<V> {
         &self,
         space: Space,
         range: Range<usize>,
-        decide: impl FnOnce(&[V]) -> (Option<V>, R),
+        decide: impl FnOnce(&[V]) -> (Answer<V>, R),
     ) -> (Option<Key>, R) {
         // Declared before the guard, so dropped after it: the last clone of a value may run code of the
         // engine's.
-        let found;
+        let found: Overlapping<V>;
         let mut table = self.lock();
-        found = table.overlapping(space, range.clone());
-        let (value, result) = decide(&found);
-        let key = value.map(|value| table.insert(space, range, value));
+        let (keys, values): (SmallVec<[Key; 4]>, _) = table.found(space, &range).into_iter().unzip();
+        found = values;
+        let (answer, result) = decide(&found);
+        let key = match answer {
+            Answer::Nothing => None,
+            Answer::Insert(value) => Some(table.insert(space, range, value)),
+            Answer::Share(place) => Some(table.share(keys[place])),
+        };
         drop(table);
         (key, result)
     }
@@ -155,6 +171,7 @@ struct Classes<V> {
 struct Entry<V> {
     end: usize,
     value: V,
+    uses: usize,
 }
 
 impl<V: Clone> Table<V> {
@@ -167,13 +184,25 @@ impl<V: Clone> Table<V> {
         let key = Key { space, class: class_of(range.len()), start: range.start, id: self.ids };
         let classes = self.spaces.entry(space).or_insert_with(Classes::new);
         classes.occupied |= 1 << key.class;
-        classes.trees[key.class].insert((key.start, key.id), Entry { end: range.end, value });
+        classes.trees[key.class].insert((key.start, key.id), Entry { end: range.end, value, uses: 1 });
+        key
+    }
+
+    fn share(&mut self, key: Key) -> Key {
+        let classes = self.spaces.get_mut(&key.space).expect("it was found there");
+        let entry = classes.trees[key.class].get_mut(&(key.start, key.id)).expect("it was found there");
+        entry.uses += 1;
         key
     }
 
     fn remove(&mut self, key: Key) -> Option<V> {
         let classes = self.spaces.get_mut(&key.space)?;
         let tree = &mut classes.trees[key.class];
+        let entry = tree.get_mut(&(key.start, key.id))?;
+        entry.uses -= 1;
+        if entry.uses > 0 {
+            return None;
+        }
         let entry = tree.remove(&(key.start, key.id))?;
         if tree.is_empty() {
             classes.occupied &= !(1 << key.class);
@@ -183,9 +212,13 @@ impl<V: Clone> Table<V> {
     }
 
     fn overlapping(&self, space: Space, range: Range<usize>) -> Overlapping<V> {
-        let mut found: SmallVec<[(usize, u64, &V); 4]> = SmallVec::new();
+        self.found(space, &range).into_iter().map(|(_, value)| value).collect()
+    }
+
+    fn found(&self, space: Space, range: &Range<usize>) -> SmallVec<[(Key, V); 4]> {
+        let mut found: SmallVec<[(Key, &V); 4]> = SmallVec::new();
         let Some(classes) = self.spaces.get(&space).filter(|_| !range.is_empty()) else {
-            return Overlapping::new();
+            return SmallVec::new();
         };
         let mut occupied = classes.occupied;
         while occupied != 0 {
@@ -196,11 +229,11 @@ impl<V: Clone> Table<V> {
             found.extend(
                 candidates
                     .filter(|(_, entry)| entry.end > range.start)
-                    .map(|(&(start, id), entry)| (start, id, &entry.value)),
+                    .map(|(&(start, id), entry)| (Key { space, class, start, id }, &entry.value)),
             );
         }
-        found.sort_unstable_by_key(|&(start, id, _)| (start, id));
-        found.into_iter().map(|(_, _, value)| value.clone()).collect()
+        found.sort_unstable_by_key(|(key, _)| (key.start, key.id));
+        found.into_iter().map(|(key, value)| (key, value.clone())).collect()
     }
 }
 
@@ -253,6 +286,18 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_with_several_uses_is_found_once_until_the_last_is_given_up() {
+        let ranges = Ranges::new();
+        let first = ranges.insert(Space::Addresses, 0..10, "a");
+        let share = |seen: &[&'static str]| (Answer::Share(0), seen.to_vec());
+        let (second, seen) = ranges.resolve(Space::Addresses, 0..10, share);
+        assert_eq!((second, seen, ranges.len()), (Some(first), vec!["a"], 1));
+        assert_eq!(ranges.remove(first), None);
+        assert_eq!(ranges.overlapping(Space::Addresses, 5..6).as_slice(), ["a"]);
+        assert_eq!((ranges.remove(first), ranges.remove(first)), (Some("a"), None));
+    }
+
+    #[test]
     fn the_whole_address_space_is_a_range() {
         let ranges = Ranges::new();
         ranges.insert(Space::Addresses, 0..usize::MAX, 1);
@@ -284,7 +329,9 @@ mod tests {
                     std::thread::spawn(move || {
                         barrier.wait();
                         let range = 100 + thread * 50..200 + thread * 50;
-                        ranges.resolve(Space::Addresses, range, |seen| (Some(thread), seen.to_vec())).1
+                        ranges
+                            .resolve(Space::Addresses, range, |seen| (Answer::Insert(thread), seen.to_vec()))
+                            .1
                     })
                 })
                 .collect();
@@ -297,10 +344,10 @@ mod tests {
     fn resolve_may_decline_and_a_panic_in_it_changes_nothing() {
         let ranges = Ranges::new();
         ranges.insert(Space::Addresses, 0..10, 7);
-        let (key, seen) = ranges.resolve(Space::Addresses, 5..15, |seen| (None, seen[0]));
+        let (key, seen) = ranges.resolve(Space::Addresses, 5..15, |seen| (Answer::Nothing, seen[0]));
         assert_eq!((key, seen, ranges.len()), (None, 7, 1));
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            ranges.resolve(Space::Addresses, 5..15, |_| -> (Option<i32>, ()) { panic!("decide") })
+            ranges.resolve(Space::Addresses, 5..15, |_| -> (Answer<i32>, ()) { panic!("decide") })
         }));
         assert!(panicked.is_err());
         assert_eq!(ranges.overlapping(Space::Addresses, 0..20).as_slice(), [7]);
@@ -366,11 +413,24 @@ mod tests {
                     Step::Resolve(start, len) => {
                         let range = of(start, len);
                         let (key, seen) = ranges.resolve(Space::Addresses, range.clone(), |seen| {
-                            (seen.is_empty().then_some(value), seen.to_vec())
+                            let own = |known: &(Range<usize>, Key, usize)| known.0 == range && known.2 == seen[0];
+                            let answer = if seen.is_empty() {
+                                Answer::Insert(value)
+                            } else if oracle.iter().any(own) {
+                                Answer::Share(0)
+                            } else {
+                                Answer::Nothing
+                            };
+                            (answer, seen.to_vec())
                         });
                         prop_assert_eq!(&seen, &expected(&oracle, &range));
-                        prop_assert_eq!(key.is_some(), seen.is_empty());
-                        if let Some(key) = key && !range.is_empty() {
+                        let shared = oracle.iter().find(|known| Some(known.1) == key).cloned();
+                        prop_assert!(key.is_some() || !seen.is_empty());
+                        if let Some((range, key, value)) = shared {
+                            // One more use of it, which is found once and is there until both are given up.
+                            prop_assert_eq!(ranges.remove(key), None);
+                            prop_assert!(ranges.overlapping(Space::Addresses, range).contains(&value));
+                        } else if let Some(key) = key && !range.is_empty() {
                             oracle.push((range, key, value));
                         }
                     }

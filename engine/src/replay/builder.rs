@@ -11,12 +11,12 @@ use super::plan::Node;
 use super::recorder::Recorder;
 use crate::builder::Nothing;
 use crate::completion::Completion;
+use crate::disjoint::check_disjoint;
 use crate::error::{BodyResult, Error};
 use crate::lease::check_writable;
 use crate::operands::{Declared, Grant, Operands, Tensors};
 use crate::operation::Name;
 use crate::own_leases::check_own_leases;
-use crate::submit::check_disjoint;
 use crate::tensor::Tensor;
 use crate::variable::Variable;
 use crate::views::ViewMut;
@@ -143,12 +143,8 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     fn check(&self) -> Result<(), Error> {
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
         check_own_leases(self.reads.tensors().iter(), written())?;
-        for (at, tensor) in written().enumerate() {
-            check_writable(tensor)?;
-            let mut others = self.reads.tensors().iter().chain(written().skip(at + 1));
-            others.try_for_each(|other| check_disjoint(tensor, other))?;
-        }
-        Ok(())
+        written().try_for_each(check_writable)?;
+        check_disjoint(self.reads.tensors().iter(), written())
     }
 
     fn record_on_host(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
