@@ -17,10 +17,11 @@
 //! that, or a time that the clerk has set since then, and lowers it if need be.
 
 use std::num::NonZeroU64;
+use std::panic::catch_unwind;
 use std::sync::PoisonError;
 use std::task::{Context, Waker};
 
-use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_graph::OpId;
 use estafette_sync::daemon;
 use estafette_sync::essential::essential;
 use estafette_sync::stack;
@@ -37,12 +38,14 @@ use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::lease_info::LeaseInfo;
-use crate::operation::OpHandle;
+use crate::look::{self, EVERYTHING, Look};
+use crate::operation::{OpHandle, Phase, bury};
 use crate::quiet;
 use crate::signal::wake;
 use crate::stand_in::{StandInSet, others_without_workers};
 use crate::stuck;
-use crate::wait::{Seen, let_go, picture};
+use crate::tensor::Tensor;
+use crate::wait::{is_ready_work, let_go};
 use crate::wakers::locks_are_lost;
 
 /// Lists of pending futures. A thread uses one of them.
@@ -57,44 +60,40 @@ const FIRST_LOOK: u32 = 8;
 /// How often a future is looked at that waits for room in an engine, where another engine has no workers.
 const ROOM_LOOK: Duration = Duration::from_millis(20);
 
-/// What a future waits for.
+/// The longest time between two looks for a blocked thread.
+const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
+
+/// Threads that one look wakes at most because they could run something: others are left for the next one.
+const WOKEN_MAX: usize = 8;
+
+/// What a future, or a thread, waits for.
 pub(crate) struct Awaited {
     core: CoreRef,
     what: &'static str,
     /// What has to end, or to be granted.
-    ops: SmallVec<[OpId; 1]>,
+    ops: SmallVec<[OpHandle; 1]>,
+    /// Leases without an operation that have to end, and whose.
+    holds: Option<(Tensor, SmallVec<[OpId; 1]>)>,
     stand_ins: StandInSet,
     /// How long leases alone may hold it up; `None` for any time.
     limit: Option<Duration>,
     /// It waits for room in the engine.
     room: bool,
+    /// A thread is blocked, which looks itself when it is woken: the time until the next look.
+    blocked: Option<Duration>,
 }
 
 impl Awaited {
     /// A wait for the end, or the grant, of `op`.
     pub(crate) fn op(what: &'static str, op: &OpHandle) -> Self {
-        let mut awaited = Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.id()]));
-        if others_without_workers(awaited.core.alone()) {
-            let snapshot = picture(Roots::Op(op));
-            for id in snapshot.ancestors(op.id()) {
-                awaited.want_for(&snapshot, id);
-            }
-        }
-        awaited
+        Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.clone()])).with_stand_ins()
     }
 
-    /// A wait for the ends of all of `ops`.
-    pub(crate) fn all(core: &CoreRef, what: &'static str, ops: SmallVec<[OpId; 1]>) -> Self {
-        let mut awaited = Self::new(core.clone(), what, ops);
-        if others_without_workers(awaited.core.alone()) {
-            let snapshot = picture(Roots::All);
-            for id in
-                snapshot.ancestors_of(awaited.ops.iter().copied()).into_iter().chain(awaited.ops.clone())
-            {
-                awaited.want_for(&snapshot, id);
-            }
-        }
-        awaited
+    /// A wait for the ends of all of `uses` of a tensor, and of the leases of it that have no operation and these numbers.
+    pub(crate) fn all(tensor: &Tensor, what: &'static str, uses: &[OpHandle], held: &[OpId]) -> Self {
+        let awaited = Self::new(tensor.inner.core.clone(), what, uses.iter().cloned().collect());
+        let holds = (!held.is_empty()).then(|| (tensor.clone(), held.iter().copied().collect()));
+        Self { holds, ..awaited }.with_stand_ins()
     }
 
     /// A wait for room in the engine, or for everything in it to end.
@@ -103,27 +102,52 @@ impl Awaited {
         Self { room: others_without_workers(core.alone()), limit: None, ..awaited }
     }
 
-    fn new(core: CoreRef, what: &'static str, ops: SmallVec<[OpId; 1]>) -> Self {
+    /// A thread that is blocked until `op` has ended, or is granted. It is woken when it has to look itself: when leases alone may
+    /// hold it up, or when it may run what it needs. The first look is taken after `pause`.
+    pub(crate) fn by_thread(op: &OpHandle, pause: Duration) -> Self {
+        Self {
+            core: op.payload().core.clone(),
+            what: "",
+            ops: SmallVec::from_iter([op.clone()]),
+            holds: None,
+            stand_ins: StandInSet::default(),
+            limit: None,
+            room: false,
+            blocked: Some(pause),
+        }
+    }
+
+    fn new(core: CoreRef, what: &'static str, ops: SmallVec<[OpHandle; 1]>) -> Self {
         let mut stand_ins = StandInSet::default();
         if core.alone() {
             core.stop_flow();
             stand_ins.want(&core);
         }
         let limit = (!context::is_told()).then_some(core.lease_timeout);
-        Self { core, what, ops, stand_ins, limit, room: false }
+        Self { core, what, ops, holds: None, stand_ins, limit, room: false, blocked: None }
     }
 
-    fn want_for(&mut self, snapshot: &Snapshot<Seen>, id: OpId) {
-        if let Some(op) = snapshot.op(id)
-            && op.label.home.alone()
-        {
-            self.stand_ins.want(&op.label.home);
+    /// Wants stand-ins in the engines without workers that have something to run for it.
+    fn with_stand_ins(mut self) -> Self {
+        if others_without_workers(self.core.alone()) {
+            let mut look = Look::new();
+            for op in &self.ops {
+                look.add(op);
+            }
+            look.run(EVERYTHING);
+            for (_, _, op) in look.ops().filter(|(_, _, op)| op.core.alone()) {
+                self.stand_ins.want(&op.core);
+            }
         }
+        self
     }
 
     /// The time between looks while it is not known to be held up.
     fn pause(&self) -> Option<Duration> {
-        if self.room { Some(ROOM_LOOK) } else { self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)) }
+        if self.room {
+            return Some(ROOM_LOOK);
+        }
+        self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)))
     }
 }
 
@@ -173,6 +197,11 @@ impl Pending {
                 verdict
             }
         }
+    }
+
+    /// Whether it was woken since it was polled last.
+    pub(crate) fn was_woken(&self) -> bool {
+        self.0.is_some_and(|key| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
     }
 
     /// The future is pending no more.
@@ -305,6 +334,8 @@ fn leave(key: Key) {
 /// The thread of the process that looks at pending futures. Started when first needed.
 struct Clerk {
     started: Instant,
+    /// There is such a thread.
+    is_running: bool,
     /// When it looks next: milliseconds since it was started.
     next: AtomicU64,
     sleep: Mutex<()>,
@@ -319,18 +350,24 @@ fn clerk() -> &'static Clerk {
         static CLERK: OnceLock<Clerk> = OnceLock::new();
     }
     CLERK.get_or_init(|| {
-        let work = || essential("the thread that looks at futures", || clerk().work());
+        let work = || essential("the thread that looks at waits", || clerk().work());
         let started = stack::thread("estafette-waits").spawn(work).map(daemon);
-        if let Err(error) = started {
+        if let Err(error) = &started {
             tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
         }
         Clerk {
             started: Instant::now(),
+            is_running: started.is_ok(),
             next: AtomicU64::new(NEVER),
             sleep: Mutex::new(()),
             woken: Condvar::new(),
         }
     })
+}
+
+/// Whether there is a thread that looks for those that wait. If it could not be started, blocked threads look themselves.
+pub(crate) fn has_clerk() -> bool {
+    clerk().is_running
 }
 
 /// Has the clerk look at `when` or before.
@@ -351,10 +388,24 @@ impl Clerk {
     }
 
     fn work(&self) {
+        let mut not_before = Instant::now();
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
             let mut next = quiet::tell_others();
-            for time in look() {
+            let now = Instant::now();
+            let times = if now < not_before {
+                vec![not_before]
+            } else {
+                // What is looked at is dropped by users' code at last.
+                let looked = catch_unwind(look);
+                not_before = Instant::now() + look::pause_after(now.elapsed());
+                looked.unwrap_or_else(|panic| {
+                    tracing::error!("a look at what futures wait for panicked");
+                    bury(panic);
+                    vec![not_before]
+                })
+            };
+            for time in times {
                 next = Some(next.map_or(time, |next| next.min(time)));
             }
             if let Some(next) = next {
@@ -381,14 +432,16 @@ impl Clerk {
 struct Due {
     key: Key,
     core: CoreRef,
-    ops: SmallVec<[OpId; 1]>,
+    ops: SmallVec<[OpHandle; 1]>,
+    holds: Option<(Tensor, SmallVec<[OpId; 1]>)>,
     thread: ThreadId,
     limit: Option<Duration>,
     held_since: Option<Instant>,
     room: bool,
+    is_blocked: bool,
 }
 
-/// Looks at the futures whose time has come. Gives the times at which futures are to be looked at next.
+/// Looks at the futures and threads whose time has come. Gives the times at which others are to be looked at next.
 fn look() -> Vec<Instant> {
     let now = Instant::now();
     let mut next = Vec::new();
@@ -402,45 +455,121 @@ fn look() -> Vec<Instant> {
                     key: Key::new(number, place, *generation),
                     core: entry.awaited.core.clone(),
                     ops: entry.awaited.ops.clone(),
+                    holds: entry.awaited.holds.clone(),
                     thread: entry.thread,
                     limit: entry.awaited.limit,
                     held_since: entry.held_since,
                     room: entry.awaited.room,
+                    is_blocked: entry.awaited.blocked.is_some(),
                 }),
                 Some(time) => next.push(time),
                 None => {}
             }
         }
     }
-    if due.is_empty() {
-        return next;
-    }
-    let snapshot = picture(Roots::All);
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
     for due in room {
         next.extend(make_room(&due));
     }
+    if due.is_empty() {
+        return next;
+    }
+    // One look for all of them. Few are held up by leases alone, and these are looked at again, one by one.
+    let mut look = Look::new();
+    let places: Vec<Places> = due.iter().map(|due| due.ops.iter().map(|op| look.add(op)).collect()).collect();
+    look.run(EVERYTHING);
+    let reaches = look.reaches(look::moves);
+    let wanted = wanted_threads(&look, &due, &places);
+    let (threads, futures): (Vec<_>, Vec<_>) =
+        due.into_iter().zip(places).enumerate().partition(|(_, (due, _))| due.is_blocked);
+    drop(look);
+    for (number, (due, places)) in threads {
+        let suspect = !places.iter().any(|place| reaches[*place]);
+        let wake = wanted.contains(&number) || (suspect && due.held_by().is_some());
+        next.extend(due.look_again_or_wake(wake));
+    }
     // Those that would fail now get what a blocking wait does first: leases are let go of that are garbage.
-    let held: Vec<_> = due.iter().map(|due| held_by(&snapshot, &due.ops)).collect();
+    let held: Vec<_> = futures
+        .iter()
+        .map(|(_, (due, places))| {
+            let moves =
+                |(op, place): (&OpHandle, &usize)| op.payload().phase() != Phase::Done && reaches[*place];
+            if due.ops.iter().zip(places).any(moves) { None } else { due.held_by() }
+        })
+        .collect();
     let mut collected: SmallVec<[CoreRef; 1]> = SmallVec::new();
-    for (due, held) in due.iter().zip(&held) {
+    for ((_, (due, _)), held) in futures.iter().zip(&held) {
         if held.is_some() && due.is_over_limit(now) && collected.iter().all(|known| !known.same(&due.core)) {
             let_go(&due.core);
             collected.push(due.core.clone());
         }
     }
-    let again = (!collected.is_empty()).then(|| picture(Roots::All));
-    for (due, held) in due.into_iter().zip(held) {
-        let held = match &again {
-            Some(again) if held.is_some() => held_by(again, &due.ops),
-            _ => held,
-        };
+    for ((_, (due, _)), held) in futures.into_iter().zip(held) {
+        let held = if held.is_some() && !collected.is_empty() { due.held_by() } else { held };
         next.extend(due.settle(held));
     }
     next
 }
 
+/// Where the operations of one entry are in a look.
+type Places = SmallVec<[usize; 1]>;
+
+/// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it.
+fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
+    if !due.iter().any(|due| due.is_blocked) {
+        return Vec::new();
+    }
+    let ready = look.reaches(is_ready_work);
+    let threads = due.iter().zip(places).enumerate();
+    let threads =
+        threads.filter(|(_, (due, places))| due.is_blocked && places.iter().any(|place| ready[*place]));
+    threads.map(|(number, _)| number).take(WOKEN_MAX).collect()
+}
+
 impl Due {
+    /// The leases that hold up all that has not ended, if nothing else does.
+    fn held_by(&self) -> Option<Vec<LeaseInfo>> {
+        let mut look = Look::new();
+        for op in &self.ops {
+            look.add(op);
+        }
+        look.run(EVERYTHING);
+        let mut held = look.only_leases(!self.is_blocked);
+        if let Some((tensor, numbers)) = &self.holds {
+            // Where every operation has ended, the look has found nothing.
+            if held.is_none() && !self.ops.iter().all(|op| op.payload().phase() == Phase::Done) {
+                return None;
+            }
+            for var in &tensor.inner.vars {
+                var.with_state(|state, _| {
+                    state.holders().each(|holder| {
+                        if numbers.contains(&holder.number()) {
+                            held.get_or_insert_default().push(LeaseInfo::of(holder.lease().label()));
+                        }
+                    });
+                });
+            }
+        }
+        held
+    }
+
+    /// Wakes the blocked thread, or says when to look again.
+    fn look_again_or_wake(&self, wakes: bool) -> Option<Instant> {
+        let mut entries = list(self.key.list());
+        let entry = entries.entry(self.key)?;
+        if wakes {
+            entry.next_look = None;
+            let waker = entry.waker.take();
+            drop(entries);
+            waker.into_iter().for_each(wake);
+            return None;
+        }
+        let pause = entry.awaited.blocked.map(|pause| (pause * 2).min(BLOCKED_LOOK_LAST));
+        entry.awaited.blocked = pause;
+        entry.next_look = pause.and_then(clock::deadline);
+        entry.next_look
+    }
+
     fn is_over_limit(&self, now: Instant) -> bool {
         let since = self.held_since.zip(self.limit);
         since.is_some_and(|(since, limit)| now.saturating_duration_since(since) >= limit)
@@ -492,20 +621,4 @@ fn make_room(due: &Due) -> Option<Instant> {
     }
     entry.next_look = clock::deadline(ROOM_LOOK);
     entry.next_look
-}
-
-/// The leases that hold up all of `ops` that have not ended, if nothing else does.
-fn held_by(snapshot: &Snapshot<Seen>, ops: &[OpId]) -> Option<Vec<LeaseInfo>> {
-    let mut held = Vec::new();
-    for op in ops {
-        match snapshot.op(*op) {
-            // It has ended.
-            None => {}
-            Some(view) => match stuck::held_lease(&view.label) {
-                Some(lease) => held.push(lease),
-                None => held.extend(stuck::only_leases(snapshot, *op)?),
-            },
-        }
-    }
-    (!held.is_empty()).then_some(held)
 }

@@ -6,87 +6,71 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::PoisonError;
 
-use estafette_graph::{OpId, Snapshot};
+use estafette_graph::OpId;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::context::{self, Current};
+use crate::operation::OpHandle;
 
 /// What a blocked operation waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum On {
     /// The end (or, for probes and leases, the grant) of this operation.
-    Op(OpId),
+    Op(OpHandle),
     /// That any operation of an engine ends.
     AnyOther,
 }
 
 estafette_sync::statics! {
-    /// At most one entry per thread that blocks inside an operation.
-    static BLOCKED: Mutex<Vec<(Current, On)>> = Mutex::new(Vec::new());
+    /// At most one entry per thread that blocks inside an operation, each with its number.
+    static BLOCKED: Mutex<Entries> = Mutex::new(Entries { last: 0, entries: Vec::new() });
 }
 
-fn lock() -> MutexGuard<'static, Vec<(Current, On)>> {
+struct Entries {
+    last: u64,
+    entries: Vec<(u64, Current, On)>,
+}
+
+fn lock() -> MutexGuard<'static, Entries> {
     BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations there is
 /// nothing to note: nobody can wait for a thread.
-pub(crate) fn enter(on: On) -> Option<Entered> {
+pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
     let op = context::current_with_core()?;
-    lock().push((op, on));
-    Some(Entered { op, on })
+    let on = on();
+    let mut blocked = lock();
+    blocked.last += 1;
+    let number = blocked.last;
+    blocked.entries.push((number, op, on));
+    Some(Entered(number))
 }
 
 /// See [`enter`].
-pub(crate) struct Entered {
-    op: Current,
-    on: On,
-}
+pub(crate) struct Entered(u64);
 
 impl Drop for Entered {
     fn drop(&mut self) {
         let mut blocked = lock();
-        if let Some(at) = blocked.iter().position(|&entry| entry == (self.op, self.on)) {
-            blocked.swap_remove(at);
-        }
+        let at = blocked.entries.iter().position(|(number, _, _)| *number == self.0);
+        let left = at.map(|at| blocked.entries.swap_remove(at));
+        drop(blocked);
+        // It refers to an operation, which is dropped under no lock.
+        drop(left);
     }
 }
 
 /// Who is blocked now. An operation may block on several threads at once.
 pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
     let mut found: HashMap<OpId, Vec<On>> = HashMap::new();
-    for &(op, on) in lock().iter() {
-        found.entry(op.op).or_default().push(on);
+    for (_, op, on) in &lock().entries {
+        found.entry(op.op).or_default().push(on.clone());
     }
     found
 }
 
 /// The blocked operations of an engine.
 pub(crate) fn of_core(core: u64) -> HashSet<OpId> {
-    lock().iter().filter(|(op, _)| op.core == core).map(|(op, _)| op.op).collect()
-}
-
-/// Whether the end of `waiting` needs the end of `op`, by way of queues and of blocked operations.
-pub(crate) fn leads_to<D>(snapshot: &Snapshot<D>, waiting: OpId, op: OpId) -> bool {
-    let blocked = now();
-    let mut needed = HashSet::from([waiting]);
-    needed.extend(snapshot.ancestors(waiting));
-    loop {
-        let targets: Vec<OpId> = blocked
-            .iter()
-            .filter(|(blocked, _)| needed.contains(blocked))
-            .flat_map(|(_, on)| on)
-            .filter_map(|on| match on {
-                On::Op(target) if !needed.contains(target) => Some(*target),
-                On::Op(_) | On::AnyOther => None,
-            })
-            .collect();
-        if targets.is_empty() {
-            return needed.contains(&op);
-        }
-        for target in targets {
-            needed.insert(target);
-            needed.extend(snapshot.ancestors(target));
-        }
-    }
+    lock().entries.iter().filter(|(_, op, _)| op.core == core).map(|(_, op, _)| op.op).collect()
 }

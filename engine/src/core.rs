@@ -20,6 +20,7 @@ use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::exchange::{callback, fork};
 use crate::journal::hooks::WaitNoted;
+use crate::look::Pace;
 use crate::operation::{Kind, OpGranted, OpGraph};
 use crate::quiet;
 use crate::run::{self, ReadyOp};
@@ -59,6 +60,10 @@ pub(crate) struct Core {
     /// Rings when a quarter of the window is free: a submission that waits for one place would sleep and wake with each end.
     room: Bell,
     pub(crate) stand_ins: StandIns,
+    /// Looks of those that wait for room, or for everything to end: whether anything can move.
+    progress_looks: Pace,
+    /// Looks at what other engines, without workers, have to run.
+    others_looks: Pace,
     pub(crate) closing: AtomicBool,
     /// Bytes of stack of each thread that runs bodies.
     pub(crate) stack_size: usize,
@@ -157,6 +162,8 @@ impl Core {
             idle: Bell::default(),
             room: Bell::default(),
             stand_ins: StandIns::default(),
+            progress_looks: Pace::default(),
+            others_looks: Pace::default(),
             closing: AtomicBool::new(false),
             stack_size: options.stack_size,
             runtime: Mutex::new(options.runtime.map(Runtime::Given)),
@@ -450,7 +457,7 @@ impl CoreRef {
             }
         }
         let _noted = WaitNoted::for_any("window");
-        let _blocked = blocked::enter(On::AnyOther);
+        let _blocked = blocked::enter(|| On::AnyOther);
         let _cover = self.cover();
         let mut stand_ins = StandInSet::default();
         self.want_others(&mut stand_ins);
@@ -466,8 +473,10 @@ impl CoreRef {
         self.check_interrupt()?;
         if self.in_flight() >= before {
             self.warn_of_a_blocked_runtime();
-            if !self.is_moved_by(&mut stand_ins) {
-                stuck::check_progress(self, in_flight)?;
+            if !self.is_moved_by(&mut stand_ins)
+                && let Some(found) = self.progress_looks.look(|| stuck::check_progress(self, in_flight))
+            {
+                found?;
             }
         }
         Ok(())
@@ -487,7 +496,7 @@ impl CoreRef {
         self.stop_flow();
         quiet::tell();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
-        let _blocked = blocked::enter(On::AnyOther);
+        let _blocked = blocked::enter(|| On::AnyOther);
         let _cover = self.cover();
         // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
         // only where there is no worker, since that operation's worker is covered by a spare one. What is helped with may take any
@@ -527,8 +536,12 @@ impl CoreRef {
             let before = self.in_flight();
             context::blocking(|| listening.wait_until(deadline.map_or(look, |deadline| look.min(deadline))));
             self.check_interrupt()?;
-            if self.in_flight() == before && !self.is_moved_by(&mut stand_ins) && deadline.is_none() {
-                stuck::check_idle_progress(self)?;
+            if self.in_flight() == before
+                && !self.is_moved_by(&mut stand_ins)
+                && deadline.is_none()
+                && let Some(found) = self.progress_looks.look(|| stuck::check_idle_progress(self))
+            {
+                found?;
             }
         }
     }
@@ -551,8 +564,10 @@ impl CoreRef {
 
     /// Wants stand-ins of other engines, without workers, that something in flight here waits for.
     fn want_others(&self, stand_ins: &mut StandInSet) {
-        if others_without_workers(self.alone()) {
-            for core in &stuck::without_workers(self) {
+        if others_without_workers(self.alone())
+            && let Some(others) = self.others_looks.look(|| stuck::without_workers(self))
+        {
+            for core in &others {
                 stand_ins.want(core);
             }
         }

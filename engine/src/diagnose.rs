@@ -73,6 +73,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         return Diagnosis { operations: Vec::new() };
     }
     let snapshot = picture(Roots::All);
+    let mut explained = snapshot.explained();
     let mut operations: Vec<Waiting> = snapshot
         .ops
         .iter()
@@ -82,8 +83,8 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
             name: op.label.name.as_str().to_string(),
             status: status(&op.label, op.granted),
             age: op.label.since.elapsed(),
-            blocked_by: snapshot
-                .blockers(op.id)
+            blocked_by: explained
+                .blockers(op)
                 .into_iter()
                 .map(|blocker| Blocked {
                     id: blocker.op.get(),

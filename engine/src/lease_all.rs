@@ -18,12 +18,12 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::journal::hooks;
 use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end, give_up};
-use crate::operation::{self, Kind, Name, OpGranted, OpHandle, OpVar, Role};
+use crate::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
 use crate::ready::ReadySignal;
 use crate::run;
 use crate::signal::Signal;
 use crate::taker::Taker;
-use crate::tensor::{Tensor, VarSet};
+use crate::tensor::Tensor;
 use crate::wait;
 
 impl Engine {
@@ -57,16 +57,7 @@ impl Engine {
             return Ok(Vec::new());
         }
         let mut acquire = AcquireAll::submit(self.core(), wanted, taker.into())?;
-        let vars: VarSet = wanted.iter().flat_map(|(tensor, _)| tensor.inner.vars.iter().cloned()).collect();
-        let roots: &[OpVar] = &vars;
-        let waited = wait::block(
-            self.core(),
-            &acquire.handle,
-            Some(roots),
-            "a scoped lease",
-            &acquire.signal,
-            timeout,
-        );
+        let waited = wait::block(self.core(), &acquire.handle, "a scoped lease", &acquire.signal, timeout);
         acquire.note_resumed(true);
         waited??;
         acquire.hand_over()

@@ -104,6 +104,7 @@ mod lease_for;
 mod lease_info;
 mod lease_wait;
 mod live;
+mod look;
 mod operands;
 mod operation;
 pub mod operators;
@@ -130,6 +131,7 @@ mod variable;
 mod views;
 mod wait;
 mod wakers;
+mod watched;
 mod withdraw;
 
 pub use admitted::Admitted;
@@ -148,6 +150,8 @@ pub use import::Produced;
 pub use lease::{Access, Lease};
 pub use lease_info::LeaseInfo;
 pub use live::Live;
+#[doc(hidden)]
+pub use look::looked_at;
 pub use operands::{Operands, Tensors};
 pub use operation::Op;
 pub use ready::{Ready, Writable};

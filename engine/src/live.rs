@@ -114,7 +114,8 @@ fn tell(diagnosis: &Diagnosis, limit: Duration, told: &mut HashSet<u64>, on_stal
         .filter(|op| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit)
         .collect();
     // Identities are not used again, so what is not stalled any more may be forgotten.
-    told.retain(|id| stalled.iter().any(|op| op.id == *id));
+    let still: HashSet<u64> = stalled.iter().map(|op| op.id).collect();
+    told.retain(|id| still.contains(id));
     for op in stalled {
         if told.insert(op.id) {
             on_stall(op);

@@ -6,10 +6,12 @@
 //! ([`awaits`](crate::awaits)), for a [hundredth](PACE) of its time at most.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Step, Walk, What};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::blocked::{self, On};
 use crate::core::graph;
@@ -41,6 +43,35 @@ pub(crate) fn pause_after(look_took: Duration) -> Duration {
     look_took.saturating_mul(PACE)
 }
 
+/// Looks of several threads at the same thing: one at a time, for a [hundredth](PACE) of the time.
+#[derive(Debug, Default)]
+pub(crate) struct Pace(Mutex<Option<Instant>>);
+
+impl Pace {
+    /// Looks, unless another thread does, or one has a short while ago.
+    pub(crate) fn look<R>(&self, look: impl FnOnce() -> R) -> Option<R> {
+        let began = Instant::now();
+        {
+            let mut from = self.from();
+            if from.is_some_and(|from| began < from) {
+                return None;
+            }
+            *from = began.checked_add(LOOK_MAX);
+        }
+        let found = look();
+        let ended = Instant::now();
+        *self.from() = ended.checked_add(pause_after(ended - began));
+        Some(found)
+    }
+
+    fn from(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A look that takes longer, or panics, does not keep others from looking.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+
 /// What some operations wait for.
 pub(crate) struct Look {
     walk: Walk<'static, VarState, OpState, LeaseInfo>,
@@ -71,7 +102,9 @@ impl Look {
     pub(crate) fn run(&mut self, limit: usize) {
         let before = self.walk.looked_at();
         self.complete = self.walk.run(limit, |state, found| {
-            state.holders().each(|holder| found.push((holder.number(), LeaseInfo::of(holder.lease().label()))));
+            state
+                .holders()
+                .each(|holder| found.push((holder.number(), LeaseInfo::of(holder.lease().label()))));
         });
         LOOKED_AT.fetch_add((self.walk.looked_at() - before) as u64, Ordering::Relaxed);
     }
@@ -116,7 +149,8 @@ impl Look {
     /// Whether what the look began with needs the end of `op`, by way of queues and of operations that are blocked.
     ///
     /// What an operation needs only becomes less, and `op` runs, so what was found at different times was so when the look began.
-    pub(crate) fn leads_to(mut self, op: OpId) -> bool {
+    /// Looks at `limit` accesses at most, and then does not know.
+    pub(crate) fn leads_to(mut self, op: OpId, limit: usize) -> bool {
         let blocked = blocked::now();
         let mut followed = HashSet::new();
         loop {
@@ -124,7 +158,8 @@ impl Look {
                 return true;
             }
             let found = self.walk.steps().filter(|step| step.granted).map(|step| step.id);
-            let new: Vec<OpId> = found.filter(|id| blocked.contains_key(id) && followed.insert(*id)).collect();
+            let new: Vec<OpId> =
+                found.filter(|id| blocked.contains_key(id) && followed.insert(*id)).collect();
             if new.is_empty() {
                 return false;
             }
@@ -133,7 +168,7 @@ impl Look {
                     self.add(target);
                 }
             }
-            self.run(EVERYTHING);
+            self.run(limit);
         }
     }
 }

@@ -79,7 +79,7 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
     let probe = Probe { signal, handle, pending: Pending::default() };
     if let Some(granted) = granted {
         run::dispatch_one(granted);
-    } else if let Err(error) = wait::check_self_wait(&probe.handle, &tensor.vars) {
+    } else if let Err(error) = wait::check_self_wait(&probe.handle) {
         return Looked::Failed(Box::new(error));
     } else {
         doom::probe_waits(&probe.handle);
@@ -251,9 +251,7 @@ impl Future for Writable {
             return polled;
         }
         let Self { tensor, uses, held, pending, .. } = &mut *self;
-        let all = || uses.iter().map(OpHandle::id).chain(held.iter().copied()).collect();
-        match pending.poll(cx, || Awaited::all(&tensor.inner.core, "the end of all uses of a tensor", all()))
-        {
+        match pending.poll(cx, || Awaited::all(tensor, "the end of all uses of a tensor", uses, held)) {
             Some(error) => Poll::Ready(Err(error)),
             None => Poll::Pending,
         }

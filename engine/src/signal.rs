@@ -115,6 +115,11 @@ impl<V: Clone + Delivered> Signal<V> {
         Poll::Pending
     }
 
+    /// As [`peek`](Self::peek), without the value.
+    pub(crate) fn is_set(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> bool {
+        self.peek(cx, key).is_ready()
+    }
+
     /// Takes the waker of a future out that waits no longer.
     pub(crate) fn forget(&self, key: &mut WakerKey) {
         let key = std::mem::take(key);

@@ -123,7 +123,7 @@ impl Search<'_> {
                 self.leases.push(lease);
             } else if let Some(blocked) = blocked.get(&next) {
                 open.extend(blocked.iter().filter_map(|on| match on {
-                    On::Op(target) => Some(*target),
+                    On::Op(target) => Some(target.id()),
                     On::AnyOther => None,
                 }));
             } else if Some(next) != context::current() {

@@ -3,9 +3,11 @@
 //! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine cannot interrupt it, so
 //! a wait with a timeout runs none: the workers do, or a [stand-in](crate::stand_in) of an engine that has none.
 //!
-//! A wait looks at the graph before it sleeps and again now and then, because what it sees decides how it ends: a wait
-//! that leads back to the waiting operation is refused, one that only leases hold up ends with their names, and all
-//! others sleep until woken.
+//! A wait [looks](crate::look) at what it waits for, because what it sees decides how it ends: a wait that leads back to the waiting
+//! operation is refused, one that only leases hold up ends with their names, and all others sleep until woken. At the start it looks
+//! at what is near. A thread that runs no operation then sleeps, and one thread of the process looks for all of these
+//! ([`awaits`](crate::awaits)): it wakes those that have to look for themselves, since something may be wrong or they could help. A thread
+//! inside of an operation looks for itself now and then. There are few of those, and what they wait for may wait for them.
 
 use std::collections::HashSet;
 
@@ -14,6 +16,7 @@ use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
+use crate::awaits;
 use crate::blocked::{self, On};
 use crate::clock::{self, Coarse};
 use crate::context::{self, Helping};
@@ -24,18 +27,18 @@ use crate::exchange::{callback, reaper};
 use crate::journal::hooks;
 use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
-use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, OpVar, Phase};
+use crate::look::{self, EVERYTHING, Look, NEAR};
+use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
 use crate::ready::{self, Looked, look_or_probe};
 use crate::run;
 use crate::signal::{Delivered, Signal};
 use crate::stand_in::{StandInSet, others_without_workers};
 use crate::state::VarState;
-use crate::stuck::only_leases;
 use crate::tensor::Tensor;
+use crate::watched::Watched;
 
-/// Time until the first look at the graph while asleep. A look finds only what cannot be told by a wake-up: that nobody is
-/// left who could wake us. It costs time in proportion to what is in flight, so each look comes twice as late as the
-/// one before, up to `LOOK_LAST`.
+/// Time until the first look while asleep. A look finds only what cannot be told by a wake-up: that nothing is left that could
+/// wake this thread. Each look comes twice as late as the one before, up to `LOOK_LAST`, or later where looks take long.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 
 /// See [`LOOK_FIRST`].
@@ -45,7 +48,10 @@ const LOOK_LAST: Duration = Duration::from_millis(500);
 /// more than it gains.
 const HELP_SCAN_MAX: usize = 4096;
 
-/// What a look at the graph takes from each operation.
+/// Accesses that are looked at for an operation with a few variables.
+const ACCESSES_PER_OP: usize = 8;
+
+/// What a picture takes from each operation.
 #[derive(Clone)]
 pub(crate) struct Seen {
     pub(crate) core: u64,
@@ -102,8 +108,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         Looked::Failed(error) => Err(*error),
         Looked::Probing(probe) => {
             let core = &tensor.inner.core;
-            let waited =
-                block(core, &probe.handle, Some(&tensor.inner.vars), "a tensor", &probe.signal, timeout);
+            let waited = block(core, &probe.handle, "a tensor", &probe.signal, timeout);
             if probe.handle.payload().noted {
                 hooks::resumed(probe.handle.id().get(), true);
             }
@@ -112,11 +117,10 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
     }
 }
 
-/// Blocks until `signal`, which `waiting` will set, is set. `vars` are the variables it is queued on, when known.
+/// Blocks until `signal`, which `waiting` will set, is set.
 pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
-    vars: Option<&[OpVar]>,
     what: &str,
     signal: &Signal<V>,
     timeout: Option<Duration>,
@@ -132,25 +136,10 @@ pub(crate) fn block<V: Clone + Delivered>(
     core.stop_flow();
     let helps = timeout.is_none() && context::may_help();
     let deadline = timeout.and_then(clock::deadline);
-    let mut watch = Watch {
-        waiting: waiting.id(),
-        op: waiting,
-        vars,
-        what,
-        deadline,
-        held_since: None,
-        collected: false,
-    };
-    let _blocked = blocked::enter(On::Op(waiting.id()));
-    // The picture at the start names all that this wait can need: later submissions come behind it. A picture takes time in
-    // proportion to what is in flight, so a wait with a timeout does with as few as it can.
-    let needed = if timeout.is_none() {
-        Needed::by(&watch.look(core)?, waiting)
-    } else if others_without_workers(core.alone()) {
-        Needed::by(&watch.snapshot(), waiting)
-    } else {
-        Needed::nothing_but(waiting)
-    };
+    let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
+    let _blocked = blocked::enter(|| On::Op(waiting.clone()));
+    let inside = context::current().is_some() || core.runs_anything_here();
+    let mut needed = Needed::at_the_start(core, &mut watch, timeout)?;
     let mut relief = Relief::default();
     if !helps {
         needed.want_stand_ins(&mut relief.stand_ins);
@@ -158,7 +147,11 @@ pub(crate) fn block<V: Clone + Delivered>(
     let mut cover = None;
     let mut look_took = Duration::ZERO;
     let mut pause = LOOK_FIRST;
+    // When it is asked whether the wait shall end, and the wait looks if enough time has gone by for that.
     let mut next_look = Instant::now() + pause;
+    let mut looks_from = next_look;
+    let mut watched: Option<Watched<'_, V>> = None;
+    let mut is_wanted = false;
     loop {
         if let Some(value) = signal.get() {
             return Ok(value);
@@ -183,18 +176,33 @@ pub(crate) fn block<V: Clone + Delivered>(
         {
             return Err(Error::Timeout(timeout));
         }
-        if now >= next_look {
+        if is_wanted || now >= next_look {
             core.check_interrupt()?;
+            let looks_itself = inside
+                || watch.held_since.is_some()
+                || (helps && needed.alone().is_some())
+                || !awaits::has_clerk();
+            let looks = is_wanted || (looks_itself && now >= looks_from);
             // Not where the end of the wait is as near as that of the look may be.
-            if deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
-                let seen = watch.look(core)?;
-                look_took = now.elapsed();
+            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
+                let seen = watch.look(core, EVERYTHING)?;
                 if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
-                    relief.see_to(&seen, waiting, what)?;
+                    relief.see_to(&seen, what)?;
                 }
+                if helps && !needed.complete {
+                    needed = Needed::by(&seen, waiting);
+                }
+                drop(seen);
+                look_took = now.elapsed();
+                looks_from = Instant::now() + look::pause_after(look_took);
             }
             pause = (pause * 2).min(LOOK_LAST);
             next_look = Instant::now() + pause;
+            if std::mem::take(&mut is_wanted) {
+                // What it needs and is ready may have become near.
+                watched = None;
+                continue;
+            }
         }
         let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
         if helps && let Some(alone) = needed.alone() {
@@ -204,7 +212,15 @@ pub(crate) fn block<V: Clone + Delivered>(
                 cover.get_or_insert_with(|| core.cover());
                 context::blocking(|| listening.wait_until(wake.min(now + ALONE_NAP)));
             }
+        } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
+            // It takes long, and nothing is wrong so far.
+            let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause));
+            // A signal handler of the language can only be asked for here.
+            let asks = core.on_wait.get().is_some() || !awaits::has_clerk();
+            let wake = if asks { Some(wake) } else { deadline };
+            is_wanted = context::blocking(|| watched.wait_until(wake));
         } else {
+            watched = None;
             if cover.is_none() {
                 cover = Some(core.cover());
                 if helps && core.runs_anything_here() && core.pool.is_stuck() {
@@ -231,26 +247,17 @@ impl Relief {
     ///
     /// # Errors
     /// [`Error::WouldDeadlock`] where that has failed twice in a row: other threads that could take it have had the time.
-    fn see_to(&mut self, seen: &Snapshot<Seen>, waiting: &OpHandle, what: &str) -> Result<(), Error> {
+    fn see_to(&mut self, seen: &Look, what: &str) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
-        let is_left = |kind: Kind, phase: Phase, home: &CoreRef| {
-            matches!(kind, Kind::Work | Kind::Unhelped)
-                && phase == Phase::Queued
-                && (home.alone() || home.pool.is_stuck())
-                && home.pool.has_work()
+        let is_left = |op: &OpState| {
+            is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()) && op.core.pool.has_work()
         };
-        let needed = seen.ancestors(waiting.id()).into_iter().filter_map(|id| seen.op(id));
-        let needed = needed.filter(|op| op.granted);
-        let left = needed.map(|op| (op.label.kind, op.label.phase, &op.label.home, op.label.name.as_str()));
-        // What is waited for may be ready itself, and then it is in no picture of what it waits for.
-        let state = waiting.payload();
-        let itself = seen.op(waiting.id()).is_none_or(|op| op.granted);
-        let itself = itself.then(|| (state.kind, state.phase(), &state.core, state.name.as_str()));
-        for (kind, phase, home, name) in left.chain(itself) {
-            if !is_left(kind, phase, home) || self.stand_ins.want(home) {
+        for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
+            if self.stand_ins.want(&op.core) {
                 continue;
             }
             if before {
+                let name = op.name.as_str();
                 return Err(Error::WouldDeadlock(format!(
                     "{what} waits for operation `{name}`, which is ready, but every thread that could run it is blocked in a wait \
                      inside of an operation; nest fewer waits, or give the engine more workers"
@@ -274,17 +281,21 @@ pub(crate) fn block_on_op(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let what = format!("operation `{}`", op.payload().name.as_str());
-    block(core, op, None, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
+    block(core, op, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
 }
 
 /// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
-pub(crate) fn check_self_wait(waiting: &OpHandle, vars: &[OpVar]) -> Result<(), Error> {
+pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
-    let roots: Vec<&OpVar> = vars.iter().collect();
-    if graph().snapshot(Roots::Vars(&roots), |_| ()).ancestors(waiting.id()).contains(&current) {
+    if Look::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
         return Err(Error::WouldDeadlock("a tensor waits for the operation that waits for it".into()));
     }
     Ok(())
+}
+
+/// Whether this is a body that is granted and was not begun, if the operation is granted.
+pub(crate) fn is_ready_work(op: &OpState) -> bool {
+    matches!(op.kind, Kind::Work | Kind::Unhelped) && op.phase() == Phase::Queued
 }
 
 /// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
@@ -294,6 +305,8 @@ struct Needed {
     cores: SmallVec<[CoreRef; 1]>,
     /// There were too many to pick those that are needed: without workers, whatever is ready must do.
     too_many: bool,
+    /// Nothing is left out. If something is, it is farther away than what is here.
+    complete: bool,
 }
 
 impl Needed {
@@ -309,24 +322,41 @@ impl Needed {
         }
     }
 
-    /// Nothing else is known.
-    fn nothing_but(waiting: &OpHandle) -> Self {
-        let cores = SmallVec::from_iter([waiting.payload().core.clone()]);
-        Self { ops: HashSet::from([waiting.id()]), cores, too_many: false }
+    /// What is known at the start of a wait. What is submitted later comes behind it.
+    ///
+    /// It is what is near, but for engines without workers: there the waiting thread runs what is needed itself, or has to know
+    /// the engines that have something to run for it.
+    fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
+        let others = others_without_workers(core.alone());
+        let limit = match (others, core.alone()) {
+            (true, _) => EVERYTHING,
+            (false, true) => HELP_SCAN_MAX * ACCESSES_PER_OP,
+            (false, false) => NEAR,
+        };
+        if timeout.is_none() {
+            Ok(Self::by(&watch.look(core, limit)?, watch.op))
+        } else if others {
+            Ok(Self::by(&Look::of(watch.op, limit), watch.op))
+        } else {
+            // A look could take longer than the wait.
+            let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
+            Ok(Self { ops: HashSet::from([watch.op.id()]), cores, too_many: false, complete: false })
+        }
     }
 
-    /// What `waiting` needs, according to a picture of it.
-    fn by(snapshot: &Snapshot<Seen>, waiting: &OpHandle) -> Self {
-        let mut ops: HashSet<OpId> = snapshot.ancestors(waiting.id()).into_iter().collect();
-        ops.insert(waiting.id());
-        // It may be ready itself, and then it is in no picture of what it waits for.
-        let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([waiting.payload().core.clone()]);
-        for op in snapshot.ops.iter().filter(|op| ops.contains(&op.id)) {
-            if cores.iter().all(|known| known.id != op.label.core) {
-                cores.push(op.label.home.clone());
+    /// What `waiting` needs, according to a look.
+    fn by(look: &Look, waiting: &OpHandle) -> Self {
+        let own = &waiting.payload().core;
+        let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
+        let mut ops = HashSet::new();
+        for (id, _, op) in look.ops() {
+            ops.insert(id);
+            if cores.iter().all(|known| !known.same(&op.core)) {
+                cores.push(op.core.clone());
             }
         }
-        Self { too_many: ops.len() > HELP_SCAN_MAX, ops, cores }
+        let complete = look.is_complete();
+        Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
     }
 
     /// Whether `op` is one of those, or does a part of the work of one.
@@ -337,7 +367,7 @@ impl Needed {
     /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.
     fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
         let Some(_helping) = helping else { return false };
-        let job = self.cores.iter().find_map(|core| {
+        let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
             let alone = core.alone();
             core.pool.take_matching(|job| {
                 let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
@@ -357,9 +387,7 @@ impl Needed {
 
 /// Watches one wait.
 struct Watch<'a> {
-    waiting: OpId,
     op: &'a OpHandle,
-    vars: Option<&'a [OpVar]>,
     what: &'a str,
     /// When the wait ends, whatever a look would still find.
     deadline: Option<Instant>,
@@ -370,48 +398,39 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn snapshot(&self) -> Snapshot<Seen> {
-        match self.vars {
-            Some(vars) => {
-                let roots: Vec<&OpVar> = vars.iter().collect();
-                picture(Roots::Vars(&roots))
-            }
-            None => picture(Roots::Op(self.op)),
-        }
-    }
-
     /// Whether this wait, which `current` makes, needs the end of `current`.
-    fn leads_back_to(&self, current: OpId) -> bool {
-        let others = blocked::now().keys().any(|op| *op != current);
-        // What others are blocked on may be anywhere.
-        let snapshot = if others { picture(Roots::All) } else { self.snapshot() };
-        self.waiting == current || blocked::leads_to(&snapshot, self.waiting, current)
+    fn leads_back_to(&self, current: OpId, limit: usize) -> bool {
+        Look::of(self.op, limit).leads_to(current, limit)
     }
 
-    /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw.
-    fn look(&mut self, core: &Core) -> Result<Snapshot<Seen>, Error> {
+    /// The leases that hold it up, if nothing else does.
+    fn only_leases(&self) -> Option<Vec<LeaseInfo>> {
+        Look::of(self.op, EVERYTHING).only_leases(false)
+    }
+
+    /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw in `limit` accesses.
+    fn look(&mut self, core: &Core, limit: usize) -> Result<Look, Error> {
         if let Some(current) = context::current()
-            && self.leads_back_to(current)
+            && self.leads_back_to(current, limit)
         {
             return Err(Error::WouldDeadlock(format!(
                 "{} waits for the operation that waits for it",
                 self.what
             )));
         }
-        let mut snapshot = self.snapshot();
-        let Some(mut held) = only_leases(&snapshot, self.waiting) else {
+        let look = Look::of(self.op, limit);
+        let Some(mut held) = look.only_leases(false) else {
             self.held_since = None;
-            return Ok(snapshot);
+            return Ok(look);
         };
         // Collecting garbage can take longer than others hold their leases, so it is for waits that last, or would fail.
         if !self.collected && (self.held_since.is_some() || held.iter().any(|lease| lease.own)) {
             self.collected = true;
             let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let_go_within(core, left);
-            snapshot = self.snapshot();
-            match only_leases(&snapshot, self.waiting) {
+            match self.only_leases() {
                 Some(still) => held = still,
-                None => return Ok(snapshot),
+                None => return Ok(look),
             }
         }
         let since = *self.held_since.get_or_insert_with(Instant::now);
@@ -421,17 +440,16 @@ impl Watch<'_> {
         let patience = self.deadline.map_or(patience, |deadline| patience.min(deadline));
         while held.iter().any(|lease| lease.own) && Instant::now() < patience {
             linger();
-            snapshot = self.snapshot();
-            match only_leases(&snapshot, self.waiting) {
+            match self.only_leases() {
                 Some(still) => held = still,
-                None => return Ok(snapshot),
+                None => return Ok(look),
             }
         }
         let own = held.iter().any(|lease| lease.own);
         if own || since.elapsed() >= core.lease_timeout {
             return Err(Error::LeaseHeld(LeaseHeld::new(self.what, held)));
         }
-        Ok(snapshot)
+        Ok(look)
     }
 }
 

@@ -63,7 +63,7 @@ impl<V, T> OpRef<V, T> {
     /// The variables of the operation, if it is not granted.
     ///
     /// # Safety
-    /// The result may be gone already; it may be compared with variables that are alive, and not followed.
+    /// The variables are alive if the registry is locked when this is called; what keeps them afterwards is for the caller to see to.
     pub(crate) unsafe fn waiting_on(&self) -> impl Iterator<Item = NonNull<VarNode<V, T>>> {
         // SAFETY: our reference keeps the block, whose accesses are constant until it is recycled.
         let accesses = (!self.as_block().is_granted()).then(|| unsafe { Block::accesses(self.block) });

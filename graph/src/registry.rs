@@ -14,18 +14,32 @@ use crate::var::VarNode;
 ///
 /// A node is freed only after it was taken off this list, so whoever holds the lock can look at every node on it.
 /// The lock is taken before any variable's bit, never while one is held.
+///
+/// A [`Survey`] looks at nodes without the lock. Nodes that are taken off the list meanwhile are kept until the last survey ends.
 pub(crate) struct Registry<V, T> {
     live: Mutex<Live<V, T>>,
 }
 
 pub(crate) struct Live<V, T> {
-    pub(crate) nodes: Vec<NonNull<VarNode<V, T>>>,
+    nodes: Vec<NonNull<VarNode<V, T>>>,
     next_id: u64,
+    /// Surveys under way.
+    surveys: usize,
+    /// Nodes that were taken off the list during a survey.
+    gone: Vec<NonNull<VarNode<V, T>>>,
 }
+
+/// While it lives, no node that was alive at its beginning, or since, is freed.
+pub(crate) struct Survey<'a, V, T> {
+    registry: &'a Registry<V, T>,
+}
+
+/// Nodes that a survey copies from the list under one lock.
+const CHUNK: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 
 impl<V, T> Registry<V, T> {
     pub(crate) fn new() -> Self {
-        Self { live: Mutex::new(Live { nodes: Vec::new(), next_id: 1 }) }
+        Self { live: Mutex::new(Live { nodes: Vec::new(), next_id: 1, surveys: 0, gone: Vec::new() }) }
     }
 
     /// Puts a node on the list that `make` builds from its number and its place.
@@ -44,11 +58,11 @@ impl<V, T> Registry<V, T> {
         node
     }
 
-    /// Takes a node off the list. Afterwards nobody but the caller can reach it.
+    /// Takes a node off the list. True: no other thread can reach it any more, and the caller frees it. Else a survey frees it.
     ///
     /// # Safety
-    /// The node is on the list.
-    pub(crate) unsafe fn remove(&self, node: NonNull<VarNode<V, T>>) {
+    /// The node is on the list, and ends. It is not used afterwards, but to free it.
+    pub(crate) unsafe fn remove(&self, node: NonNull<VarNode<V, T>>) -> bool {
         let mut live = self.lock();
         // SAFETY: nodes on the list are alive, and places are only touched under this lock.
         unsafe {
@@ -59,11 +73,54 @@ impl<V, T> Registry<V, T> {
                 moved.as_ref().place.with_mut(|its| *its = place);
             }
         }
+        let is_free = live.surveys == 0;
+        if !is_free {
+            live.gone.push(node);
+        }
+        is_free
+    }
+
+    /// Begins a survey.
+    pub(crate) fn survey(&self) -> Survey<'_, V, T> {
+        self.lock().surveys += 1;
+        Survey { registry: self }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Live<V, T>> {
         // A closure of a snapshot may have panicked under it; that touches neither the list nor its places.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<V, T> Survey<'_, V, T> {
+    /// Calls `f` with every node that is alive now and until it is called, in no particular order and perhaps twice. The lock is not held
+    /// meanwhile.
+    pub(crate) fn each(&self, mut f: impl FnMut(NonNull<VarNode<V, T>>)) {
+        // From the end to the beginning: what is taken off the list is replaced by the last one.
+        let mut end = usize::MAX;
+        let mut chunk = Vec::with_capacity(CHUNK);
+        while end > 0 {
+            {
+                let live = self.registry.lock();
+                let nodes = &live.nodes[..end.min(live.nodes.len())];
+                end = nodes.len().saturating_sub(CHUNK);
+                chunk.extend_from_slice(&nodes[end..]);
+            }
+            chunk.drain(..).for_each(&mut f);
+        }
+    }
+}
+
+impl<V, T> Drop for Survey<'_, V, T> {
+    fn drop(&mut self) {
+        let mut live = self.registry.lock();
+        live.surveys -= 1;
+        let gone = if live.surveys == 0 { std::mem::take(&mut live.gone) } else { Vec::new() };
+        drop(live);
+        for node in gone {
+            // SAFETY: it was taken off the list, and no survey is left that could have found it.
+            unsafe { VarNode::free(node) };
+        }
     }
 }
 

@@ -106,15 +106,12 @@ impl<D> Snapshot<D> {
     /// What the operation directly waits for: on each variable where it is not granted, the write ahead of it, or for
     /// a write the reads since then. Empty if it is granted or unknown.
     pub fn blockers(&self, id: OpId) -> Vec<Blocker> {
-        let Some(op) = self.op(id) else { return Vec::new() };
-        let mut blockers = Vec::new();
-        for (var, _, _) in op.accesses.iter().filter(|(_, _, granted)| !granted) {
-            let Some(view) = self.var(*var) else { continue };
-            let Some(position) = view.queue.iter().position(|(queued, _, _)| *queued == id) else { continue };
-            let write_ahead = view.queue[..position].iter().rposition(|(_, mode, _)| mode.is_exclusive());
-            blockers.extend(view.ahead_of(position, write_ahead));
-        }
-        blockers
+        self.op(id).map_or_else(Vec::new, |op| self.explained().blockers(op))
+    }
+
+    /// For asking what many operations wait for, without going through their queues for each of them.
+    pub fn explained(&self) -> Explained<'_, D> {
+        Explained { places: Places::new(self) }
     }
 
     /// Everything the operation transitively waits for, nearest first, without itself.
@@ -148,6 +145,25 @@ impl<D> Snapshot<D> {
         let mut leaves = self.ancestors(id);
         leaves.retain(|ancestor| self.op(*ancestor).is_some_and(|op| op.granted));
         leaves
+    }
+}
+
+/// Why the operations of a snapshot wait. See [`Snapshot::explained`].
+pub struct Explained<'a, D> {
+    places: Places<'a, D>,
+}
+
+impl<D> Explained<'_, D> {
+    /// As [`Snapshot::blockers`].
+    pub fn blockers(&mut self, op: &OpView<D>) -> Vec<Blocker> {
+        let waiting = op.accesses.iter().filter(|(_, _, granted)| !granted);
+        waiting.flat_map(|(var, _, _)| self.places.blockers(*var, op.id)).collect()
+    }
+}
+
+impl<D> std::fmt::Debug for Explained<'_, D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Explained").finish_non_exhaustive()
     }
 }
 

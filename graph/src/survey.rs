@@ -1,14 +1,18 @@
 //! Taking a snapshot: which bits to hold so that the picture is of one moment.
 //!
 //! The bits of a set of variables are taken in the order of their ranks, as by every submitter, so a survey cannot be part
-//! of a circle. If an operation found in their queues also waits elsewhere, all bits are given back and the survey
-//! starts again with its other variables, until nothing is missing; the last pass is the picture. The registry is
-//! locked throughout: no variable comes or goes, so the set is bounded and its pointers stay good.
+//! of a circle. If an operation found in their queues also waits elsewhere, the bits of those variables are taken as well, without
+//! waiting for them, which could be for ever. Those that another thread has make the survey give all bits back and begin
+//! again with the larger set. When nothing is missing, the bits held show one moment.
+//!
+//! A survey of all variables first finds those that have something in their queues, one after the other. The registry is locked
+//! only to copy parts of its list: nodes that go meanwhile are [kept](crate::registry::Survey) until the survey ends.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use crate::access::{Access, Mode};
+use crate::addresses::{Map, Set};
 use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
 use crate::graph::{Graph, Inner};
@@ -74,21 +78,22 @@ impl<V, T> Graph<V, T> {
                 set.extend([var.node(), unsafe { VarNode::resolve(var.node()) }]);
             }
         }
-        let live = self.inner.registry().lock();
-        let known: HashSet<Node<V, T>> = live.nodes.iter().copied().collect();
+        let survey = self.inner.registry().survey();
         match roots {
-            Roots::All => set.clone_from(&live.nodes),
-            // SAFETY: the reference keeps the operation's accesses. Variables that are gone are not known any more.
-            Roots::Op(op) => unsafe { set.extend(op.waiting_on().filter(|node| known.contains(node))) },
+            // SAFETY: the survey keeps the nodes.
+            Roots::All => survey.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node))),
+            Roots::Op(op) => {
+                let _live = self.inner.registry().lock();
+                // SAFETY: an operation that waits while the registry is locked has completed no access, so its variables are
+                // alive, and the survey keeps them.
+                set.extend(unsafe { op.waiting_on() });
+            }
             Roots::Vars(_) => {}
         }
         loop {
-            // SAFETY: the nodes are on the registry, which is locked.
-            set.sort_unstable_by_key(|node| unsafe { VarNode::rank(*node) });
-            set.dedup();
-            // SAFETY: the nodes are on the registry, which is locked.
-            let held = unsafe { Held::new(&set, &self.inner) };
-            let missing = held.missing(&known);
+            // SAFETY: the survey keeps the nodes.
+            let mut held = unsafe { Held::new(&mut set, &self.inner) };
+            let missing = held.grow();
             if missing.is_empty() {
                 return held.picture(&self.inner, holders);
             }
@@ -119,50 +124,61 @@ struct Pin<'g, V, T> {
 
 /// The bits of a set of variables.
 struct Held<'a, V, T> {
-    set: &'a [Node<V, T>],
-    members: HashSet<Node<V, T>>,
+    set: &'a mut Vec<Node<V, T>>,
+    members: Set<Node<V, T>>,
     /// Left after the bits were given back.
-    _section: Section,
+    section: Section,
 }
 
 impl<'a, V, T> Held<'a, V, T> {
     /// Takes the bits.
     ///
     /// # Safety
-    /// The nodes are sorted by rank, distinct, and alive until the bits are given back.
-    unsafe fn new(set: &'a [Node<V, T>], inner: &Inner<V, T>) -> Self {
-        let members: HashSet<_> = set.iter().copied().collect();
-        debug_assert_eq!(members.len(), set.len());
+    /// The memory of the nodes, and of whatever they lead to, is kept until the bits are given back.
+    unsafe fn new(set: &'a mut Vec<Node<V, T>>, inner: &Inner<V, T>) -> Self {
+        // SAFETY: forwarded to the caller.
+        set.sort_unstable_by_key(|node| unsafe { VarNode::rank(*node) });
+        set.dedup();
+        let members = set.iter().copied().collect();
         let section = inner.bias.enter();
-        for node in set {
+        for node in &*set {
             // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
             let _ = unsafe { node.as_ref() }.state.lock_within(&section, || inner.address());
         }
-        Self { set, members, _section: section }
+        Self { set, members, section }
     }
 
-    /// Variables outside the set on which operations in the queues of the set wait.
+    /// Adds the variables on which operations in the queues of the set wait, and so on. Gives those whose bits another thread has.
     ///
     /// An operation that is granted may be completing: some of its variables may be gone already, and none of them
     /// explains anything. One that waits can only become granted through a variable outside of the set; if it does
-    /// so now, and is through with a variable already, that variable is either still `known` or skipped, and the next
-    /// pass sees the operation granted.
-    fn missing(&self, known: &HashSet<Node<V, T>>) -> Vec<Node<V, T>> {
-        let mut missing = Vec::new();
-        self.each(|_, op, _, _| {
-            // SAFETY: the operation is in a queue whose bit is held, so it is in flight.
+    /// so now, and is through with a variable already, that variable has nothing of it in its queue.
+    fn grow(&mut self) -> Vec<Node<V, T>> {
+        let (mut seen, mut missing) = (Set::default(), Vec::new());
+        let mut at = 0;
+        while let Some(node) = self.set.get(at).copied() {
+            at += 1;
+            // SAFETY: the node's bit is held, so the operations in its queue are in flight. An operation that waits has completed no
+            // access, so its variables were alive just now, and the survey keeps their memory.
             unsafe {
-                if op.as_ref().is_granted() {
-                    return;
-                }
-                for access in Block::accesses(op) {
-                    let node = access.as_ref().target().node();
-                    if !self.members.contains(&node) && known.contains(&node) {
-                        missing.push(node);
+                for (access, _) in node.as_ref().queue.iter() {
+                    let op = Access::op(access);
+                    if op.as_ref().is_granted() || !seen.insert(op) {
+                        continue;
+                    }
+                    for access in Block::accesses(op) {
+                        let other = access.as_ref().target().node();
+                        if !self.members.insert(other) {
+                            continue;
+                        }
+                        match other.as_ref().state.try_lock_within(&self.section) {
+                            Some(_) => self.set.push(other),
+                            None => missing.push(other),
+                        }
                     }
                 }
             }
-        });
+        }
         missing
     }
 
@@ -175,7 +191,7 @@ impl<'a, V, T> Held<'a, V, T> {
         let mut ops: Vec<Found<'g, V, T>> = Vec::new();
         let mut vars: HashMap<VarId, VarView> = HashMap::new();
         let mut holds = Vec::new();
-        let mut places: HashMap<BlockPtr<V, T>, usize> = HashMap::new();
+        let mut places: Map<BlockPtr<V, T>, usize> = Map::default();
         self.each_held(|var, state| {
             let mut found = Vec::new();
             holders(state, &mut found);
@@ -211,7 +227,7 @@ impl<'a, V, T> Held<'a, V, T> {
 
     /// The state of every variable in the set that is held.
     fn each_held(&self, mut f: impl FnMut(VarId, &mut V)) {
-        for node in self.set {
+        for node in &*self.set {
             // SAFETY: the bit is held.
             unsafe {
                 let node = node.as_ref();
@@ -225,7 +241,7 @@ impl<'a, V, T> Held<'a, V, T> {
 
     /// Every access in the queues of the set.
     fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, Mode, bool)) {
-        for node in self.set {
+        for node in &*self.set {
             // SAFETY: the bit is held, and accesses in the queue are in flight.
             unsafe {
                 for (access, granted) in node.as_ref().queue.iter() {
@@ -238,7 +254,7 @@ impl<'a, V, T> Held<'a, V, T> {
 
 impl<V, T> Drop for Held<'_, V, T> {
     fn drop(&mut self) {
-        for node in self.set {
+        for node in &*self.set {
             // SAFETY: the bit is held and keeps the node alive.
             let state = unsafe { &node.as_ref().state };
             state.unlock(state.load_locked());

@@ -1,6 +1,7 @@
 //! Variables: what order is kept for.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use estafette_sync::abandoned::is_abandoned;
@@ -40,8 +41,8 @@ pub(crate) struct VarNode<V, T> {
     /// Belongs to the holder of the bit.
     pub(crate) queue: Queue<V, T>,
     pub(crate) inner: Owner<V, T>,
-    /// Belongs to the holder of the bit. Up to 16 bytes of it are in the first cache line.
-    value: UnsafeCell<V>,
+    /// Belongs to the holder of the bit; taken out when the variable ends. Up to 16 bytes of it are in the first cache line.
+    value: UnsafeCell<ManuallyDrop<V>>,
     /// Handles, and variables that forward here.
     handles: AtomicUsize,
     id: VarId,
@@ -62,7 +63,7 @@ impl<V, T> Var<V, T> {
             handles: AtomicUsize::new(1),
             inner: Owner::new(inner),
             id: VarId::new(0),
-            value: UnsafeCell::new(value),
+            value: UnsafeCell::new(ManuallyDrop::new(value)),
             forward: UnsafeCell::new(None),
             group: UnsafeCell::new(None),
             place: UnsafeCell::new(0),
@@ -338,7 +339,16 @@ impl<V, T> VarNode<V, T> {
     /// The caller holds the bit, and `f` does not come back here.
     pub(crate) unsafe fn value<R>(&self, f: impl FnOnce(&mut V) -> R) -> R {
         // SAFETY: forwarded to the caller.
-        self.value.with_mut(|value| f(unsafe { &mut *value }))
+        self.value.with_mut(|value| f(unsafe { &mut **value }))
+    }
+
+    /// Whether anything is queued on `this`, or holds it.
+    ///
+    /// # Safety
+    /// The memory of the node is kept.
+    pub(crate) unsafe fn is_busy(this: NonNull<Self>) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.holds() > 0) }
     }
 
     /// Adds references to what is queued on `this` and not found yet; what is `granted` here only if wanted.
@@ -429,14 +439,27 @@ impl<V, T> VarNode<V, T> {
     /// As for [`Self::retire`], and no access submitted through this variable is unfinished.
     #[must_use]
     pub(crate) unsafe fn destroy(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: off the registry, nobody can reach the node any more. It was made from a box.
+        // SAFETY: the variable is over, so nobody but snapshots can reach the node, and these look neither at the value of a
+        // variable that is not held nor at where it forwards to. Off the registry, and without a survey, it is ours alone.
         unsafe {
-            this.as_ref().inner.registry().remove(this);
-            let node = Box::from_raw(this.as_ptr());
+            let node = this.as_ref();
             let target = node.forward.with(|to| *to);
-            drop(node);
+            let value = node.value.with_mut(|value| ManuallyDrop::take(&mut *value));
+            if node.inner.registry().remove(this) {
+                Self::free(this);
+            }
+            drop(value);
             target
         }
+    }
+
+    /// Frees the memory of a variable that has ended.
+    ///
+    /// # Safety
+    /// The variable's value was taken out, and no thread can reach the node any more.
+    pub(crate) unsafe fn free(this: NonNull<Self>) {
+        // SAFETY: forwarded to the caller. It was made from a box.
+        drop(unsafe { Box::from_raw(this.as_ptr()) });
     }
 }
 
@@ -468,7 +491,7 @@ impl<V, T> Locked<V, T> {
     pub(crate) fn with_state<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         let mut flags = self.word.user();
         // SAFETY: we hold the bit. A closure that comes back here is refused by the bias, or waits for the bit.
-        let result = unsafe { self.node.as_ref().value.with_mut(|value| f(&mut *value, &mut flags)) };
+        let result = unsafe { self.node.as_ref().value.with_mut(|value| f(&mut **value, &mut flags)) };
         debug_assert!(flags <= USER_MASK, "user flags are 24 bits");
         self.word = self.word.with_user(flags & USER_MASK);
         result

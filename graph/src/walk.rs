@@ -10,13 +10,12 @@
 //! matters, [`Walk::all_still_wait`] is asked afterwards: if every operation that was found waiting still waits, the whole of what was
 //! found was true at the moment when the walk ended.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
 
 use estafette_sync::thread;
 
 use crate::access::{Access, AccessPtr};
+use crate::addresses::Map;
 use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
 use crate::graph::Graph;
@@ -303,7 +302,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                 // Granted operations do not wait for each other, so all of them count. Of those that wait the nearest do, which
                 // wait for the others themselves.
                 let is_last = !granted && writes;
-                if (exclusive || writes) && !(is_last && !set.is_empty()) {
+                if (exclusive || writes) && (!is_last || set.is_empty()) {
                     set.push(self.note(Access::op(ahead)));
                 } else if !exclusive && !granted {
                     known = self.sets_of_reads.get(&ahead).copied();
@@ -394,24 +393,3 @@ impl<V, T, D> fmt::Debug for Walk<'_, V, T, D> {
         f.debug_struct("Walk").field("found", &self.found.len()).finish_non_exhaustive()
     }
 }
-
-/// Addresses differ in their middle bits, which a multiplication brings to the top.
-#[derive(Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_usize(usize::from(*byte)));
-    }
-
-    fn write_usize(&mut self, address: usize) {
-        const ODD: u64 = 0x9E37_79B9_7F4A_7C15;
-        self.0 = (self.0 ^ address as u64).wrapping_mul(ODD).rotate_left(26);
-    }
-}
-
-type Map<K, X> = HashMap<K, X, BuildHasherDefault<AddressHasher>>;

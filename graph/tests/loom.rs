@@ -374,6 +374,26 @@ fn a_snapshot_is_taken_while_operations_complete() {
     lengths.assert([0, 1, 2]);
 }
 
+/// Variables end, one with and one without something queued, while pictures of all of them are taken on two threads.
+#[test]
+fn variables_end_while_pictures_are_taken() {
+    model(2, || {
+        let (drops, count) = counter();
+        let graph: Graph<Counted, ()> = Graph::new();
+        let (x, y) = (graph.var(Counted(Arc::clone(&drops))), graph.var(Counted(drops)));
+        let granted = graph.submit((), [(&y, WRITE)]).unwrap();
+        let theirs = graph.clone();
+        let thread = thread::spawn(move || {
+            drop((x, y));
+            assert_eq!(theirs.snapshot(Roots::All, |_| ()).ops.len(), 1);
+            granted.complete(|_| (), |_| ());
+        });
+        assert!(graph.snapshot(Roots::All, |_| ()).ops.len() <= 1);
+        thread.join().unwrap();
+        assert_eq!(count(), 2);
+    });
+}
+
 /// The picture starts at y and must follow the join to x, while x's writer completes and x's last handle goes.
 #[test]
 fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {

@@ -134,6 +134,52 @@ fn ancestors_of_a_long_chain_are_found_quickly() {
     assert_eq!(snapshot.leaves(last), [snapshot.ops[0].id]);
 }
 
+#[test]
+fn a_picture_of_a_long_chain_of_variables_follows_it_in_one_pass() {
+    const LENGTH: usize = 50_000;
+    let mut driver = Driver::new(LENGTH + 1);
+    for at in 0..LENGTH {
+        driver.submit(&at.to_string(), &[r(at), w(at + 1)]);
+    }
+    let root: [&Var<_, _>; 1] = [&driver.vars[LENGTH]];
+    let snapshot = driver.graph.snapshot(Roots::Vars(&root), String::clone);
+    assert_eq!(snapshot.ops.len(), LENGTH);
+    let mut explained = snapshot.explained();
+    assert_eq!(snapshot.ops.iter().filter(|op| explained.blockers(op).len() == 1).count(), LENGTH - 1);
+    driver.drain();
+}
+
+/// Submitters need the list of variables to make new ones.
+#[test]
+fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
+    let graph: estafette_graph::Graph<(), ()> = estafette_graph::Graph::new();
+    let held = graph.var(());
+    assert!(held.hold(|(), _| true));
+    let (ask, asked) = std::sync::mpsc::channel();
+    let (answer, answered) = std::sync::mpsc::channel();
+    let theirs = graph.clone();
+    let thread = std::thread::spawn(move || {
+        for () in asked {
+            drop(theirs.var(()));
+            answer.send(()).expect("it is waited for");
+        }
+    });
+    let within = std::time::Duration::from_secs(60);
+    let snapshot = graph.snapshot_with(
+        Roots::All,
+        |()| false,
+        |(), found| {
+            ask.send(()).expect("the thread listens");
+            answered.recv_timeout(within).expect("making a variable waits for no picture");
+            found.push((OpId::new(7), true));
+        },
+    );
+    assert_eq!(snapshot.ops.len(), 1);
+    drop(ask);
+    thread.join().expect("it did what it was asked for");
+    held.end_hold(|(), _| (), |_| unreachable!("nothing waits"));
+}
+
 /// One thread takes pictures while others submit, complete, create and drop; each picture must be consistent: granted
 /// accesses are a prefix of their queue, an operation is granted exactly if all its accesses are, an operation that
 /// waits is complete in the picture, and somebody in it can move.

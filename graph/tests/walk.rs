@@ -174,7 +174,8 @@ fn a_walk_costs_in_proportion_to_what_it_finds() {
         let walk = walk(&driver, &[&last]);
         walk.looked_at()
     }
-    let shapes: [(&str, fn(&mut Driver, usize)); 5] = [
+    type Submit = fn(&mut Driver, usize);
+    let shapes: [(&str, Submit); 5] = [
         ("a chain of variables", |driver, at| driver.submit(&at.to_string(), &[r(at), w(at + 1)])),
         ("writes of one variable", |driver, at| driver.submit(&at.to_string(), &[w(0)])),
         ("a chain whose parts read a common one", |driver, at| {

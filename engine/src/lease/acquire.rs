@@ -95,14 +95,7 @@ impl Lease {
     ) -> Result<Self, Error> {
         let acquire = Self::acquire_for(tensor, access, taker, consumer)?;
         let what = format!("a {access} lease");
-        let waited = wait::block(
-            &tensor.inner.core,
-            &acquire.handle,
-            Some(&tensor.inner.vars),
-            &what,
-            &acquire.signal,
-            timeout,
-        );
+        let waited = wait::block(&tensor.inner.core, &acquire.handle, &what, &acquire.signal, timeout);
         acquire.note_resumed(true);
         waited??;
         Ok(acquire.into_lease())

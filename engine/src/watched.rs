@@ -1,0 +1,91 @@
+//! A thread that sleeps for long, while [another one](crate::awaits) looks at what it waits for.
+
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use estafette_sync::sync::{Condvar, Mutex};
+
+use crate::awaits::{Awaited, Pending};
+use crate::operation::OpHandle;
+use crate::signal::{Delivered, Signal};
+use crate::wakers::WakerKey;
+
+/// Wakes the thread.
+#[derive(Default)]
+struct Sleeper {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+}
+
+impl Sleeper {
+    /// Sleeps until it is woken, or until `deadline`. Whether it was woken.
+    fn sleep(&self, deadline: Option<Instant>) -> bool {
+        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*woken {
+            woken = match deadline {
+                None => self.changed.wait(woken).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    self.changed.wait_timeout(woken, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        std::mem::take(&mut *woken)
+    }
+}
+
+/// A blocked thread, among those that are looked for.
+pub(crate) struct Watched<'a, V: Clone + Delivered> {
+    signal: &'a Signal<V>,
+    op: &'a OpHandle,
+    pause: Duration,
+    sleeper: Arc<Sleeper>,
+    key: WakerKey,
+    pending: Pending,
+}
+
+impl<'a, V: Clone + Delivered> Watched<'a, V> {
+    /// The calling thread waits for `signal`, which `op` will set. The first look is taken after `pause`.
+    pub(crate) fn new(signal: &'a Signal<V>, op: &'a OpHandle, pause: Duration) -> Self {
+        let (key, pending) = (WakerKey::default(), Pending::default());
+        Self { signal, op, pause, sleeper: Arc::default(), key, pending }
+    }
+
+    /// Sleeps until the signal is set, until the thread has to look itself, or until `deadline`. True where it has to look.
+    pub(crate) fn wait_until(&mut self, deadline: Option<Instant>) -> bool {
+        let waker = Waker::from(Arc::clone(&self.sleeper));
+        let cx = &mut Context::from_waker(&waker);
+        loop {
+            if self.signal.is_set(cx, &mut self.key) {
+                return false;
+            }
+            let (op, pause) = (self.op, self.pause);
+            // It has no verdict: a thread that is woken looks itself.
+            let _ = self.pending.poll(cx, || Awaited::by_thread(op, pause));
+            if !self.sleeper.sleep(deadline) {
+                return false;
+            }
+            if self.pending.was_woken() {
+                self.pending.over();
+                return !self.signal.is_set(cx, &mut self.key);
+            }
+        }
+    }
+}
+
+impl<V: Clone + Delivered> Drop for Watched<'_, V> {
+    fn drop(&mut self) {
+        self.signal.forget(&mut self.key);
+    }
+}
