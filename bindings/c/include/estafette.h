@@ -326,6 +326,11 @@ typedef struct estafette_engine_options {
    * of 30 s.
    */
   uint64_t lease_timeout_ns;
+  /**
+   * Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
+   * where that is unlimited, and 2 MiB at least).
+   */
+  uint64_t stack_size;
 } estafette_engine_options;
 
 /**

@@ -40,6 +40,9 @@ pub struct estafette_engine_options {
     /// How long a wait is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in nanoseconds; 0 for the default
     /// of 30 s.
     pub lease_timeout_ns: u64,
+    /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
+    /// where that is unlimited, and 2 MiB at least).
+    pub stack_size: u64,
 }
 
 // SAFETY: numbers only, the size first.
@@ -84,6 +87,9 @@ pub unsafe extern "C" fn estafette_engine_create(
         }
         if options.lease_timeout_ns != 0 {
             builder = builder.lease_timeout(Duration::from_nanos(options.lease_timeout_ns));
+        }
+        if options.stack_size != 0 {
+            builder = builder.stack_size(usize::try_from(options.stack_size).unwrap_or(usize::MAX));
         }
         let vacant = ENGINES.reserve()?;
         let engine = builder.build()?;

@@ -322,16 +322,17 @@ impl Parts {
         let scope = Bound::new(py, OperationScope::new(scope))?;
         // A node of a graph is given another queue than it was recorded with.
         let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
+        let run_in_context = self.context.bind(py).getattr(intern!(py, "run"))?;
         let value = match queue.filter(|queue| stream::is_cuda(queue.device())) {
             Some(queue) => {
                 let place = (queue.native(), queue.device().device_id);
                 let run = helper(py, "run_on_cuda")?;
                 let arguments = (run, scope, &self.function, &self.using, &self.tensors, place);
-                self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
+                fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
             }
             None => {
                 let arguments = (helper(py, "run")?, scope, &self.function, &self.using, &self.tensors);
-                self.context.bind(py).call_method1(intern!(py, "run"), arguments)?
+                fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
             }
         };
         refuse_generator(&value)?;

@@ -4,6 +4,8 @@
 //! `PyObject_VectorcallMethod` joined the promise in 3.12, `PyContextVar_Get` and `PyFrame_GetLasti` have not yet, but
 //! every CPython from 3.11 on exports all of them under the same signature. So they are looked up when first needed, and
 //! where one is missing the slower form does the same.
+//!
+//! Being looked up, they may also unwind as far as Rust knows, which calls of code of the program need ([`stay`]).
 
 use std::ffi::{CStr, c_int};
 use std::ptr;
@@ -14,7 +16,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-type VectorcallMethod = unsafe extern "C" fn(
+use crate::stay;
+
+type VectorcallMethod = unsafe extern "C-unwind" fn(
     name: *mut ffi::PyObject,
     args: *const *mut ffi::PyObject,
     nargsf: usize,
@@ -30,9 +34,16 @@ type ContextVarGet = unsafe extern "C" fn(
 /// Says that the slot before the arguments may be overwritten (`PY_VECTORCALL_ARGUMENTS_OFFSET`).
 const OFFSET: usize = 1 << (usize::BITS - 1);
 
+type Call = unsafe extern "C-unwind" fn(
+    callable: *mut ffi::PyObject,
+    arguments: *mut ffi::PyObject,
+    keywords: *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
+
 type FrameGetLasti = unsafe extern "C" fn(frame: *mut ffi::PyFrameObject) -> c_int;
 
 struct Found {
+    call: Option<Call>,
     vectorcall_method: Option<VectorcallMethod>,
     context_var_get: Option<ContextVarGet>,
     frame_get_lasti: Option<FrameGetLasti>,
@@ -41,6 +52,7 @@ struct Found {
 fn found() -> &'static Found {
     static FOUND: OnceLock<Found> = OnceLock::new();
     FOUND.get_or_init(|| {
+        let call = symbol(c"PyObject_Call");
         let method = symbol(c"PyObject_VectorcallMethod");
         let get = symbol(c"PyContextVar_Get");
         let lasti = symbol(c"PyFrame_GetLasti");
@@ -48,6 +60,7 @@ fn found() -> &'static Found {
         // `None`.
         unsafe {
             Found {
+                call: std::mem::transmute::<*mut libc::c_void, Option<Call>>(call),
                 vectorcall_method: std::mem::transmute::<*mut libc::c_void, Option<VectorcallMethod>>(method),
                 context_var_get: std::mem::transmute::<*mut libc::c_void, Option<ContextVarGet>>(get),
                 frame_get_lasti: std::mem::transmute::<*mut libc::c_void, Option<FrameGetLasti>>(lasti),
@@ -88,8 +101,22 @@ pub fn call_method<'py>(
     // new reference, or NULL with an exception set.
     unsafe {
         let names = if values.is_empty() { ptr::null_mut() } else { names.as_ptr() };
-        let answer = call(name.as_ptr(), arguments.as_ptr().add(1), 1 | OFFSET, names);
+        let arguments = arguments.as_ptr().add(1);
+        let answer = stay::or_return(|| call(name.as_ptr(), arguments, 1 | OFFSET, names));
         Bound::from_owned_ptr_or_err(py, answer)
+    }
+}
+
+/// `callable(*arguments)`, for code of the program, which may block in C until the interpreter finalizes.
+pub fn call<'py>(
+    callable: &Bound<'py, PyAny>,
+    arguments: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let Some(call) = found().call else { return callable.call1(arguments) };
+    // SAFETY: both are alive, keywords may be NULL, and the answer is a new reference, or NULL with an exception set.
+    unsafe {
+        let answer = stay::or_return(|| call(callable.as_ptr(), arguments.as_ptr(), ptr::null_mut()));
+        Bound::from_owned_ptr_or_err(callable.py(), answer)
     }
 }
 

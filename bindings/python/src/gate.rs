@@ -11,6 +11,9 @@
 //!    which runs the exit, always comes back.
 //! 3. [`close`] closes the gate, then waits, without the Python lock, until nobody is inside.
 //!
+//! A thread that is inside, in code of the program in C, cannot be interrupted, and is not waited for without end. Where it comes back
+//! to a finalizing interpreter it [stays](crate::stay) instead of being torn down.
+//!
 //! The race excluded: a thread that has looked at an open gate cannot ask for the lock after `close` has returned, since
 //! looking and stepping in are one step under the gate's lock.
 

@@ -76,6 +76,7 @@ mod recording;
 mod report;
 mod running_loop;
 mod site;
+mod stay;
 mod stream;
 mod suspension;
 mod sycl;

@@ -180,6 +180,30 @@ def test_exit_by_an_exception_keeps_its_exit_code(np):
     assert "ValueError: end" in errors
 
 
+def test_exit_while_a_function_in_c_comes_back_to_an_interpreter_that_finalizes(np):
+    # The function blocks in C, without the Python lock, until an object goes that only the end of the interpreter drops. Then it
+    # wants the lock.
+    output, errors = program(
+        """
+        import ctypes, os
+        read_end, write_end = os.pipe()
+        read = ctypes.CDLL(None).read
+        class Last:
+            def __del__(self, write=os.write, sleep=time.sleep):
+                write(write_end, b"!")
+                sleep(1)
+        sys.modules["last"] = Last()
+        eng.submit(lambda: read(read_end, ctypes.create_string_buffer(1), 1))
+        eng.submit(lambda: None).wait()
+        print("said before the end")
+        sys.exit(7)
+        """,
+        expect=7,
+    )
+    assert output == "said before the end\n"
+    assert errors.count("estafette: operations are abandoned at exit") == 1, errors
+
+
 def test_exit_from_another_thread_and_with_engines_of_all_ages(np):
     program(
         """

@@ -110,6 +110,7 @@ impl Program {
             workers: [1, 2, -1][bytes.below(3)],
             window: WINDOW,
             lease_timeout_ns: 1_000_000,
+            stack_size: 0,
         };
         let mut engine = ptr::null_mut();
         // SAFETY: everything is as the interface wants it.

@@ -167,9 +167,15 @@ static void an_engine_that_is_destroyed_during_a_call_goes_when_it_returns(void)
 }
 
 static void options_and_types_that_cannot_be_are_named(void) {
-  estafette_engine_options options = {sizeof options, 1000000, 0, 0};
+  estafette_engine_options options = {sizeof options, 1000000, 0, 0, 0};
   estafette_engine *engine;
   REFUSED(ESTAFETTE_INVALID, "workers", estafette_engine_create(&options, &engine));
+  options.workers = 1;
+  options.stack_size = 100;
+  REFUSED(ESTAFETTE_INVALID, "a stack of 100 bytes", estafette_engine_create(&options, &engine));
+  options.stack_size = 1 << 20;
+  OK(estafette_engine_create(&options, &engine));
+  OK(estafette_engine_destroy(engine));
   engine = engine_new(1);
   int64_t length = 4;
   estafette_tensor *tensor;
@@ -249,7 +255,7 @@ static void ends_with_the_fence(void *context, estafette_op *op) {
 static void a_callback_that_waits_is_refused_at_once(void) {
   estafette_engine *idle = engine_new(1);
   static waiting self;
-  estafette_engine_options options = {sizeof options, 1, 1, 0};
+  estafette_engine_options options = {sizeof options, 1, 1, 0, 0};
   OK(estafette_engine_create(&options, &self.engine));
   self.tensor = floats(idle, 4);
   OK(estafette_submit_with(self.engine, 0, counting_function, &self.held, counting_drop, 0, 0, &self.tensor, 1, &self.other));

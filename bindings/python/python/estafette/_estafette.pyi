@@ -39,6 +39,7 @@ class Engine:
         lease_timeout: float | None = None,
         watchdog: float | None = None,
         failures: Literal["raise", "log", "ignore"] | None = None,
+        stack_size: int | None = None,
     ) -> Self: ...
     @property
     def workers(self) -> int: ...

@@ -56,6 +56,9 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///     of the logger ``estafette`` (if logging is configured) and by `sys.unraisablehook`; and the end of the block, or
 ///     `shutdown`, raises it, several of them as an ``ExceptionGroup``. If the block raises something else, they are reported
 ///     there. ``"log"``: they are reported, and never raised. ``"ignore"``: neither. Cancelled operations are not failures.
+/// stack_size: bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB, or 0 for what the system gives to threads
+///     (``ulimit -s``; 8 MiB where that is unlimited, and 2 MiB at least); default what `threading.stack_size` says when the engine
+///     is made, as for Python's own threads.
 #[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
 pub struct PyEngine {
     handle: EngineHandle,
@@ -101,7 +104,9 @@ impl PyEngine {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (workers = None, *, window = None, lease_timeout = None, watchdog = None, failures = None))]
+    #[pyo3(signature = (
+        workers = None, *, window = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None
+    ))]
     fn new(
         py: Python<'_>,
         workers: Option<&Bound<'_, PyAny>>,
@@ -109,6 +114,7 @@ impl PyEngine {
         lease_timeout: Option<f64>,
         watchdog: Option<f64>,
         failures: Option<&Bound<'_, PyAny>>,
+        stack_size: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let failures = Failures::parse(failures)?;
         // Not 0: Python functions never run on a thread that waits.
@@ -117,6 +123,14 @@ impl PyEngine {
         let mut builder = Engine::builder().workers(workers).report_failures(failures != Failures::Ignore);
         if let Some(window) = count("window", 1, window)? {
             builder = builder.window(window);
+        }
+        let stack_size = match count("stack_size", 0, stack_size)? {
+            None => py.import("threading")?.call_method0("stack_size")?.extract()?,
+            Some(bytes) => bytes,
+        };
+        // 0 is the system's default, as in `threading.stack_size`.
+        if stack_size != 0 {
+            builder = builder.stack_size(stack_size);
         }
         if let Some(limit) = seconds("watchdog", watchdog)? {
             builder = builder.on_stall(limit, watch::tell_stall);
