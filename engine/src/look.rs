@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use estafette_sync::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Step, Walk, What};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Wake, Waker};
-use std::time::{Duration, Instant};
+use estafette_sync::time::{Duration, Instant};
 
 use estafette_sync::sync::{Condvar, Mutex};
 
