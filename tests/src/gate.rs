@@ -1,9 +1,9 @@
 //! Operations that stay open until a test says so.
 
-use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::Duration;
 
 use estafette::{Completion, Engine, Op, Tensor, Variable};
+use estafette_sync::sync::mpsc::{Receiver, TryRecvError, channel};
 
 /// An operation that has been submitted and ends when the test opens it.
 #[derive(Debug)]

@@ -11,6 +11,8 @@ pub mod nothing_left;
 pub mod on_device;
 pub mod ops;
 pub mod oracle;
+#[cfg(estafette_shuttle)]
+pub mod simulation;
 pub mod watchdog;
 pub mod who_may_run;
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use estafette::Engine;
 use estafette::exchange::reaper;
+use estafette_sync::thread;
+use estafette_sync::time::Instant;
 
 /// How long deleters may take that are under way.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -27,12 +29,12 @@ pub fn assert_nothing_left(engines: &[&Engine]) {
 }
 
 fn settles(idle: impl Fn() -> bool) -> bool {
-    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + Duration::from_secs(5);
     while !idle() {
-        if std::time::Instant::now() > deadline {
+        if Instant::now() > deadline {
             return false;
         }
-        std::thread::yield_now();
+        thread::yield_now();
     }
     true
 }

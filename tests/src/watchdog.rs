@@ -1,7 +1,10 @@
 //! Turns a hang into a loud failure that says who waits for whom.
 
+#[cfg(not(estafette_shuttle))]
 use std::io::Write;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+#[cfg(not(estafette_shuttle))]
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use estafette::Engine;
@@ -10,6 +13,7 @@ use estafette::Engine;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a diagnosis may take that is itself stuck.
+#[cfg(not(estafette_shuttle))]
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// While it lives, its test must not take longer than a minute; then the process ends with a diagnosis of the engine.
@@ -32,7 +36,16 @@ impl Watchdog {
         Self::with(LIMIT, || "no engine to ask".to_string())
     }
 
+    /// In a simulation, which ends by itself when something hangs, what `diagnose` says is part of the message.
+    #[cfg(estafette_shuttle)]
+    pub fn with(_limit: Duration, diagnose: impl FnOnce() -> String + Send + 'static) -> Self {
+        let (alive, gone) = channel();
+        DESCRIPTION.with(|description| description.replace(Some((gone, Box::new(diagnose)))));
+        Self { alive }
+    }
+
     /// Watches for `limit`, then prints what `diagnose` says.
+    #[cfg(not(estafette_shuttle))]
     pub fn with(limit: Duration, diagnose: impl FnOnce() -> String + Send + 'static) -> Self {
         let (alive, gone) = channel();
         let test = std::thread::current().name().unwrap_or("unnamed").to_string();
@@ -49,6 +62,35 @@ impl Watchdog {
     }
 }
 
+#[cfg(estafette_shuttle)]
+type Description = (Receiver<()>, Box<dyn FnOnce() -> String>);
+
+#[cfg(estafette_shuttle)]
+thread_local! {
+    /// Of the watchdog of the execution that this thread simulates.
+    static DESCRIPTION: std::cell::RefCell<Option<Description>> = const { std::cell::RefCell::new(None) };
+}
+
+/// What the watchdog of this simulation knows, once.
+#[cfg(estafette_shuttle)]
+pub fn describe() -> String {
+    let description = DESCRIPTION.with(std::cell::RefCell::take);
+    description.map_or_else(String::new, |(_, describe)| describe())
+}
+
+/// Of an execution that has failed: engines that were left in the middle are not dropped.
+#[cfg(estafette_shuttle)]
+pub fn leak() {
+    std::mem::forget(DESCRIPTION.with(std::cell::RefCell::take));
+}
+
+/// Takes back what a watchdog was given: engines, that is, which must end within their execution.
+#[cfg(estafette_shuttle)]
+pub fn forget() {
+    drop(DESCRIPTION.with(std::cell::RefCell::take));
+}
+
+#[cfg(not(estafette_shuttle))]
 fn watch(
     gone: &Receiver<()>,
     limit: Duration,

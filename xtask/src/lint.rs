@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::shell;
-use crate::suites::{MODELS, NEEDING_A_RUNTIME, SIMULATED};
+use crate::suites::{MODELS, NEEDING_A_RUNTIME, SIMULATED, SIMULATION};
 
 /// Runs every check, so that one failure does not hide the next; true when all pass.
 pub fn run() -> Result<bool, String> {
@@ -11,7 +11,8 @@ pub fn run() -> Result<bool, String> {
     let mut failed = Vec::new();
     let mut checks = vec![format(), clippy(&target), docs(&target)];
     // Code that only the model checkers see.
-    checks.extend(MODELS.iter().map(|model| model.cargo(&target, &["clippy"], &["--", "-D", "warnings"])));
+    let models = MODELS.iter().chain([&SIMULATION]);
+    checks.extend(models.map(|model| model.cargo(&target, &["clippy"], &["--", "-D", "warnings"])));
     for check in checks {
         if let Err(message) = shell::run(check) {
             failed.push(message);

@@ -24,7 +24,12 @@ pub const MODELS: &[Model] = &[
     Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom_replay"] },
     Model { checker: "loom", place: &["--package", "estafette-devices", "--lib"] },
     Model { checker: "shuttle", place: &["--package", "estafette-devices", "--test", "schedules"] },
+    Model { checker: "shuttle", place: &["--package", "tests", "--test", "protocols"] },
 ];
+
+/// Whole engines under shuttle, in a suite of their own.
+pub const SIMULATION: Model =
+    Model { checker: "shuttle", place: &["--package", "tests", "--test", "simulation"] };
 
 impl Model {
     /// A cargo command on these models. Its flags rebuild everything, so each checker has a target folder of its own.
@@ -129,12 +134,27 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "shuttle",
-        about: "whole pools and devices under random schedules",
+        about: "whole pools, devices and protocols of engines under random schedules",
         fast: false,
         needs: &[],
         counted: true,
         limit: minutes(30),
         commands: |context| models(&context.target, "shuttle"),
+    },
+    Suite {
+        name: "simulation",
+        about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
+        fast: false,
+        needs: &[],
+        counted: true,
+        limit: minutes(30),
+        commands: |context| {
+            let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
+            if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
+                simulate.env("ESTAFETTE_SEEDS", "20000");
+            }
+            vec![simulate]
+        },
     },
     Suite {
         name: "property",

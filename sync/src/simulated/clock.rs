@@ -29,7 +29,7 @@ type Key = (Duration, u64);
 pub(super) enum Sleeper {
     /// A parked thread.
     Parked(Thread),
-    /// Whoever waits on this.
+    /// All that wait on this.
     Waits(Arc<Condvar>),
 }
 
@@ -62,7 +62,7 @@ pub(super) fn look() -> Duration {
     NOW.get()
 }
 
-/// Whether [`run`] moves the clock of this execution.
+/// Whether [`start`] has been called, so that a thread moves the clock of this execution.
 pub(super) fn moves() -> bool {
     MOVES.get()
 }
@@ -97,18 +97,26 @@ impl Drop for Timer {
     }
 }
 
-/// Moves the clock for as long as the execution lasts: the body of the execution's second thread.
+/// Starts the thread that moves the clock, for as long as the execution lasts. It must be the second one of the execution: the
+/// first thing that the first one does.
 ///
-/// # Panics
-/// When no thread can go on and no timer is set, and when the clock passes `limit`: something waits that nothing ends. `describe` says
-/// what is known of it.
-pub fn run(limit: Duration, describe: impl Fn() -> String) {
+/// When no thread can go on and no timer is set, it ends, and with it the execution as a deadlock. When the clock passes `limit` it
+/// panics: something waits that nothing ends. `describe` says what is known then.
+pub fn start(limit: Duration, describe: impl Fn() -> String + Send + 'static) {
     MOVES.set(true);
+    drop(super::thread::daemon(shuttle::thread::spawn(move || run(limit, &describe))));
+}
+
+fn run(limit: Duration, describe: &dyn Fn() -> String) {
     loop {
         shuttle::thread::yield_now();
         let next = TIMERS.with_borrow(|timers| timers.first_key_value().map(|(key, _)| key.0));
         let Some(next) = next else {
-            assert!(!IDLE.get(), "deadlock: no thread can go on, and none waits for a time\n{}", describe());
+            if IDLE.get() {
+                // Without this thread shuttle sees the deadlock, and names the threads.
+                println!("{}", describe());
+                return;
+            }
             continue;
         };
         if !IDLE.get() && next > NOW.get() + EARLY {

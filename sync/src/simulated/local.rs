@@ -3,9 +3,15 @@
 use std::cell::{Cell, RefCell};
 
 use shuttle::thread::AccessError;
+use shuttle_engine::thread_support::DestroyedLastKey;
 
-/// As in `std`.
-pub struct LocalKey<T: 'static>(shuttle::thread::LocalKey<T>);
+/// As in `std`: a value without a destructor is there as long as the thread, others until it drops them.
+pub struct LocalKey<T: 'static>(Key<T>);
+
+enum Key<T: 'static> {
+    Dropped(shuttle::thread::LocalKey<T>),
+    Lasting(DestroyedLastKey<T>),
+}
 
 impl<T> std::fmt::Debug for LocalKey<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -16,12 +22,19 @@ impl<T> std::fmt::Debug for LocalKey<T> {
 impl<T> LocalKey<T> {
     /// For [`thread_local`](crate::thread_local).
     pub const fn new(init: fn() -> T) -> Self {
-        Self(shuttle::thread::LocalKey { init, _p: std::marker::PhantomData })
+        Self(if std::mem::needs_drop::<T>() {
+            Key::Dropped(shuttle::thread::LocalKey { init, _p: std::marker::PhantomData })
+        } else {
+            Key::Lasting(DestroyedLastKey::new(init))
+        })
     }
 
     /// As in `std`.
+    ///
+    /// # Panics
+    /// When the thread has dropped its value.
     pub fn with<R>(&'static self, f: impl FnOnce(&T) -> R) -> R {
-        self.0.with(f)
+        self.try_with(f).expect("the thread has dropped this value")
     }
 
     /// As in `std`.
@@ -29,7 +42,10 @@ impl<T> LocalKey<T> {
     /// # Errors
     /// When the thread has dropped its value.
     pub fn try_with<R>(&'static self, f: impl FnOnce(&T) -> R) -> Result<R, AccessError> {
-        self.0.try_with(f)
+        match &self.0 {
+            Key::Dropped(key) => key.try_with(f),
+            Key::Lasting(key) => key.try_with(f),
+        }
     }
 }
 

@@ -33,6 +33,7 @@ pub struct Seeded {
     data: u64,
     switch_once_in: u64,
     slow: Option<usize>,
+    clock: Option<TaskId>,
     begun: bool,
     trace: Rc<Cell<Trace>>,
 }
@@ -44,7 +45,14 @@ impl Seeded {
         let switch_once_in = [1, 2, 4, 16, 64][(next(&mut dice) % 5) as usize];
         let slow = next(&mut dice).is_multiple_of(2).then(|| 2 + (next(&mut dice) % 8) as usize);
         let trace = Rc::<Cell<Trace>>::default();
-        (Self { dice, data: !seed, switch_once_in, slow, begun: false, trace: trace.clone() }, trace)
+        let clock = Some(TaskId::from(CLOCK));
+        (Self { dice, data: !seed, switch_once_in, slow, clock, begun: false, trace: trace.clone() }, trace)
+    }
+
+    /// As [`new`](Self::new), for an execution without a thread that moves the clock.
+    pub fn without_clock(seed: u64) -> (Self, Rc<Cell<Trace>>) {
+        let (scheduler, trace) = Self::new(seed);
+        (Self { clock: None, ..scheduler }, trace)
     }
 
     fn roll(&mut self, sides: u64) -> u64 {
@@ -52,16 +60,19 @@ impl Seeded {
     }
 
     fn choose(&mut self, runnable: &[&Task], current: Option<TaskId>, yielding: bool) -> TaskId {
-        let clock = TaskId::from(CLOCK);
-        let others: Vec<TaskId> = runnable.iter().map(|task| task.id()).filter(|id| *id != clock).collect();
+        let clock = self.clock;
+        let others: Vec<TaskId> =
+            runnable.iter().map(|task| task.id()).filter(|id| Some(*id) != clock).collect();
         let can_go_on = current.filter(|current| others.contains(current));
         // Other threads would be said to panic as well.
         if let Some(current) = can_go_on.filter(|_| std::thread::panicking()) {
             return current;
         }
         clock::set_idle(others.is_empty());
-        let clock_runs = runnable.iter().any(|task| task.id() == clock);
-        if others.is_empty() || clock_runs && self.roll(TIME_PASSES) == 0 {
+        let clock = clock.filter(|clock| runnable.iter().any(|task| task.id() == *clock));
+        if let Some(clock) = clock
+            && (others.is_empty() || self.roll(TIME_PASSES) == 0)
+        {
             return clock;
         }
         if let Some(current) = can_go_on.filter(|_| !yielding)

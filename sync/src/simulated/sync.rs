@@ -100,7 +100,7 @@ impl fmt::Debug for Condvar {
     }
 }
 
-/// A cell that is written once. Whoever finds it being written waits as a thread of the execution.
+/// A cell that is written once. A thread that finds it being written waits as a thread of the execution.
 pub struct OnceLock<T> {
     writing: Mutex<()>,
     place: Place<T>,
@@ -114,7 +114,7 @@ impl<T> OnceLock<T> {
 
     /// As in `std`.
     pub fn get(&self) -> Option<&T> {
-        // Somebody else may be about to write it.
+        // Another thread may be about to write it.
         shuttle::thread::sleep(Duration::ZERO);
         self.place.get()
     }

@@ -1,7 +1,9 @@
 //! Shuttle's [`std::thread`], with timeouts that the clock of the execution ends, and threads that can be refused.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
+use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 use shuttle::scheduler::TaskId;
@@ -69,7 +71,7 @@ impl Builder {
         Self(self.0.name(name))
     }
 
-    /// The size is noted by nobody: all threads of an execution have stacks of one size.
+    /// Has no effect: all threads of an execution have stacks of one size.
     pub fn stack_size(self, _bytes: usize) -> Self {
         self
     }
@@ -92,5 +94,83 @@ impl Builder {
             None => {}
         }
         self.0.spawn(body)
+    }
+}
+
+/// What one scoped thread has returned.
+type Returned<T> = Arc<(Mutex<Option<T>>, Condvar)>;
+
+/// As in `std`. Shuttle's own wakes the thread that has opened a scope when the last thread in it ends, even if that thread waits for something else.
+pub struct Scope<'scope, 'env: 'scope> {
+    threads: RefCell<Vec<JoinHandle<()>>>,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+// SAFETY: the threads of an execution run on one thread of the system, and none is switched while the list is borrowed.
+unsafe impl Sync for Scope<'_, '_> {}
+
+impl std::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").finish_non_exhaustive()
+    }
+}
+
+/// As in `std`.
+pub fn scope<'env, F, T>(f: F) -> T
+where
+    F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
+{
+    let scope = Scope { threads: RefCell::default(), scope: PhantomData, env: PhantomData };
+    let result = f(&scope);
+    loop {
+        let Some(thread) = scope.threads.borrow_mut().pop() else { return result };
+        // A thread that panics fails the execution.
+        let _ = thread.join();
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// As in `std`.
+    pub fn spawn<F, T>(&'scope self, body: F) -> ScopedJoinHandle<'scope, T>
+    where
+        F: FnOnce() -> T + Send + 'scope,
+        T: Send + 'scope,
+    {
+        let returned = Returned::<T>::default();
+        let own = returned.clone();
+        let body: Box<dyn FnOnce() + Send + 'scope> = Box::new(move || {
+            let result = body();
+            *own.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            own.1.notify_all();
+        });
+        // SAFETY: `scope` joins the thread before what the body borrows is gone. If it panics first, the execution has failed, and
+        // none of its threads runs again.
+        let body: Box<dyn FnOnce() + Send + 'static> = unsafe { std::mem::transmute(body) };
+        self.threads.borrow_mut().push(shuttle::thread::spawn(body));
+        ScopedJoinHandle { returned, scope: PhantomData }
+    }
+}
+
+/// As in `std`.
+#[derive(Debug)]
+pub struct ScopedJoinHandle<'scope, T> {
+    returned: Returned<T>,
+    scope: PhantomData<&'scope ()>,
+}
+
+impl<T> ScopedJoinHandle<'_, T> {
+    /// As in `std`.
+    ///
+    /// # Errors
+    /// Never: a thread that panics fails the execution.
+    pub fn join(self) -> Result<T> {
+        let mut returned = self.returned.0.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match returned.take() {
+                Some(result) => return Ok(result),
+                None => returned = self.returned.1.wait(returned).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
     }
 }

@@ -10,6 +10,7 @@
 //!    free of circles. In that sequence the sequential oracle runs the program, failures included, and everything that
 //!    was observed must be what the oracle says.
 
+mod bystander;
 pub mod program;
 pub mod replay;
 pub mod world;

@@ -31,6 +31,12 @@ pub struct Shape {
     pub faults: bool,
     /// Whether everything waits behind a gate until half of it has been submitted, so that queues get long.
     pub gated: bool,
+    /// Whether some operations end with work under way that a fence marks.
+    pub fences: bool,
+    /// Threads that look on: they lease, await, ask and give up, which changes nothing.
+    pub bystanders: usize,
+    /// The most accesses of an operation.
+    pub accesses: usize,
 }
 
 impl Shape {
@@ -50,6 +56,9 @@ impl Shape {
             operations,
             faults: !dice.once_in(4),
             gated: window > operations && dice.once_in(2),
+            fences: false,
+            bystanders: 0,
+            accesses: 19,
         }
     }
 }
@@ -76,6 +85,8 @@ pub enum Body {
     Future,
     /// Finished by another thread.
     External,
+    /// Ended with a fence by another thread, which does the work after that and then lets the fence be done.
+    Fenced,
 }
 
 /// One operation.
@@ -136,13 +147,15 @@ impl Plan {
             wait: dice.once_in(1024),
             spins: if dice.once_in(32) { 2_000 } else { 0 },
         };
-        if faulty(dice, 48) {
+        if shape.fences && dice.once_in(3) {
+            plan.body = Body::Fenced;
+        } else if faulty(dice, 48) {
             plan.fate = dice.pick(&[Fate::Error, Fate::Error, Fate::Panic]);
         }
         // Failures spread to whoever reads. Were every operation to read much, one failure would soon have skipped all the
         // others, and a test of skipping would be all that is left.
         let reads_max = if shape.faults { dice.pick(&[0, 0, 0, 0, 1, 2, 2, 19]) } else { 19 };
-        for _ in 0..2 + dice.roll(18) {
+        for _ in 0..2 + dice.roll(shape.accesses - 1) {
             plan.add(dice.roll(shape.tensors + shape.variables), reads_max, shape, dice);
         }
         plan

@@ -3,12 +3,16 @@
 use std::cell::Cell as ThreadCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
+use estafette::devices::host;
 use estafette::{BodyResult, Completion, DType, Engine, Error, Op, Tensor, Variable};
+use estafette_sync::sync::mpsc::{Receiver, Sender, channel};
+use estafette_sync::{thread, thread_local};
 
+use super::bystander;
 use super::program::{Body, CellId, Fate, OpIndex, Plan, Shape};
 use crate::dice::{Dice, mix};
 use crate::gate::Gate;
@@ -95,7 +99,7 @@ impl Cell {
         }
     }
 
-    fn enter(&self, alone: bool) {
+    pub(super) fn enter(&self, alone: bool) {
         let before = if alone {
             self.users.swap(-1, Ordering::AcqRel)
         } else {
@@ -107,7 +111,7 @@ impl Cell {
         );
     }
 
-    fn leave(&self, alone: bool) {
+    pub(super) fn leave(&self, alone: bool) {
         if alone {
             self.users.store(0, Ordering::Release);
         } else {
@@ -132,7 +136,7 @@ pub struct World {
     pub ended: Vec<OnceLock<Ended>>,
     /// The engine's name of each operation.
     pub ids: Mutex<HashMap<u64, OpIndex>>,
-    engines: Vec<Engine>,
+    pub(super) engines: Vec<Engine>,
 }
 
 impl World {
@@ -141,14 +145,17 @@ impl World {
     /// # Errors
     /// The engine's.
     pub fn new(shape: Shape) -> Result<Arc<Self>, Error> {
+        let plans = draw_plans(&shape);
+        Self::with_plans(shape, plans)
+    }
+
+    /// Makes what a program needs: operations with their submitters, in the order of submission of each submitter.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn with_plans(shape: Shape, plans: Vec<(usize, Plan)>) -> Result<Arc<Self>, Error> {
         let engine = || Engine::builder().workers(shape.workers).window(shape.window).build();
         let engines = (0..shape.engines).map(|_| engine()).collect::<Result<Vec<_>, _>>()?;
-        let mut plans = Vec::new();
-        for submitter in 0..shape.submitters {
-            let mut dice = Dice::new(mix(shape.seed ^ submitter as u64));
-            let share = (shape.operations + submitter) / shape.submitters;
-            plans.extend((0..share).map(|_| (submitter, Plan::draw(&shape, &mut dice))));
-        }
         let mut cells = Vec::new();
         for number in 0..shape.tensors + shape.variables {
             let (handle, data) = if number < shape.tensors {
@@ -172,6 +179,11 @@ impl World {
         }))
     }
 
+    /// Its engines.
+    pub fn engines(&self) -> &[Engine] {
+        &self.engines
+    }
+
     /// Submits everything and waits for the end.
     ///
     /// # Panics
@@ -187,7 +199,7 @@ impl World {
         });
         let (finisher, to_finish) = channel();
         let gate = self.shape.gated.then(|| self.shut());
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(move || finish_all(&to_finish));
             let submitters: Vec<_> = (0..self.shape.submitters)
                 .map(|number| {
@@ -197,6 +209,9 @@ impl World {
                 })
                 .collect();
             drop(finisher);
+            for number in 0..self.shape.bystanders {
+                scope.spawn(move || bystander::look_on(self, number));
+            }
             if let Some((tensors, variables)) = gate {
                 for (_, reached) in &submitters {
                     // An error says that the submitter is through already.
@@ -241,6 +256,16 @@ impl World {
 
     /// Writes, notes what was seen, and lets the cells go.
     fn end(&self, op: OpIndex, digest: u64) -> BodyResult {
+        self.sign(op, true);
+        self.finish(op, digest);
+        match self.plans[op].1.fate {
+            Fate::Well => Ok(()),
+            Fate::Error => Err(format!("fate of {op}").into()),
+            Fate::Panic => std::panic::panic_any(format!("fate of {op}")),
+        }
+    }
+
+    fn finish(&self, op: OpIndex, digest: u64) {
         let plan = &self.plans[op].1;
         for (cell, reads, _) in plan.accesses().into_iter().filter(|(_, _, writes)| *writes) {
             let before = if reads { self.cells[cell].value() } else { 0 };
@@ -249,14 +274,8 @@ impl World {
             unsafe { *data = written(op, cell, digest, before) };
         }
         self.digests[op].set(digest).expect("a body runs once");
-        self.sign(op, true);
         for (cell, _, writes) in plan.accesses() {
             self.cells[cell].leave(writes);
-        }
-        match plan.fate {
-            Fate::Well => Ok(()),
-            Fate::Error => Err(format!("fate of {op}").into()),
-            Fate::Panic => std::panic::panic_any(format!("fate of {op}")),
         }
     }
 
@@ -280,6 +299,17 @@ impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("World").field("shape", &self.shape).finish_non_exhaustive()
     }
+}
+
+/// The operations of a program with their submitters, in the order of submission of each submitter.
+pub fn draw_plans(shape: &Shape) -> Vec<(usize, Plan)> {
+    let mut plans = Vec::new();
+    for submitter in 0..shape.submitters {
+        let mut dice = Dice::new(mix(shape.seed ^ submitter as u64));
+        let share = (shape.operations + submitter) / shape.submitters;
+        plans.extend((0..share).map(|_| (submitter, Plan::draw(shape, &mut dice))));
+    }
+    plans
 }
 
 /// Everything that `op` sees, in order.
@@ -339,6 +369,10 @@ impl Drop for Ticket {
         if self.ran || [REFUSABLE.get(), CANCELLING.get()].contains(&Some(self.op)) {
             return;
         }
+        if self.world.shape.fences || self.world.shape.bystanders > 0 {
+            // Fences of what comes before need not be done.
+            return self.world.sign(self.op, false);
+        }
         let accesses = self.world.plans[self.op].1.accesses();
         for (cell, _, writes) in &accesses {
             self.world.cells[*cell].enter(*writes);
@@ -356,6 +390,17 @@ type Unfinished = (Arc<World>, OpIndex, u64, Completion);
 /// The thread that ends external operations.
 fn finish_all(to_finish: &Receiver<Unfinished>) {
     for (world, op, digest, completion) in to_finish {
+        if world.plans[op].1.body == Body::Fenced {
+            let (completer, fence) = host::promise("work of an operation");
+            // While it has its accesses: one that is skipped after it does not wait for its work.
+            world.sign(op, true);
+            completion.complete_after(&fence);
+            // Work goes on with what the operation, which has ended, had accesses to.
+            thread::yield_now();
+            world.finish(op, digest);
+            completer.complete();
+            continue;
+        }
         let end = std::panic::AssertUnwindSafe(|| world.end(op, digest));
         match std::panic::catch_unwind(end) {
             Ok(result) => completion.complete(result),
@@ -441,7 +486,7 @@ impl Submitter<'_> {
                         let ticket = ticket();
                         builder().run_future(move |reads, writes, updates| asynchronous(ticket, (reads, writes, updates)))
                     }
-                    Body::External => builder().run_external(external(ticket())),
+                    Body::External | Body::Fenced => builder().run_external(external(ticket())),
                 }
             }};
         }
@@ -465,7 +510,7 @@ impl Submitter<'_> {
                         // Nobody else would make room.
                         self.world.engines[plan.engine].run_ready();
                     }
-                    Err(Error::WindowFull { .. }) => std::thread::yield_now(),
+                    Err(Error::WindowFull { .. }) => thread::yield_now(),
                     other => break other,
                 }
             },
@@ -473,7 +518,7 @@ impl Submitter<'_> {
                 let ticket = ticket();
                 builder().run_future(move |reads, writes| asynchronous(ticket, (reads, writes)))
             }
-            (0, Body::External) => builder().run_external(external(ticket())),
+            (0, Body::External | Body::Fenced) => builder().run_external(external(ticket())),
             (1, _) => with_updates!(a),
             (2, _) => with_updates!(a b),
             (3, _) => with_updates!(a b c),
@@ -486,8 +531,21 @@ impl Submitter<'_> {
 /// Reads, lets others run, and writes.
 async fn asynchronous(ticket: Ticket, guards: impl Send) -> BodyResult {
     let (world, op, digest) = ticket.begin();
-    tokio::task::yield_now().await;
+    let_others_run().await;
     let result = world.end(op, digest);
     drop(guards);
     result
+}
+
+/// Pending once, and woken at once.
+async fn let_others_run() {
+    let mut pending = true;
+    std::future::poll_fn(|cx| {
+        if std::mem::take(&mut pending) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(())
+    })
+    .await;
 }

@@ -1,0 +1,94 @@
+//! Threads that look on while a program runs. What they do changes nothing that the program observes, and takes every turn that a
+//! lease, a question or a wait can take: had at once, waited for, given up, and returned with work under way.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use estafette::devices::host;
+use estafette::{Access, Lease, Tensor};
+use estafette_sync::thread;
+
+use super::world::{Cell, World};
+use crate::dice::{Dice, mix};
+
+/// What each of them does, so many times.
+const STEPS: usize = 6;
+
+/// Looks on until it has taken its steps.
+pub(super) fn look_on(world: &Arc<World>, number: usize) {
+    let mut dice = Dice::new(mix(world.shape.seed ^ (2 << 32) ^ number as u64));
+    for _ in 0..STEPS {
+        let cell = &world.cells[dice.roll(world.shape.tensors)];
+        let tensor = cell.tensor().expect("tensors come first");
+        let soon = Duration::from_micros(1 << dice.roll(12));
+        match dice.roll(8) {
+            // A failed version cannot be leased.
+            0 => {
+                if let Ok(Some(lease)) = tensor.lease_now(Access::Read, "a bystander") {
+                    hold(cell, lease, soon, &mut dice);
+                }
+            }
+            1 | 2 => {
+                if let Ok(lease) = tensor.lease_wait(Access::Read, Some(soon), "a bystander") {
+                    hold(cell, lease, soon, &mut dice);
+                }
+            }
+            // Asked for, perhaps granted meanwhile, and not wanted any more.
+            3 | 4 => {
+                let mut lease = pin!(tensor.lease(Access::Read, "a bystander"));
+                if let Poll::Ready(Ok(lease)) = poll_for(&mut lease, &mut dice) {
+                    hold(cell, lease, soon, &mut dice);
+                }
+            }
+            5 => drop(poll_for(&mut pin!(tensor.ready()), &mut dice)),
+            6 => drop(tensor.wait_timeout(soon)),
+            _ => ask(world, tensor, &mut dice),
+        }
+    }
+}
+
+fn ask(world: &World, tensor: &Tensor, dice: &mut Dice) {
+    match dice.roll(3) {
+        0 => drop(tensor.state()),
+        1 => drop(world.engines[dice.roll(world.engines.len())].diagnose()),
+        _ => thread::sleep(Duration::from_micros(1 << dice.roll(12))),
+    }
+}
+
+/// Reads for a while, beside other readers and no writer.
+fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
+    cell.enter(false);
+    let before = cell.value();
+    if dice.once_in(2) {
+        thread::yield_now();
+    } else {
+        thread::sleep(soon);
+    }
+    if dice.once_in(2) {
+        assert_eq!(cell.value(), before, "written while it was leased for reading");
+        cell.leave(false);
+        return drop(lease);
+    }
+    let (completer, fence) = host::promise("work of a lease");
+    lease.release_after(fence);
+    // Work that reads goes on.
+    thread::yield_now();
+    assert_eq!(cell.value(), before, "written while work of a lease was under way");
+    cell.leave(false);
+    completer.complete();
+}
+
+/// Polls now and then, a few times.
+fn poll_for<F: Future + Unpin>(future: &mut F, dice: &mut Dice) -> Poll<F::Output> {
+    let mut cx = Context::from_waker(Waker::noop());
+    for _ in 0..dice.roll(4) {
+        if let Poll::Ready(output) = std::pin::Pin::new(&mut *future).poll(&mut cx) {
+            return Poll::Ready(output);
+        }
+        thread::yield_now();
+    }
+    Poll::Pending
+}
