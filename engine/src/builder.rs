@@ -124,6 +124,10 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     }
 
     /// Among ready operations, higher ones are started first. Default 0.
+    ///
+    /// Priorities age, so nothing waits for ever: while operations with a priority wait, of any 64 operations that are taken to be run
+    /// at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and at least one is the oldest of those with a
+    /// priority other than 0. An operation and those that it makes ready, one after the other and up to 32, count as one.
     pub fn priority(mut self, priority: i32) -> Self {
         self.draft.payload_mut().priority = priority;
         self

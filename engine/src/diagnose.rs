@@ -6,17 +6,22 @@ use std::time::Duration;
 use estafette_graph::{Hazard, Roots};
 
 use crate::core::Core;
+use crate::exchange::{Release, reaper};
 use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Phase};
 use crate::wait::{Seen, picture};
 
 /// Everything that is in flight, and what each waiting operation waits for.
 ///
-/// Its `Display` form is one line per operation; the fields are for programs.
+/// Its `Display` form is one line per operation and release; the fields are for programs.
 #[derive(Debug, Clone)]
 pub struct Diagnosis {
     /// Operations in flight, in submission order; leases and waiting futures included.
     pub operations: Vec<Waiting>,
+    /// Memory of this process, of whatever engine, that has been on its way back to its owner for long: each deleter that has run for
+    /// more than a quarter of a second, and the oldest memory that waits for such a deleter, or for device work for more than
+    /// ten seconds.
+    pub releases: Vec<Release>,
 }
 
 /// One operation in flight.
@@ -70,7 +75,7 @@ pub struct Blocked {
 pub(crate) fn diagnose(core: &Core) -> Diagnosis {
     if core.check_fork().is_err() {
         // A forked child: nothing runs here, and locks may be held by threads that do not exist.
-        return Diagnosis { operations: Vec::new() };
+        return Diagnosis { operations: Vec::new(), releases: Vec::new() };
     }
     let snapshot = picture(Roots::All);
     let mut explained = snapshot.explained();
@@ -98,7 +103,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         })
         .collect();
     operations.sort_by_key(|op| op.id);
-    Diagnosis { operations }
+    Diagnosis { operations, releases: reaper().slow() }
 }
 
 fn describe(seen: &Seen) -> String {
@@ -122,9 +127,9 @@ fn status(seen: &Seen, granted: bool) -> Status {
 }
 
 impl Diagnosis {
-    /// Whether nothing is in flight.
+    /// Whether nothing is in flight, and no memory has been on its way back for long.
     pub fn is_idle(&self) -> bool {
-        self.operations.is_empty()
+        self.operations.is_empty() && self.releases.is_empty()
     }
 }
 
@@ -133,11 +138,11 @@ impl fmt::Display for Diagnosis {
         if self.is_idle() {
             return f.write_str("nothing in flight");
         }
-        for (at, op) in self.operations.iter().enumerate() {
-            if at > 0 {
-                f.write_str("\n")?;
-            }
-            write!(f, "{op}")?;
+        let operations = self.operations.iter().map(|op| op as &dyn fmt::Display);
+        let releases = self.releases.iter().map(|release| release as &dyn fmt::Display);
+        for (at, line) in operations.chain(releases).enumerate() {
+            let line_break = if at > 0 { "\n" } else { "" };
+            write!(f, "{line_break}{line}")?;
         }
         Ok(())
     }

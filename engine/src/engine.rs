@@ -18,11 +18,11 @@ use crate::builder::OpBuilder;
 use crate::copy::staging;
 use crate::core::{Core, CoreOptions, graph};
 use crate::core_ref::CoreRef;
-use crate::diagnose::{Diagnosis, Waiting, diagnose};
+use crate::diagnose::{Diagnosis, diagnose};
 use crate::error::Error;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
-use crate::live::{self, Live, OnStall, StallWatch};
+use crate::live::{self, Live, OnStall, Stall, StallWatch};
 use crate::operation::{Kind, Name};
 use crate::regions::Origin;
 use crate::replay::Recorder;
@@ -167,14 +167,14 @@ impl EngineBuilder {
     }
 
     /// Has a thread look now and then at what is stalled: what has waited for longer than `limit`, be it operation, lease or wait of
-    /// the program, is logged once, with its sentence of [`Engine::diagnose`], by `tracing` at the level *warn*, target
+    /// the program, or memory whose deleter does not return, is logged once, with its sentence of [`Engine::diagnose`], by `tracing` at the level *warn*, target
     /// `estafette::stall`. Default: nobody looks.
     pub fn watchdog(self, limit: Duration) -> Self {
         self.on_stall(limit, live::log)
     }
 
     /// As [`watchdog`](Self::watchdog), with `tell` called instead, on that thread.
-    pub fn on_stall(mut self, limit: Duration, tell: impl Fn(&Waiting) + Send + Sync + 'static) -> Self {
+    pub fn on_stall(mut self, limit: Duration, tell: impl Fn(Stall<'_>) + Send + Sync + 'static) -> Self {
         self.watch = Some((limit, Arc::new(tell)));
         self
     }
@@ -491,7 +491,7 @@ impl Engine {
         true
     }
 
-    /// Who waits for whom, right now.
+    /// Who waits for whom, right now, and which deleter does not return.
     pub fn diagnose(&self) -> Diagnosis {
         diagnose(self.core())
     }

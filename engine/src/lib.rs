@@ -143,13 +143,13 @@ pub use diagnose::{Blocked, Diagnosis, Status, Waiting};
 pub use engine::{Engine, EngineBuilder, STACK_SIZES, ShutdownReport, Stats, WORKERS_MAX};
 pub use error::{BodyError, BodyResult, Error, FailureKind, LeaseHeld, OperationError};
 pub use estafette_devices as devices;
-pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor};
+pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor, Release, ReleaseStatus};
 pub use export::ExportOptions;
 pub use guards::{ReadGuard, WriteGuard};
 pub use import::Produced;
 pub use lease::{Access, Lease};
 pub use lease_info::LeaseInfo;
-pub use live::Live;
+pub use live::{Live, Stall};
 #[doc(hidden)]
 pub use look::looked_at;
 pub use operands::{Operands, Tensors};

@@ -8,6 +8,7 @@ use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex};
 
 use crate::diagnose::{Diagnosis, Status, Waiting};
+use crate::exchange::{Release, ReleaseStatus};
 use crate::lease_info::LeaseInfo;
 
 /// What an engine is doing at one moment. Leases and waits of the program count as well as operations.
@@ -54,18 +55,45 @@ fn only_leases(op: &Waiting) -> bool {
     !op.blocked_by.is_empty() && op.blocked_by.iter().all(|blocked| blocked.lease.is_some())
 }
 
-/// Called with what has been stalled for longer than the limit, once per operation. On a thread of its own, under no lock.
-pub(crate) type OnStall = Arc<dyn Fn(&Waiting) + Send + Sync>;
+/// What the watchdog has found. Its `Display` form is its line of [`Diagnosis`].
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Stall<'a> {
+    /// An operation, a lease or a wait of the program that waits.
+    Operation(&'a Waiting),
+    /// Memory that does not come back to its owner; of the process, so that each engine's watchdog tells of it.
+    Release(&'a Release),
+}
+
+impl std::fmt::Display for Stall<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Operation(op) => op.fmt(f),
+            Self::Release(release) => release.fmt(f),
+        }
+    }
+}
+
+/// Called with what has been stalled for longer than the limit, once each. On a thread of its own, under no lock.
+pub(crate) type OnStall = Arc<dyn Fn(Stall<'_>) + Send + Sync>;
 
 /// Says it by `tracing`, to whoever listens there.
-pub(crate) fn log(op: &Waiting) {
-    tracing::warn!(
-        target: "estafette::stall",
-        id = op.id,
-        operation = op.name,
-        age_ms = op.age.as_millis() as u64,
-        "{op}"
-    );
+pub(crate) fn log(stall: Stall<'_>) {
+    match stall {
+        Stall::Operation(op) => tracing::warn!(
+            target: "estafette::stall",
+            id = op.id,
+            operation = op.name,
+            age_ms = op.age.as_millis() as u64,
+            "{op}"
+        ),
+        Stall::Release(release) => tracing::warn!(
+            target: "estafette::stall",
+            release = release.id,
+            age_ms = release.age.as_millis() as u64,
+            "{release}"
+        ),
+    }
 }
 
 /// How often the watchdog looks within its limit: an operation is told of at most a quarter of it late.
@@ -97,28 +125,44 @@ impl StallWatch {
         let watch = Self { ended: Arc::clone(&ended) };
         let pause = (limit / LOOKS).max(LOOK_MIN);
         stack::thread("estafette-watchdog").spawn(move || {
-            let mut told: HashSet<u64> = HashSet::new();
+            let mut reported = Reported::default();
             while ended.sleep(pause) {
                 let Some(diagnosis) = watched.upgrade().map(|watched| diagnose(&watched)) else { return };
-                tell(&diagnosis, limit, &mut told, &on_stall);
+                tell(&diagnosis, limit, &mut reported, &on_stall);
             }
         })?;
         Ok(watch)
     }
 }
 
-fn tell(diagnosis: &Diagnosis, limit: Duration, told: &mut HashSet<u64>, on_stall: &OnStall) {
-    let stalled: Vec<&Waiting> = diagnosis
-        .operations
-        .iter()
-        .filter(|op| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit)
-        .collect();
+/// Identities of what was reported and is stalled still.
+#[derive(Default)]
+struct Reported {
+    operations: HashSet<u64>,
+    releases: HashSet<u64>,
+}
+
+fn tell(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
+    let stalled = |op: &&Waiting| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit;
+    let stalled = diagnosis.operations.iter().filter(stalled).map(|op| (op.id, Stall::Operation(op)));
+    report_new(stalled.collect(), &mut reported.operations, on_stall);
+    let slow = diagnosis.releases.iter().filter(|release| release.age >= limit);
+    // Memory that waited for another deleter is reported again when its own does not return.
+    let key = |slow: &Release| slow.id << 1 | u64::from(slow.status == ReleaseStatus::Deleting);
+    report_new(
+        slow.map(|slow| (key(slow), Stall::Release(slow))).collect(),
+        &mut reported.releases,
+        on_stall,
+    );
+}
+
+fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_stall: &OnStall) {
     // Identities are not used again, so what is not stalled any more may be forgotten.
-    let still: HashSet<u64> = stalled.iter().map(|op| op.id).collect();
-    told.retain(|id| still.contains(id));
-    for op in stalled {
-        if told.insert(op.id) {
-            on_stall(op);
+    let still: HashSet<u64> = stalled.iter().map(|(id, _)| *id).collect();
+    reported.retain(|id| still.contains(id));
+    for (id, stall) in stalled {
+        if reported.insert(id) {
+            on_stall(stall);
         }
     }
 }

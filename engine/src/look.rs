@@ -5,9 +5,9 @@
 //! blocking wait looks at what is [near](NEAR) at its start, and one thread of the process looks for all that wait for long
 //! ([`awaits`](crate::awaits)), for a [hundredth](PACE) of its time at most.
 
+use estafette_sync::time::{Duration, Instant};
 use std::collections::HashSet;
 use std::sync::PoisonError;
-use estafette_sync::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Step, Walk, What};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};

@@ -97,6 +97,13 @@ fn run_at_once(granted: OpGranted) {
         core.flow();
         return execute(granted);
     }
+    if granted.payload().core.pool.has_priorities() {
+        // Nobody else takes them, and what is submitted would overtake them until somebody waits.
+        let core = granted.payload().core.clone();
+        execute(granted);
+        core.help_any();
+        return;
+    }
     go_on(start::<true>(granted), |_| true);
 }
 

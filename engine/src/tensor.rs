@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 
 use crate::core_ref::CoreRef;
 use crate::error::{Error, OperationError};
+use crate::exchange::reaper::What;
 use crate::exchange::{DType, Layout, Storage, reaper};
 use crate::lease::LeaseInner;
 use crate::operation::{Name, OpTag, OpVar};
@@ -416,7 +417,7 @@ impl Drop for TensorInner {
             std::mem::forget((self.core.clone(), self.vars.clone()));
         }
         let Some(definition) = self.definition.take() else { return };
-        let Definition { storage, placed, .. } = definition;
+        let Definition { storage, placed, layout, .. } = definition;
         if forked {
             std::mem::forget(placed);
             return reaper().release(Frontier::default(), storage);
@@ -424,6 +425,7 @@ impl Drop for TensorInner {
         // The range goes first: once the deleter has run, the owner may give the same addresses to somebody else.
         drop(placed);
         // Every operation on this tensor held it until its fences were on the variables, so they are all there.
-        reaper().release(self.all_fences(), storage);
+        let variable = self.vars.first().map_or(0, |var| var.id().get());
+        reaper().release_of(self.all_fences(), storage, || What::tensor(variable, &layout));
     }
 }

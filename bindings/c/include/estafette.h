@@ -461,7 +461,7 @@ typedef struct estafette_fence {
   uint64_t flags;
   /**
    * Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
-   * no `subscribe`.
+   * no `subscribe`. It must not ask for what waits for this fence: the fence fails then.
    */
   int32_t (*query)(void *context);
   /**
@@ -623,7 +623,10 @@ typedef struct estafette_submit_options {
    */
   uint32_t size;
   /**
-   * Among ready operations, higher ones are started first. Default 0.
+   * Among ready operations, higher ones are started first. Default 0. Priorities age: while operations with a priority wait, of any
+   * 64 that are taken to be run at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and at least one
+   * is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the other and up
+   * to 32, count as one.
    */
   int32_t priority;
   /**
@@ -858,7 +861,8 @@ estafette_status estafette_wait_all(struct estafette_engine *engine,
                                     uint64_t timeout_ns);
 
 /**
- * Who waits for whom right now, one line per operation, for people. The caller owns the text and frees it by
+ * Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for
+ * more than a quarter of a second, and for the oldest memory behind it. The caller owns the text and frees it by
  * `estafette_string_free`.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on

@@ -168,7 +168,8 @@ pub extern "C" fn estafette_wait_all(engine: *mut estafette_engine, timeout_ns: 
     })
 }
 
-/// Who waits for whom right now, one line per operation, for people. The caller owns the text and frees it by
+/// Who waits for whom right now, one line per operation, for people; and a line for each deleter of this process that has run for
+/// more than a quarter of a second, and for the oldest memory behind it. The caller owns the text and frees it by
 /// `estafette_string_free`.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL or a handle that is not in use; `ESTAFETTE_FORKED`. `*out` is written only on

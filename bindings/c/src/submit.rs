@@ -29,7 +29,10 @@ pub type estafette_function = Option<unsafe extern "C" fn(context: *mut c_void, 
 pub struct estafette_submit_options {
     /// `sizeof(estafette_submit_options)`.
     pub size: u32,
-    /// Among ready operations, higher ones are started first. Default 0.
+    /// Among ready operations, higher ones are started first. Default 0. Priorities age: while operations with a priority wait, of any
+    /// 64 that are taken to be run at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and at least one
+    /// is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the other and up
+    /// to 32, count as one.
     pub priority: i32,
     /// Appears in messages; NULL means "c".
     pub name: *const c_char,

@@ -1,6 +1,6 @@
 //! What an engine tells about itself, as the plain Python objects of `estafette/_reports.py`.
 
-use estafette::{Diagnosis, LeaseInfo, Live, ShutdownReport, Stats, Status};
+use estafette::{Diagnosis, LeaseInfo, Live, ReleaseStatus, ShutdownReport, Stats, Status};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -37,7 +37,21 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
         operations.push(make(py, "Waiting", fields)?);
     }
     let operations = PyTuple::new(py, operations)?;
-    Ok(make(py, "Diagnosis", (operations, diagnosis.to_string()))?.unbind())
+    let releases = diagnosis.releases.iter().map(|release| {
+        let status = match release.status {
+            ReleaseStatus::Deleting => "deleting",
+            ReleaseStatus::Queued => "queued",
+            ReleaseStatus::Fenced => "fenced",
+            _ => "unknown",
+        };
+        make(
+            py,
+            "Release",
+            (release.id, &release.what, status, release.age.as_secs_f64(), release.to_string()),
+        )
+    });
+    let releases = PyTuple::new(py, releases.collect::<PyResult<Vec<_>>>()?)?;
+    Ok(make(py, "Diagnosis", (operations, releases, diagnosis.to_string()))?.unbind())
 }
 
 pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyAny>> {

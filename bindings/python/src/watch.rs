@@ -5,8 +5,8 @@ use pyo3::prelude::*;
 use crate::gate;
 
 /// Says what has been stalled for too long; called on the engine's watchdog.
-pub fn tell_stall(op: &estafette::Waiting) {
-    let text = op.to_string();
+pub fn tell_stall(stall: estafette::Stall<'_>) {
+    let text = stall.to_string();
     gate::attach(|py| {
         let told = py
             .import("logging")

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `pool.rs` | the handle: push, take, shut down |
 //! | `queues.rs` | where jobs wait: deques, injector, priorities |
-//! | `priority.rs` | the heap for jobs that are not ordinary |
+//! | `priority.rs` | jobs that are not ordinary, by priority and by age |
 //! | `scan.rs` | taking one particular job out of the middle |
 //! | `worker.rs` | the loop of one thread |
 //! | `guest.rs` | deques for threads from outside |

@@ -163,6 +163,9 @@ impl<J: Job> Pool<J> {
 
     /// Queues a job that goes before ordinary ones (positive, the highest first) or after them (negative). 0 is
     /// [`Pool::push`]. Jobs of equal priority run in the order in which they were pushed.
+    ///
+    /// Priorities age: while jobs with a priority wait, of any 64 jobs that are taken from the pool at least one is an ordinary job, one
+    /// of the oldest, if one waits; and at least one is that with a priority which has waited longest.
     pub fn push_priority(&self, job: J, priority: i32) {
         if priority == 0 {
             return self.push(job);
@@ -229,6 +232,12 @@ impl<J: Job> Pool<J> {
     /// Whether a job waits.
     pub fn has_work(&self) -> bool {
         self.shared.queues.has_work()
+    }
+
+    /// Whether a job with a priority waits. One load.
+    #[inline]
+    pub fn has_priorities(&self) -> bool {
+        self.shared.queues.has_priorities()
     }
 
     /// The number of workers that the pool was made with.

@@ -5,6 +5,10 @@
 //! negative priority. Threads from outside that push have deques too, as *guests* (oldest first for everybody); the
 //! injector is for those that came when all were taken. Every [`FAIR_TICKS`] jobs the shared ends come first, so neither the injector nor the old end of
 //! its own deque can starve while it feeds itself.
+//!
+//! Priorities age: while jobs with a priority wait, every [`AGE`]th take of the pool, by whichever thread, goes by age. In turn it takes
+//! one of the oldest ordinary jobs, from another deque each time, or the job with a priority that has waited longest. So of 2 ×
+//! `AGE` takes at least one is an ordinary job, if one waits, and at least one the oldest of those with a priority.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -13,7 +17,7 @@ use crossbeam::deque::{Injector, Steal, Stealer, Worker};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use super::priority::Priorities;
+use super::priority::{Due, Priorities};
 
 /// After this many jobs a worker serves the shared queues before its own deque. Prime, so that it does not fall into
 /// step with loops in the work; the number is tokio's.
@@ -82,7 +86,7 @@ impl<J> Queues<J> {
         self.injector.push(job);
     }
 
-    /// Puts a job into the heap.
+    /// Puts a job among those with a priority.
     pub(super) fn push_priority(&self, job: J, priority: i32) {
         self.priorities.push(job, priority);
     }
@@ -117,8 +121,7 @@ impl<J> Queues<J> {
             })
             .flatten()
         };
-        self.priorities
-            .pop_positive()
+        self.take_sorted()
             .or_else(fair)
             .or_else(|| own.pop())
             .or_else(|| self.pop_returned())
@@ -132,8 +135,7 @@ impl<J> Queues<J> {
         loop {
             let scanned = self.scanned.load(Ordering::SeqCst);
             let job = self
-                .priorities
-                .pop_positive()
+                .take_sorted()
                 .or_else(|| self.pop_returned())
                 .or_else(|| own?.pop())
                 .or_else(|| retried(|| self.injector.steal()))
@@ -145,6 +147,28 @@ impl<J> Queues<J> {
         }
     }
 
+    /// The job that goes before ordinary ones, or the one whose turn it is by age.
+    fn take_sorted(&self) -> Option<J> {
+        match self.priorities.due() {
+            None => None,
+            Some(Due::Ordinary(turn)) => self.take_oldest(turn),
+            Some(Due::Oldest) => self.priorities.pop_oldest(),
+        }
+        .or_else(|| self.priorities.pop_positive())
+    }
+
+    /// One of the oldest ordinary jobs; each `turn` begins at another deque.
+    fn take_oldest(&self, turn: u32) -> Option<J> {
+        self.pop_returned().or_else(|| {
+            let stealers = self.stealers();
+            let places = stealers.len() + 1;
+            (0..places).find_map(|at| match (turn as usize + at) % places {
+                0 => retried(|| self.injector.steal()),
+                place => retried(|| stealers[place - 1].steal()),
+            })
+        })
+    }
+
     /// Whether a scan had jobs in hand at any time since `scanned` were over. Waits until none has.
     fn was_scanned_since(&self, scanned: usize) -> bool {
         let scanning = self.scanning.load(Ordering::SeqCst) > 0;
@@ -152,6 +176,12 @@ impl<J> Queues<J> {
             drop(self.lock_scan());
         }
         scanning || self.scanned.load(Ordering::SeqCst) != scanned
+    }
+
+    /// Whether a job with a priority waits. One load.
+    #[inline]
+    pub(super) fn has_priorities(&self) -> bool {
+        !self.priorities.is_empty()
     }
 
     /// Whether there are jobs whose place among the others matters.

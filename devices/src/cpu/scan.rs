@@ -19,7 +19,7 @@ use std::mem;
 use crossbeam::deque::{Stealer, Worker};
 use estafette_sync::sync::atomic::Ordering;
 
-use super::priority::Entry;
+use super::priority::{Due, Entry};
 use super::queues::{Queues, retried};
 
 impl<J> Queues<J> {
@@ -30,7 +30,8 @@ impl<J> Queues<J> {
         mut wanted: impl FnMut(&J) -> bool,
     ) -> Option<J> {
         let _scan = self.lock_scan();
-        Hand::new(self, own).find(&mut wanted)
+        let due = self.priorities.due();
+        Hand::new(self, own).find(due, &mut wanted)
     }
 }
 
@@ -76,8 +77,17 @@ impl<'a, J> Hand<'a, J> {
         }
     }
 
-    fn find(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
-        self.find_entry(|entry| entry.is_positive() && wanted(&entry.job))
+    fn find(&mut self, due: Option<Due>, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        let by_age = match due {
+            None => None,
+            Some(Due::Ordinary(_)) => self
+                .find_returned(wanted)
+                .or_else(|| self.find_injected(wanted))
+                .or_else(|| self.find_stolen(wanted)),
+            Some(Due::Oldest) => self.find_oldest_entry(wanted),
+        };
+        by_age
+            .or_else(|| self.find_entry(|entry| entry.is_positive() && wanted(&entry.job)))
             .or_else(|| self.find_own(wanted))
             .or_else(|| self.find_returned(wanted))
             .or_else(|| self.find_injected(wanted))
@@ -87,6 +97,13 @@ impl<'a, J> Hand<'a, J> {
 
     fn find_entry(&mut self, wanted: impl FnMut(&Entry<J>) -> bool) -> Option<J> {
         let place = self.entries.iter().position(wanted)?;
+        Some(self.entries.remove(place).job)
+    }
+
+    fn find_oldest_entry(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
+        let mut by_age: Vec<usize> = (0..self.entries.len()).collect();
+        by_age.sort_unstable_by_key(|&place| self.entries[place].arrival);
+        let place = by_age.into_iter().find(|&place| wanted(&self.entries[place].job))?;
         Some(self.entries.remove(place).job)
     }
 
@@ -103,9 +120,10 @@ impl<'a, J> Hand<'a, J> {
     fn find_returned(&mut self, wanted: &mut impl FnMut(&J) -> bool) -> Option<J> {
         let mut returned = self.queues.lock_returned();
         self.queues.returned_len.store(0, Ordering::SeqCst);
-        self.shared = mem::take(&mut *returned);
+        let looked_at = self.shared.len();
+        self.shared.append(&mut returned);
         drop(returned);
-        let place = self.shared.iter().position(wanted)?;
+        let place = looked_at + self.shared.iter().skip(looked_at).position(wanted)?;
         self.shared.remove(place)
     }
 

@@ -41,5 +41,5 @@ pub(crate) use home::handed_back;
 pub use invalid::InvalidTensor;
 pub use layout::Layout;
 pub use ranges::{Answer, Key, Ranges, Space};
-pub use reaper::{Reaper, ReaperStats, promptly, reaper};
+pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, promptly, reaper};
 pub use storage::Storage;

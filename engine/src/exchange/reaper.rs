@@ -1,6 +1,7 @@
 //! The thread that gives memory back: it drops each [`Storage`] after its last use on a device, with no
 //! lock held, and never on a driver callback or a user's thread. Foreign deleters may take any lock, the
-//! Python one included, and may run for as long as they like; here they can only delay each other.
+//! Python one included, and may run for as long as they like; here they delay nothing but each other, and that for a quarter of
+//! a second at most.
 //!
 //! # The way of a storage
 //! 1. *Handed over* by [`Reaper::release`] with the fences that its memory still carries.
@@ -24,8 +25,22 @@
 //! a steady stream of releases costs a timer per nap, not a futex call per release.
 //! [`flush`](Reaper::flush), [`stop`](Reaper::stop) and a queue of `BACKLOG` end a nap at once.
 
+//!
+//! # Slow deleters
+//! One thread, the *leader*, calls deleters one after the other, in the order in which storages became ready. While something waits
+//! behind a deleter, a second thread, the *follower*, sleeps until that deleter is slow, and leads from then on: the first thread is
+//! *overtaken* and ends after its deleter, or follows if no thread does by then. So a deleter begins when the one before it has
+//! returned or is slow, and only slow deleters run beside others. A storage with the address of an overtaken one waits for it, so
+//! deleters of the same memory never run side by side and keep their order. At [`THREADS_MAX`] threads memory waits until a deleter
+//! returns. What is slow is named by `diagnose()` and the watchdog (`slow.rs`).
+//!
+//! The lock of the queue comes before that of a thread's [`lane`](lane::Lane). A thread is overtaken under both, while it is in a
+//! deleter, and sees that at its next step, before it takes anything.
+
+mod lane;
 mod prompt;
 mod queue;
+mod slow;
 mod thread;
 
 use std::fmt;
@@ -37,7 +52,8 @@ use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::sync::{Arc, OnceLock};
 
 pub use self::prompt::promptly;
-use self::queue::{Phase, Ready};
+use self::queue::{Phase, Queue, Ready, Ticket};
+pub use self::slow::{Release, ReleaseStatus, What};
 use self::thread::Shared;
 
 use super::storage::Storage;
@@ -52,7 +68,11 @@ const BACKLOG: usize = 256;
 
 /// After so many deleters the thread reports progress, so that a flush need not wait for a whole queue that
 /// grew meanwhile.
-const REPORT: usize = 256;
+const REPORT: u64 = 256;
+
+/// Threads of a reaper: seven deleters may hang at once while the others go on. More that hang share a cause, which more threads
+/// would only hide.
+const THREADS_MAX: usize = 8;
 
 /// The reaper of the process. The thread starts with the first storage that needs it.
 pub fn reaper() -> &'static Reaper {
@@ -93,14 +113,19 @@ impl Reaper {
     /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
     /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
     /// prompt deleter in a scope of [`promptly`]. Must not be called under a lock that a fence's subscriber may take.
-    pub fn release(&self, mut frontier: Frontier, storage: Storage) {
+    pub fn release(&self, frontier: Frontier, storage: Storage) {
+        self.release_of(frontier, storage, What::default);
+    }
+
+    /// As [`release`](Self::release), of memory that diagnoses describe by `what`, which is asked only where it may be needed.
+    pub fn release_of(&self, mut frontier: Frontier, storage: Storage, what: impl FnOnce() -> What) {
         if self.shared.is_forked() || storage.is_from_before_fork() {
             // No lock may be taken here: its holder may not exist in this process.
             return self.shared.leak(storage);
         }
         frontier.prune();
         if !frontier.is_empty() && !storage.home().is_some_and(|home| home.waits_for(&frontier)) {
-            return self.release_after(frontier, storage);
+            return self.release_after(frontier, storage, what());
         }
         if !storage.runs_foreign_code() {
             drop(storage);
@@ -118,8 +143,8 @@ impl Reaper {
             drop(queue);
             return self.shared.leak(storage);
         }
-        let epoch = queue.enter();
-        self.shared.push(queue, Ready { storage, epoch });
+        let ticket = queue.enter();
+        self.shared.push(queue, Ready { storage, ticket, what: what() });
     }
 
     /// Waits until everything handed over before this call has been released or leaked, at most `timeout`.
@@ -144,9 +169,9 @@ impl Reaper {
         done.first_epoch > last
     }
 
-    /// Runs what is ready and ends the thread; whatever is handed over or settles later leaks. For the
-    /// shutdown of an interpreter that deleters need. Returns whether the thread has ended within
-    /// `timeout`; if not, it ends after the deleter that it is in, and leaks the rest.
+    /// Runs what is ready and ends the threads; whatever is handed over or settles later leaks. For the
+    /// shutdown of an interpreter that deleters need. Returns whether all threads have ended within
+    /// `timeout`; one that has not ends after the deleter that it is in, and the rest is leaked.
     pub fn stop(&self, timeout: Duration) -> bool {
         if self.shared.is_forked() {
             return true;
@@ -154,24 +179,27 @@ impl Reaper {
         self.shared.stopped.store(true, Ordering::Relaxed);
         let mut queue = self.shared.lock();
         if queue.phase == Phase::Running {
-            queue.phase = if queue.thread.is_some() { Phase::Stopping } else { Phase::Stopped };
+            queue.phase = if queue.threads.is_empty() { Phase::Stopped } else { Phase::Stopping };
         }
         if queue.on_own_thread() {
             return false;
         }
         self.shared.work.notify_all();
-        let mut queue = self.shared.wait_until(queue, timeout, |queue| queue.phase == Phase::Stopped);
-        let ended = queue.phase == Phase::Stopped;
-        if !ended {
-            // The thread is in a deleter that does not return. It sees this before the next one.
+        let has_ended = |queue: &Queue| queue.phase == Phase::Stopped && queue.overtaken.is_empty();
+        let mut queue = self.shared.wait_until(queue, timeout, has_ended);
+        let ended = has_ended(&queue);
+        let (threads, rest) = if ended {
+            (mem::take(&mut queue.threads), mem::take(&mut queue.ready))
+        } else {
+            // A thread is in a deleter that does not return. It sees this before the next one.
             self.shared.abandoned.store(true, Ordering::Relaxed);
             queue.phase = Phase::Stopped;
-        }
-        let thread = if ended { queue.thread.take() } else { None };
-        let rest = mem::take(&mut queue.ready);
+            (Vec::new(), queue.take_waiting())
+        };
         drop(queue);
+        self.shared.wake_all();
         rest.into_iter().for_each(|ready| self.shared.leak_entered(ready));
-        if let Some(thread) = thread {
+        for thread in threads {
             // It has left its loop, so this waits for a few instructions. It cannot have panicked: deleters
             // are contained.
             let _ = thread.join();
@@ -179,8 +207,8 @@ impl Reaper {
         ended
     }
 
-    /// Sets what the thread does first when it starts: whatever its deleters want to find there, such as an interpreter's
-    /// notion of the thread. Only the first call counts, and only before the thread has started.
+    /// Sets what each thread does before its first deleter: whatever deleters want to find there, such as an interpreter's
+    /// notion of the thread. Only the first call counts, and only for threads that have run no deleter.
     pub fn on_start(&self, hook: fn()) {
         if !self.shared.is_forked() {
             self.shared.lock().on_start.get_or_insert(hook);
@@ -200,11 +228,14 @@ impl Reaper {
         ReaperStats { released, deleters, leaked, pending, peak_pending }
     }
 
-    fn release_after(&self, frontier: Frontier, storage: Storage) {
+    fn release_after(&self, frontier: Frontier, storage: Storage, what: What) {
+        let what = what.at(storage.data());
         let mut queue = self.shared.lock();
-        let epoch = queue.enter();
+        let ticket = queue.enter();
+        queue.fenced.insert(ticket.id, (ticket.since, what));
         drop(queue);
-        let waiting = Waiting { storage: ManuallyDrop::new(storage), epoch, shared: self.shared.clone() };
+        let waiting =
+            Waiting { storage: ManuallyDrop::new(storage), ticket, what, shared: self.shared.clone() };
         let fences = frontier.clone();
         Reactor::global().when_settled(&frontier, move |outcome| match outcome {
             Ok(()) => waiting.proceed(),
@@ -235,7 +266,8 @@ fn may_release(fences: &Frontier) -> bool {
 /// not free early.
 struct Waiting {
     storage: ManuallyDrop<Storage>,
-    epoch: u64,
+    ticket: Ticket,
+    what: What,
     shared: Arc<Shared>,
 }
 
@@ -245,13 +277,14 @@ impl Waiting {
         // SAFETY: `this` is never dropped nor used again, so storage and count are moved out exactly once.
         let (storage, shared) =
             unsafe { (ManuallyDrop::take(&mut this.storage), std::ptr::read(&this.shared)) };
-        let ready = Ready { storage, epoch: this.epoch };
+        let ready = Ready { storage, ticket: this.ticket, what: this.what };
         if shared.is_forked() {
             // The child has copies of the parent's promises and may settle them; the lock may be held for
             // ever.
             return shared.leak(ready.storage);
         }
-        let queue = shared.lock();
+        let mut queue = shared.lock();
+        queue.fenced.remove(&ready.ticket.id);
         if queue.phase == Phase::Running {
             shared.push(queue, ready);
         } else {
@@ -269,7 +302,10 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         self.shared.leaked.fetch_add(1, Ordering::Relaxed);
         if !self.shared.is_forked() {
-            self.shared.lock().leave(self.epoch, 1);
+            let mut queue = self.shared.lock();
+            queue.fenced.remove(&self.ticket.id);
+            queue.leave(self.ticket.epoch, 1);
+            drop(queue);
             self.shared.progress.notify_all();
         }
     }

@@ -53,7 +53,8 @@ impl OperatorCall {
         self
     }
 
-    /// Among ready operations, higher ones are started first. Default 0.
+    /// Among ready operations, higher ones are started first. Default 0. Priorities age as in
+    /// [`OpBuilder::priority`](crate::OpBuilder::priority).
     pub fn priority(mut self, priority: i32) -> Self {
         self.priority = priority;
         self

@@ -122,18 +122,41 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Release:
+    """Memory that has been on its way back to its owner for long."""
+
+    id: int
+    """Identity among all releases of this process."""
+    what: str
+    """Whose memory it is, in words: the variable of the tensor, its element type, shape, device and address."""
+    status: str
+    """``"deleting"`` (its deleter has not returned), ``"queued"`` (it waits for another deleter) or ``"fenced"`` (device work that
+    uses it has not ended)."""
+    age: float
+    """Seconds since the deleter was called, for ``"deleting"``; for the others, seconds since the memory was given up."""
+    text: str = field(repr=False)
+    """All of this in words."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
 class Diagnosis:
-    """Who waits for whom. As a string, one line per operation."""
+    """Who waits for whom. As a string, one line per operation and release."""
 
     operations: tuple[Waiting, ...]
     """Operations in flight, in submission order; leases and waiting futures included."""
+    releases: tuple[Release, ...]
+    """Memory of this process, of whatever engine, that has been on its way back for long: each deleter that has run for more than
+    a quarter of a second, and the oldest memory that waits for such a deleter, or for device work for more than ten seconds."""
     text: str = field(repr=False)
     """All of this in words."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight."""
-        return not self.operations
+        """Whether nothing is in flight, and no memory has been on its way back for long."""
+        return not self.operations and not self.releases
 
     def __str__(self) -> str:
         return self.text

@@ -49,8 +49,8 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// window: operations in flight before a submission waits; default 4,096.
 /// lease_timeout: seconds that a wait, blocking or ``await``, is held up by leases alone before it raises `LeaseHeldError`; default
 ///     30. A blocking wait for a lease that its own thread has taken raises it at once.
-/// watchdog: seconds after which whatever is stalled is logged once, with its line of `diagnose()`, by the logger
-///     ``estafette`` of `logging`; default None, never.
+/// watchdog: seconds after which whatever is stalled, or a deleter that does not return, is logged once, with its line of
+///     `diagnose()`, by the logger ``estafette`` of `logging`; default None, never.
 /// failures: what becomes of the failure of an operation that nothing has looked at, by a wait, an ``await`` or a use of what
 ///     it writes. ``"raise"``, the default: it is reported when its last tensor or operation object goes, at the level *error*
 ///     of the logger ``estafette`` (if logging is configured) and by `sys.unraisablehook`; and the end of the block, or
@@ -178,7 +178,7 @@ impl PyEngine {
         gate::detach(py, || engine.wait_all(timeout)).or_raise(py)
     }
 
-    /// Who waits for whom, right now: print it, or look at its fields.
+    /// Who waits for whom, right now, and which deleter does not return: print it, or look at its fields.
     fn diagnose(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let engine = self.engine(py)?;
         let diagnosis = gate::detach(py, || engine.diagnose());

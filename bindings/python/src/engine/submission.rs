@@ -27,6 +27,11 @@ impl PyEngine {
     /// writes. An ``async def`` function, and a coroutine that the function returns, run as a task on the event loop of the
     /// submitter; a generator function is refused.
     ///
+    /// Among operations that are ready, those of higher `priority` are started first. Priorities age: while operations with a priority
+    /// wait, of any 64 that are taken to be run at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and
+    /// at least one is the oldest of those with a priority other than 0. An operation and those that it makes ready, one after the
+    /// other and up to 32, count as one.
+    ///
     ///     >>> y = eng.zeros(3, "int64")
     ///     >>> op = eng.submit(lambda y: y.fill(7), writes=[y], using=np.from_dlpack, name="fill")
     ///     >>> op.wait()

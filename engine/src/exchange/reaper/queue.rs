@@ -1,25 +1,52 @@
 //! What is ready, and the books about what is not: one state, all of it under the lock of
 //! [`Shared`](super::thread::Shared).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::mem;
 
+use estafette_sync::sync::Arc;
 use estafette_sync::thread;
 
 use super::Storage;
+use super::lane::Lane;
+use super::slow::What;
+use crate::clock::Coarse;
 
+/// The place of one storage in the books.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ticket {
+    pub(super) epoch: u64,
+    /// Identity among all storages that this reaper was ever handed.
+    pub(super) id: u64,
+    /// When it was handed over.
+    pub(super) since: Coarse,
+}
+
+/// A storage that no fence holds up any more.
 pub(super) struct Ready {
     pub(super) storage: Storage,
-    pub(super) epoch: u64,
+    pub(super) ticket: Ticket,
+    pub(super) what: What,
 }
 
 #[derive(Default)]
 pub(super) struct Queue {
-    pub(super) ready: Vec<Ready>,
+    pub(super) ready: VecDeque<Ready>,
     pub(super) phase: Phase,
-    pub(super) thread: Option<thread::JoinHandle<()>>,
+    /// The thread that runs deleters.
+    pub(super) leader: Option<Arc<Lane>>,
+    /// Threads that were in a deleter for too long, so that another one leads in their place.
+    pub(super) overtaken: Vec<Arc<Lane>>,
+    pub(super) follower: Follower,
+    /// Of all threads that have not left.
+    pub(super) threads: Vec<thread::JoinHandle<()>>,
+    /// What the leader does.
     pub(super) rest: Rest,
-    /// What the thread does first.
+    /// What a thread does before its first deleter.
     pub(super) on_start: Option<fn()>,
+    /// Storages that wait for fences, the oldest first.
+    pub(super) fenced: BTreeMap<u64, (Coarse, What)>,
+    pub(super) entered: u64,
     pub(super) pending: u64,
     pub(super) peak_pending: u64,
     /// Outstanding storages by epoch, `first_epoch` at the front. Each flush closes an epoch; it is over
@@ -29,18 +56,18 @@ pub(super) struct Queue {
     pub(super) first_epoch: u64,
 }
 
-/// Running → Stopping (by `stop`) → Stopped (by the thread, or by `stop` when there is none or it hangs).
+/// Running → Stopping (by `stop`) → Stopped (by the leader, or by `stop` when there is none or it hangs).
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Phase {
     #[default]
     Running,
-    /// The thread runs what is ready and ends.
+    /// The leader runs what is ready and ends.
     Stopping,
     /// No further deleter will run.
     Stopped,
 }
 
-/// What the thread does. See the module's protocol.
+/// What the leader does. See the module's protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Rest {
     #[default]
@@ -49,16 +76,29 @@ pub(super) enum Rest {
     Asleep,
 }
 
+/// The thread that leads next.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Follower {
+    #[default]
+    None,
+    /// Started, or asleep, with nothing to watch.
+    Resting,
+    /// Looks again when the leader's deleter is too slow.
+    Watching,
+}
+
 impl Queue {
-    /// Counts a storage in; the answer names the epoch in which to count it out.
-    pub(super) fn enter(&mut self) -> u64 {
+    /// Counts a storage in; the answer is needed to count it out.
+    pub(super) fn enter(&mut self) -> Ticket {
+        self.entered += 1;
         self.pending += 1;
         self.peak_pending = self.peak_pending.max(self.pending);
         match self.epochs.back_mut() {
             Some(current) => *current += 1,
             None => self.epochs.push_back(1),
         }
-        self.first_epoch + self.epochs.len() as u64 - 1
+        let epoch = self.first_epoch + self.epochs.len() as u64 - 1;
+        Ticket { epoch, id: self.entered, since: Coarse::now() }
     }
 
     pub(super) fn leave(&mut self, epoch: u64, count: u64) {
@@ -82,7 +122,25 @@ impl Queue {
         self.first_epoch + self.epochs.len() as u64 - 2
     }
 
+    /// Puts storages in front of those that are ready, in their order.
+    pub(super) fn put_first(&mut self, mut storages: VecDeque<Ready>) {
+        storages.append(&mut self.ready);
+        self.ready = storages;
+    }
+
+    /// Takes everything whose deleter has not been called, also from threads that hang.
+    pub(super) fn take_waiting(&mut self) -> VecDeque<Ready> {
+        let mut waiting = mem::take(&mut self.ready);
+        for lane in self.overtaken.iter().chain(&self.leader) {
+            let mut books = lane.lock();
+            waiting.append(&mut books.batch);
+            waiting.append(&mut books.behind);
+        }
+        waiting
+    }
+
     pub(super) fn on_own_thread(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id())
+        let current = thread::current().id();
+        self.threads.iter().any(|thread| thread.thread().id() == current)
     }
 }

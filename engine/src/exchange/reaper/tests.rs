@@ -6,10 +6,10 @@ use std::sync::mpsc;
 
 use estafette_devices::{Fence, host};
 
-const LONG: Duration = Duration::from_secs(20);
+pub(super) const LONG: Duration = Duration::from_secs(20);
 
 /// Storage whose drop runs `f`: what a foreign deleter is to the reaper.
-fn deleter(f: impl FnOnce() + Send + 'static) -> Storage {
+pub(super) fn deleter(f: impl FnOnce() + Send + 'static) -> Storage {
     struct OnDrop<F: FnOnce()>(Option<F>);
     impl<F: FnOnce()> Drop for OnDrop<F> {
         fn drop(&mut self) {
@@ -19,7 +19,7 @@ fn deleter(f: impl FnOnce() + Send + 'static) -> Storage {
     Storage::owned(Box::new(OnDrop(Some(f))), std::ptr::null_mut())
 }
 
-fn counting(calls: &Arc<AtomicUsize>) -> Storage {
+pub(super) fn counting(calls: &Arc<AtomicUsize>) -> Storage {
     let calls = calls.clone();
     deleter(move || {
         calls.fetch_add(1, Ordering::Relaxed);
@@ -27,7 +27,7 @@ fn counting(calls: &Arc<AtomicUsize>) -> Storage {
 }
 
 /// Storage whose deleter says that it has begun and waits until it may end.
-fn gated() -> (Storage, mpsc::Receiver<()>, mpsc::Sender<()>) {
+pub(super) fn gated() -> (Storage, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (entered, has_entered) = mpsc::channel();
     let (leave, may_leave) = mpsc::channel::<()>();
     let storage = deleter(move || {
@@ -48,11 +48,11 @@ impl Drop for NeverDropped {
     }
 }
 
-fn never_dropped() -> Storage {
+pub(super) fn never_dropped() -> Storage {
     Storage::owned(Box::new(NeverDropped), std::ptr::null_mut())
 }
 
-fn frontier<const N: usize>(fences: [&Fence; N]) -> Frontier {
+pub(super) fn frontier<const N: usize>(fences: [&Fence; N]) -> Frontier {
     fences.into_iter().cloned().collect()
 }
 
@@ -68,7 +68,7 @@ fn failed(kind: DeviceErrorKind) -> Fence {
     fence
 }
 
-fn counts(reaper: &Reaper) -> (u64, u64, u64) {
+pub(super) fn counts(reaper: &Reaper) -> (u64, u64, u64) {
     let ReaperStats { released, leaked, pending, .. } = reaper.stats();
     (released, leaked, pending)
 }
@@ -94,7 +94,7 @@ fn plain_memory_with_settled_fences_is_freed_by_the_caller_without_a_thread() {
     reaper.release(frontier([&done()]), Storage::vec(vec![0_u8; 100]));
     reaper.release(Frontier::default(), Storage::vec(vec![0_u8; 100]));
     assert_eq!(counts(&reaper), (2, 0, 0));
-    assert!(reaper.shared.lock().thread.is_none());
+    assert!(reaper.shared.lock().threads.is_empty());
     assert!(reaper.flush(LONG) && reaper.stop(LONG));
 }
 
@@ -172,8 +172,9 @@ fn a_dropped_completer_gives_the_memory_back() {
 #[test]
 fn a_callback_that_is_lost_leaks_instead_of_freeing_early() {
     let reaper = Reaper::new();
-    let epoch = reaper.shared.lock().enter();
-    drop(Waiting { storage: ManuallyDrop::new(never_dropped()), epoch, shared: reaper.shared.clone() });
+    let ticket = reaper.shared.lock().enter();
+    let storage = ManuallyDrop::new(never_dropped());
+    drop(Waiting { storage, ticket, what: What::default(), shared: reaper.shared.clone() });
     assert_eq!(counts(&reaper), (0, 1, 0));
     assert!(reaper.flush(Duration::ZERO));
 }
@@ -319,7 +320,10 @@ fn stop_before_any_work_needs_no_thread() {
 
 #[test]
 fn stop_gives_up_on_a_deleter_that_hangs_and_leaks_the_rest() {
-    let reaper = Reaper::new();
+    // No other thread goes on with the rest.
+    let mut shared = Shared::default();
+    shared.slow = Duration::MAX;
+    let reaper = Reaper { shared: Arc::new(shared) };
     let (first, first_entered, first_leave) = gated();
     let (hangs, hangs_entered, hangs_leave) = gated();
     reaper.release(Frontier::default(), first);
@@ -331,10 +335,10 @@ fn stop_gives_up_on_a_deleter_that_hangs_and_leaks_the_rest() {
     hangs_entered.recv().unwrap();
     reaper.release(Frontier::default(), never_dropped());
     assert!(!reaper.stop(Duration::from_millis(5)));
-    assert_eq!(counts(&reaper), (1, 1, 2), "what was still in the queue is leaked at once");
+    assert_eq!(counts(&reaper), (1, 2, 1), "what was still in the queue is leaked at once");
     hangs_leave.send(()).unwrap();
-    let thread = reaper.shared.lock().thread.take().unwrap();
-    thread.join().unwrap();
+    let threads = mem::take(&mut reaper.shared.lock().threads);
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert_eq!(counts(&reaper), (2, 2, 0));
 }
 

@@ -1,5 +1,6 @@
-//! The thread and what it shares with those who hand over. See the [parent](super)'s sleeping protocol.
+//! The threads and what they share with those who hand over. See the [parent](super)'s protocols.
 
+use std::collections::VecDeque;
 use std::mem;
 
 use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
@@ -7,22 +8,28 @@ use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use estafette_sync::time::{Duration, Instant};
-use estafette_sync::{daemon, stack, valgrind};
+use estafette_sync::{daemon, stack, thread, valgrind};
 
 use super::super::abi::ManagedTensor;
 use super::super::contain::contain;
-use super::queue::{Phase, Queue, Ready, Rest};
-use super::{BACKLOG, NAP, REPORT, Storage, fork};
+use super::lane::{Lane, Overtaken, Run, Step, Underway};
+use super::queue::{Follower, Phase, Queue, Ready, Rest};
+use super::slow::{SLOW, What};
+use super::{BACKLOG, NAP, Storage, THREADS_MAX, fork};
 
 pub(super) struct Shared {
+    /// After this time a deleter is slow.
+    pub(super) slow: Duration,
     /// The fork generation that the thread lives in.
     generation: u32,
     queue: Mutex<Queue>,
-    /// Wakes the thread.
+    /// Wakes the leader.
     pub(super) work: Condvar,
+    /// Wakes the follower.
+    watch: Condvar,
     /// Wakes those who flush or stop.
     pub(super) progress: Condvar,
-    /// Tells the thread to run no further deleter: `stop` has given up on it. Relaxed, since the lock
+    /// Tells the threads to run no further deleter: `stop` has given up on it. Relaxed, since the lock
     /// orders the rest.
     pub(super) abandoned: AtomicBool,
     /// As `abandoned`, from the beginning of `stop` on, for those who would run a deleter elsewhere.
@@ -35,9 +42,11 @@ pub(super) struct Shared {
 impl Default for Shared {
     fn default() -> Self {
         Self {
+            slow: SLOW,
             generation: fork::generation(),
             queue: Mutex::default(),
             work: Condvar::new(),
+            watch: Condvar::new(),
             progress: Condvar::new(),
             abandoned: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -59,10 +68,13 @@ impl Shared {
     }
 
     pub(super) fn push(self: &Arc<Self>, mut queue: MutexGuard<'_, Queue>, ready: Ready) {
-        queue.ready.push(ready);
+        queue.ready.push_back(ready);
         self.start(&mut queue);
         let wake = match queue.rest {
-            Rest::Busy => false,
+            Rest::Busy => {
+                self.follow_the_leader(&mut queue);
+                false
+            }
             Rest::Napping => queue.ready.len() == BACKLOG,
             Rest::Asleep => true,
         };
@@ -73,18 +85,43 @@ impl Shared {
         }
     }
 
-    /// Starts the thread if there is work for it. When the system refuses, the next push or flush tries
+    /// Starts the first thread if there is work for it. When the system refuses, the next push or flush tries
     /// again.
     pub(super) fn start(self: &Arc<Self>, queue: &mut Queue) {
-        if queue.thread.is_some() || queue.ready.is_empty() || queue.phase != Phase::Running {
-            return;
+        if queue.threads.is_empty() && !queue.ready.is_empty() && queue.phase == Phase::Running {
+            self.spawn(queue);
         }
+    }
+
+    fn spawn(self: &Arc<Self>, queue: &mut Queue) {
         let shared = self.clone();
         let reaper = move || essential("the reaper", || shared.run());
         match stack::thread("estafette-reaper").spawn(reaper) {
-            Ok(thread) => queue.thread = Some(daemon(thread)),
-            Err(error) => tracing::warn!(%error, "the reaper thread does not start; memory waits"),
+            Ok(thread) => {
+                queue.threads.push(daemon(thread));
+                queue.follower = Follower::Resting;
+            }
+            Err(error) => tracing::warn!(%error, "a reaper thread does not start; memory waits"),
         }
+    }
+
+    /// Something waits for the leader's deleter: somebody has to see when that is slow.
+    fn follow_the_leader(self: &Arc<Self>, queue: &mut Queue) {
+        match queue.follower {
+            Follower::Watching => {}
+            Follower::Resting => {
+                queue.follower = Follower::Watching;
+                self.watch.notify_one();
+            }
+            Follower::None if queue.threads.len() < THREADS_MAX => self.spawn(queue),
+            Follower::None => {}
+        }
+    }
+
+    /// Everything is over.
+    pub(super) fn wake_all(&self) {
+        self.work.notify_all();
+        self.watch.notify_all();
     }
 
     pub(super) fn leak(&self, storage: Storage) {
@@ -94,7 +131,7 @@ impl Shared {
 
     pub(super) fn leak_entered(&self, ready: Ready) {
         self.leak(ready.storage);
-        self.lock().leave(ready.epoch, 1);
+        self.lock().leave(ready.ticket.epoch, 1);
         self.progress.notify_all();
     }
 
@@ -119,27 +156,145 @@ impl Shared {
         queue
     }
 
-    /// The thread.
-    fn run(&self) {
-        let on_start = self.lock().on_start;
-        if let Some(hook) = on_start {
-            contain("start of the reaper", hook);
+    /// One thread: follows, then leads until it is overtaken.
+    fn run(self: &Arc<Self>) {
+        let lane = Arc::new(Lane::default());
+        let mut is_new = true;
+        while self.follow(&lane) {
+            let hook = self.lock().on_start.filter(|_| mem::take(&mut is_new));
+            if let Some(hook) = hook {
+                contain("start of the reaper", hook);
+            }
+            if !self.lead(&lane) || !self.is_back(&lane) {
+                return;
+            }
         }
-        let mut batch = Vec::new();
+    }
+
+    /// Waits until this thread leads; false if it has to leave instead.
+    fn follow(&self, lane: &Arc<Lane>) -> bool {
         let mut queue = self.lock();
         loop {
-            queue = self.rest(queue);
+            if queue.phase == Phase::Stopped {
+                return false;
+            }
+            queue = match slow_in(&queue, self.slow) {
+                Some(left) if left.is_zero() => {
+                    let overtaken = overtake(&mut queue, self.slow);
+                    if overtaken.is_none() && queue.leader.is_some() {
+                        continue;
+                    }
+                    queue.leader = Some(Arc::clone(lane));
+                    queue.follower = Follower::None;
+                    queue.rest = Rest::Busy;
+                    drop(queue);
+                    if let Some(what) = overtaken {
+                        // What has returned before may be waited for.
+                        self.progress.notify_all();
+                        tracing::warn!(%what, "a deleter is slow; the others go on without it");
+                    }
+                    return true;
+                }
+                Some(left) => {
+                    queue.follower = Follower::Watching;
+                    self.watch.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    queue.follower = Follower::Resting;
+                    self.watch.wait(queue).unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+    }
+
+    /// Runs deleters. True if another thread leads now, false at the end.
+    fn lead(self: &Arc<Self>, lane: &Arc<Lane>) -> bool {
+        loop {
+            let mut queue = self.rest(self.lock());
             if queue.ready.is_empty() || queue.phase == Phase::Stopped {
                 queue.phase = Phase::Stopped;
-                break;
+                queue.leader = None;
+                drop(queue);
+                self.progress.notify_all();
+                self.watch.notify_all();
+                return false;
             }
-            mem::swap(&mut queue.ready, &mut batch);
+            let waits = self.take_batch(&mut queue, lane);
+            if waits {
+                self.follow_the_leader(&mut queue);
+            }
             drop(queue);
-            self.drop_all(&mut batch);
-            queue = self.lock();
+            if self.drop_all(lane) {
+                return true;
+            }
+        }
+    }
+
+    /// Moves what is ready to `lane`, but for memory that an overtaken deleter still has: that waits behind it. Says whether more than
+    /// one was taken.
+    fn take_batch(&self, queue: &mut Queue, lane: &Lane) -> bool {
+        let mut books = lane.lock();
+        mem::swap(&mut queue.ready, &mut books.batch);
+        for slow in &queue.overtaken {
+            let mut slow = slow.lock();
+            let Some(what) = slow.underway.as_ref().map(|underway| underway.what) else { continue };
+            let (behind, others): (VecDeque<_>, VecDeque<_>) =
+                books.batch.drain(..).partition(|ready| what.has_memory_of(ready.storage.data()));
+            slow.behind.extend(behind);
+            books.batch = others;
+        }
+        books.batch.len() > 1
+    }
+
+    /// Runs the deleters of a lane's batch. True if another thread leads now.
+    fn drop_all(&self, lane: &Lane) -> bool {
+        loop {
+            let (step, reports) = lane.step();
+            self.report(reports);
+            match step {
+                Step::Over => return false,
+                Step::Overtaken => return true,
+                Step::Run(Ready { storage, .. }) if self.abandoned.load(Ordering::Relaxed) => {
+                    self.leak(storage)
+                }
+                Step::Run(Ready { storage, .. }) => self.release(storage),
+            }
+        }
+    }
+
+    /// The deleter that this thread was overtaken in has returned. True if the thread follows from now on, false if it has to leave.
+    fn is_back(&self, lane: &Arc<Lane>) -> bool {
+        let mut queue = self.lock();
+        queue.overtaken.retain(|slow| !Arc::ptr_eq(slow, lane));
+        let mut books = lane.lock();
+        let behind = mem::take(&mut books.behind);
+        books.overtaken = false;
+        if let Some(Underway { ticket, .. }) = books.underway.take() {
+            queue.leave(ticket.epoch, 1);
+        }
+        drop(books);
+        let mut leaked = VecDeque::new();
+        if queue.phase == Phase::Stopped {
+            leaked = behind;
+        } else if !behind.is_empty() {
+            queue.put_first(behind);
+            if queue.rest != Rest::Busy {
+                queue.rest = Rest::Busy;
+                self.work.notify_one();
+            }
+        }
+        let stays = queue.phase != Phase::Stopped && queue.follower == Follower::None;
+        if stays {
+            queue.follower = Follower::Resting;
+        } else {
+            let this = thread::current().id();
+            // Whoever stops joins those that are left; this one leaves by itself.
+            queue.threads.retain(|thread| thread.thread().id() != this);
         }
         drop(queue);
+        leaked.into_iter().for_each(|ready| self.leak_entered(ready));
         self.progress.notify_all();
+        stays
     }
 
     /// Returns when there is something ready or the thread is to end: first naps, then sleeps.
@@ -159,28 +314,6 @@ impl Shared {
         queue
     }
 
-    fn drop_all(&self, batch: &mut Vec<Ready>) {
-        // Storages of one epoch stand together nearly always, so runs are counted, not single ones.
-        let mut run: Option<(u64, u64)> = None;
-        for Ready { storage, epoch } in batch.drain(..) {
-            if self.abandoned.load(Ordering::Relaxed) {
-                self.leak(storage);
-            } else {
-                self.release(storage);
-            }
-            run = match run {
-                Some((current, count)) if current == epoch && count < REPORT as u64 => {
-                    Some((epoch, count + 1))
-                }
-                _ => {
-                    self.report(run);
-                    Some((epoch, 1))
-                }
-            };
-        }
-        self.report(run);
-    }
-
     /// Drops a storage and counts it.
     pub(super) fn release(&self, storage: Storage) {
         let foreign = storage.as_foreign().map(ManagedTensor::device);
@@ -195,12 +328,40 @@ impl Shared {
         self.released.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn report(&self, run: Option<(u64, u64)>) {
-        if let Some((epoch, count)) = run {
-            self.lock().leave(epoch, count);
-            self.progress.notify_all();
+    fn report(&self, runs: [Option<Run>; 2]) {
+        if runs == [None; 2] {
+            return;
         }
+        let mut queue = self.lock();
+        runs.into_iter().flatten().for_each(|(epoch, count)| queue.leave(epoch, count));
+        drop(queue);
+        self.progress.notify_all();
     }
+}
+
+/// The time after which the follower has to look: zero if the leader's place is to be taken now; `None` while nothing waits for a
+/// deleter.
+fn slow_in(queue: &Queue, slow: Duration) -> Option<Duration> {
+    let Some(leader) = &queue.leader else { return Some(Duration::ZERO) };
+    if queue.rest != Rest::Busy {
+        return None;
+    }
+    let books = leader.lock();
+    if queue.ready.is_empty() && books.batch.is_empty() {
+        return None;
+    }
+    // Between two deleters the leader is not slow.
+    Some(books.underway.as_ref().map_or(slow, |underway| slow.saturating_sub(underway.since.elapsed())))
+}
+
+/// Takes what the leader has not begun with, if its deleter is slow, and gives whose deleter that is.
+fn overtake(queue: &mut Queue, slow: Duration) -> Option<What> {
+    let Overtaken { rest, returned, what } = queue.leader.as_ref()?.overtake(slow)?;
+    returned.into_iter().for_each(|(epoch, count)| queue.leave(epoch, count));
+    queue.put_first(rest);
+    let overtaken = queue.leader.take();
+    queue.overtaken.extend(overtaken);
+    Some(what)
 }
 
 /// The device that a deleter of memory on `device` finds current on its thread. Libraries free CUDA memory in whatever context that is,
