@@ -50,7 +50,7 @@ fn hostile() -> Recording {
         operation.site.iter_mut().for_each(|site| add(&mut site.file));
     }
     recording.lanes.iter_mut().for_each(|lane| add(&mut lane.name));
-    recording.libraries.iter_mut().for_each(|name| add(name));
+    recording.libraries.iter_mut().for_each(add);
     recording.variables.iter_mut().for_each(|it| add(&mut it.name));
     recording.leases.iter_mut().for_each(|it| add(&mut it.taker));
     recording.losses.damage.push(format!("truncated {markup}"));

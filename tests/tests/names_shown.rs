@@ -54,8 +54,9 @@ fn the_watchdog_shows_what_has_stalled() {
     let say = std::sync::Mutex::new(say);
     let engine = Engine::builder()
         .workers(1)
-        .watchdog(Duration::from_millis(20))
-        .on_stall(move |op: &estafette::Waiting| _ = say.lock().unwrap().send(op.to_string()))
+        .on_stall(Duration::from_millis(20), move |op: &estafette::Waiting| {
+            _ = say.lock().unwrap().send(op.to_string())
+        })
         .build()
         .unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();

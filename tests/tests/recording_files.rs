@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use estafette::journal::{self, Journal, JournalOptions};
 use estafette::{Access, DType, Engine};
 use estafette_report::Recording;
-use estafette_report::model::Operation;
+use estafette_report::model::Outcome;
 
 /// One journal at a time is kept per process.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -52,14 +52,15 @@ fn work(engine: &Engine, steps: usize) {
     for _ in 0..steps {
         engine.op("step").updates([&x]).run(|[], [], [_]| Ok(())).unwrap();
     }
-    drop(x.lease_now(Access::Read, "a reader").unwrap());
+    engine.wait_all(None).unwrap();
+    drop(x.lease_now(Access::Read, "a reader").unwrap().unwrap());
     let failed = engine.op("broken").run(|[], []| Err("broke".into())).unwrap();
     assert!(failed.wait().is_err());
     engine.wait_all(None).unwrap();
 }
 
-/// A copy of the unfinished file, as a process leaves it that is killed now; once it has so many operations.
-fn torso(unfinished: &Path, operations: usize) -> Recording {
+/// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that name.
+fn torso(unfinished: &Path, name: &str) -> Recording {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         let copy = unfinished.with_extension("copy");
@@ -67,7 +68,7 @@ fn torso(unfinished: &Path, operations: usize) -> Recording {
         let read = journal::read(&copy);
         fs::remove_file(&copy).unwrap();
         match read {
-            Ok(recording) if recording.operations.len() >= operations => return recording,
+            Ok(recording) if recording.operations.iter().any(|it| it.name == name) => return recording,
             _ => assert!(Instant::now() < deadline, "it is written several times a second"),
         }
         std::thread::yield_now();
@@ -80,7 +81,11 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     let path = folder.0.join("run.pftrace");
     let journal = open().to_file(&path).unwrap();
     let unfinished = format!("run.pftrace.{}.unfinished", std::process::id());
-    assert_eq!(folder.names(), [unfinished.clone()], "the file itself is not there before it is whole");
+    assert_eq!(
+        folder.names(),
+        std::slice::from_ref(&unfinished),
+        "the file itself is not there before it is whole"
+    );
     let engine = Engine::builder().workers(1).build().unwrap();
     // More than one page of entries, and one that runs when the process is killed.
     work(&engine, 5_000);
@@ -90,7 +95,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
         Ok(())
     });
     let running = running.unwrap();
-    let left = torso(&folder.0.join(&unfinished), 5_003);
+    let left = torso(&folder.0.join(&unfinished), "running");
     assert_eq!(left.program, "tests");
     assert!(left.losses.damage[0].contains("before the recording was finished"), "{:?}", left.losses);
     assert!(left.variables.iter().any(|variable| *variable.name == *"batch"));
@@ -102,12 +107,13 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     assert_eq!(folder.names(), ["run.pftrace"]);
     let whole = journal::read(&path).unwrap();
     assert_eq!(whole.losses, Default::default());
-    for operation in left.operations.iter().filter(|operation| operation.name != "running") {
+    // Threads are written one after the other, so the end of the newest operations may be missing.
+    let ended = left.operations.iter().filter(|operation| operation.outcome != Outcome::Unfinished);
+    assert!(ended.clone().count() >= 5_000);
+    for operation in ended {
         let same = whole.operation(operation.id).unwrap();
-        let what = |it: &estafette_report::model::Operation| {
-            (it.name.clone(), it.accesses.clone(), it.outcome.clone())
-        };
-        assert_eq!(what(operation), what(same));
+        assert_eq!((&operation.name, &operation.accesses), (&same.name, &same.accesses));
+        assert_eq!(operation.outcome, same.outcome, "{operation:?}");
     }
 }
 
@@ -118,7 +124,7 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
     let engine = Engine::builder().workers(1).build().unwrap();
     work(&engine, 100);
     let unfinished = folder.0.join(format!("run.{}.unfinished", std::process::id()));
-    torso(&unfinished, 102);
+    torso(&unfinished, "broken");
     let whole = fs::read(&unfinished).unwrap();
     let (cut, mut most) = (folder.0.join("cut"), 0);
     for end in (0..=whole.len()).step_by(7).chain([whole.len()]) {
@@ -132,7 +138,7 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
         fs::write(&cut, &damaged).unwrap();
         let _ = journal::read(&cut);
     }
-    assert!(most >= 102, "{most} operations");
+    assert!(most >= 101, "{most} operations");
     drop(journal);
     assert_eq!(folder.names(), ["cut"], "a journal that is thrown away leaves nothing");
 }
