@@ -18,7 +18,7 @@ impl Job for Of {
 }
 
 fn alone() -> Pool<Of> {
-    Pool::new(PoolOptions { workers: 0, name: "test".to_owned(), spare_limit: 0 })
+    Pool::new(PoolOptions { workers: 0, name: "test".to_owned(), spare_limit: 0, ..PoolOptions::default() })
         .expect("no thread is needed")
 }
 
@@ -135,8 +135,13 @@ impl Job for Chain {
 fn urgent_jobs_that_push_their_successors_let_a_lower_one_through_with_any_number_of_workers() {
     for workers in [1, 2, 4] {
         for (low, urgent) in [(0, 1), (-1, 0), (-3, 3), (1, 2)] {
-            let pool = Pool::new(PoolOptions { workers, name: "test".to_owned(), spare_limit: 0 })
-                .expect("threads can be started");
+            let pool = Pool::new(PoolOptions {
+                workers,
+                name: "test".to_owned(),
+                spare_limit: 0,
+                ..PoolOptions::default()
+            })
+            .expect("threads can be started");
             let (reported, has_run) = channel();
             let (ran, at_low) = (AtomicUsize::new(0), AtomicUsize::new(0));
             let counts = Arc::new(Counts { urgent, low, ran, at_low, reported });

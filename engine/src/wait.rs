@@ -12,6 +12,7 @@
 use std::collections::HashSet;
 
 use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_report::shown::shown;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
@@ -280,7 +281,7 @@ pub(crate) fn block_on_op(
     signal: &Signal<Result<(), crate::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
-    let what = format!("operation `{}`", op.payload().name.as_str());
+    let what = format!("operation `{}`", shown(op.payload().name.as_str()));
     block(core, op, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
 }
 
