@@ -22,6 +22,7 @@ use crate::exchange::{callback, fork};
 use crate::journal::hooks::WaitNoted;
 use crate::look::Pace;
 use crate::operation::{Kind, OpGranted, OpGraph};
+use crate::own_runtime;
 use crate::quiet;
 use crate::run::{self, ReadyOp};
 use crate::stand_in::{self, Blocked, StandInSet, StandIns, others_without_workers};
@@ -243,14 +244,12 @@ impl Core {
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
         if runtime.is_none() {
-            let own = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .thread_name("estafette-async")
-                .thread_stack_size(self.stack_size)
-                .enable_all()
-                .build()
-                .map_err(|error| Error::Start(format!("asynchronous runtime: {error}")))?;
-            *runtime = Some(Runtime::Own(Some(own)));
+            drop(runtime);
+            let own = Runtime::Own(Some(own_runtime::start(self.stack_size)?));
+            runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+            if runtime.is_none() {
+                *runtime = Some(own);
+            }
         }
         let handle = match &*runtime {
             Some(Runtime::Given(handle)) => handle.clone(),

@@ -119,10 +119,7 @@ impl OpTag {
     }
 
     pub(crate) fn panic_failure(&self, panic: Panic) -> OperationError {
-        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-        bury(panic);
-        self.failure(FailureKind::Panic, text.unwrap_or_else(|| "a payload that is not text".into()), None)
+        self.failure(FailureKind::Panic, text_of_panic(panic), None)
     }
 
     /// Its result could not be taken over.
@@ -152,6 +149,14 @@ impl std::fmt::Debug for OpTag {
 
 /// A panic's payload.
 pub(crate) type Panic = Box<dyn std::any::Any + Send>;
+
+/// The text of a panic, whose payload is dropped.
+pub(crate) fn text_of_panic(panic: Panic) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    bury(panic);
+    text.unwrap_or_else(|| "a payload that is not text".into())
+}
 
 /// Drops a panic's payload, which may panic in turn: then that payload leaks, or this would never end.
 pub(crate) fn bury(panic: Panic) {

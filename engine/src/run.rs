@@ -520,7 +520,11 @@ impl Drop for Running {
 /// Ends an operation that nobody has finished.
 #[cold]
 fn abandoned(granted: OpGranted) {
-    let why = "its completion was dropped without being used";
+    let why = if std::thread::panicking() {
+        "its thread panicked before it had ended"
+    } else {
+        "its completion was dropped without being used"
+    };
     let failure = OpTag::of(&granted).failure(FailureKind::Error, why, None);
     let mut ready = ReadyList::new();
     let ending = Ending::Ran { left: None, failure: Some(&failure) };

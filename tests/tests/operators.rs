@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::ffi::{c_char, c_void};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -355,4 +357,23 @@ fn what_cannot_be_loaded_is_refused_by_its_path() {
     // SAFETY: there is nothing to run.
     let missing = unsafe { operators().load("/nowhere/liboperators.so") }.unwrap_err().to_string();
     assert!(missing.starts_with("/nowhere/liboperators.so: cannot be loaded: "), "{missing}");
+    // The loader's own reason.
+    assert!(missing.contains("No such file or directory"), "{missing}");
+}
+
+#[test]
+fn a_library_that_lacks_a_function_is_refused_when_it_is_loaded() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (source, library) = (folder.join("lacking.c"), folder.join("liblacking.so"));
+    let text = "void not_anywhere(void); const char *estafette_operators(void *r) { (void)r; not_anywhere(); return 0; }\n";
+    std::fs::write(&source, text).unwrap();
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let lazily = ["-shared", "-fPIC", "-Wl,-z,lazy", "-o"];
+    let compiled = Command::new(compiler).args(lazily).arg(&library).arg(&source).status().unwrap();
+    assert!(compiled.success());
+    // SAFETY: nothing of it runs, since it is not loaded.
+    let error = unsafe { operators().load(&library) }.unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+    let error = error.to_string();
+    assert!(error.contains("cannot be loaded: ") && error.contains("not_anywhere"), "{error}");
 }

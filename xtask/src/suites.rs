@@ -174,6 +174,19 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "failing-system",
+        about: "each call of the system fails in turn: threads, membarrier, memory, files, the clock; nothing is lost",
+        fast: false,
+        needs: &[],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let build = ["build", "--package", "tests", "--bin", "failing_system"];
+            let run = shell::command(context.target.join("debug/failing_system"));
+            vec![cargo(&context.target, &build, &[]), run]
+        },
+    },
+    Suite {
         name: "memcheck",
         about: "imports and exports with random drops, under valgrind",
         fast: false,

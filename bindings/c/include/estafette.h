@@ -1244,7 +1244,8 @@ estafette_status estafette_unregister_operator(const char *name);
 /**
  * Loads the shared library at `path`, and registers its operators: all of them, or none. The library exports a function
  * `estafette_operators` of type `estafette_operator_entry`. It stays loaded as long as one of them is registered or under way, or a result
- * of one is alive.
+ * of one is alive. A path without a slash is looked for in `LD_LIBRARY_PATH` and the folders of the system, and not in the current one;
+ * every function that the library needs must be found when it is loaded.
  * `count`, which may be NULL, gets how many there are.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `path`, or a library that cannot be loaded, has no such function, registers

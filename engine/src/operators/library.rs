@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use estafette_report::shown::shown;
+use libloading::os::unix::{self, RTLD_LOCAL, RTLD_NOW};
 
 use crate::error::Error;
 
@@ -62,8 +63,11 @@ struct Collected {
 impl Operators {
     /// Loads a shared library and registers its operators: all of them, or none. Gives their names.
     ///
+    /// A path without a slash is a name for the loader: it looks in the folders of `LD_LIBRARY_PATH` and of the system, and not in the
+    /// current one. Every function that the library needs must be found when it is loaded.
+    ///
     /// # Errors
-    /// [`Error::Invalid`] when the library cannot be loaded, has no entry point, registers nothing, or says that it failed;
+    /// [`Error::Invalid`] when the library cannot be loaded, with the loader's reason, has no entry point, registers nothing, or says that it failed;
     /// [`Error::Conflict`] for a name that is taken; [`Error::Forked`].
     ///
     /// # Safety
@@ -73,9 +77,11 @@ impl Operators {
         crate::core::Core::check_process()?;
         let path = path.as_ref();
         let wrong = |what: String| Error::invalid(format!("{}: {what}", path.display()));
+        // All symbols at once: one that is missing is an error here, and not the end of the process at its first call.
         // SAFETY: by contract of this function.
-        let library = unsafe { libloading::Library::new(path) };
-        let library = Arc::new(library.map_err(|error| wrong(format!("cannot be loaded: {error}")))?);
+        let library = unsafe { unix::Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = library.map_err(|error| wrong(format!("cannot be loaded: {}", reason(&error))))?;
+        let library = Arc::new(libloading::Library::from(library));
         // SAFETY: by contract of this function, what has this name is of this type.
         let entry = unsafe { library.get::<OperatorEntry>(ENTRY.to_bytes_with_nul()) };
         let entry = entry.ok().and_then(|entry| *entry);
@@ -123,6 +129,11 @@ impl Operators {
         }
         Ok(names)
     }
+}
+
+/// What the loader had to say, which is the source of an error of `libloading`.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// [`OperatorRegistrar::add`].

@@ -1,0 +1,149 @@
+/*
+ * Lets one call of the system fail: preloaded into a program, it counts the calls of one function from the moment that the program calls
+ * `failing_system_arm`, and fails the one with the number that it was given, or that one and all later ones.
+ *
+ *   FAILING_CALL   pthread_create | membarrier | mmap | malloc | open | write | clock_gettime
+ *   FAILING_AT     the number of the call, from 1
+ *   FAILING_ALL    if set, all later calls fail too
+ *   FAILING_ERRNO  the error
+ *
+ * `malloc` counts calls of the whole family. A `write` counts only where it can fail: event counters (eventfd) are left out. Calls
+ * inside of the C library do not come by here: the stack of a thread is a matter of pthread_create alone.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *chosen;
+static long at;
+static int all, error;
+static atomic_int armed;
+static atomic_long calls, struck;
+
+__attribute__((constructor)) static void begin(void) {
+  const char *number = getenv("FAILING_AT"), *code = getenv("FAILING_ERRNO");
+  at = number ? atol(number) : 0;
+  error = code ? atoi(code) : EAGAIN;
+  all = getenv("FAILING_ALL") != NULL;
+  chosen = getenv("FAILING_CALL");
+}
+
+/* Whether this call fails, with errno set. */
+static int fails(const char *name) {
+  if (!atomic_load_explicit(&armed, memory_order_relaxed) || !chosen || strcmp(name, chosen) != 0) return 0;
+  long number = atomic_fetch_add(&calls, 1) + 1;
+  if (all ? number < at : number != at) return 0;
+  atomic_fetch_add(&struck, 1);
+  errno = error;
+  return 1;
+}
+
+/* From here on calls are counted; with 0, no longer. */
+void failing_system_arm(int on) { atomic_store(&armed, on); }
+
+/* How many calls have failed. */
+long failing_system_struck(void) { return atomic_load(&struck); }
+
+#define NEXT(name) \
+  static __typeof__(&name) next; \
+  if (!next) next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *), void *argument) {
+  NEXT(pthread_create);
+  if (fails("pthread_create")) return error;
+  return next(thread, attributes, body, argument);
+}
+
+long syscall(long number, ...) {
+  NEXT(syscall);
+  long values[6];
+  va_list list;
+  va_start(list, number);
+  for (int i = 0; i < 6; i++) values[i] = va_arg(list, long);
+  va_end(list);
+  if (number == SYS_membarrier && fails("membarrier")) return -1;
+  return next(number, values[0], values[1], values[2], values[3], values[4], values[5]);
+}
+
+void *mmap(void *address, size_t length, int protection, int flags, int file, off_t offset) {
+  NEXT(mmap);
+  if (fails("mmap")) return MAP_FAILED;
+  return next(address, length, protection, flags, file, offset);
+}
+
+void *mmap64(void *address, size_t length, int protection, int flags, int file, off64_t offset) {
+  NEXT(mmap64);
+  if (fails("mmap")) return MAP_FAILED;
+  return next(address, length, protection, flags, file, offset);
+}
+
+/* Looking functions up allocates, so these go to the C library by its own names. */
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+void *__libc_memalign(size_t, size_t);
+
+void *malloc(size_t size) { return fails("malloc") ? NULL : __libc_malloc(size); }
+
+void *calloc(size_t count, size_t size) { return fails("malloc") ? NULL : __libc_calloc(count, size); }
+
+void *realloc(void *memory, size_t size) { return fails("malloc") ? NULL : __libc_realloc(memory, size); }
+
+void *aligned_alloc(size_t alignment, size_t size) {
+  return fails("malloc") ? NULL : __libc_memalign(alignment, size);
+}
+
+int posix_memalign(void **memory, size_t alignment, size_t size) {
+  if (fails("malloc")) return ENOMEM;
+  void *found = __libc_memalign(alignment, size);
+  if (!found) return ENOMEM;
+  *memory = found;
+  return 0;
+}
+
+#define OPEN(name) \
+  int name(const char *path, int flags, ...) { \
+    NEXT(name); \
+    va_list list; \
+    va_start(list, flags); \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0; \
+    va_end(list); \
+    return fails("open") ? -1 : next(path, flags, mode); \
+  }
+#define OPENAT(name) \
+  int name(int folder, const char *path, int flags, ...) { \
+    NEXT(name); \
+    va_list list; \
+    va_start(list, flags); \
+    mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(list, mode_t) : 0; \
+    va_end(list); \
+    return fails("open") ? -1 : next(folder, path, flags, mode); \
+  }
+OPEN(open)
+OPEN(open64)
+OPENAT(openat)
+OPENAT(openat64)
+
+ssize_t write(int file, const void *bytes, size_t count) {
+  NEXT(write);
+  struct stat is;
+  int can_fail = fstat(file, &is) != 0 || (is.st_mode & S_IFMT) != 0;
+  return can_fail && fails("write") ? -1 : next(file, bytes, count);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+  NEXT(clock_gettime);
+  return fails("clock_gettime") ? -1 : next(clock, now);
+}

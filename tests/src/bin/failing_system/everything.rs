@@ -1,0 +1,349 @@
+//! A program that uses everything, and keeps account: of each operation that was accepted, each deleter and each capture.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
+use estafette::exchange::reaper;
+use estafette::journal::{Journal, JournalOptions};
+use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
+use estafette_report::perfetto;
+use futures::executor::block_on;
+use tests::foreign::{self, Deleted};
+
+use crate::interposed;
+
+/// Longer than anything here takes; what takes longer is lost.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Bytes of the tensor that is large enough for its memory to be refused instead of the process to end.
+const LARGE: i64 = 1 << 20;
+
+/// How often the body of one operation ran; the bodies of all operations together also count their captures that are still there.
+#[derive(Clone)]
+struct Run {
+    times: Arc<AtomicUsize>,
+    _capture: Arc<()>,
+}
+
+impl Run {
+    fn note(&self) -> BodyResult {
+        self.times.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+struct Accepted {
+    name: &'static str,
+    op: Op,
+    run: Run,
+    /// How often the body runs if all goes well.
+    times: usize,
+}
+
+/// What was accepted, and what was refused.
+#[derive(Default)]
+struct Account {
+    accepted: RefCell<Vec<Accepted>>,
+    errors: RefCell<Vec<String>>,
+    lost: RefCell<Vec<String>>,
+    captures: Arc<()>,
+}
+
+impl Account {
+    fn run(&self) -> Run {
+        Run { times: Arc::default(), _capture: Arc::clone(&self.captures) }
+    }
+
+    fn lost(&self, what: impl Into<String>) {
+        self.lost.borrow_mut().push(what.into());
+    }
+
+    /// Notes an error with all its causes.
+    fn refused(&self, name: &str, error: &dyn std::error::Error) {
+        let mut text = format!("{name}: {error}");
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text.push_str(&format!(" < {cause}"));
+            source = cause.source();
+        }
+        self.errors.borrow_mut().push(text.replace('\n', " "));
+    }
+
+    fn ok<T, E: std::error::Error>(&self, name: &str, result: Result<T, E>) -> Option<T> {
+        result.inspect_err(|error| self.refused(name, error)).ok()
+    }
+
+    fn op(&self, name: &'static str, run: &Run, times: usize, op: Result<Op, Error>) -> Option<Op> {
+        let op = self.ok(name, op)?;
+        self.accepted.borrow_mut().push(Accepted { name, op: op.clone(), run: run.clone(), times });
+        Some(op)
+    }
+
+    /// Waits for everything that was accepted, and compares.
+    fn settle(&self) {
+        for Accepted { name, op, run, times } in self.accepted.take() {
+            let outcome = op.wait_timeout(Some(LONG));
+            let ran = run.times.load(Ordering::SeqCst);
+            match outcome {
+                Ok(()) if ran != times => {
+                    self.lost(format!("{name} ended well and its body ran {ran} times"))
+                }
+                Ok(()) => {}
+                Err(Error::Timeout(_)) => self.lost(format!("{name} never ended")),
+                Err(_) if ran > times => self.lost(format!("{name} failed and its body ran {ran} times")),
+                Err(error) => self.refused(name, &error),
+            }
+        }
+    }
+}
+
+/// Once more where the first try was refused: what fails once does not fail again.
+fn twice<T, E: std::error::Error>(
+    account: &Account,
+    name: &str,
+    mut f: impl FnMut() -> Result<T, E>,
+) -> Option<T> {
+    account.ok(name, f()).or_else(|| account.ok(name, f()))
+}
+
+/// Runs it all, and prints an account.
+pub fn run(folder: &Path) -> ExitCode {
+    let account = Account::default();
+    let deleted = Deleted::default();
+    interposed::arm(true);
+    let journal = account.ok(
+        "open a recording",
+        Journal::open(JournalOptions { memory_max: Some(4 << 20), ..JournalOptions::default() }),
+    );
+    let mut imported = 0;
+    let workers = |count: usize| move || Engine::builder().workers(count).watchdog(LONG).build();
+    if let Some(engine) = twice(&account, "start an engine", workers(2)) {
+        imported += with_workers(&account, &engine, &deleted);
+        on_a_device(&account);
+        end(&account, &engine);
+    }
+    if let Some(engine) = twice(&account, "start an engine without workers", workers(0)) {
+        alone(&account, &engine);
+        end(&account, &engine);
+    }
+    if let Some(journal) = journal {
+        let recording = journal.finish();
+        let file = folder.join("failing-system.pftrace");
+        let written = File::create(&file).and_then(|mut file| {
+            perfetto::write(&recording, &mut file)?;
+            file.flush()
+        });
+        if account.ok("write the recording", written).is_some()
+            && let Some(bytes) = account.ok("read the recording", std::fs::read(&file))
+        {
+            let read = perfetto::read(&bytes);
+            if read.operations.len() != recording.operations.len() {
+                account.lost("operations of the recording");
+            }
+        }
+    }
+    interposed::arm(false);
+    if !reaper().flush(LONG) {
+        account.lost("the reaper is stuck");
+    }
+    if deleted.count() != imported {
+        account.lost(format!("{} of {imported} deleters ran", deleted.count()));
+    }
+    let leaked = reaper().stats().leaked;
+    if leaked != 0 {
+        account.lost(format!("{leaked} tensors leaked"));
+    }
+    if Arc::strong_count(&account.captures) != 1 {
+        account.lost(format!("{} captures are still there", Arc::strong_count(&account.captures) - 1));
+    }
+    report(&account)
+}
+
+fn report(account: &Account) -> ExitCode {
+    println!("struck {}", interposed::struck());
+    account.errors.borrow().iter().for_each(|error| println!("error {error}"));
+    account.lost.borrow().iter().for_each(|lost| println!("lost {lost}"));
+    println!("whole");
+    if account.lost.borrow().is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
+}
+
+fn end(account: &Account, engine: &Engine) {
+    account.settle();
+    let ended = engine.shutdown_timeout(LONG);
+    if !ended.drained || engine.stats().in_flight != 0 {
+        account.lost(format!("the engine does not drain: {:?}; {}", ended.running, engine.diagnose()));
+    }
+}
+
+/// Has workers fall asleep, so that what comes next must wake them.
+fn doze() {
+    std::thread::sleep(Duration::from_millis(2));
+}
+
+/// Gives how many tensors were imported, well or not.
+fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize {
+    let foreign: Vec<_> = (0..4).map(|_| foreign::tensor(&[1.0, 2.0], deleted)).collect();
+    let imported = foreign.len();
+    let tensors: Vec<Tensor> = foreign
+        .into_iter()
+        // SAFETY: fresh tensors that describe their memory truly. On an error its deleter has been called.
+        .filter_map(|foreign| account.ok("import", unsafe { engine.import(foreign) }))
+        .collect();
+    for tensor in &tensors {
+        let run = account.run();
+        let own = run.clone();
+        doze();
+        let op = engine.op("add").updates([tensor]).run(move |[], [], [mut tensor]| {
+            tensor.as_mut_slice::<f32>()?[0] += 1.0;
+            own.note()
+        });
+        account.op("add", &run, 1, op);
+    }
+    if let Some(tensor) = tensors.first() {
+        let view = account.ok("export", tensor.export_wait(&ExportOptions::new(Access::Read)));
+        let run = account.run();
+        let own = run.clone();
+        let op = engine.op("behind a lease").writes([tensor]).run(move |[], [_tensor]| own.note());
+        account.op("behind a lease", &run, 1, op);
+        doze();
+        drop(view);
+        account.ok("await", block_on(tensor.ready()));
+    }
+    if let Some(tensor) = tensors.get(1) {
+        let run = account.run();
+        let own = run.clone();
+        let op = engine.op("asynchronous").writes([tensor]).run_future(move |[], [tensor]| async move {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            drop(tensor);
+            own.note()
+        });
+        account.op("asynchronous", &run, 1, op);
+        account.ok("await what is asynchronous", block_on(tensor.ready()));
+    }
+    waits_inside(account, engine);
+    replays(account, engine);
+    failures(account, engine);
+    let zeros = account.ok("allocate", engine.zeros(&[LARGE], DType::F32));
+    drop((zeros, tensors));
+    let _ = (engine.diagnose(), engine.live(), engine.stats());
+    imported
+}
+
+/// Operations that wait for others inside of them, so that spare workers start.
+fn waits_inside(account: &Account, engine: &Engine) {
+    for _ in 0..3 {
+        let (outer, inner) = (account.run(), account.run());
+        let (own, its) = (outer.clone(), inner.clone());
+        let other = engine.clone();
+        let op = engine.op("waits inside").run(move |[], []| {
+            let started = other.op("inside").run(move |[], []| {
+                std::thread::sleep(Duration::from_millis(1));
+                its.note()
+            })?;
+            started.wait()?;
+            own.note()
+        });
+        account.op("waits inside", &outer, 1, op);
+    }
+}
+
+fn replays(account: &Account, engine: &Engine) {
+    let variable = engine.var();
+    let run = account.run();
+    let own = run.clone();
+    let mut recorder = engine.program("program");
+    let node = recorder.op("node").writes_vars(&[&variable]).run(move |[], []| own.note());
+    if account.ok("record", node).is_none() {
+        return;
+    }
+    let Some(program) = account.ok("record", recorder.finish()) else { return };
+    for _ in 0..3 {
+        if let Some(replay) = account.ok("replay", program.replay()) {
+            let before = run.times.load(Ordering::SeqCst);
+            match replay.wait_timeout(Some(LONG)) {
+                Ok(()) if run.times.load(Ordering::SeqCst) <= before.saturating_sub(1) => {
+                    account.lost("a replay ran no node");
+                }
+                Ok(()) => {}
+                Err(Error::Timeout(_)) => account.lost("a replay never ended"),
+                Err(error) => account.refused("replay", &error),
+            }
+        }
+    }
+}
+
+/// Failures and cancels that are meant.
+fn failures(account: &Account, engine: &Engine) {
+    let Some(tensor) = account.ok("allocate", engine.zeros(&[1], DType::F32)) else { return };
+    let fails = engine.op("fails").writes([&tensor]).run(|[], [_tensor]| Err("on purpose".into()));
+    if account.ok("fails", fails).is_some() && tensor.wait_timeout(LONG).is_ok() {
+        account.lost("a failure");
+    }
+    let (cancelled, run) = (engine.var(), account.run());
+    let Some(blocker) = account.ok(
+        "blocker",
+        engine.op("blocker").writes_vars(&[&cancelled]).run(|[], []| {
+            std::thread::sleep(Duration::from_millis(3));
+            Ok(())
+        }),
+    ) else {
+        return;
+    };
+    let own = run.clone();
+    let behind = engine.op("cancelled").writes_vars(&[&cancelled]).run(move |[], []| own.note());
+    if let Some(behind) = account.ok("cancelled", behind) {
+        let was_cancelled = behind.cancel();
+        let outcome = behind.wait_timeout(Some(LONG));
+        if outcome.is_ok() == was_cancelled || matches!(outcome, Err(Error::Timeout(_))) {
+            account.lost(format!("a cancel: {was_cancelled}, {outcome:?}"));
+        }
+    }
+    account.ok("blocker", blocker.wait_timeout(Some(LONG)));
+}
+
+/// Work on a device with a thread of its own, whose fences the reactor observes.
+fn on_a_device(account: &Account) {
+    let start = || SimDevice::new(SimOptions { pace: SimPace::RealTime, ..SimOptions::default() });
+    let Some(device) = twice(account, "start a device", start) else { return };
+    let build = || Engine::builder().workers(1).device(device.clone()).build();
+    let Some(engine) = twice(account, "start an engine with a device", build) else { return };
+    let Some(queue) = account.ok("make a queue", estafette::devices::Device::create_queue(&*device)) else {
+        return;
+    };
+    let variable = engine.var();
+    for _ in 0..3 {
+        let run = account.run();
+        let own = run.clone();
+        let op = engine.op("on the device").writes_vars(&[&variable]).on(&queue);
+        let op = op.run_on(move |queue, [], []| {
+            let queue = SimQueue::from_queue(queue).ok_or("a queue of the device")?;
+            queue.launch("work", 1_000, || ())?;
+            own.note()
+        });
+        account.op("on the device", &run, 1, op);
+        account.ok("wait for the device", engine.wait_all(Some(LONG)));
+    }
+    end(account, &engine);
+}
+
+/// An engine whose operations run on threads that wait, and on one that stands in for waits with a timeout.
+fn alone(account: &Account, engine: &Engine) {
+    for _ in 0..3 {
+        let run = account.run();
+        let own = run.clone();
+        let op = engine.op("alone").run(move |[], []| own.note());
+        if let Some(op) = account.op("alone", &run, 1, op) {
+            // The thread that stands in may be refused: then a wait without a limit runs it.
+            if op.wait_timeout(Some(Duration::from_millis(500))).is_err() {
+                account.ok("wait", op.wait());
+            }
+        }
+    }
+}
