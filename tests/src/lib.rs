@@ -11,6 +11,7 @@ pub mod nothing_left;
 pub mod on_device;
 pub mod ops;
 pub mod oracle;
+pub mod scale;
 pub mod watchdog;
 pub mod who_may_run;
 
