@@ -99,9 +99,12 @@ impl<'g, V, T> Pinned<'g, V, T> {
             // SAFETY: the bit is held and the access linked, so everything in the queue is in flight.
             unsafe {
                 let target = access.as_ref().target();
-                if !looks(target.mode()) || queue.writes() == u32::from(target.is_exclusive()) {
+                let mut writes = queue.writes() - u32::from(target.is_exclusive());
+                if !looks(target.mode()) || writes == 0 {
                     return;
                 }
+                // In step with it from the front: where all writes are far ahead, their last one is found there.
+                let mut front = queue.iter();
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
@@ -109,6 +112,12 @@ impl<'g, V, T> Pinned<'g, V, T> {
                         return;
                     }
                     if known(op.as_ref().payload()) {
+                        return;
+                    }
+                    let Some((first, _)) = front.next() else { return };
+                    writes -= u32::from(first.as_ref().target().is_exclusive());
+                    if writes == 0 {
+                        found.push(self.found(Access::op(first)));
                         return;
                     }
                 }

@@ -53,6 +53,22 @@ fn the_search_for_a_write_ends_at_a_read_that_is_known() {
 }
 
 #[test]
+fn the_last_of_several_writes_is_found_from_either_end() {
+    let mut driver = Driver::new(1);
+    driver.submit("held", &[r(0)]);
+    driver.submit("first", &[w(0)]);
+    driver.submit("second", &[w(0)]);
+    for name in ["a", "b", "c", "d", "e"] {
+        let read = driver.submit_ref(name, &[r(0)]);
+        assert_eq!(ahead(&driver, &read), ["second"]);
+    }
+    let update = driver.submit_ref("update", &[u(0)]);
+    assert_eq!(ahead(&driver, &update), ["second"], "and not itself");
+    driver.submit("third", &[w(0)]);
+    assert_eq!(ahead(&driver, &update), ["second"], "and nothing behind it");
+}
+
+#[test]
 fn one_that_was_completed_or_withdrawn_is_in_no_queue_and_finds_nothing() {
     let mut driver = Driver::new(1);
     let first = driver.submit_ref("first", &[w(0)]);

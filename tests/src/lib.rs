@@ -11,6 +11,7 @@ pub mod nothing_left;
 pub mod on_device;
 pub mod ops;
 pub mod oracle;
+pub mod scale;
 #[cfg(estafette_shuttle)]
 pub mod simulation;
 pub mod watchdog;

@@ -201,6 +201,18 @@ pub const SUITES: &[Suite] = &[
         },
     },
     Suite {
+        name: "scale",
+        about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
+        fast: false,
+        needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
+        counted: false,
+        limit: minutes(20),
+        commands: |context| {
+            let build = ["build", "--release", "--package", "tests", "--bin", "scale"];
+            vec![cargo(&context.target, &build, &[]), shell::command(context.target.join("release/scale"))]
+        },
+    },
+    Suite {
         name: "c",
         about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
         fast: false,

@@ -1,0 +1,123 @@
+//! Counts what each call costs at 10², 10³, 10⁴ and 10⁵ of something alive, and fails where a cost grows faster than the table says.
+//! Needs valgrind. `scale [ALIVE...]` counts with these kinds alone; `scale --measure ALIVE` is what it runs under callgrind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use tests::scale::judge;
+use tests::scale::meter::measure;
+use tests::scale::world::Alive;
+
+/// How long one kind may take. Several times what it does; what costs more than linear at the last size does not end.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Kinds that are counted at the same time.
+const AT_ONCE: usize = 2;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let named = |name: &String| Alive::ALL.into_iter().find(|alive| alive.name() == name);
+    if let [flag, name] = &arguments[..]
+        && flag == "--measure"
+        && let Some(alive) = named(name)
+    {
+        measure(alive);
+        return ExitCode::SUCCESS;
+    }
+    let chosen: Option<Vec<Alive>> = arguments.iter().map(named).collect();
+    let Some(chosen) = chosen else {
+        let known = Alive::ALL.map(Alive::name).join(" ");
+        eprintln!("usage: scale [ALIVE...], of: {known}");
+        return ExitCode::from(2);
+    };
+    let chosen = if chosen.is_empty() { Alive::ALL.to_vec() } else { chosen };
+    match count_all(&chosen) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("scale: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Counts with each of `kinds`, and prints the table.
+fn count_all(kinds: &[Alive]) -> std::io::Result<bool> {
+    let next = Mutex::new(kinds.iter());
+    let take = || next.lock().expect("nothing panics under it").next().copied();
+    let good = std::thread::scope(|scope| {
+        let counting = [(); AT_ONCE].map(|()| {
+            scope.spawn(|| {
+                let mut good = true;
+                while let Some(alive) = take() {
+                    good &= count(alive)?;
+                }
+                Ok(good)
+            })
+        });
+        counting
+            .into_iter()
+            .map(|thread| thread.join().expect("no thread panics"))
+            .collect::<std::io::Result<Vec<bool>>>()
+    })?;
+    Ok(good.into_iter().all(|good| good))
+}
+
+fn count(alive: Alive) -> std::io::Result<bool> {
+    let began = Instant::now();
+    let folder = Folder::new(alive)?;
+    let ended = run(alive, &folder.0)?;
+    let counts = judge::read(&folder.0)?;
+    let (lines, good) = judge::table(alive, &counts);
+    let took = began.elapsed().as_secs();
+    let ended = if ended { "" } else { "; it was ended, or has failed" };
+    println!("{}\n{:<14} took {took} s{ended}\n", lines.join("\n"), alive.name());
+    Ok(good && ended.is_empty())
+}
+
+/// Runs this program under callgrind; whether it came to its end.
+fn run(alive: Alive, folder: &Path) -> std::io::Result<bool> {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--instr-atstart=no", "--dump-line=no", "--fair-sched=yes"]);
+    command.arg(format!("--callgrind-out-file={}", folder.join("out").display()));
+    command.arg(std::env::current_exe()?).args(["--measure", alive.name()]);
+    let log = std::fs::File::create(folder.join("log"))?;
+    let mut child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+    let deadline = Instant::now() + LIMIT;
+    let success = loop {
+        match child.try_wait()? {
+            Some(status) => break status.success(),
+            None if Instant::now() >= deadline => {
+                child.kill()?;
+                child.wait()?;
+                break false;
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    if !success {
+        eprintln!("{}: {}", alive.name(), std::fs::read_to_string(folder.join("log"))?);
+    }
+    Ok(success)
+}
+
+/// A folder that goes with its last use.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(alive: Alive) -> std::io::Result<Self> {
+        let folder =
+            std::env::temp_dir().join(format!("estafette-scale-{}-{}", std::process::id(), alive.name()));
+        std::fs::create_dir_all(&folder)?;
+        Ok(Self(folder))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left is in a folder for what is temporary.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

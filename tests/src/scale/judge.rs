@@ -1,0 +1,111 @@
+//! Reading what callgrind has counted, and what grows too fast.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::meter::SIZES;
+use super::table::CALLS;
+use super::world::Alive;
+
+/// How far a cost may be above its power of the size: covers a logarithm, a list that grows, and what threads do beside the call.
+const SLACK: f64 = 3.0;
+
+/// The middle count of each call at each size.
+pub type Counts = BTreeMap<(String, usize), u64>;
+
+/// Reads the files that callgrind has written into `folder`.
+///
+/// # Errors
+/// What the system says of a file that cannot be read.
+pub fn read(folder: &Path) -> std::io::Result<Counts> {
+    let mut all: BTreeMap<(String, usize), Vec<u64>> = BTreeMap::new();
+    for file in std::fs::read_dir(folder)? {
+        let text = std::fs::read_to_string(file?.path())?;
+        if let Some((name, n, count)) = of_dump(&text) {
+            all.entry((name.to_owned(), n)).or_default().push(count);
+        }
+    }
+    let middle = |mut counts: Vec<u64>| {
+        counts.sort_unstable();
+        counts[counts.len() / 2]
+    };
+    Ok(all.into_iter().map(|(key, counts)| (key, middle(counts))).collect())
+}
+
+/// Name, size and count of one file.
+fn of_dump(text: &str) -> Option<(&str, usize, u64)> {
+    let of = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
+    let (name, n) = of("desc: Trigger: Client Request: ")?.rsplit_once(" @")?;
+    Some((name, n.parse().ok()?, of("totals: ")?.trim().parse().ok()?))
+}
+
+/// A line for each call that `alive` was alive for, and whether all are well.
+pub fn table(alive: Alive, counts: &Counts) -> (Vec<String>, bool) {
+    let mut good = true;
+    let made = CALLS.iter().filter(|call| call.is_made_with(alive));
+    let lines = made.map(|call| {
+        let found: Vec<Option<u64>> =
+            SIZES.iter().map(|n| counts.get(&(call.name.to_owned(), *n)).copied()).collect();
+        let exponent = call.exponent(alive);
+        let verdict = verdict(exponent, &found);
+        good &= verdict.is_none();
+        let shown =
+            found.iter().map(|count| format!("{:>12}", count.map_or("-".into(), |count| count.to_string())));
+        let verdict = verdict.unwrap_or_default();
+        format!("{:<14} {:<30} n^{exponent} {} {verdict}", alive.name(), call.name, shown.collect::<String>())
+    });
+    let lines = lines.collect();
+    (lines, good)
+}
+
+/// What is wrong with the growth of these counts, which stand for [`SIZES`].
+fn verdict(exponent: u32, found: &[Option<u64>]) -> Option<String> {
+    if let Some(missing) = found.iter().position(Option::is_none) {
+        return Some(format!("NOT MEASURED in time at {}", SIZES[missing]));
+    }
+    let points: Vec<(f64, f64)> =
+        SIZES.iter().zip(found.iter().flatten()).map(|(n, count)| (*n as f64, *count as f64)).collect();
+    let pairs =
+        points.iter().enumerate().flat_map(|(at, one)| points[at + 1..].iter().map(move |two| (one, two)));
+    let excess = |one: &(f64, f64), two: &(f64, f64)| (two.1 / one.1) / (two.0 / one.0).powi(exponent as i32);
+    let (one, two) = pairs.max_by(|a, b| excess(a.0, a.1).total_cmp(&excess(b.0, b.1)))?;
+    (excess(one, two) > SLACK).then(|| {
+        let slope = (two.1 / one.1).log10() / (two.0 / one.0).log10();
+        format!("TOO STEEP from {} to {}: n^{slope:.2}", one.0, two.0)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict_of(exponent: u32, counts: [u64; 4]) -> Option<String> {
+        verdict(exponent, &counts.map(Some))
+    }
+
+    #[test]
+    fn a_cost_may_grow_as_the_table_says_and_no_faster() {
+        assert_eq!(verdict_of(0, [1_000, 1_400, 1_800, 2_900]), None);
+        assert_eq!(
+            verdict_of(0, [1_000, 1_000, 1_000, 3_100]).unwrap(),
+            "TOO STEEP from 100 to 100000: n^0.16"
+        );
+        assert_eq!(verdict_of(1, [1_000, 10_000, 130_000, 1_700_000]), None);
+        assert!(verdict_of(1, [1_000, 10_000, 100_000, 10_000_000]).is_some());
+        assert!(verdict_of(0, [5_000, 5_000, 100_000, 5_000]).is_some(), "also where it falls again");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_good_row() {
+        assert!(
+            verdict(0, &[Some(1), Some(1), None, None]).unwrap().contains("NOT MEASURED in time at 10000")
+        );
+    }
+
+    #[test]
+    fn a_dump_is_read() {
+        let text = "version: 1\ndesc: Trigger: Client Request: run and wait @1000\n\nevents: Ir\nfn=(1) a\n1 2\ntotals: 4711\n";
+        assert_eq!(of_dump(text), Some(("run and wait", 1_000, 4_711)));
+        assert_eq!(of_dump("desc: Trigger: Program termination\ntotals: 5\n"), None);
+    }
+}

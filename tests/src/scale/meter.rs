@@ -1,0 +1,48 @@
+//! Counting the instructions of calls.
+
+use std::ffi::CString;
+use std::hint::black_box;
+
+use estafette_sync::valgrind::callgrind;
+
+use super::table::CALLS;
+use super::world::{Alive, World};
+
+/// How much is alive.
+pub const SIZES: [usize; 4] = [100, 1_000, 10_000, 100_000];
+
+/// Each call is counted so often; the middle one counts, since now and then a list grows.
+const TIMES: usize = 5;
+
+/// Counts one call at one size.
+#[derive(Debug)]
+pub struct Meter {
+    name: CString,
+}
+
+impl Meter {
+    /// Counts the instructions of `call`, of all threads.
+    pub fn count<R>(&self, call: impl FnOnce() -> R) -> R {
+        callgrind::zero();
+        let result = black_box(call());
+        callgrind::dump(&self.name);
+        result
+    }
+}
+
+/// Counts every call of the table with `alive` alive, at each size.
+///
+/// # Panics
+/// When a call does not do what it should.
+pub fn measure(alive: Alive) {
+    for n in SIZES {
+        let world = World::new(alive, n);
+        for call in CALLS.iter().filter(|call| call.is_made_with(alive)) {
+            let name = CString::new(format!("{} @{n}", call.name)).expect("names have no zeros");
+            let meter = Meter { name };
+            callgrind::start();
+            (0..TIMES).for_each(|_| (call.run)(&world, &meter));
+            callgrind::stop();
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The calls, and how their cost may grow with what is alive.
+
+use std::time::Duration;
+
+use estafette::{Access, ExportOptions};
+
+use super::meter::Meter;
+use super::world::{Alive, World, lease, poll};
+
+/// A public call.
+#[derive(Debug)]
+pub struct Call {
+    /// What the table says.
+    pub name: &'static str,
+    /// Makes it once, in the meter; what it needs is made and taken away outside of it.
+    pub run: fn(&World, &Meter),
+    /// How its cost may grow: exponents of what is alive, beside the general 0 (a constant cost, and logarithms of little weight).
+    pub grows: &'static [(Alive, u32)],
+    /// The only kind with which it is made, if there is one.
+    pub only: Option<Alive>,
+}
+
+impl Call {
+    /// Whether it is a call to make with `alive` alive.
+    pub fn is_made_with(&self, alive: Alive) -> bool {
+        self.only.map_or(alive != Alive::Operands, |only| only == alive)
+    }
+
+    /// How its cost may grow with `alive`.
+    pub fn exponent(&self, alive: Alive) -> u32 {
+        self.grows.iter().find(|(known, _)| *known == alive).map_or(0, |(_, exponent)| *exponent)
+    }
+}
+
+const fn constant(name: &'static str, run: fn(&World, &Meter)) -> Call {
+    Call { name, run, grows: &[], only: None }
+}
+
+const fn operands(name: &'static str, run: fn(&World, &Meter)) -> Call {
+    Call { name, run, grows: &[(Alive::Operands, 1)], only: Some(Alive::Operands) }
+}
+
+/// What lists everything in flight grows with that; never with what is alive and idle.
+const IN_FLIGHT: &[(Alive, u32)] = &[
+    (Alive::Pending, 1),
+    (Alive::Chained, 1),
+    (Alive::Awaited, 1),
+    (Alive::Cancelled, 1),
+    (Alive::Leased, 1),
+    (Alive::LeasesOfOne, 1),
+    (Alive::Derived, 1),
+];
+
+/// A look for why a wait does not end is linear in what the wait needs.
+const NEEDED: &[(Alive, u32)] = &[(Alive::Chained, 1), (Alive::Cancelled, 1)];
+
+/// Every call. What looks at everything comes last, since it may not end in time.
+pub const CALLS: &[Call] = &[
+    constant("zeros", |world, meter| drop(meter.count(|| world.fresh()))),
+    constant("from_vec", |world, meter| {
+        drop(meter.count(|| world.engine.from_vec(vec![1_u8], &[1])).expect("accepted"));
+    }),
+    constant("drop tensor", |world, meter| {
+        let tensor = world.fresh();
+        meter.count(|| drop(tensor));
+    }),
+    constant("var", |world, meter| drop(meter.count(|| world.engine.var()))),
+    constant("import", |world, meter| drop(meter.count(|| world.import()))),
+    constant("drop import", |world, meter| {
+        let tensor = world.import();
+        meter.count(|| drop(tensor));
+    }),
+    constant("export", |world, meter| {
+        let tensor = world.fresh();
+        drop(meter.count(|| lease(&tensor)));
+    }),
+    constant("release", |world, meter| {
+        let tensor = world.fresh();
+        let lent = lease(&tensor);
+        meter.count(|| drop(lent));
+    }),
+    Call {
+        name: "export once more",
+        run: |world, meter| drop(meter.count(|| lease(&world.one))),
+        grows: &[],
+        only: Some(Alive::LeasesOfOne),
+    },
+    Call {
+        name: "release once more",
+        run: |world, meter| {
+            let lent = lease(&world.one);
+            meter.count(|| drop(lent));
+        },
+        grows: &[],
+        only: Some(Alive::LeasesOfOne),
+    },
+    constant("import from a lease", |world, meter| {
+        let tensor = world.fresh();
+        let lent = lease(&tensor);
+        // SAFETY: the lease keeps the memory as it is described.
+        drop(meter.count(|| unsafe { world.engine.import(lent) }).expect("accepted"));
+    }),
+    constant("lease_now", |world, meter| {
+        let tensor = world.fresh();
+        drop(meter.count(|| tensor.lease_now(Access::Write, "the meter")).expect("accepted"));
+    }),
+    constant("export that times out", |world, meter| {
+        let (tensor, op) = world.pending();
+        let options = ExportOptions { timeout: Some(Duration::ZERO), ..ExportOptions::new(Access::Read) };
+        assert!(meter.count(|| tensor.export_wait(&options)).is_err());
+        op.cancel();
+    }),
+    constant("run", |world, meter| {
+        let tensor = world.fresh();
+        let op = world.engine.op("run").reads_vars(&[&world.gate]).writes([&tensor]);
+        let op = meter.count(|| op.run(|[], [_tensor]| Ok(()))).expect("accepted");
+        op.cancel();
+    }),
+    constant("run and wait", |world, meter| {
+        let tensor = world.fresh();
+        let run = || world.engine.op("run").writes([&tensor]).run(|[], [_tensor]| Ok(()));
+        meter.count(|| run().and_then(|op| op.wait())).expect("it ends well");
+    }),
+    constant("run and wait for the tensor", |world, meter| {
+        let tensor = world.fresh();
+        let run = || world.engine.op("run").writes([&tensor]).run_detached(|[], [_tensor]| Ok(()));
+        meter.count(|| run().and_then(|()| tensor.wait())).expect("it ends well");
+    }),
+    constant("produce and wait", |world, meter| {
+        let produce = || {
+            let made = world
+                .engine
+                .op("make")
+                .produce(|[]| estafette::Produced::from_vec(vec![1_u8], &[1]).map_err(Into::into));
+            made.and_then(|tensor| tensor.wait().map(|()| tensor))
+        };
+        drop(meter.count(produce).expect("it ends well"));
+    }),
+    constant("is_ready", |world, meter| {
+        let (tensor, op) = world.pending();
+        assert!(!meter.count(|| tensor.is_ready()));
+        op.cancel();
+    }),
+    constant("await", |world, meter| {
+        let (tensor, op) = world.pending();
+        let mut ready = meter.count(|| {
+            let mut ready = Box::pin(tensor.ready());
+            assert!(poll(&mut ready).is_pending());
+            ready
+        });
+        assert!(poll(&mut ready).is_pending());
+        op.cancel();
+    }),
+    constant("give an await up", |world, meter| {
+        let (tensor, op) = world.pending();
+        let mut ready = Box::pin(tensor.ready());
+        assert!(poll(&mut ready).is_pending());
+        meter.count(|| drop(ready));
+        op.cancel();
+    }),
+    constant("await what was cancelled", |world, meter| {
+        let (tensor, op, lent) = world.pending_write();
+        assert!(op.cancel());
+        assert!(meter.count(|| poll(&mut Box::pin(tensor.ready()))).is_ready());
+        drop(lent);
+    }),
+    constant("cancel", |world, meter| {
+        let (_tensor, op) = world.pending();
+        assert!(meter.count(|| op.cancel()));
+    }),
+    constant("cancel what is awaited", |world, meter| {
+        let (tensor, op, lent) = world.pending_write();
+        let mut ready = Box::pin(tensor.ready());
+        assert!(poll(&mut ready).is_pending());
+        assert!(meter.count(|| op.cancel()));
+        assert!(poll(&mut ready).is_ready());
+        drop(lent);
+    }),
+    Call {
+        name: "cancel ahead of them",
+        run: |world, meter| {
+            let update =
+                world.engine.op("update").writes([&world.one]).run(|[], [_one]| Ok(())).expect("accepted");
+            let mut ready = Box::pin(world.one.ready());
+            assert!(poll(&mut ready).is_pending());
+            assert!(meter.count(|| update.cancel()));
+            assert!(poll(&mut ready).is_ready());
+        },
+        grows: &[],
+        only: Some(Alive::Cancelled),
+    },
+    constant("clear_error", |world, meter| {
+        let tensor = world.fresh();
+        meter.count(|| tensor.clear_error()).expect("nothing writes it");
+    }),
+    constant("to_vec", |world, meter| {
+        let tensor = world.fresh();
+        drop(meter.count(|| tensor.to_vec::<u8>()).expect("it is ready"));
+    }),
+    constant("copy and wait", |world, meter| {
+        let tensor = world.fresh();
+        let copy = || {
+            world
+                .engine
+                .copy(&tensor, estafette_devices::DLDevice::CPU)
+                .and_then(|copy| copy.wait().map(|()| copy))
+        };
+        drop(meter.count(copy).expect("it ends well"));
+    }),
+    constant("stats", |world, meter| {
+        let _stats = meter.count(|| world.engine.stats());
+    }),
+    constant("wait_all that times out", |world, meter| {
+        assert!(meter.count(|| world.engine.wait_all(Some(Duration::ZERO))).is_err());
+    }),
+    operands("run that writes them", |world, meter| {
+        let op = world.engine.op("many").writes_slice(&world.tensors);
+        meter.count(|| op.run(|_, _| Ok(())).and_then(|op| op.wait())).expect("it ends well");
+    }),
+    operands("run that reads and writes", |world, meter| {
+        let (reads, writes) = world.tensors.split_at(world.tensors.len() / 2);
+        let op = world.engine.op("many").reads_slice(reads).writes_slice(writes);
+        meter.count(|| op.run(|_, _| Ok(())).and_then(|op| op.wait())).expect("it ends well");
+    }),
+    operands("cancel that writes them", |world, meter| {
+        let op = world.engine.op("many").reads_vars(&[&world.gate]).writes_slice(&world.tensors);
+        let op = op.run(|_, _| Ok(())).expect("accepted");
+        meter.count(|| assert!(op.cancel()));
+    }),
+    Call {
+        name: "wait that times out",
+        run: |world, meter| {
+            let op = world.engine.op("end").reads_vars(&[&world.gate]).updates([&world.one]);
+            let op = op.run(|[], [], [_one]| Ok(())).expect("accepted");
+            let outcome = meter.count(|| op.wait_timeout(Some(Duration::from_millis(30))));
+            assert!(matches!(outcome, Err(estafette::Error::Timeout(_))), "{outcome:?}");
+            op.cancel();
+        },
+        grows: NEEDED,
+        only: None,
+    },
+    Call {
+        name: "live",
+        run: |world, meter| drop(meter.count(|| world.engine.live())),
+        grows: IN_FLIGHT,
+        only: None,
+    },
+    Call {
+        name: "diagnose",
+        run: |world, meter| drop(meter.count(|| world.engine.diagnose())),
+        grows: IN_FLIGHT,
+        only: None,
+    },
+];

@@ -1,0 +1,216 @@
+//! What is alive while calls are measured.
+
+use std::pin::Pin;
+use std::task::{Context, Waker};
+
+use estafette::{
+    Access, Completion, DType, Engine, ExportOptions, ManagedTensor, Op, Ready, Tensor, Variable,
+};
+
+use crate::foreign::{Deleted, Memory};
+use crate::gate::Gate;
+
+/// Something of which there are n.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Alive {
+    /// Tensors that nothing uses.
+    Tensors,
+    /// Operations that wait for one gate, and for nothing else.
+    Pending,
+    /// The same, each of which reads what the one before writes.
+    Chained,
+    /// Operations that wait, each awaited by a future.
+    Awaited,
+    /// Operations that were cancelled, and keep their places behind the gate.
+    Cancelled,
+    /// Tensors, each with a read lease.
+    Leased,
+    /// Read leases of one tensor.
+    LeasesOfOne,
+    /// Tensors that were imported from memory under a lease.
+    Derived,
+    /// Imports of the same memory.
+    Imports,
+    /// Tensors that one operation uses.
+    Operands,
+}
+
+impl Alive {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::Tensors,
+        Self::Pending,
+        Self::Chained,
+        Self::Awaited,
+        Self::Cancelled,
+        Self::Leased,
+        Self::LeasesOfOne,
+        Self::Derived,
+        Self::Imports,
+        Self::Operands,
+    ];
+
+    /// Its name in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tensors => "tensors",
+            Self::Pending => "pending",
+            Self::Chained => "chained",
+            Self::Awaited => "awaited",
+            Self::Cancelled => "cancelled",
+            Self::Leased => "leased",
+            Self::LeasesOfOne => "leases-of-one",
+            Self::Derived => "derived",
+            Self::Imports => "imports",
+            Self::Operands => "operands",
+        }
+    }
+}
+
+/// An engine with n things alive.
+#[allow(missing_debug_implementations, reason = "nothing prints it")]
+pub struct World {
+    /// The engine, with one worker and a window for all of them.
+    pub engine: Engine,
+    /// Whatever reads it waits for the gate.
+    pub gate: Variable,
+    /// The tensor that the calls are about, where one of those alive is meant: that of the leases, the last of a chain.
+    pub one: Tensor,
+    /// Memory that imports are made of: the same each time.
+    pub memory: Memory,
+    /// Deleters of these imports.
+    pub deleted: Deleted,
+    /// The tensors, where tensors are what is alive.
+    pub tensors: Vec<Tensor>,
+    held: (Vec<ManagedTensor>, Vec<Pin<Box<Ready>>>, Vec<Op>),
+    open: Option<Completion>,
+}
+
+impl World {
+    /// Makes `n` of `alive`.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn new(alive: Alive, n: usize) -> Self {
+        let engine = Engine::builder().workers(1).window(10 * n + 1_000).build().expect("an engine starts");
+        let gate = engine.var();
+        let one = engine.zeros(&[1], DType::U8).expect("one byte");
+        let open = Some(Gate::on_variable(&engine, &gate).begun());
+        let memory = Memory::of(&[1.0; 16]);
+        let held = (Vec::new(), Vec::new(), Vec::new());
+        let mut world =
+            Self { engine, gate, one, memory, deleted: Deleted::default(), tensors: Vec::new(), held, open };
+        world.fill(alive, n);
+        world
+    }
+
+    fn fill(&mut self, alive: Alive, n: usize) {
+        if alive == Alive::Cancelled {
+            // They keep their places among the writes of this tensor.
+            let op = self.engine.op("hold").reads_vars(&[&self.gate]).writes([&self.one]);
+            self.held.2.push(op.run(|[], [_one]| Ok(())).expect("accepted"));
+        }
+        for _ in 0..n {
+            match alive {
+                Alive::Tensors | Alive::Operands => self.tensors.push(self.fresh()),
+                Alive::Pending => drop(self.pending()),
+                Alive::Chained => {
+                    let (from, to) = (self.one.clone(), self.fresh());
+                    let op = self.engine.op("link").reads_vars(&[&self.gate]).reads([&from]).writes([&to]);
+                    drop(op.run(|[_from], [_to]| Ok(())).expect("accepted"));
+                    self.one = to;
+                }
+                Alive::Awaited => {
+                    let (tensor, _) = self.pending();
+                    let mut ready = Box::pin(tensor.ready());
+                    assert!(poll(&mut ready).is_pending());
+                    self.held.1.push(ready);
+                }
+                Alive::Cancelled => {
+                    let op = self.engine.op("cancelled").writes([&self.one]);
+                    assert!(op.run(|[], [_one]| Ok(())).expect("accepted").cancel());
+                }
+                Alive::Leased => {
+                    let tensor = self.fresh();
+                    self.held.0.push(lease(&tensor));
+                }
+                Alive::LeasesOfOne => {
+                    let lease = lease(&self.one);
+                    self.held.0.push(lease);
+                }
+                Alive::Derived => {
+                    let tensor = self.fresh();
+                    let lent = lease(&tensor);
+                    // SAFETY: the lease keeps the memory as it is described.
+                    let derived = unsafe { self.engine.import(lent) }.expect("accepted");
+                    self.tensors.push(derived);
+                }
+                Alive::Imports => {
+                    let again = self.import();
+                    self.tensors.push(again);
+                }
+            }
+        }
+    }
+
+    /// A tensor with memory of its own.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn fresh(&self) -> Tensor {
+        self.engine.zeros(&[1], DType::U8).expect("one byte")
+    }
+
+    /// An import of the same memory as always.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn import(&self) -> Tensor {
+        // SAFETY: the memory stays as it is described until the deleter runs, and is used through the engine alone.
+        unsafe { self.engine.import(self.memory.tensor(0, 16, &self.deleted)) }.expect("accepted")
+    }
+
+    /// An operation that waits for the gate, and the tensor that it writes.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn pending(&self) -> (Tensor, Op) {
+        let tensor = self.fresh();
+        let op = self.engine.op("waits").reads_vars(&[&self.gate]).writes([&tensor]);
+        let op = op.run(|[], [_tensor]| Ok(())).expect("accepted");
+        (tensor, op)
+    }
+
+    /// As [`pending`](Self::pending), where the write waits for a lease as well: once cancelled, the operation keeps its place.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn pending_write(&self) -> (Tensor, Op, ManagedTensor) {
+        let tensor = self.fresh();
+        let lent = lease(&tensor);
+        let op = self.engine.op("waits").writes([&tensor]).run(|[], [_tensor]| Ok(())).expect("accepted");
+        (tensor, op, lent)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.held = (Vec::new(), Vec::new(), Vec::new());
+        if let Some(open) = self.open.take() {
+            open.complete(Ok(()));
+        }
+    }
+}
+
+/// A read lease that is to be had at once.
+///
+/// # Panics
+/// When it is not.
+pub fn lease(tensor: &Tensor) -> ManagedTensor {
+    tensor.export_wait(&ExportOptions::new(Access::Read)).expect("nothing writes it")
+}
+
+/// Polls without a task.
+pub fn poll(ready: &mut Pin<Box<Ready>>) -> std::task::Poll<Result<(), estafette::Error>> {
+    ready.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+}
