@@ -1,6 +1,8 @@
+use std::collections::HashMap;
+
 use smallvec::SmallVec;
 
-use crate::{Fence, FenceState};
+use crate::{Fence, FenceState, QueueId};
 
 /// A set of fences: what has to settle before a range of memory is free of earlier work.
 ///
@@ -10,6 +12,29 @@ use crate::{Fence, FenceState};
 #[derive(Clone, Debug, Default)]
 pub struct Frontier {
     fences: SmallVec<[Fence; 2]>,
+    /// Where each fence is, of a set of more than [`SEARCHED_MAX`]. Made by the next insertion after some were taken out.
+    #[expect(clippy::box_collection, reason = "hardly any set has one, so that it takes little room")]
+    index: Option<Box<HashMap<Key, usize>>>,
+}
+
+/// Fences that are searched one by one. Hardly any set is larger.
+const SEARCHED_MAX: usize = 16;
+
+/// What two fences of a set do not have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Queue(QueueId),
+    /// The address of a stand-alone event.
+    Event(usize),
+}
+
+impl Key {
+    fn of(fence: &Fence) -> Self {
+        match (fence.queue(), fence.as_event()) {
+            (Some(queue), _) => Self::Queue(queue),
+            (None, event) => Self::Event(event.map_or(0, |event| std::sync::Arc::as_ptr(event).addr())),
+        }
+    }
 }
 
 impl Frontier {
@@ -37,17 +62,33 @@ impl Frontier {
     /// user's may be dropped.
     #[must_use = "dropping a fence may run a user's code"]
     pub fn insert_replacing(&mut self, fence: Fence) -> Option<Fence> {
-        for present in &mut self.fences {
-            if present.on_same_queue(&fence) {
-                let newer = fence.same_or_later_on_queue(present);
-                return Some(if newer { std::mem::replace(present, fence) } else { fence });
+        let key = Key::of(&fence);
+        let Some(at) = self.place(key) else {
+            if let Some(index) = &mut self.index {
+                index.insert(key, self.fences.len());
             }
-            if present.same_or_later_on_queue(&fence) && fence.queue().is_none() {
-                return Some(fence);
+            self.fences.push(fence);
+            if self.index.is_none() && self.fences.len() > SEARCHED_MAX {
+                let places = self.fences.iter().enumerate().map(|(at, fence)| (Key::of(fence), at));
+                self.index = Some(Box::new(places.collect()));
             }
+            return None;
+        };
+        let present = &mut self.fences[at];
+        let newer = fence.queue().is_some() && fence.same_or_later_on_queue(present);
+        Some(if newer { std::mem::replace(present, fence) } else { fence })
+    }
+
+    /// The fence of the set on the queue of `fence`, or the same stand-alone fence.
+    pub fn counterpart(&self, fence: &Fence) -> Option<&Fence> {
+        self.place(Key::of(fence)).map(|at| &self.fences[at])
+    }
+
+    fn place(&self, key: Key) -> Option<usize> {
+        match &self.index {
+            Some(index) => index.get(&key).copied(),
+            None => self.fences.iter().position(|present| Key::of(present) == key),
         }
-        self.fences.push(fence);
-        None
     }
 
     /// Moves every fence that is `gone` to `into`. Asks no backend.
@@ -55,6 +96,7 @@ impl Frontier {
         let mut at = 0;
         while let Some(fence) = self.fences.get(at) {
             if gone(fence) {
+                self.index = None;
                 into.extend([self.fences.swap_remove(at)]);
             } else {
                 at += 1;
@@ -71,18 +113,21 @@ impl Frontier {
 
     /// Drops the fences that are known to be done. Asks no backend; failed fences stay.
     pub fn prune(&mut self) {
+        self.index = None;
         self.fences.retain(|fence| !fence.observed_done());
     }
 
     /// Puts `fence` in the place of exactly those entries that it is known to be ordered after, and keeps the others:
     /// what a write does with the fences of its variable.
     pub fn replace_ordered_after(&mut self, fence: &Fence) {
+        self.index = None;
         self.fences.retain(|present| !fence.same_or_later_on_queue(present));
         self.insert(fence.clone());
     }
 
     /// Drops every fence.
     pub fn clear(&mut self) {
+        self.index = None;
         self.fences.clear();
     }
 
@@ -102,7 +147,7 @@ impl Frontier {
 
 impl From<Fence> for Frontier {
     fn from(fence: Fence) -> Self {
-        Self { fences: SmallVec::from_iter([fence]) }
+        Self { fences: SmallVec::from_iter([fence]), index: None }
     }
 }
 

@@ -206,3 +206,30 @@ fn fences_and_frontiers_may_be_shared_between_threads() {
     shared::<DeviceError>();
     shared::<host::Completer>();
 }
+
+/// The set finds its fences again by queue and by identity, whatever its size, and after some were taken out.
+#[test]
+fn a_large_set_of_fences_keeps_one_per_queue_and_each_stand_alone_one_once() {
+    use estafette_devices::{Fence, Frontier, host};
+    let promises: Vec<_> = (0..1_000).map(|_| host::promise("one of many")).collect();
+    let mut set = Frontier::default();
+    for _ in 0..2 {
+        for (_, fence) in &promises {
+            set.insert(fence.clone());
+        }
+        assert_eq!(set.len(), promises.len());
+    }
+    let same = |a: &Fence, b: &Fence| a.same_or_later_on_queue(b);
+    assert!(promises.iter().all(|(_, fence)| set.counterpart(fence).is_some_and(|found| same(found, fence))));
+    let mut gone: Vec<Fence> = Vec::new();
+    let odd: Vec<_> = promises.iter().skip(1).step_by(2).map(|(_, fence)| fence.clone()).collect();
+    let odd: Frontier = odd.into_iter().collect();
+    set.take_out(|fence| odd.counterpart(fence).is_some(), &mut gone);
+    assert_eq!((set.len(), gone.len()), (500, 500));
+    assert!(gone.iter().all(|fence| set.counterpart(fence).is_none()));
+    for (_, fence) in &promises {
+        set.insert(fence.clone());
+    }
+    assert_eq!(set.len(), promises.len());
+    assert!(promises.iter().all(|(_, fence)| set.counterpart(fence).is_some()));
+}

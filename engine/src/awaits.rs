@@ -1,8 +1,10 @@
-//! Futures of the engine that are pending: who runs what they wait for, and how long leases may hold them up.
+//! Futures of the engine that are pending, and threads that are blocked for long: who runs what they wait for, and how long leases may
+//! hold them up.
 //!
 //! A future that is polled runs no operation, since that could take any time. In an engine without workers it wants a
 //! [stand-in](crate::stand_in) for as long as it is pending. And no thread waits inside of a future that could look at the graph now and
-//! then, as a blocking wait does; one thread of the process looks for all of them ([`clerk`]).
+//! then; one thread of the process looks for all of them ([`clerk`]). It looks for threads that are blocked, too, if they run no operation,
+//! so that many of them cost one look: it wakes those that have to look for themselves.
 //!
 //! A future registers at its first pending poll, in one of several lists so that threads do not meet, and leaves when it is ready or
 //! dropped. An entry is looked at after an eighth of its engine's lease timeout for the first time, so most are never looked at.
@@ -39,7 +41,7 @@ use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::lease_info::LeaseInfo;
 use crate::look::{self, EVERYTHING, Look};
-use crate::operation::{OpHandle, Phase, bury};
+use crate::operation::{Kind, OpHandle, Phase, bury};
 use crate::quiet;
 use crate::signal::wake;
 use crate::stand_in::{StandInSet, others_without_workers};
@@ -51,7 +53,7 @@ use crate::wakers::locks_are_lost;
 /// Lists of pending futures. A thread uses one of them.
 const LISTS: usize = 16;
 
-/// The least time between two looks at one future: each costs time in proportion to all that is in flight.
+/// The least time between two looks at one future: each costs time in proportion to what the future waits for.
 const LOOK_MIN: Duration = Duration::from_millis(10);
 
 /// A future is looked at for the first time after this part of its lease timeout, so it fails at most so much late.
@@ -81,6 +83,8 @@ pub(crate) struct Awaited {
     room: bool,
     /// A thread is blocked, which looks itself when it is woken: the time until the next look.
     blocked: Option<Duration>,
+    /// That thread may run what it waits for.
+    helps: bool,
 }
 
 impl Awaited {
@@ -104,7 +108,7 @@ impl Awaited {
 
     /// A thread that is blocked until `op` has ended, or is granted. It is woken when it has to look itself: when leases alone may
     /// hold it up, or when it may run what it needs. The first look is taken after `pause`.
-    pub(crate) fn by_thread(op: &OpHandle, pause: Duration) -> Self {
+    pub(crate) fn by_thread(op: &OpHandle, pause: Duration, helps: bool) -> Self {
         Self {
             core: op.payload().core.clone(),
             what: "",
@@ -114,6 +118,7 @@ impl Awaited {
             limit: None,
             room: false,
             blocked: Some(pause),
+            helps,
         }
     }
 
@@ -124,7 +129,7 @@ impl Awaited {
             stand_ins.want(&core);
         }
         let limit = (!context::is_told()).then_some(core.lease_timeout);
-        Self { core, what, ops, holds: None, stand_ins, limit, room: false, blocked: None }
+        Self { core, what, ops, holds: None, stand_ins, limit, room: false, blocked: None, helps: false }
     }
 
     /// Wants stand-ins in the engines without workers that have something to run for it.
@@ -439,6 +444,7 @@ struct Due {
     held_since: Option<Instant>,
     room: bool,
     is_blocked: bool,
+    helps: bool,
 }
 
 /// Looks at the futures and threads whose time has come. Gives the times at which others are to be looked at next.
@@ -461,6 +467,7 @@ fn look() -> Vec<Instant> {
                     held_since: entry.held_since,
                     room: entry.awaited.room,
                     is_blocked: entry.awaited.blocked.is_some(),
+                    helps: entry.awaited.helps,
                 }),
                 Some(time) => next.push(time),
                 None => {}
@@ -514,15 +521,20 @@ fn look() -> Vec<Instant> {
 /// Where the operations of one entry are in a look.
 type Places = SmallVec<[usize; 1]>;
 
-/// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it.
+/// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it: they may
+/// run it, or have another thread do so.
 fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
     }
-    let ready = look.reaches(is_ready_work);
-    let threads = due.iter().zip(places).enumerate();
-    let threads =
-        threads.filter(|(_, (due, places))| due.is_blocked && places.iter().any(|place| ready[*place]));
+    let helped = look.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
+    let left = look.reaches(|op| is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()));
+    let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
+    let threads = due
+        .iter()
+        .zip(places)
+        .enumerate()
+        .filter(|(_, (due, places))| due.is_blocked && places.iter().any(|place| is_wanted(due, *place)));
     threads.map(|(number, _)| number).take(WOKEN_MAX).collect()
 }
 

@@ -282,7 +282,7 @@ impl VarState {
 
 impl Carried {
     fn note(&mut self, writers: &Asked, readers: &Asked, replaced: &mut Replaced) {
-        let found = self.writers.iter().any(|fence| writers.broken.iter().any(|broken| same(fence, broken)));
+        let found = self.writers.iter().any(|fence| has(&writers.broken, fence));
         if found
             && self.failure.is_none()
             && let Some(error) = &writers.failed
@@ -290,8 +290,8 @@ impl Carried {
             self.failure = Some(device_failure(self.writer.as_ref(), error.clone()));
         }
         for (fences, asked) in [(&mut self.writers, writers), (&mut self.readers, readers)] {
-            let over = |fence: &Fence| asked.over().any(|over| same(fence, over));
-            fences.take_out(over, replaced);
+            // They have settled.
+            fences.take_out(|fence| has(&asked.done, fence) || has(&asked.broken, fence), replaced);
             merge(&mut self.broken, &asked.broken, replaced);
         }
     }
@@ -388,11 +388,6 @@ impl Asked {
         }
         asked
     }
-
-    /// Those that have settled.
-    fn over(&self) -> impl Iterator<Item = &Fence> {
-        self.done.iter().chain(&self.broken)
-    }
 }
 
 /// Adds fences to a set under a bit.
@@ -400,6 +395,11 @@ fn merge(fences: &mut Frontier, others: &Frontier, replaced: &mut Replaced) {
     for fence in others {
         replaced.extend(fences.insert_replacing(fence.clone()));
     }
+}
+
+/// Whether a set has this very fence.
+fn has(fences: &Frontier, fence: &Fence) -> bool {
+    fences.counterpart(fence).is_some_and(|present| same(present, fence))
 }
 
 /// Whether both are the same point of a queue, or the same stand-alone fence.

@@ -215,7 +215,7 @@ pub(crate) fn block<V: Clone + Delivered>(
             }
         } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
             // It takes long, and nothing is wrong so far.
-            let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause));
+            let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause, helps));
             // A signal handler of the language can only be asked for here.
             let asks = core.on_wait.get().is_some() || !awaits::has_clerk();
             let wake = if asks { Some(wake) } else { deadline };

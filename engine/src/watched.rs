@@ -50,16 +50,18 @@ pub(crate) struct Watched<'a, V: Clone + Delivered> {
     signal: &'a Signal<V>,
     op: &'a OpHandle,
     pause: Duration,
+    helps: bool,
     sleeper: Arc<Sleeper>,
     key: WakerKey,
     pending: Pending,
 }
 
 impl<'a, V: Clone + Delivered> Watched<'a, V> {
-    /// The calling thread waits for `signal`, which `op` will set. The first look is taken after `pause`.
-    pub(crate) fn new(signal: &'a Signal<V>, op: &'a OpHandle, pause: Duration) -> Self {
+    /// The calling thread waits for `signal`, which `op` will set; it `helps` if it may run what it needs. The first look is taken after
+    /// `pause`.
+    pub(crate) fn new(signal: &'a Signal<V>, op: &'a OpHandle, pause: Duration, helps: bool) -> Self {
         let (key, pending) = (WakerKey::default(), Pending::default());
-        Self { signal, op, pause, sleeper: Arc::default(), key, pending }
+        Self { signal, op, pause, helps, sleeper: Arc::default(), key, pending }
     }
 
     /// Sleeps until the signal is set, until the thread has to look itself, or until `deadline`. True where it has to look.
@@ -70,9 +72,9 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
             if self.signal.is_set(cx, &mut self.key) {
                 return false;
             }
-            let (op, pause) = (self.op, self.pause);
+            let (op, pause, helps) = (self.op, self.pause, self.helps);
             // It has no verdict: a thread that is woken looks itself.
-            let _ = self.pending.poll(cx, || Awaited::by_thread(op, pause));
+            let _ = self.pending.poll(cx, || Awaited::by_thread(op, pause, helps));
             if !self.sleeper.sleep(deadline) {
                 return false;
             }

@@ -1,0 +1,205 @@
+//! What waiting costs: by counts of what is looked at, which do not depend on the machine.
+//!
+//! The counter is the process's, so the tests of this file take turns.
+
+use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use estafette::{Access, Engine, Error, Tensor, looked_at};
+
+/// Long enough for several looks.
+const WHILE: Duration = Duration::from_millis(300);
+
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn engine() -> Engine {
+    Engine::builder().workers(2).window(1 << 20).build().expect("an engine")
+}
+
+fn tensor(engine: &Engine) -> Tensor {
+    engine.from_vec(vec![0_u8], &[1]).expect("a tensor")
+}
+
+/// Makes the next writes of `tensor` wait until the result is dropped or used.
+fn gate(engine: &Engine, tensor: &Tensor) -> mpsc::Sender<()> {
+    let (open, opened) = mpsc::channel::<()>();
+    engine
+        .op("gate")
+        .writes([tensor])
+        .run(move |[], [_]| {
+            let _ = opened.recv();
+            Ok(())
+        })
+        .expect("submitted");
+    open
+}
+
+/// A chain of operations, each of which reads what the one before it wrote. Gives its last tensor.
+fn chain(engine: &Engine, first: &Tensor, length: usize) -> Tensor {
+    let mut last = first.clone();
+    for _ in 0..length {
+        let next = tensor(engine);
+        engine.op("link").reads([&last]).writes([&next]).run(|[_], [_]| Ok(())).expect("submitted");
+        last = next;
+    }
+    last
+}
+
+fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
+    let before = looked_at();
+    let result = f();
+    (result, looked_at() - before)
+}
+
+#[test]
+fn the_start_of_a_wait_looks_at_no_more_behind_a_long_chain_than_behind_a_short_one() {
+    let _alone = alone();
+    let engine = engine();
+    let looked = [500, 5_000].map(|length| {
+        let first = tensor(&engine);
+        let open = gate(&engine, &first);
+        let last = chain(&engine, &first, length);
+        // A wait with a timeout of less than a look's time takes none; one without takes one before it sleeps.
+        let waiter = std::thread::spawn(move || counted(|| last.wait()));
+        while engine.diagnose().operations.iter().all(|op| op.name != "ready") {
+            std::thread::yield_now();
+        }
+        drop(open);
+        let (waited, looked) = waiter.join().expect("it does not panic");
+        waited.expect("the chain runs");
+        looked
+    });
+    // It may have slept for so long that one look went through the whole chain.
+    assert!(looked[0] < 500 + 2 * 4 * 500, "{looked:?}");
+    assert!(looked[1] < 500 + 2 * 4 * 5_000, "{looked:?}");
+}
+
+#[test]
+fn a_wait_of_little_among_much_that_waits_and_is_alive_looks_at_little() {
+    let _alone = alone();
+    let engine = engine();
+    let first = tensor(&engine);
+    let open = gate(&engine, &first);
+    let _last = chain(&engine, &first, 5_000);
+    let _idle: Vec<_> = (0..5_000).map(|_| engine.var()).collect();
+    let mine = tensor(&engine);
+    let (_, looked) = counted(|| {
+        for _ in 0..10 {
+            engine.op("mine").writes([&mine]).run(|[], [_]| Ok(())).expect("submitted");
+            mine.wait().expect("a free worker runs it");
+        }
+    });
+    assert!(looked <= 10 * 20, "{looked} accesses were looked at");
+    drop(open);
+    engine.wait_all(None).expect("everything ends");
+}
+
+#[test]
+fn a_long_wait_behind_a_long_chain_looks_now_and_then() {
+    const LENGTH: usize = 4_000;
+    let _alone = alone();
+    let engine = engine();
+    let first = tensor(&engine);
+    let open = gate(&engine, &first);
+    let last = chain(&engine, &first, LENGTH);
+    let (waited, looked) = counted(|| last.wait_timeout(WHILE));
+    assert!(matches!(waited, Err(Error::Timeout(_))), "{waited:?}");
+    // A look every 10, 20, 40 ... ms, each at the two or three accesses of each operation.
+    assert!(looked <= 6 * 4 * LENGTH as u64, "{looked} accesses were looked at");
+    drop(open);
+    last.wait().expect("the chain runs");
+}
+
+#[test]
+fn a_thousand_threads_that_wait_for_one_tensor_share_their_looks() {
+    const THREADS: usize = 1_000;
+    const LENGTH: usize = 1_000;
+    let _alone = alone();
+    let engine = engine();
+    let first = tensor(&engine);
+    let open = gate(&engine, &first);
+    let last = chain(&engine, &first, LENGTH);
+    let (_, looked) = counted(|| {
+        std::thread::scope(|scope| {
+            let spawn = |_| {
+                let last = last.clone();
+                let builder = std::thread::Builder::new().stack_size(1 << 18);
+                builder.spawn_scoped(scope, move || last.wait()).expect("a thread")
+            };
+            let threads: Vec<_> = (0..THREADS).map(spawn).collect();
+            std::thread::sleep(WHILE);
+            drop(open);
+            for thread in threads {
+                thread.join().expect("it does not panic").expect("the chain runs");
+            }
+        });
+    });
+    // Each looks at what is near once. Without sharing, each would look at the whole chain, four accesses per operation, and more
+    // than once.
+    assert!(looked <= (THREADS * 2 * LENGTH) as u64, "{looked} accesses were looked at");
+}
+
+#[test]
+fn a_wait_that_a_far_lease_of_its_own_thread_holds_up_is_refused() {
+    let _alone = alone();
+    let engine = engine();
+    let first = tensor(&engine);
+    let lease = first.lease_wait(Access::Read, None, "a test").expect("it is free");
+    engine.op("writer").writes([&first]).run(|[], [_]| Ok(())).expect("submitted");
+    let last = chain(&engine, &first, 2_000);
+    let waited = last.wait();
+    assert!(matches!(waited, Err(Error::LeaseHeld(_))), "{waited:?}");
+    drop(lease);
+    last.wait().expect("the chain runs");
+}
+
+#[test]
+fn a_wait_inside_of_an_operation_that_leads_back_to_it_far_away_is_refused() {
+    let _alone = alone();
+    let engine = engine();
+    let first = tensor(&engine);
+    let (give, given) = mpsc::channel::<Tensor>();
+    let (tell, told) = mpsc::channel();
+    engine
+        .op("outer")
+        .writes([&first])
+        .run(move |[], [_]| {
+            let last = given.recv().expect("the last tensor of the chain");
+            tell.send(last.wait()).expect("it is waited for");
+            Ok(())
+        })
+        .expect("submitted");
+    give.send(chain(&engine, &first, 2_000)).expect("it is waited for");
+    let waited = told.recv().expect("the wait ends");
+    assert!(matches!(waited, Err(Error::WouldDeadlock(_))), "{waited:?}");
+    engine.wait_all(None).expect("everything ends");
+}
+
+#[test]
+fn a_wait_for_what_all_busy_workers_leave_runs_it_itself() {
+    let _alone = alone();
+    let engine = engine();
+    let gates: Vec<_> = (0..2).map(|_| tensor(&engine)).collect();
+    let open: Vec<_> = gates.iter().map(|first| gate(&engine, first)).collect();
+    let shared = tensor(&engine);
+    let mine = tensor(&engine);
+    let (take, taken) = mpsc::channel();
+    let theirs = shared.clone();
+    // The operation becomes ready when the wait has been asleep for long, and no worker is free.
+    let holder = std::thread::spawn(move || {
+        let lease = theirs.lease_wait(Access::Read, None, "a test").expect("it is free");
+        take.send(()).expect("it is waited for");
+        std::thread::sleep(WHILE);
+        drop(lease);
+    });
+    taken.recv().expect("the lease is taken");
+    engine.op("mine").writes([&shared, &mine]).run(|[], [_, _]| Ok(())).expect("submitted");
+    mine.wait().expect("the waiting thread runs it");
+    holder.join().expect("it does not panic");
+    drop(open);
+    engine.wait_all(None).expect("everything ends");
+}
