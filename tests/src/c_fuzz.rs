@@ -13,4 +13,4 @@ mod program;
 mod shared;
 
 pub use bytes::Bytes;
-pub use program::run;
+pub use program::{Taken, every_step, run};

@@ -46,6 +46,7 @@ mod submit;
 mod tensor;
 mod version;
 
+pub use contexts::*;
 pub use describe::*;
 pub use dlpack::{DLDataType, DLManagedTensorVersioned, DLTensor};
 pub use engine::*;

@@ -14,6 +14,10 @@ pub(crate) unsafe trait Options: Copy {
     const FIRST: usize;
 }
 
+/// The most that a struct of options may be long: as much as a page, like Linux's structs that grow. A size beyond that is one that was
+/// never set, and what is behind the struct must not be read.
+const SIZE_MAX: usize = 4096;
+
 /// Reads options that may be shorter than ours (older) or longer (newer, if what is new in them is zero). NULL gives zeros.
 ///
 /// # Safety
@@ -28,6 +32,12 @@ pub(crate) unsafe fn read<T: Options>(options: *const T) -> Result<T, Refusal> {
     let size = unsafe { options.cast::<u32>().read() } as usize;
     if size < T::FIRST {
         return Err(Refusal::invalid(format!("{}: size is {size}, less than {}", T::NAME, T::FIRST)));
+    }
+    if size > SIZE_MAX {
+        return Err(Refusal::invalid(format!(
+            "{}: size is {size}, more than {SIZE_MAX}; set all bytes to zero first, then the size",
+            T::NAME
+        )));
     }
     let known = size.min(size_of::<T>());
     // SAFETY: the caller's struct is `size` bytes long, ours is at least `known`; any bytes are a value.

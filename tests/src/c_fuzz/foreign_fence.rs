@@ -17,8 +17,23 @@ pub struct ForeignFence {
     /// The program is one of them.
     holders: AtomicI64,
     subscriptions: Mutex<Vec<Call>>,
+    manner: Manner,
+    queries: AtomicI64,
     /// What is called once it has settled, once more.
     shared: Arc<Shared>,
+}
+
+/// How it breaks its word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Manner {
+    /// Not at all.
+    Honest,
+    /// Once it has settled, every second question is answered with "not yet", or with what is no status.
+    Flips,
+    /// It calls back from inside of `subscribe` once it has settled, says that it will call, and calls once more.
+    CallsInside,
+    /// It calls back while it has not settled, and says so from then on.
+    CallsEarly,
 }
 
 struct Call {
@@ -41,6 +56,9 @@ impl ForeignFence {
             state: AtomicI32::new(1),
             holders: AtomicI64::new(1),
             subscriptions: Mutex::new(Vec::new()),
+            manner: [Manner::Honest, Manner::Flips, Manner::CallsInside, Manner::CallsEarly]
+                [bytes.below(8).saturating_sub(4)],
+            queries: AtomicI64::new(0),
             shared: shared.clone(),
         }));
         shared.fence_holders.fetch_add(1, SeqCst);
@@ -90,7 +108,13 @@ impl ForeignFence {
 }
 
 unsafe extern "C" fn query(context: *mut c_void) -> i32 {
-    of(context).state.load(SeqCst)
+    let fence = of(context);
+    let (state, queries) = (fence.state.load(SeqCst), fence.queries.fetch_add(1, SeqCst));
+    if fence.manner == Manner::Flips && state != 1 && queries % 2 == 1 {
+        [1, 77][queries as usize / 2 % 2]
+    } else {
+        state
+    }
 }
 
 unsafe extern "C" fn subscribe(
@@ -100,11 +124,19 @@ unsafe extern "C" fn subscribe(
     token: *mut u64,
 ) -> i32 {
     let fence = of(context);
-    let mut calls = fence.subscriptions.lock().expect("no panic under this lock");
-    if fence.state.load(SeqCst) != 1 {
-        return 1;
-    }
     let Some(callback) = callback else { return -1 };
+    if fence.manner == Manner::CallsEarly {
+        let _ = fence.state.compare_exchange(1, 0, SeqCst, SeqCst);
+    }
+    let mut calls = fence.subscriptions.lock().expect("no panic under this lock");
+    let state = fence.state.load(SeqCst);
+    if state != 1 {
+        if fence.manner == Manner::Honest || fence.manner == Manner::Flips {
+            return 1;
+        }
+        // SAFETY: the library takes a call from any thread, during `subscribe` too.
+        unsafe { callback(argument, state, std::ptr::null()) };
+    }
     calls.push(Call { callback, argument });
     // SAFETY: a place for the token, says the contract.
     unsafe { token.write(calls.len() as u64) };

@@ -1,5 +1,6 @@
 //! One program: its calls, and what must have come back at its end.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -13,13 +14,19 @@ use super::bytes::Bytes;
 use super::foreign_fence::ForeignFence;
 use super::function::{Body, End, call, delete, drop_body, expect, last_error};
 use super::managed::Managed;
-use super::shared::Shared;
+use super::shared::{Open, Shared};
 use misuse::Over;
+use others::Registration;
+use recorded::Recorded;
+use registered::Registered;
 
 mod fences;
 mod misuse;
 mod nonsense;
 mod operations;
+mod others;
+mod recorded;
+mod registered;
 mod tensors;
 
 /// Things of one kind that are held at once.
@@ -33,17 +40,32 @@ const SHORT_NS: u64 = 200_000;
 /// How long the end may take.
 const END: Duration = Duration::from_secs(20);
 
-/// Runs the program that `bytes` are.
+/// Kinds of steps.
+const STEPS: usize = 32;
+
+/// The steps that a program has taken: their kind, and for kinds that consist of several calls which one.
+pub type Taken = BTreeSet<(usize, usize)>;
+
+/// Every step that a program can take.
+pub fn every_step() -> Taken {
+    let several = [24, 27, 30].into_iter().zip([recorded::CALLS, registered::CALLS, others::CALLS]);
+    let several = several.flat_map(|(kind, calls)| (0..calls).map(move |call| (kind, call)));
+    (0..24).chain([31]).map(|kind| (kind, 0)).chain(several).collect()
+}
+
+/// Runs the program that `bytes` are, and gives the steps that it has taken.
 ///
 /// # Panics
 /// When anything does not hold.
-pub fn run(bytes: &[u8]) {
+pub fn run(bytes: &[u8]) -> Taken {
     let mut bytes = Bytes::new(bytes);
     let mut program = Program::begin(&mut bytes);
+    let mut taken = Taken::new();
     while !bytes.is_over() {
-        program.step(&mut bytes);
+        taken.extend(program.step(&mut bytes));
     }
     program.end();
+    taken
 }
 
 struct Program {
@@ -64,6 +86,13 @@ struct Program {
     /// would never end.
     derived: Vec<estafette_fence>,
     foreign: Vec<(*const ForeignFence, estafette_fence)>,
+    recordings: Vec<Recorded>,
+    operators: Vec<Registered>,
+    contexts: Vec<Registration>,
+    /// The log events of the process come here.
+    logs: bool,
+    /// The engine is shut down before it is destroyed.
+    shuts_down: bool,
 }
 
 fn pick<T: Copy>(from: &[T], bytes: &mut Bytes<'_>) -> Option<T> {
@@ -149,11 +178,17 @@ impl Program {
             fences: Vec::new(),
             derived: Vec::new(),
             foreign: Vec::new(),
+            recordings: Vec::new(),
+            operators: Vec::new(),
+            contexts: Vec::new(),
+            logs: false,
+            shuts_down: false,
         }
     }
 
-    fn step(&mut self, bytes: &mut Bytes<'_>) {
-        match bytes.below(24) {
+    fn step(&mut self, bytes: &mut Bytes<'_>) -> Option<(usize, usize)> {
+        let kind = bytes.below(STEPS);
+        match kind {
             0 => self.import(bytes),
             1 => self.zeros(bytes),
             2..=4 => self.submit(bytes),
@@ -175,8 +210,13 @@ impl Program {
             20 => self.own_fence(bytes),
             21 => self.use_own_fence(bytes),
             22 => self.describe(bytes),
-            _ => self.nonsense(bytes),
+            23 => self.nonsense(bytes),
+            24..=26 => return self.recorded(bytes).map(|call| (24, call)),
+            27..=29 => return self.registered(bytes).map(|call| (27, call)),
+            30 => return self.others(bytes).map(|call| (30, call)),
+            _ => self.shuts_down |= bytes.one_in(3),
         }
+        Some((kind, 0))
     }
 
     /// Any fence there is, as a caller passes it.
@@ -212,6 +252,8 @@ impl Program {
                 );
             }
         }
+        self.operators.drain(..).for_each(Registered::unregister);
+        self.recordings.drain(..).for_each(Recorded::destroy);
         self.drain();
         let failures = self.shared.failures.load(SeqCst) > 0;
         for tensor in self.tensors.drain(..) {
@@ -242,6 +284,10 @@ impl Program {
                 }
             }
         }
+        if self.shuts_down {
+            self.shut_down();
+        }
+        self.end_of_others();
         expect(estafette_engine_destroy(self.engine), status::ESTAFETTE_OK, "destroy");
         self.released.push(Over::Engine(self.engine));
         self.released.iter().for_each(|over| over.is_refused(0));
@@ -251,6 +297,20 @@ impl Program {
             expect(estafette_flush_deleters(END.as_nanos() as u64), status::ESTAFETTE_OK, "flush");
             std::thread::yield_now();
         }
+    }
+
+    /// Nothing is in flight any more.
+    fn shut_down(&self) {
+        let end = END.as_nanos() as u64;
+        expect(estafette_engine_shutdown(self.engine, end), status::ESTAFETTE_OK, "shut down");
+        expect(estafette_engine_shutdown(self.engine, 0), status::ESTAFETTE_OK, "shut down twice");
+        expect(estafette_engine_shutdown(ptr::null_mut(), 0), status::ESTAFETTE_INVALID, "no engine");
+        // SAFETY: as the interface wants it; nothing is taken.
+        let got = unsafe {
+            let (none, call) = (ptr::null(), Some(call as _));
+            estafette_submit(self.engine, ptr::null(), call, ptr::null_mut(), None, none, 0, none, 0)
+        };
+        expect(got, status::ESTAFETTE_SHUTDOWN, "submit after the end");
     }
 
     /// Ends every operation whose function is called now or later.

@@ -176,6 +176,9 @@ static void options_and_types_that_cannot_be_are_named(void) {
   options.stack_size = 1 << 20;
   OK(estafette_engine_create(&options, &engine));
   OK(estafette_engine_destroy(engine));
+  options.workers = 0;
+  options.size = 1u << 30; /* As one that was never set. */
+  REFUSED(ESTAFETTE_INVALID, "size is 1073741824, more than 4096", estafette_engine_create(&options, &engine));
   engine = engine_new(1);
   int64_t length = 4;
   estafette_tensor *tensor;

@@ -6,6 +6,7 @@
 //! Every watcher has a subscription of its own, known to the foreign side by a number and not by an address: a fence that
 //! signals twice, or after it was released, names a subscription that is over, and nothing happens.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -215,6 +216,40 @@ impl ForeignEvent {
     }
 }
 
+thread_local! {
+    /// The fences whose `query` runs on this thread, the innermost last.
+    static ASKED: RefCell<Vec<*const ForeignEvent>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While this lives, the calling thread is in the `query` of a fence.
+struct Asking(());
+
+impl Asking {
+    /// `None` if it is already: the function asks, by whatever way, for something that waits for the fence, and would without end.
+    fn begin(event: &ForeignEvent) -> Option<Self> {
+        ASKED.with_borrow_mut(|asked| {
+            let event: *const ForeignEvent = event;
+            (!asked.contains(&event)).then(|| {
+                asked.push(event);
+                Self(())
+            })
+        })
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        ASKED.with_borrow_mut(Vec::pop);
+    }
+}
+
+/// A fault, since nothing is known of the work: memory that it uses is not given back.
+fn asks_for_itself() -> DeviceError {
+    let message =
+        "the query of a foreign fence asks for what waits for that very fence, so it can never answer";
+    DeviceError::new(DeviceErrorKind::Fault, message)
+}
+
 impl Event for ForeignEvent {
     fn device(&self) -> DLDevice {
         self.held().0.device
@@ -224,6 +259,9 @@ impl Event for ForeignEvent {
         if let Some(outcome) = self.outcome.get() {
             return outcome.clone().into();
         }
+        let Some(_asking) = Asking::begin(self) else {
+            return self.note(Err(asks_for_itself())).into();
+        };
         match self.held().query() {
             OK => self.note(Ok(())).into(),
             status if status < 0 => self.note(Err(self.held().error(status))).into(),

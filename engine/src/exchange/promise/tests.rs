@@ -500,3 +500,51 @@ fn our_own_fence_that_comes_back_is_the_same_fence() {
     // SAFETY: the one count that `export` gave.
     unsafe { raw.release.unwrap()(raw.context) };
 }
+
+/// A fence whose `query` asks for what waits for the fence.
+struct Circular {
+    guarded: Mutex<Option<Fence>>,
+    queries: AtomicUsize,
+}
+
+unsafe extern "C" fn ask_for_itself(context: *mut c_void) -> i32 {
+    // SAFETY: the test keeps it for ever.
+    let circular = unsafe { &*context.cast::<Circular>() };
+    assert!(circular.queries.fetch_add(1, SeqCst) < 3, "it asks itself without end");
+    let guarded = circular.guarded.lock().unwrap().clone();
+    match guarded.map(|fence| fence.state()) {
+        None | Some(FenceState::Pending) => PENDING,
+        Some(FenceState::Done) => OK,
+        Some(FenceState::Failed(_)) => -1,
+    }
+}
+
+#[test]
+fn a_fence_whose_query_asks_for_what_it_guards_fails_with_a_clear_text_and_does_not_recurse() {
+    let circular: &Circular =
+        Box::leak(Box::new(Circular { guarded: Mutex::new(None), queries: AtomicUsize::new(0) }));
+    let raw = RawFence {
+        context: std::ptr::from_ref(circular).cast_mut().cast(),
+        query: Some(ask_for_itself),
+        retain: None,
+        release: None,
+        ..Foreign::new().polled()
+    };
+    // SAFETY: a fence that lives as long as the process.
+    let fence = unsafe { import(NonNull::from(&raw), &[]) }.unwrap();
+    assert!(matches!(fence.state(), FenceState::Pending), "it asks for nothing yet");
+    *circular.guarded.lock().unwrap() = Some(fence.clone());
+    let FenceState::Failed(error) = fence.state() else { panic!("it can never answer") };
+    assert!(error.to_string().contains("asks for what waits for that very fence"), "{error}");
+    assert_eq!(circular.queries.load(SeqCst), 2);
+    // Another fence may be asked meanwhile.
+    let other = Foreign::new();
+    // SAFETY: as above.
+    *circular.guarded.lock().unwrap() = Some(unsafe { import(NonNull::from(&other.polled()), &[]) }.unwrap());
+    // SAFETY: as above; this fence has said nothing yet.
+    let fence = unsafe { import(NonNull::from(&raw), &[]) }.unwrap();
+    circular.queries.store(0, SeqCst);
+    assert!(matches!(fence.state(), FenceState::Pending));
+    other.state.store(OK, SeqCst);
+    assert!(matches!(fence.state(), FenceState::Done));
+}

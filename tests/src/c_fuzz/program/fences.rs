@@ -31,6 +31,7 @@ impl Program {
                 status::ESTAFETTE_LEASE_HELD,
                 status::ESTAFETTE_FAILED,
                 status::ESTAFETTE_CANCELLED,
+                status::ESTAFETTE_NOT_DEFINED,
             ],
             "order_on",
         );

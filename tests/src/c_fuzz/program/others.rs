@@ -1,0 +1,193 @@
+//! Calls about contexts, logging, helping, versions, and what tensors say of themselves.
+
+use super::*;
+use estafette::devices::DeviceType;
+use estafette::exchange::table::DLTensor;
+
+/// Kinds of calls here.
+pub(super) const CALLS: usize = 6;
+
+/// What is registered as contexts: the library keeps their addresses and never follows them.
+static CONTEXTS: [u64; 3] = [0; 3];
+
+/// A context that was registered.
+pub(super) struct Registration {
+    kind: DeviceType,
+    id: i32,
+    handle: *mut c_void,
+}
+
+unsafe extern "C" fn log(context: *mut c_void, level: i32, message: *const c_char) {
+    assert!((1..=5).contains(&level) && !message.is_null(), "a log event that cannot be");
+    // SAFETY: given away with a count of the context.
+    let _shared = unsafe { &*context.cast::<Shared>() };
+}
+
+impl Program {
+    /// Takes one of the steps; gives which, unless there was nothing to call it with.
+    pub(super) fn others(&mut self, bytes: &mut Bytes<'_>) -> Option<usize> {
+        let call = bytes.below(CALLS);
+        match call {
+            0 => self.register_context(bytes),
+            1 => self.unregister_context(bytes),
+            2 => self.set_log(bytes),
+            3 => self.words(bytes),
+            4 => self.look_at_tensor(bytes),
+            _ => self.stream_of_the_host(bytes),
+        }
+        .map(|()| call)
+    }
+
+    fn register_context(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        // OpenCL, Vulkan and Metal; the last two have numbers of their own.
+        let kind = DeviceType([4, 7, 8, 1, 2][bytes.below(5)]);
+        let handle = (&raw const CONTEXTS[bytes.below(CONTEXTS.len())]).cast_mut().cast::<c_void>();
+        let valid = kind.0 >= 4;
+        let (mut id, mut again, mut found) = (0, 0, ptr::null_mut());
+        // SAFETY: a context of these kinds is an address to the library.
+        unsafe {
+            let got = estafette_register_context(kind, ptr::null_mut(), &raw mut id);
+            expect(got, status::ESTAFETTE_INVALID, "no context");
+            let got = estafette_register_context(kind, handle, ptr::null_mut());
+            expect(got, status::ESTAFETTE_INVALID, "a number to nowhere");
+            let got = estafette_register_context(kind, handle, &raw mut id);
+            expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "register");
+            if !valid {
+                return None;
+            }
+            let got = estafette_register_context(kind, handle, &raw mut again);
+            expect(got, status::ESTAFETTE_OK, "register once more");
+            assert_eq!(id, again, "a context has one number");
+            let got = estafette_resolve_context(kind, id, &raw mut found);
+            expect(got, status::ESTAFETTE_OK, "resolve");
+            assert_eq!(found, handle, "another context");
+            let got = estafette_resolve_context(kind, id, ptr::null_mut());
+            expect(got, status::ESTAFETTE_INVALID, "resolve to nowhere");
+        }
+        expect(estafette_unregister_context(kind, id), status::ESTAFETTE_OK, "unregister once");
+        self.contexts.push(Registration { kind, id, handle });
+        if self.contexts.len() > HELD_MAX {
+            self.contexts.remove(0).unregister(&self.contexts);
+        }
+        Some(())
+    }
+
+    fn unregister_context(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        if let Some(registration) = take(&mut self.contexts, bytes) {
+            registration.unregister(&self.contexts);
+        }
+        let nothing = estafette_unregister_context(DeviceType(7), i32::MAX);
+        expect(nothing, status::ESTAFETTE_INVALID, "a number that nothing has");
+        Some(())
+    }
+
+    fn set_log(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let level = bytes.below(7) as i32;
+        let context = Arc::into_raw(self.shared.clone()).cast_mut().cast();
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        let got = unsafe { estafette_set_log(level, Some(log), context, Some(drop_shared)) };
+        let valid = (1..=5).contains(&level);
+        expect(got, if valid { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "set_log");
+        if valid {
+            Shared::count(&self.shared.contexts);
+            self.logs = true;
+        } else {
+            // SAFETY: it was not taken.
+            drop(unsafe { Arc::from_raw(context.cast::<Shared>()) });
+        }
+        Some(())
+    }
+
+    fn words(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let number = [0, 3, -1, -11, 77, i32::MIN][bytes.below(6)];
+        let (mut major, mut minor) = (u32::MAX, u32::MAX);
+        // SAFETY: as the interface wants it; texts end.
+        unsafe {
+            let text = std::ffi::CStr::from_ptr(estafette_status_text(number));
+            assert_eq!(text == c"unknown status", matches!(number, 77 | i32::MIN), "{text:?}");
+            estafette_version(&raw mut major, &raw mut minor);
+            estafette_version(ptr::null_mut(), ptr::null_mut());
+            assert_eq!((major, minor), (ESTAFETTE_VERSION_MAJOR, ESTAFETTE_VERSION_MINOR));
+            let text = std::ffi::CStr::from_ptr(estafette_version_text()).to_string_lossy();
+            assert!(text.starts_with(&format!("{major}.{minor}.")), "{text}");
+            estafette_string_free(ptr::null_mut());
+        }
+        let before = estafette_set_helping(bytes.below(3) as i32 - 1);
+        assert!(matches!(before, 0 | 1), "{before} is no answer");
+        Some(())
+    }
+
+    fn look_at_tensor(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let tensor = pick(&self.tensors, bytes)?;
+        let mut lent = std::mem::MaybeUninit::<DLTensor>::uninit();
+        let (mut dtype, mut device) = (std::mem::MaybeUninit::uninit(), std::mem::MaybeUninit::uninit());
+        let legal = [status::ESTAFETTE_OK, status::ESTAFETTE_NOT_DEFINED];
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            match bytes.below(4) {
+                0 => {
+                    let got = estafette_tensor_lend(tensor, lent.as_mut_ptr().cast());
+                    allowed(got, &legal, "lend");
+                    expect(
+                        estafette_tensor_lend(tensor, ptr::null_mut()),
+                        status::ESTAFETTE_INVALID,
+                        "lend to nobody",
+                    );
+                }
+                1 => allowed(estafette_tensor_dtype(tensor, dtype.as_mut_ptr()), &legal, "dtype"),
+                2 => allowed(estafette_tensor_device(tensor, device.as_mut_ptr()), &legal, "device"),
+                _ => {
+                    let got = estafette_clear_error(tensor);
+                    allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_CONFLICT], "clear_error");
+                }
+            }
+        }
+        Some(())
+    }
+
+    fn stream_of_the_host(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let op = pick(&self.ops, bytes).unwrap_or(ptr::null_mut());
+        let mut stream = ptr::null_mut();
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            let got = estafette_op_stream(op, &raw mut stream);
+            expect(got, status::ESTAFETTE_INVALID, "the stream of an operation of the host");
+            expect(
+                estafette_op_stream(op, ptr::null_mut()),
+                status::ESTAFETTE_INVALID,
+                "a stream to nowhere",
+            );
+        }
+        Some(())
+    }
+
+    /// Undoes what is the process's or the thread's.
+    pub(super) fn end_of_others(&mut self) {
+        while let Some(registration) = self.contexts.pop() {
+            registration.unregister(&self.contexts);
+        }
+        if self.logs {
+            // SAFETY: it turns logging off.
+            let got = unsafe { estafette_set_log(1, None, ptr::null_mut(), None) };
+            expect(got, status::ESTAFETTE_OK, "no log");
+        }
+        estafette_set_helping(1);
+    }
+}
+
+impl Registration {
+    fn unregister(self, others: &[Registration]) {
+        let Self { kind, id, handle } = self;
+        let mut found = ptr::null_mut();
+        // SAFETY: as the interface wants it.
+        unsafe {
+            expect(estafette_resolve_context(kind, id, &raw mut found), status::ESTAFETTE_OK, "resolve");
+            assert_eq!(found, handle, "another context");
+            expect(estafette_unregister_context(kind, id), status::ESTAFETTE_OK, "unregister");
+            if others.iter().all(|other| other.id != id) {
+                let got = estafette_resolve_context(kind, id, &raw mut found);
+                expect(got, status::ESTAFETTE_INVALID, "a number that is over");
+            }
+        }
+    }
+}

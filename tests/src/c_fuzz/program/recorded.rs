@@ -1,0 +1,191 @@
+//! Calls about programs of the library: operations that are recorded once and replayed.
+
+use super::*;
+
+/// Kinds of calls here.
+pub(super) const CALLS: usize = 6;
+
+/// A recorded program, and how far it is.
+pub(super) struct Recorded {
+    handle: *mut estafette_program,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Recording,
+    Finished,
+    /// It could not be finished as it was asked to.
+    Broken,
+}
+
+/// The context of a node, which any number of replays use, several at once.
+struct Node {
+    end: End,
+    shared: Arc<Shared>,
+}
+
+unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
+    // SAFETY: the library calls this with what it was given, before that is dropped; after the end was told nothing of it is used.
+    let (end, shared) = unsafe {
+        let node = &*context.cast::<Node>();
+        (node.end, node.shared.clone())
+    };
+    let complete = |status: i32| {
+        // SAFETY: no text.
+        let got = unsafe { estafette_op_complete(op, status, ptr::null()) };
+        expect(got, status::ESTAFETTE_OK, "complete a node");
+    };
+    match end {
+        End::Later => shared.open.lock().expect("no panic under this lock").push(Open(op)),
+        End::Badly => {
+            Shared::count(&shared.failures);
+            complete(-2);
+        }
+        _ => complete(0),
+    }
+}
+
+unsafe extern "C" fn drop_node(context: *mut c_void) {
+    // SAFETY: made by `Box::into_raw`, and given away once.
+    let node = unsafe { Box::from_raw(context.cast::<Node>()) };
+    node.shared.dropped.fetch_add(1, SeqCst);
+}
+
+impl Program {
+    /// Takes one of the steps; gives which, unless it came to nothing.
+    pub(super) fn recorded(&mut self, bytes: &mut Bytes<'_>) -> Option<usize> {
+        let call = bytes.below(CALLS);
+        match call {
+            0 => self.begin_recording(bytes),
+            1 | 2 => self.record_node(bytes),
+            3 => self.finish_recording(bytes),
+            4 => self.replay(bytes),
+            _ => self.destroy_recording(bytes),
+        }
+        .map(|()| call)
+    }
+
+    fn begin_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        if self.recordings.len() >= HELD_MAX {
+            return None;
+        }
+        let name = [ptr::null(), c"recorded".as_ptr(), c"\xff".as_ptr()];
+        let which = bytes.below(name.len());
+        let (name, is_text) = (name[which], which < 2);
+        let mut handle = ptr::null_mut();
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        unsafe {
+            let got = estafette_program_begin(self.engine, name, ptr::null_mut());
+            expect(got, status::ESTAFETTE_INVALID, "a program to nowhere");
+            let got = estafette_program_begin(self.engine, name, &raw mut handle);
+            expect(got, if is_text { status::ESTAFETTE_OK } else { status::ESTAFETTE_INVALID }, "begin");
+        }
+        if is_text {
+            self.recordings.push(Recorded { handle, stage: Stage::Recording });
+        }
+        Some(())
+    }
+
+    fn record_node(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let at = bytes.below(self.recordings.len());
+        let &Recorded { handle, stage } = self.recordings.get(at)?;
+        let end = [End::Well, End::Well, End::Badly, End::Later][bytes.below(4)];
+        let reads: Vec<_> = pick(&self.tensors, bytes).into_iter().take(bytes.below(2)).collect();
+        let mut writes: Vec<_> = pick(&self.tensors, bytes).into_iter().take(bytes.below(2)).collect();
+        let mut wrong = stage != Stage::Recording;
+        if bytes.one_in(10) {
+            writes.push(ptr::null_mut());
+            wrong = true;
+        }
+        // SAFETY: all zero is the default.
+        let mut options: estafette_submit_options = unsafe { std::mem::zeroed() };
+        options.size = size_of::<estafette_submit_options>() as u32;
+        options.priority = i32::from(bytes.one_in(8));
+        options.nonblocking = i32::from(bytes.one_in(8));
+        wrong |= options.priority != 0 || options.nonblocking != 0;
+        let node = Box::into_raw(Box::new(Node { end, shared: self.shared.clone() }));
+        Shared::count(&self.shared.contexts);
+        // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
+        let got = unsafe {
+            estafette_program_add(
+                handle,
+                &raw const options,
+                Some(call_node),
+                node.cast(),
+                Some(drop_node),
+                reads.as_ptr(),
+                reads.len(),
+                writes.as_ptr(),
+                writes.len(),
+            )
+        };
+        allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_INVALID, status::ESTAFETTE_CONFLICT], "add");
+        assert!(!(wrong && got == status::ESTAFETTE_OK), "a wrong node was accepted");
+        if got != status::ESTAFETTE_OK {
+            self.shared.contexts.fetch_sub(1, SeqCst);
+            // SAFETY: made above, and not taken.
+            drop(unsafe { Box::from_raw(node) });
+        }
+        (got == status::ESTAFETTE_OK).then_some(())
+    }
+
+    fn finish_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let at = bytes.below(self.recordings.len());
+        let recorded = self.recordings.get_mut(at)?;
+        let graph = [0, 0, 0, 1, 2, -1][bytes.below(6)];
+        let got = estafette_program_finish(recorded.handle, graph);
+        allowed(got, &[status::ESTAFETTE_OK, status::ESTAFETTE_INVALID], "finish");
+        let legal = recorded.stage == Stage::Recording && matches!(graph, 0 | 1);
+        assert!(legal || got == status::ESTAFETTE_INVALID, "finished in a wrong way");
+        assert!(!(legal && graph == 0) || got == status::ESTAFETTE_OK, "not finished: {}", last_error());
+        if legal {
+            recorded.stage = if got == status::ESTAFETTE_OK { Stage::Finished } else { Stage::Broken };
+        }
+        (got == status::ESTAFETTE_OK).then_some(())
+    }
+
+    fn replay(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let at = bytes.below(self.recordings.len());
+        let &Recorded { handle, stage } = self.recordings.get(at)?;
+        if self.ops.len() >= HELD_MAX || self.is_full() {
+            return None;
+        }
+        let mut op = ptr::null_mut();
+        let out = if bytes.one_in(3) { ptr::null_mut() } else { &raw mut op };
+        // SAFETY: as the interface wants it.
+        let got = unsafe { estafette_program_replay(handle, bytes.below(2) as i32, out) };
+        let mut legal = vec![status::ESTAFETTE_OK];
+        if stage == Stage::Finished {
+            legal.extend([
+                status::ESTAFETTE_CONFLICT,
+                status::ESTAFETTE_WINDOW_FULL,
+                status::ESTAFETTE_LEASE_HELD,
+                status::ESTAFETTE_WOULD_DEADLOCK,
+            ]);
+        } else {
+            legal = vec![status::ESTAFETTE_INVALID];
+        }
+        allowed(got, &legal, "replay");
+        if !op.is_null() {
+            self.ops.push(op);
+        }
+        (got == status::ESTAFETTE_OK).then_some(())
+    }
+
+    fn destroy_recording(&mut self, bytes: &mut Bytes<'_>) -> Option<()> {
+        let recorded = take(&mut self.recordings, bytes)?;
+        recorded.destroy();
+        expect(estafette_program_destroy(ptr::null_mut()), status::ESTAFETTE_OK, "no program");
+        Some(())
+    }
+}
+
+impl Recorded {
+    pub(super) fn destroy(self) {
+        expect(estafette_program_destroy(self.handle), status::ESTAFETTE_OK, "destroy a program");
+        let again = estafette_program_destroy(self.handle);
+        expect(again, status::ESTAFETTE_INVALID, "a program that is over");
+        expect(estafette_program_finish(self.handle, 0), status::ESTAFETTE_INVALID, "a program that is over");
+    }
+}
