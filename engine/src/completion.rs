@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 
 use estafette_devices::{DLDevice, Entered, Fence, Queue};
 use estafette_graph::Mode;
+use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::consumer::{Consumer, is_released_early};
@@ -266,7 +267,7 @@ impl Scope {
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
         let taker = options.taker.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
-            format!("operation `{}`", name.as_ref().map_or("", |name| name.as_str())).into()
+            format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
         });
         if let Some(library) = taker.library()
             && journal::is_open()

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use estafette_graph::{Hazard, Roots};
+use estafette_report::shown::shown;
 
 use crate::core::Core;
 use crate::lease_info::LeaseInfo;
@@ -106,7 +107,7 @@ fn describe(seen: &Seen) -> String {
             format!("{} lease wanted by {}", lease.access, lease.taker)
         }
         Some(lease) => lease.to_string(),
-        None => format!("`{}`", seen.name.as_str()),
+        None => format!("`{}`", shown(seen.name.as_str())),
     }
 }
 
@@ -144,9 +145,9 @@ impl fmt::Display for Diagnosis {
 
 impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "operation {} `{}` ", self.id, self.name)?;
+        write!(f, "operation {} `{}` ", self.id, shown(&self.name))?;
         match &self.status {
-            Status::Held(text) => write!(f, "is a {text}")?,
+            Status::Held(text) => write!(f, "is a {}", shown(text))?,
             Status::Granted => f.write_str("may run, but has not begun")?,
             Status::Running => f.write_str("is running")?,
             Status::Cancelled if self.blocked_by.is_empty() => f.write_str("is cancelled")?,
@@ -158,7 +159,10 @@ impl fmt::Display for Waiting {
                     write!(
                         f,
                         "{comma}operation {} {} ({} on variable {})",
-                        blocked.id, blocked.name, blocked.hazard, blocked.variable
+                        blocked.id,
+                        shown(&blocked.name),
+                        blocked.hazard,
+                        blocked.variable
                     )?;
                 }
             }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use estafette_devices::DeviceError;
 use estafette_graph::OpId;
+use estafette_report::shown::shown;
 use estafette_sync::abandoned::is_abandoned;
 
 use crate::contained::Contained;
@@ -63,7 +64,7 @@ pub enum Error {
         limit: usize,
     },
     /// There is no operator of that name.
-    #[error("there is no operator `{name}`{}", near_text(.near))]
+    #[error("there is no operator `{}`{}", shown(.name), shown(&near_text(.near)))]
     NoOperator {
         /// The name that was asked for.
         name: String,
@@ -274,7 +275,8 @@ impl fmt::Display for OperationError {
             FailureKind::Panic => "panicked",
             _ => "failed",
         };
-        write!(f, "operation `{}` ({}) {verb}: {}", self.0.operation, self.0.id, self.0.message)
+        let name = shown(&self.0.operation);
+        write!(f, "operation `{name}` ({}) {verb}: {}", self.0.id, self.0.message)
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use estafette_report::shown::shown;
+
 use crate::clock;
 use crate::lease::{Access, LeaseLabel};
 use crate::taker::Taker;
@@ -47,7 +49,7 @@ impl fmt::Display for LeaseInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} lease taken by {}", self.access, self.taker)?;
         if let Some(object) = &self.object {
-            write!(f, " for a {object}")?;
+            write!(f, " for a {}", shown(object))?;
         }
         write!(f, " {:.1?} ago", self.age)
     }

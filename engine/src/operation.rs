@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
 use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
+use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
@@ -145,7 +146,7 @@ fn text_of(error: &BodyError) -> String {
 
 impl std::fmt::Debug for OpTag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} `{}`", self.id, self.name.as_str())
+        write!(f, "{} `{}`", self.id, shown(self.name.as_str()))
     }
 }
 

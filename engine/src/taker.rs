@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use estafette_report::shown::shown;
+
 /// Who takes a lease: in words, and as far as is known the library and the line of a program. Clones share the text, so
 /// whoever takes many leases formats it once.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -89,7 +91,7 @@ impl Deref for Taker {
 
 impl fmt::Display for Taker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self)
+        shown(self).fmt(f)
     }
 }
 

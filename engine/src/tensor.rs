@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{DLDevice, Frontier};
+use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
 
@@ -299,7 +300,7 @@ impl std::fmt::Debug for Tensor {
 impl TensorInner {
     #[cold]
     pub(crate) fn not_defined(&self) -> Error {
-        let producer = self.producer.as_ref().map_or("?", |name| name.as_str());
+        let producer = shown(self.producer.as_ref().map_or("?", |name| name.as_str()));
         Error::NotDefined(format!("operation `{producer}`, which makes it, has not finished"))
     }
 

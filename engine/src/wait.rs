@@ -11,6 +11,7 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_report::shown::shown;
 use estafette_sync::thread;
 use smallvec::SmallVec;
 
@@ -273,7 +274,7 @@ pub(crate) fn block_on_op(
     signal: &Signal<Result<(), crate::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
-    let what = format!("operation `{}`", op.payload().name.as_str());
+    let what = format!("operation `{}`", shown(op.payload().name.as_str()));
     block(core, op, None, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
 }
 

@@ -7,6 +7,7 @@ use std::error::Error;
 use std::fs::File;
 use std::path::Path;
 
+use estafette_report::model::Text;
 use estafette_report::{Recording, chrome, html, perfetto};
 
 #[path = "../tests/made_up/mod.rs"]
@@ -38,19 +39,20 @@ fn hostile() -> Recording {
     let markup =
         "</script><img src=x onerror=\"window.injected = true\"><!--<script>${window.injected = true}";
     let mut recording = made_up::recording(70);
-    recording.program.push_str(markup);
+    let add = |text: &mut Text| *text = format!("{text}{markup}").into();
+    add(&mut recording.program);
     for counter in &mut recording.counters {
-        counter.name.push_str(markup);
-        counter.unit.push_str(markup);
+        add(&mut counter.name);
+        add(&mut counter.unit);
     }
     for operation in &mut recording.operations {
-        operation.name.push_str(markup);
-        operation.site.iter_mut().for_each(|site| site.file.push_str(markup));
+        add(&mut operation.name);
+        operation.site.iter_mut().for_each(|site| add(&mut site.file));
     }
-    recording.lanes.iter_mut().for_each(|lane| lane.name.push_str(markup));
-    recording.libraries.iter_mut().for_each(|name| name.push_str(markup));
-    recording.variables.iter_mut().for_each(|it| it.name.push_str(markup));
-    recording.leases.iter_mut().for_each(|it| it.taker.push_str(markup));
+    recording.lanes.iter_mut().for_each(|lane| add(&mut lane.name));
+    recording.libraries.iter_mut().for_each(add);
+    recording.variables.iter_mut().for_each(|it| add(&mut it.name));
+    recording.leases.iter_mut().for_each(|it| add(&mut it.taker));
     recording.losses.damage.push(format!("truncated {markup}"));
     recording
 }

@@ -6,6 +6,7 @@ use crate::Recording;
 use crate::idle::idle;
 use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, Nanos, OperationId};
 use crate::sentences;
+use crate::shown::shown;
 use crate::summary::Advice;
 use crate::walk::{Step, What};
 use crate::what_if::{Change, Score, blocks};
@@ -77,6 +78,7 @@ fn overlaps(recording: &Recording, steps: &[Step]) -> Vec<(String, Nanos)> {
     });
     let tensors = overwritten(recording).into_iter().filter_map(|(name, renamed)| {
         let saved = saves(Change { renamed, ..Change::default() })?;
+        let name = shown(&name);
         Some((format!("use two of `{name}` in turn: operations waited only to overwrite it"), saved))
     });
     waits.chain(tensors).filter(|(_, saved)| *saved > walked / 100 * WORTH).collect()
@@ -99,8 +101,8 @@ fn waits(recording: &Recording) -> Vec<(String, HashSet<OperationId>)> {
         let thread = operation.submitter.and_then(|lane| recording.lanes.get(lane));
         let place = match (site, lease, thread) {
             (Some(site), ..) => format!("at {}", sentences::place(site)),
-            (None, Some(lease), _) if !lease.taker.is_empty() => format!("in {}", lease.taker),
-            (_, _, Some(thread)) => format!("on thread `{}`", thread.name),
+            (None, Some(lease), _) if !lease.taker.is_empty() => format!("in {}", shown(&lease.taker)),
+            (_, _, Some(thread)) => format!("on thread `{}`", shown(&thread.name)),
             _ => continue,
         };
         let (time, ids) = places.entry(place).or_default();
@@ -119,7 +121,7 @@ fn overwritten(recording: &Recording) -> Vec<(String, HashSet<u64>)> {
         let access = recording.operation(stall.waiter).and_then(|waiter| waiter.accesses.get(stall.access));
         let Some(access) = access.filter(|access| access.mode == Mode::Write) else { continue };
         let Some(variable) = recording.variable(access.variable) else { continue };
-        let (time, variables) = names.entry(variable.name.clone()).or_default();
+        let (time, variables) = names.entry(variable.name.to_string()).or_default();
         *time += stall.duration();
         variables.insert(variable.id);
     }

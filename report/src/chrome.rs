@@ -147,13 +147,14 @@ fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
     let mut groups: BTreeMap<(Row, u8), Vec<Thing>> = BTreeMap::new();
     for (operation, placed) in recording.operations.iter().zip(place::operations(recording)) {
         let (name, facts) = (operation.name.clone(), facts::operation(operation));
-        let thing = Thing { placed, name, category: "operation", facts, id: Some(operation.id) };
+        let thing =
+            Thing { placed, name: name.to_string(), category: "operation", facts, id: Some(operation.id) };
         groups.entry((placed.row, OPERATIONS)).or_default().push(thing);
     }
     for lease in &recording.leases {
         let placed = place::lease(recording, lease);
         let (name, facts) = (lease.taker.clone(), facts::lease(lease));
-        let thing = Thing { placed, name, category: "lease", facts, id: Some(lease.id) };
+        let thing = Thing { placed, name: name.to_string(), category: "lease", facts, id: Some(lease.id) };
         groups.entry((placed.row, LEASES)).or_default().push(thing);
     }
     for stall in &recording.stalls {
@@ -169,7 +170,7 @@ fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
 
 fn row_name(recording: &Recording, row: Row, order: u8) -> String {
     match row {
-        Row::Lane(lane) => recording.lanes[lane].name.clone(),
+        Row::Lane(lane) => recording.lanes[lane].name.to_string(),
         Row::Library(library) => {
             let name = recording.library(library).unwrap_or("no library");
             match order {
@@ -194,7 +195,8 @@ fn arguments(facts: &Facts) -> Value {
 fn argument(fact: &Fact) -> Value {
     match fact {
         Fact::Uint(value) => json!(value),
-        Fact::Text(text) => json!(text),
+        Fact::Text(text) => json!(text.as_str()),
+        Fact::Word(word) => json!(word),
         Fact::List(facts) => facts.iter().map(argument).collect(),
         Fact::Facts(facts) => arguments(facts),
     }

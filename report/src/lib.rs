@@ -13,8 +13,10 @@
 //! | `what_if`, `advice` | what the run would have taken otherwise; what would help |
 //! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
 //! | [`terminal`], [`sentences`] | the report for people |
+//! | [`shown`] | names in texts for people: shown, never obeyed |
 //! | [`html`] | the report as a page to look at |
 //! | [`perfetto`], [`chrome`] | files: one that is read back, one for other viewers |
+//! | [`file`](mod@file) | files on disk: replaced only by whole ones |
 
 mod advice;
 pub mod attribution;
@@ -23,6 +25,7 @@ pub mod chrome;
 pub mod critical_path;
 pub mod diff;
 mod facts;
+pub mod file;
 pub mod html;
 mod idle;
 pub mod matrix;
@@ -32,8 +35,10 @@ mod place;
 pub mod roots;
 mod sane;
 pub mod sentences;
+pub mod shown;
 pub mod summary;
 pub mod terminal;
+mod text;
 pub mod walk;
 mod what_if;
 

@@ -1,6 +1,6 @@
 //! Library by library: whose operations waited for whose.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,8 @@ use crate::roots::Root;
 /// Waiting time by the library that waited (rows) and the one that it waited for (columns).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// Names of rows and columns. `host` is whatever belongs to no known library, `engine` is workers, queues and wake-ups.
+    /// Names of rows and columns. `host` is whatever belongs to no known library, `engine` is workers, queues and wake-ups, `others`
+    /// is what waited least of more than 30 libraries.
     pub libraries: Vec<String>,
     /// `waited_ns[row][column]`.
     pub waited_ns: Vec<Vec<Nanos>>,
@@ -19,6 +20,10 @@ pub struct Matrix {
 
 const HOST: &str = "host";
 const ENGINE: &str = "engine";
+const OTHERS: &str = "others";
+
+/// Libraries with a row and a column of their own: more than anybody reads, and few enough for a square of them.
+const LIBRARIES_MAX: usize = 30;
 
 /// Sums the roots of all stalls.
 pub fn matrix(recording: &Recording, roots: &[Root]) -> Matrix {
@@ -42,9 +47,10 @@ pub fn matrix(recording: &Recording, roots: &[Root]) -> Matrix {
     for ((waiter, culprit), time) in by_place {
         *cells.entry((waiter.name(recording), culprit.name(recording))).or_default() += time;
     }
+    let cells = most(cells);
     let mut libraries: Vec<String> =
         cells.keys().flat_map(|(row, column)| [row.clone(), column.clone()]).collect();
-    libraries.sort_unstable_by_key(|name| (name == ENGINE, name == HOST, name.clone()));
+    libraries.sort_unstable_by_key(|name| (name == ENGINE, name == HOST, name == OTHERS, name.clone()));
     libraries.dedup();
     let cell = |row: &String, column: &String| {
         cells.get(&(row.clone(), column.clone())).copied().unwrap_or_default()
@@ -52,6 +58,31 @@ pub fn matrix(recording: &Recording, roots: &[Root]) -> Matrix {
     let waited_ns =
         libraries.iter().map(|row| libraries.iter().map(|column| cell(row, column)).collect()).collect();
     Matrix { libraries, waited_ns }
+}
+
+/// The cells with at most [`LIBRARIES_MAX`] libraries: those that waited, or were waited for, longest. The rest is one.
+fn most(cells: BTreeMap<(String, String), Nanos>) -> BTreeMap<(String, String), Nanos> {
+    let mut times: HashMap<&str, Nanos> = HashMap::new();
+    for ((row, column), time) in &cells {
+        for name in [row, column] {
+            let sum = times.entry(name).or_default();
+            *sum = sum.saturating_add(*time);
+        }
+    }
+    let mut order: Vec<(&str, Nanos)> =
+        times.into_iter().filter(|(name, _)| ![HOST, ENGINE].contains(name)).collect();
+    order.sort_unstable_by(|(a, x), (b, y)| y.cmp(x).then(a.cmp(b)));
+    let others: HashSet<String> =
+        order.into_iter().skip(LIBRARIES_MAX).map(|(name, _)| name.to_owned()).collect();
+    if others.is_empty() {
+        return cells;
+    }
+    let group = |name: String| if others.contains(&name) { OTHERS.to_owned() } else { name };
+    let mut grouped = BTreeMap::new();
+    for ((row, column), time) in cells {
+        *grouped.entry((group(row), group(column))).or_default() += time;
+    }
+    grouped
 }
 
 /// A row or a column.

@@ -3,6 +3,8 @@
 //! All times are nanoseconds since the start of the recording. What was not seen (because it had not happened yet when the
 //! recording ended, or because its record was lost) is `None`, never a made-up time.
 
+pub use crate::text::Text;
+
 /// Nanoseconds since the start of the recording.
 pub type Nanos = u64;
 
@@ -23,11 +25,11 @@ pub struct Recording {
     /// How long it lasted.
     pub duration: Nanos,
     /// The program that was recorded: its file name.
-    pub program: String,
+    pub program: Text,
     /// Where things happened.
     pub lanes: Vec<Lane>,
     /// Package names: `numpy`, `torch`, ..., and `host` for whoever is no known library.
-    pub libraries: Vec<String>,
+    pub libraries: Vec<Text>,
     /// What order was kept for, sorted by `id`.
     pub variables: Vec<Variable>,
     /// Sorted by `id`.
@@ -48,7 +50,7 @@ pub struct Recording {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lane {
     /// Its name, unique among lanes of a kind or not.
-    pub name: String,
+    pub name: Text,
     /// What it is.
     pub kind: LaneKind,
 }
@@ -76,7 +78,7 @@ pub struct Variable {
     /// Identity, as in diagnoses.
     pub id: u64,
     /// Its given name, or a description: `batch`, `float32[1024] #12`.
-    pub name: String,
+    pub name: Text,
     /// Size of its memory.
     pub bytes: Option<u64>,
     /// Where the memory is from.
@@ -91,7 +93,7 @@ pub struct Operation {
     /// Identity, as in errors and diagnoses.
     pub id: OperationId,
     /// Name given at submission.
-    pub name: String,
+    pub name: Text,
     /// What it is.
     pub kind: OperationKind,
     /// On whose behalf it ran.
@@ -156,11 +158,11 @@ pub enum Outcome {
     /// Well.
     Ok,
     /// Its body or its device work failed; why.
-    Failed(String),
+    Failed(Text),
     /// Cancelled before it began.
     Cancelled,
     /// Not run because an input was bad; why.
-    Skipped(String),
+    Skipped(Text),
     /// Not at all, as long as the recording lasted.
     Unfinished,
 }
@@ -189,11 +191,11 @@ pub enum Mode {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Site {
     /// Path of the source file.
-    pub file: String,
+    pub file: Text,
     /// Line in it, from 1.
     pub line: u32,
     /// The function it is in; may be empty.
-    pub function: String,
+    pub function: Text,
 }
 
 /// An external use of a variable, from export until it was given back.
@@ -208,7 +210,7 @@ pub struct Lease {
     /// Who has it.
     pub library: Option<LibraryId>,
     /// Who has it, in words.
-    pub taker: String,
+    pub taker: Text,
     /// The line that took it.
     pub site: Option<Site>,
     /// When it was held.
@@ -343,9 +345,9 @@ pub struct Edge {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Counter {
     /// What is counted: `operations in flight`, `bytes leased`, `fences pending`.
-    pub name: String,
+    pub name: Text,
     /// `operations`, `bytes`, `fences`.
-    pub unit: String,
+    pub unit: Text,
     /// In order of time.
     pub samples: Vec<(Nanos, i64)>,
 }
@@ -355,7 +357,8 @@ pub struct Counter {
 pub struct Losses {
     /// Records that did not fit, per lane that lost any.
     pub records: Vec<LostRecords>,
-    /// What is wrong with the file, in words, each naming the place: `truncated at byte 1234 of packet 17`.
+    /// What is wrong with the file, in words, each naming the place: `truncated at byte 1234 of packet 17`. Of much damage the first
+    /// hundred, and how much more there is.
     pub damage: Vec<String>,
 }
 
@@ -401,6 +404,6 @@ impl Recording {
 
     /// The name of a library.
     pub fn library(&self, id: Option<LibraryId>) -> Option<&str> {
-        self.libraries.get(id?).map(String::as_str)
+        self.libraries.get(id?).map(Text::as_str)
     }
 }

@@ -3,27 +3,41 @@
 use std::borrow::Cow;
 
 use crate::Recording;
-use crate::model::Nanos;
+use crate::model::{Nanos, Operation};
 
 /// Three days. Sums of some ten thousand of these still fit.
 const TIME_MAX: Nanos = 1 << 48;
 
 /// The recording with every time cut to [`TIME_MAX`]; itself if there is nothing to cut.
 pub(crate) fn sane(recording: &Recording) -> Cow<'_, Recording> {
+    if is_sane(recording) {
+        return Cow::Borrowed(recording);
+    }
     let mut copy = recording.clone();
-    if cut(&mut copy) == 0 { Cow::Borrowed(recording) } else { Cow::Owned(copy) }
+    cut(&mut copy);
+    Cow::Owned(copy)
 }
 
-/// Says how many it has cut.
-fn cut(recording: &mut Recording) -> usize {
-    let mut count = 0;
-    let mut time = |time: &mut Nanos| {
-        count += usize::from(*time > TIME_MAX);
-        *time = (*time).min(TIME_MAX);
-    };
-    time(&mut recording.duration);
+fn is_sane(recording: &Recording) -> bool {
+    let sane = |time: Nanos| time <= TIME_MAX;
+    let operations = || recording.operations.iter().all(|it| sane(it.submitted) && later(it).all(sane));
+    let leases = || recording.leases.iter().all(|it| sane(it.opened) && it.closed.is_none_or(sane));
+    let stalls = || recording.stalls.iter().all(|it| sane(it.to) && it.from <= it.to);
+    sane(recording.duration) && operations() && leases() && stalls()
+}
+
+/// What happened to an operation after its submission.
+fn later(operation: &Operation) -> impl Iterator<Item = Nanos> {
+    let Operation { granted, ready, awake, began, issued, ran, done, observed, resumed, .. } = *operation;
+    let (ran_from, ran_to) = ran.unzip();
+    [granted, ready, awake, began, issued, ran_from, ran_to, done, observed, resumed].into_iter().flatten()
+}
+
+fn cut(recording: &mut Recording) {
+    let cut = |time: &mut Nanos| *time = (*time).min(TIME_MAX);
+    cut(&mut recording.duration);
     for operation in &mut recording.operations {
-        time(&mut operation.submitted);
+        cut(&mut operation.submitted);
         let later = [
             &mut operation.granted,
             &mut operation.ready,
@@ -34,20 +48,19 @@ fn cut(recording: &mut Recording) -> usize {
             &mut operation.observed,
             &mut operation.resumed,
         ];
-        later.into_iter().flatten().for_each(&mut time);
+        later.into_iter().flatten().for_each(cut);
         if let Some((from, to)) = &mut operation.ran {
-            time(from);
-            time(to);
+            cut(from);
+            cut(to);
         }
     }
     for lease in &mut recording.leases {
-        time(&mut lease.opened);
-        lease.closed.iter_mut().for_each(&mut time);
+        cut(&mut lease.opened);
+        lease.closed.iter_mut().for_each(cut);
     }
     for stall in &mut recording.stalls {
-        time(&mut stall.from);
-        time(&mut stall.to);
+        cut(&mut stall.from);
+        cut(&mut stall.to);
         stall.to = stall.to.max(stall.from);
     }
-    count
 }

@@ -3,6 +3,7 @@
 use crate::Recording;
 use crate::model::{Cause, Culprit, Nanos, OperationId, OperationKind, Site};
 use crate::roots::Root;
+use crate::shown::shown;
 
 /// A duration for people: three digits and a unit.
 pub fn duration(nanos: Nanos) -> String {
@@ -27,20 +28,20 @@ pub fn name(recording: &Recording, id: OperationId) -> String {
     };
     let who = operation.library.and_then(|library| recording.libraries.get(library));
     match (operation.kind, who) {
-        (OperationKind::Export, Some(library)) => format!("an export to {library}"),
+        (OperationKind::Export, Some(library)) => format!("an export to {}", shown(library)),
         (OperationKind::Export, None) => match recording.lease(id) {
-            Some(lease) if !lease.taker.is_empty() => format!("a lease of {}", lease.taker),
+            Some(lease) if !lease.taker.is_empty() => format!("a lease of {}", shown(&lease.taker)),
             _ => "a lease".into(),
         },
         (OperationKind::Wait, _) => match submitter(recording, id) {
-            Some(thread) => format!("a wait of thread `{thread}`"),
+            Some(thread) => format!("a wait of thread `{}`", shown(thread)),
             None => "a wait".into(),
         },
         (OperationKind::Await, _) => match submitter(recording, id) {
-            Some(thread) => format!("an await on thread `{thread}`"),
+            Some(thread) => format!("an await on thread `{}`", shown(thread)),
             None => "an await".into(),
         },
-        (_, _) => format!("`{}`", operation.name),
+        (_, _) => format!("`{}`", shown(&operation.name)),
     }
 }
 
@@ -52,16 +53,15 @@ fn submitter(recording: &Recording, id: OperationId) -> Option<&str> {
 /// A lease by its taker.
 pub fn lease(recording: &Recording, id: OperationId) -> String {
     let Some(lease) = recording.lease(id) else { return format!("lease {id}") };
-    let taker = recording.library(lease.library).map(str::to_owned);
+    let taker = recording.library(lease.library);
     // Where the place is known, the taker's text would only say it again.
-    let function = lease.site.as_ref().map(|site| site.function.clone());
-    let words = function.filter(|function| !function.is_empty()).unwrap_or_else(|| lease.taker.clone());
-    let taker = taker.or_else(|| (!words.is_empty()).then_some(words));
-    let taker = taker.unwrap_or_else(|| "somebody".into());
+    let function = lease.site.as_ref().map(|site| site.function.as_str());
+    let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.taker);
+    let taker = shown(taker.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("somebody"));
     match &lease.site {
         Some(site) => format!("a lease taken by {taker} at {}", place(site)),
         None if recording.library(lease.library).is_some() && !lease.taker.is_empty() => {
-            format!("a lease taken by {taker} in {}", lease.taker)
+            format!("a lease taken by {taker} in {}", shown(&lease.taker))
         }
         None => format!("a lease taken by {taker}"),
     }
@@ -70,7 +70,7 @@ pub fn lease(recording: &Recording, id: OperationId) -> String {
 /// A line by its file's name.
 pub fn place(site: &Site) -> String {
     let file = site.file.rsplit(['/', '\\']).next().unwrap_or(&site.file);
-    format!("{file}:{}", site.line)
+    format!("{}:{}", shown(file), site.line)
 }
 
 /// Why somebody waited, as the end of a sentence that begins with "because".
@@ -86,7 +86,7 @@ pub fn because(recording: &Recording, cause: Cause, culprit: Culprit) -> String 
         }
         (Cause::NoWorker, Culprit::Queue(lane)) => {
             let lane = recording.lanes.get(lane).map_or("a queue", |lane| lane.name.as_str());
-            format!("{lane} of the device was busy")
+            format!("{} of the device was busy", shown(lane))
         }
         (Cause::NoWorker, _) => match busy_workers(recording) {
             0 => "no worker was free".into(),
@@ -98,7 +98,7 @@ pub fn because(recording: &Recording, cause: Cause, culprit: Culprit) -> String 
         (Cause::NotResumed, Culprit::EventLoop) => "the event loop was busy".into(),
         (Cause::NotResumed, Culprit::Thread(lane)) => {
             let lane = recording.lanes.get(lane).map_or("", |lane| lane.name.as_str());
-            format!("thread `{lane}` had been woken and did not run yet")
+            format!("thread `{}` had been woken and did not run yet", shown(lane))
         }
         (Cause::NotResumed, _) => "whoever waited was late to go on".into(),
     }
@@ -125,7 +125,7 @@ pub fn sentence(recording: &Recording, root: &Root, total: Nanos) -> String {
     let waiter = name(recording, root.waiter);
     let access = recording.operation(root.waiter).and_then(|operation| operation.accesses.get(root.access));
     let variable = access.and_then(|access| recording.variable(access.variable));
-    let on = variable.map_or_else(String::new, |variable| format!(" on `{}`", variable.name));
+    let on = variable.map_or_else(String::new, |variable| format!(" on `{}`", shown(&variable.name)));
     let hazard = root
         .direct
         .filter(|_| access.is_some())
@@ -136,7 +136,7 @@ pub fn sentence(recording: &Recording, root: &Root, total: Nanos) -> String {
         }
         (None, Cause::Leased, Culprit::Lease(id)) => {
             let holder = recording.lease(id).and_then(|lease| recording.library(lease.library));
-            holder.map_or_else(|| " for a lease".into(), |library| format!(" for {library}"))
+            holder.map_or_else(|| " for a lease".into(), |library| format!(" for {}", shown(library)))
         }
         _ => String::new(),
     };

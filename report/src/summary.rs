@@ -16,6 +16,7 @@ use crate::model::{Cause, Culprit, Nanos, OperationId, OperationKind, Outcome};
 use crate::roots::{Root, roots};
 use crate::sane::sane;
 use crate::sentences;
+use crate::shown::shown;
 use crate::walk::{What, walk};
 
 /// Stalls that are told as sentences.
@@ -186,7 +187,7 @@ pub fn report(recording: &Recording) -> Report {
     Report {
         schema: SCHEMA,
         headline: format!("{}{}", program(recording, &steps), headline(recording, &roots, &waits)),
-        program: recording.program.clone(),
+        program: recording.program.to_string(),
         duration_ns: recording.duration,
         totals: totals(recording, &roots),
         causes: causes(&roots),
@@ -243,7 +244,7 @@ fn blamed(recording: &Recording, culprit: Culprit) -> String {
         Culprit::Lease(id) => sentences::lease(recording, id),
         Culprit::Pool => "the worker pool".into(),
         Culprit::Queue(lane) => {
-            recording.lanes.get(lane).map_or_else(|| "a queue".into(), |lane| lane.name.clone())
+            recording.lanes.get(lane).map_or_else(|| "a queue".into(), |lane| shown(&lane.name).to_string())
         }
         Culprit::Observer => "the observer of fences".into(),
         Culprit::Interpreter => "the Python lock".into(),
@@ -251,7 +252,7 @@ fn blamed(recording: &Recording, culprit: Culprit) -> String {
         Culprit::Thread(lane) => recording
             .lanes
             .get(lane)
-            .map_or_else(|| "a thread".into(), |lane| format!("thread `{}`", lane.name)),
+            .map_or_else(|| "a thread".into(), |lane| format!("thread `{}`", shown(&lane.name))),
     }
 }
 
@@ -393,7 +394,7 @@ fn tensors(recording: &Recording) -> Vec<TensorRow> {
     let mut rows: BTreeMap<&str, TensorRow> = BTreeMap::new();
     for variable in &recording.variables {
         let row = rows.entry(&variable.name).or_insert_with(|| TensorRow {
-            name: variable.name.clone(),
+            name: variable.name.to_string(),
             bytes: 0,
             accesses: 0,
             waited_ns: 0,
@@ -449,7 +450,7 @@ fn run_time(recording: &Recording, steps: &[crate::walk::Step]) -> Vec<RunTimeRo
 fn missing(recording: &Recording) -> Vec<String> {
     let lost = recording.losses.records.iter().map(|lost| {
         let lane = recording.lanes.get(lost.lane).map_or("a thread", |lane| lane.name.as_str());
-        format!("{} entries of `{lane}` did not fit", lost.count)
+        format!("{} entries of `{}` did not fit", lost.count, shown(lane))
     });
-    lost.chain(recording.losses.damage.iter().cloned()).collect()
+    lost.chain(recording.losses.damage.iter().map(|damage| shown(damage).to_string())).collect()
 }

@@ -6,6 +6,7 @@ use crate::diff::Difference;
 use crate::matrix::Matrix;
 use crate::model::Nanos;
 use crate::sentences::duration;
+use crate::shown::shown;
 use crate::summary::Report;
 
 /// Rows of a table; the rest is in the JSON.
@@ -67,6 +68,7 @@ impl Page {
 
     /// A paragraph, broken at spaces; further lines are set in by `hang`.
     fn paragraph(&mut self, first: &str, words: &str, hang: usize) {
+        let words = shown(words).to_string();
         let mut line = first.to_owned();
         let mut empty = true;
         for word in words.split_whitespace() {
@@ -89,7 +91,7 @@ impl Page {
         let totals = &report.totals;
         let mut about = format!(
             "{}: {} in {}, {} waits, {} leases; ran {}, waited {}",
-            report.program,
+            shown(&report.program),
             count(totals.operations, "operation"),
             duration(report.duration_ns),
             totals.waits,
@@ -134,7 +136,7 @@ impl Page {
             let bar = if self.style.colour { format!("\x1b[36m{bar}\x1b[0m") } else { bar };
             let line = format!(
                 "  {:<13}{:>9}  {:>6} {}  {bar}",
-                row.cause,
+                shown(&row.cause).to_string(),
                 duration(row.waited_ns),
                 row.waits,
                 if row.waits == 1 { "wait " } else { "waits" }
@@ -257,6 +259,8 @@ impl Page {
 
     /// The first column gets what the others leave, and is cut where it must be.
     fn table(&mut self, rows: &[Vec<String>]) {
+        let rows: Vec<Vec<String>> =
+            rows.iter().map(|row| row.iter().map(|cell| shown(cell).to_string()).collect()).collect();
         let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
         let widest =
             |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| width(cell)).max();
@@ -264,7 +268,7 @@ impl Page {
         let others: usize = widths.iter().skip(1).map(|width| width + 2).sum();
         let first =
             widths.first().copied().unwrap_or(0).min(self.style.width.saturating_sub(others + 2).max(8));
-        for row in rows {
+        for row in &rows {
             let mut line = String::from("  ");
             for (column, cell) in row.iter().enumerate() {
                 if column == 0 {

@@ -33,6 +33,10 @@ pub enum What {
 
 /// Walks back; the stretches come in order of time.
 pub fn walk(recording: &Recording) -> Vec<Step> {
+    walked(recording).steps
+}
+
+fn walked(recording: &Recording) -> Walker<'_> {
     let mut walker = Walker::new(recording);
     let last = recording
         .operations
@@ -44,7 +48,7 @@ pub fn walk(recording: &Recording) -> Vec<Step> {
         walker.go(last);
     }
     walker.steps.reverse();
-    walker.steps
+    walker
 }
 
 fn end(operation: &Operation, duration: Nanos) -> Nanos {
@@ -62,19 +66,50 @@ fn end(operation: &Operation, duration: Nanos) -> Nanos {
 struct Walker<'a> {
     recording: &'a Recording,
     /// The decisive stalls of each operation, in order of time.
-    stalls: HashMap<OperationId, Vec<&'a Stall>>,
+    stalls: HashMap<OperationId, Own<'a>>,
     /// When each thread came back from a wait, and from which.
     waits: HashMap<LaneId, Vec<(Nanos, OperationId)>>,
     at: Nanos,
     steps: Vec<Step>,
+    /// Stalls that were looked at: what the walk costs.
+    looked_at: usize,
+}
+
+/// The decisive stalls of one operation.
+#[derive(Default)]
+struct Own<'a> {
+    /// In order of time.
+    stalls: Vec<&'a Stall>,
+    /// How many of them may still cover the time at which the walk stands; it only goes back. `None` before it was here.
+    left: Option<usize>,
+}
+
+impl<'a> Own<'a> {
+    /// The stall that covers the time just before `at`, and otherwise the end of the last one before it. Counts what it looks at.
+    fn before(&mut self, at: Nanos, looked_at: &mut usize) -> (Option<&'a Stall>, Option<Nanos>) {
+        let mut left = self.left.unwrap_or(self.stalls.len());
+        // What begins no earlier than this covers no earlier time either.
+        while left > 0 && self.stalls[left - 1].from >= at {
+            left -= 1;
+            *looked_at += 1;
+        }
+        self.left = Some(left);
+        *looked_at += 1;
+        match left.checked_sub(1).map(|last| self.stalls[last]) {
+            Some(stall) if at <= stall.to => (Some(stall), None),
+            Some(stall) => (None, Some(stall.to)),
+            None => (None, None),
+        }
+    }
 }
 
 impl<'a> Walker<'a> {
     fn new(recording: &'a Recording) -> Self {
-        let mut stalls: HashMap<OperationId, Vec<&Stall>> = HashMap::new();
+        let mut stalls: HashMap<OperationId, Own<'_>> = HashMap::new();
         for stall in recording.stalls.iter().filter(|stall| stall.decisive) {
-            stalls.entry(stall.waiter).or_default().push(stall);
+            stalls.entry(stall.waiter).or_default().stalls.push(stall);
         }
+        stalls.values_mut().for_each(|own| own.stalls.sort_by_key(|stall| stall.from));
         let mut waits: HashMap<LaneId, Vec<(Nanos, OperationId)>> = HashMap::new();
         for operation in &recording.operations {
             if let (Some(lane), Some(resumed)) = (operation.submitter, operation.resumed)
@@ -84,7 +119,7 @@ impl<'a> Walker<'a> {
             }
         }
         waits.values_mut().for_each(|waits| waits.sort_unstable());
-        Self { recording, stalls, waits, at: 0, steps: Vec::new() }
+        Self { recording, stalls, waits, at: 0, steps: Vec::new(), looked_at: 0 }
     }
 
     fn step(&mut self, from: Nanos, what: What) {
@@ -101,20 +136,15 @@ impl<'a> Walker<'a> {
     fn go(&mut self, from: &'a Operation) {
         let mut current = from;
         // Each turn goes back in time or to an operation that was submitted earlier; the bound is for recordings that lie.
-        let mut turns = 2 * self.recording.operations.len() + self.recording.stalls.len() + 16;
+        let mut turns = 2 * (self.recording.operations.len() + self.recording.stalls.len()) + 16;
         while self.at > 0 && turns > 0 {
             turns -= 1;
             // A stall that covers the time just before.
             let at = self.at;
-            let stall = self.stalls.get(&current.id).and_then(|stalls| {
-                stalls.iter().rev().find(|stall| stall.from < at && at <= stall.to).copied()
-            });
+            let own = self.stalls.get_mut(&current.id);
+            let (stall, ran_since) = own.map_or((None, None), |own| own.before(at, &mut self.looked_at));
             let Some(stall) = stall else {
                 // It ran, or it was not there yet.
-                let ran_since = self
-                    .stalls
-                    .get(&current.id)
-                    .and_then(|stalls| stalls.iter().rev().map(|stall| stall.to).find(|to| *to < at));
                 let began = ran_since.unwrap_or(0).max(current.submitted);
                 if began < at {
                     let waited = matches!(current.kind, OperationKind::Wait | OperationKind::Await);
@@ -153,5 +183,69 @@ impl<'a> Walker<'a> {
         let wait = self.recording.operation(id).filter(|wait| wait.submitted < current.submitted)?;
         self.step(resumed, What::Program);
         Some(wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Access, Mode, Outcome};
+
+    /// One operation that waits in so many pieces, with gaps between them in which it ran.
+    fn pieces(count: u64) -> Recording {
+        let operation = Operation {
+            id: 1,
+            name: "waits".into(),
+            kind: OperationKind::Operation,
+            library: None,
+            site: None,
+            submitter: None,
+            lane: None,
+            submitted: 0,
+            granted: Some(1),
+            ready: Some(1),
+            awake: None,
+            began: Some(1),
+            issued: Some(10 * count),
+            ran: None,
+            done: Some(10 * count),
+            observed: None,
+            resumed: None,
+            outcome: Outcome::Ok,
+            accesses: vec![Access { variable: 1, mode: Mode::Write }],
+            waits_for: None,
+        };
+        let stall = |at: u64| Stall {
+            waiter: 1,
+            access: 0,
+            from: 10 * at,
+            to: 10 * at + 7,
+            cause: Cause::NoWorker,
+            hazard: None,
+            culprit: Culprit::Pool,
+            decisive: true,
+        };
+        Recording {
+            duration: 10 * count,
+            operations: vec![operation],
+            stalls: (0..count).map(stall).collect(),
+            ..Recording::default()
+        }
+    }
+
+    #[test]
+    fn a_walk_looks_at_each_of_an_operations_many_stalls_a_few_times_at_most() {
+        for count in [100, 10_000, 100_000] {
+            let recording = pieces(count);
+            let walked = walked(&recording);
+            let waited: Nanos = walked
+                .steps
+                .iter()
+                .filter(|step| step.what != What::Run(1))
+                .map(|step| step.to - step.from)
+                .sum();
+            assert_eq!((walked.steps.len() as u64, waited), (2 * count, 7 * count));
+            assert!(walked.looked_at as u64 <= 4 * count, "{} of {count}", walked.looked_at);
+        }
     }
 }

@@ -18,7 +18,7 @@ impl Program {
         let worker = |at| lane(&format!("worker {at}"), LaneKind::Worker);
         let variable = |(at, name): (usize, &&str)| Variable {
             id: at as u64 + 1,
-            name: (*name).to_owned(),
+            name: (*name).into(),
             bytes: Some(4),
             library: None,
         };

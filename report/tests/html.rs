@@ -74,6 +74,6 @@ proptest! {
         recording.stalls.retain(|stall| stall.to > stall.from);
         let page = page(&recording);
         prop_assert_eq!(markup(&page), markup(&crate::page(&Recording::default())));
-        prop_assert_eq!(&embedded(&page)["program"], &Value::from(recording.program));
+        prop_assert_eq!(&embedded(&page)["program"], &Value::from(recording.program.as_str()));
     }
 }

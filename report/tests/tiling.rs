@@ -75,7 +75,7 @@ fn recording() -> impl Strategy<Value = Recording> {
         let kinds = [LaneKind::Worker, LaneKind::Thread, LaneKind::Queue, LaneKind::EventLoop];
         let mut recording = Recording {
             duration: DURATION,
-            lanes: kinds.map(|kind| Lane { name: format!("{kind:?}"), kind }).into(),
+            lanes: kinds.map(|kind| Lane { name: format!("{kind:?}").into(), kind }).into(),
             ..Recording::default()
         };
         for (at, operation) in operations.iter_mut().enumerate() {

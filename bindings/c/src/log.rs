@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::fmt::{self, Write};
 use std::sync::Arc;
 
+use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -121,7 +122,7 @@ impl Subscriber for Forward {
             Level::DEBUG => 4,
             Level::TRACE => 5,
         };
-        let text = c_text(&format!("{}{}", line.message, line.fields));
+        let text = c_text(&shown(&format!("{}{}", line.message, line.fields)).to_string());
         // SAFETY: whoever set it said that any thread may call it.
         unsafe { (sink.callback)(sink.context.pointer(), level, text.as_ptr()) };
     }

@@ -7,6 +7,7 @@ mod report;
 
 use std::process::ExitCode;
 
+use estafette_report::shown::shown;
 use lexopt::prelude::*;
 
 const USAGE: &str = "\
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     match run(lexopt::Parser::from_env()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("estafette: {error}");
+            eprintln!("estafette: {}", shown(&error.to_string()));
             ExitCode::from(2)
         }
     }

@@ -1,13 +1,13 @@
 //! `estafette report`: what a recording says.
 
 use std::error::Error;
-use std::fs::{self, File};
-use std::io::{BufWriter, IsTerminal, Write};
-use std::path::PathBuf;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 
+use estafette::journal;
 use estafette_report::diff::difference;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{Recording, perfetto, report};
+use estafette_report::{Recording, file, report};
 use lexopt::prelude::*;
 
 /// Columns when nobody says how many there are.
@@ -27,7 +27,7 @@ struct Request {
 
 pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> {
     let request = Request::parse(arguments)?;
-    let recordings = request.files.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let recordings = request.files.iter().map(|path| read(path)).collect::<Result<Vec<_>, _>>()?;
     let text = match (&recordings[..], request.diff) {
         ([before, after], true) => {
             let difference = difference(&report(before), &report(after));
@@ -57,17 +57,11 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
 }
 
 /// A file that is damaged is reported as far as it can be read; one that cannot be read at all is an error.
-fn read(path: &PathBuf) -> Result<Recording, String> {
-    let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let recording = perfetto::read(&bytes);
-    if recording.operations.is_empty() && !recording.losses.damage.is_empty() {
-        return Err(format!(
-            "{} is no recording, or nothing of it is left: {}",
-            path.display(),
-            recording.losses.damage.join("; ")
-        ));
-    }
-    Ok(recording)
+fn read(path: &Path) -> Result<Recording, String> {
+    journal::read(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => format!("{} {error}", path.display()),
+        _ => format!("{}: {error}", path.display()),
+    })
 }
 
 impl Request {
@@ -90,14 +84,10 @@ impl Request {
 
     fn write_files(&self, recording: &Recording) -> Result<(), Box<dyn Error>> {
         if let Some(path) = &self.chrome {
-            let mut out = create(path)?;
-            estafette_report::chrome::write(recording, &mut out)?;
-            out.flush()?;
+            written(path, file::replace(path, |out| estafette_report::chrome::write(recording, out)))?;
         }
         if let Some(path) = &self.html {
-            let mut out = create(path)?;
-            estafette_report::html::write(recording, &mut out)?;
-            out.flush()?;
+            written(path, file::replace(path, |out| estafette_report::html::write(recording, out)))?;
         }
         Ok(())
     }
@@ -111,8 +101,9 @@ impl Request {
     }
 }
 
-fn create(path: &PathBuf) -> Result<BufWriter<File>, String> {
-    File::create(path).map(BufWriter::new).map_err(|error| format!("{}: {error}", path.display()))
+/// An error of a file names it.
+fn written(path: &Path, result: std::io::Result<()>) -> Result<(), String> {
+    result.map_err(|error| format!("{}: {error}", path.display()))
 }
 
 /// Columns of the terminal that is written to.

@@ -124,7 +124,7 @@ mod _estafette {
     #[pymodule_export]
     use super::program::PyProgram;
     #[pymodule_export]
-    use super::recording::{begin_recording, end_recording, read_report};
+    use super::recording::{begin_recording, end_recording, name_shown, read_report};
     #[pymodule_export]
     use super::sycl::{devices, register_context, unregister_context};
     #[pymodule_export]

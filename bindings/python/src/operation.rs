@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use estafette::Op;
+use estafette_report::shown::shown;
 use pyo3::prelude::*;
 
 use crate::arguments::seconds;
@@ -73,7 +74,7 @@ impl PyOperation {
             return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
         }
         if running_loop::get(py)?.is_some() {
-            return Err(would_block(py, &format!("operation `{}`", op.name())));
+            return Err(would_block(py, &format!("operation `{}`", shown(op.name()))));
         }
         gate::detach(py, || op.wait_timeout(timeout)).or_raise(py)
     }
@@ -91,7 +92,7 @@ impl PyOperation {
         match self.op.try_get() {
             Some(op) => {
                 let state = if op.is_done() { "done" } else { "in flight" };
-                format!("<estafette.Operation {} `{}`, {state}>", op.id(), op.name())
+                format!("<estafette.Operation {} `{}`, {state}>", op.id(), shown(op.name()))
             }
             None => "<estafette.Operation of the parent process>".into(),
         }

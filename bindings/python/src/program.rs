@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use estafette::{Engine, Program, Recorder};
+use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -68,7 +69,7 @@ impl PyProgram {
     }
 
     fn error(&self, what: &str) -> PyErr {
-        PyRuntimeError::new_err(format!("program `{}` {what}", self.name))
+        PyRuntimeError::new_err(format!("program `{}` {what}", shown(&self.name)))
     }
 
     fn record(&self, py: Python<'_>, order: Order, body: Body) -> PyResult<()> {
@@ -229,7 +230,7 @@ impl PyProgram {
             Stage::Ready(_) => "",
             Stage::Abandoned => ", given up",
         };
-        format!("<estafette.Program `{}` of {} nodes{stage}>", self.name, self.bodies().len())
+        format!("<estafette.Program `{}` of {} nodes{stage}>", shown(&self.name), self.bodies().len())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -1,12 +1,11 @@
 //! Where the time went: keeps the journal while Python says so, writes its file, and reads files.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use estafette::journal::{Journal, JournalOptions};
+use estafette::journal::{self, Journal, JournalOptions};
+use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
-use estafette_report::{perfetto, report};
+use estafette_report::{file, report};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -21,29 +20,44 @@ fn open() -> MutexGuard<'static, Option<Journal>> {
     OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Opens the journal; `memory_max` bytes for its entries.
+/// Opens the journal, to be written to `path`; `memory_max` bytes for it.
 #[pyfunction(name = "_begin_recording")]
-#[pyo3(signature = (program, memory_max, /))]
-pub fn begin_recording(py: Python<'_>, program: String, memory_max: Option<usize>) -> PyResult<()> {
+#[pyo3(signature = (path, program, memory_max, /))]
+pub fn begin_recording(
+    py: Python<'_>,
+    path: PathBuf,
+    program: String,
+    memory_max: Option<usize>,
+) -> PyResult<()> {
     let options = JournalOptions { memory_max, program: Some(program), ..JournalOptions::default() };
     let journal = Journal::open(options).or_raise(py)?;
-    *open() = Some(journal);
+    *open() = Some(journal.to_file(&path).map_err(|error| of_file(&path, error))?);
     Ok(())
 }
 
-/// Closes the journal, and writes what it tells to `path`; to None throws it away.
+/// Closes the journal, and writes what it tells to its file.
 #[pyfunction(name = "_end_recording")]
-#[pyo3(signature = (path, /))]
-pub fn end_recording(py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {
+pub fn end_recording(py: Python<'_>) -> PyResult<()> {
     let Some(journal) = open().take() else {
         return Err(PyRuntimeError::new_err("nothing is being recorded"));
     };
-    let Some(path) = path else { return Ok(()) };
     // Attribution and writing take a while, and need nothing of Python's.
-    gate::detach(py, || {
-        let recording = journal.finish();
-        write(&path, |out| perfetto::write(&recording, out))
+    gate::detach(py, || journal.save()).map_err(|unsaved| {
+        let error = of_file(&unsaved.path, unsaved.error);
+        if let Some(kept) = unsaved.kept {
+            let note = format!("what was recorded is kept in {}", shown(&kept.display().to_string()));
+            // An error without its note is an error all the same.
+            let _ = error.value(py).call_method1("add_note", (note,));
+        }
+        error
     })
+}
+
+/// A name as texts show it, with an escape for each character that a terminal would obey.
+#[pyfunction(name = "_shown")]
+#[pyo3(signature = (name, /))]
+pub fn name_shown(name: &str) -> String {
+    shown(name).to_string()
 }
 
 /// The report of a file, as text and as JSON; also as a page, if `html` names a file for it.
@@ -60,30 +74,19 @@ pub fn read_report(
     html: Option<PathBuf>,
 ) -> PyResult<(String, String)> {
     gate::detach(py, || {
-        let bytes = std::fs::read(&path).map_err(|error| of_file(&path, error))?;
-        let recording = perfetto::read(&bytes);
-        if recording.operations.is_empty() && !recording.losses.damage.is_empty() {
-            let damage = recording.losses.damage.join("; ");
-            let message = format!("{} is no recording, or nothing of it is left: {damage}", path.display());
-            return Err(PyValueError::new_err(message));
-        }
+        let recording = journal::read(&path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidData => PyValueError::new_err(format!("{} {error}", path.display())),
+            _ => of_file(&path, error),
+        })?;
         if let Some(html) = html {
-            write(&html, |out| estafette_report::html::write(&recording, out))?;
+            file::replace(&html, |out| estafette_report::html::write(&recording, out))
+                .map_err(|error| of_file(&html, error))?;
         }
         let report = report(&recording);
         let json =
             serde_json::to_string(&report).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok((terminal::text(&report, Style { width, colour: false, short }), json))
     })
-}
-
-fn write(path: &Path, content: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> PyResult<()> {
-    let written = File::create(path).and_then(|file| {
-        let mut out = BufWriter::new(file);
-        content(&mut out)?;
-        out.flush()
-    });
-    written.map_err(|error| of_file(path, error))
 }
 
 /// As Python's own: the class that its number has, and the file.

@@ -2,6 +2,11 @@
 
 import asyncio
 import ctypes
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -303,3 +308,171 @@ class TestPrograms:
             env={"RECORDING": str(path)},
         )
         assert est.report(path).data["totals"]["operations"] == 1
+
+    CHILDREN = """
+        import subprocess, sys
+        import estafette as est
+        eng = est.Engine(workers=1)
+        for _ in range(%d):
+            eng.submit(lambda: None, name="step")
+        eng.wait_all()
+        """
+
+    def test_a_process_that_inherits_the_variable_records_to_a_file_of_its_own(self, tmp_path):
+        path = tmp_path / "run.pftrace"
+        child = textwrap.dedent(self.CHILDREN % 3)
+        program = self.CHILDREN % 10 + f"""
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", {child!r}], check=True)
+        """
+        run_program(textwrap.dedent(program), env={"ESTAFETTE_TRACE": str(path)})
+        assert est.report(path).data["totals"]["operations"] == 10
+        others = sorted(tmp_path.glob("run.*.pftrace"))
+        assert [est.report(other).data["totals"]["operations"] for other in others] == [3, 3]
+        assert len(list(tmp_path.iterdir())) == 3, "nothing unfinished is left"
+
+    def test_a_path_may_have_the_number_of_the_process_in_it(self, eng, tmp_path):
+        with est.record(tmp_path / "100%%-%p.pftrace") as recording:
+            eng.submit(lambda: None, name="step").wait()
+        assert recording.path == str(tmp_path / f"100%-{os.getpid()}.pftrace")
+        assert recording.report().data["totals"]["operations"] == 1
+
+
+class TestEndsThatAreNone:
+    """Whatever ends a program: the earlier file stays, and what was noted is there."""
+
+    PROGRAM = """
+        import os, signal, sys, time
+        import estafette as est
+        recording = est.record(sys.argv[1])
+        recording.start()
+        eng = est.Engine(workers=1)
+        x = eng.zeros((4,), "float32")
+        x.call_in_report("batch")
+        for _ in range(2000):
+            eng.submit(lambda _: None, writes=[x], name="step")
+        eng.wait_all()
+        print("recorded", flush=True)
+        """
+
+    @pytest.fixture
+    def good(self, eng, path):
+        """An earlier recording at the path."""
+        with est.record(path):
+            eng.submit(lambda: None, name="earlier").wait()
+        return path.read_bytes()
+
+    def end(self, path, how):
+        program = textwrap.dedent(self.PROGRAM) + how
+        process = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "recorded\n"
+        return process
+
+    def left(self, path, process):
+        """The report of what the process has left."""
+        return est.report(path.with_name(f"{path.name}.{process.pid}.unfinished"), width=100)
+
+    def operations(self, path, process):
+        try:
+            return self.left(path, process).data["totals"]["operations"]
+        except ValueError:  # nothing yet
+            return 0
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+    def test_a_process_that_a_signal_ends(self, good, path, number):
+        process = self.end(path, "time.sleep(600)\n")
+        # It is written several times a second.
+        deadline = time.monotonic() + 60
+        while self.operations(path, process) < 2000 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.communicate()
+        assert path.read_bytes() == good
+        report = self.left(path, process)
+        assert report.data["totals"]["operations"] == 2000
+        assert any("before the recording was finished" in missing for missing in report.data["missing"])
+        assert "batch" in [row["name"] for row in report.data["tensors"]]
+
+    def test_a_process_that_leaves_without_the_interpreters_end(self, good, path):
+        process = self.end(path, "time.sleep(1)\nos._exit(3)\n")
+        process.communicate()
+        assert process.returncode == 3 and path.read_bytes() == good
+        assert self.left(path, process).data["totals"]["operations"] == 2000
+
+    def test_a_file_that_cannot_grow_is_an_error_and_the_earlier_one_stays(self, good, path):
+        # What a full disk does to `write`, for this process alone.
+        process = self.end(
+            path,
+            textwrap.dedent("""
+            import resource
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+            try:
+                recording.stop()
+            except OSError as error:
+                print(error, error.__notes__, flush=True)
+            """),
+        )
+        said, _ = process.communicate()
+        assert process.returncode == 0 and "run.pftrace" in said and "unfinished" in said, said
+        assert path.read_bytes() == good
+        assert [entry for entry in path.parent.iterdir() if entry.suffix == ".tmp"] == []
+
+    @pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+    def test_what_is_no_regular_file_is_refused_at_once(self, tmp_path, kind):
+        place = tmp_path / kind
+        if kind == "fifo":
+            os.mkfifo(place)
+        elif kind == "folder":
+            place.mkdir()
+        else:
+            place = "/dev/zero"
+        with pytest.raises(OSError, match="no regular file"):
+            est.record(place).start()
+        with pytest.raises(OSError, match="no regular file"):
+            est.report(place)
+        # A program that is recorded by the variable runs all the same.
+        _, said = run_program(TestPrograms.PROGRAM, env={"ESTAFETTE_TRACE": str(place)})
+        assert "nothing is recorded" in said
+
+    def test_a_link_is_replaced_and_not_what_it_points_to(self, eng, tmp_path):
+        precious, link = tmp_path / "precious", tmp_path / "run.pftrace"
+        precious.write_text("precious")
+        link.symlink_to(precious)
+        with est.record(link):
+            eng.submit(lambda: None, name="step").wait()
+        assert precious.read_text() == "precious" and not link.is_symlink()
+        assert est.report(link).data["totals"]["operations"] == 1
+
+
+class TestNames:
+    HOSTILE = "\x1b]0;title\x07\x9b2J\r\nforged\u202e"
+
+    def obeyed(self, text):
+        return [character for character in text if (not character.isprintable()) and character != "\n"]
+
+    def test_texts_show_a_name_and_data_has_it_as_it_is(self, eng, np, path):
+        x = eng.zeros((4,), "float32")
+        with est.record(path):
+            x.call_in_report(self.HOSTILE)
+            kept = np.from_dlpack(x)
+            op = eng.submit(lambda x: None, writes=[x], using=np.from_dlpack, name=self.HOSTILE)
+            diagnosis = eng.diagnose()
+            assert len(str(diagnosis).splitlines()) == len(diagnosis.operations) and self.obeyed(str(diagnosis)) == []
+            assert self.HOSTILE in [waiting.name for waiting in diagnosis.operations]
+            assert self.obeyed(repr(op)) == []
+            del kept
+            op.wait()
+        report = est.report(path)
+        assert self.obeyed(report.text) == [] and self.obeyed(report.headline) == []
+        assert self.HOSTILE in [row["name"] for row in report.data["tensors"]]
+
+    def test_errors_show_the_names_in_them(self, eng):
+        def body():
+            raise ValueError("broke")
+
+        with pytest.raises(est.OperationError) as caught:
+            eng.submit(body, name=self.HOSTILE).wait()
+        assert self.obeyed(str(caught.value)) == [] and "\\u{1b}]0;title" in str(caught.value)
+        assert caught.value.operation == self.HOSTILE
+        assert self.obeyed(str(est.OperationError(self.HOSTILE, 1, "broke"))) == []

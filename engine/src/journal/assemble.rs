@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use estafette_report::Recording;
 use estafette_report::model::{
     Access, Lane, LaneId, LaneKind, Lease, LibraryId, LostRecords, Mode, Nanos, Operation, OperationKind,
-    Outcome, Site, Variable,
+    Outcome, Site, Text, Variable,
 };
 use estafette_sync::sync::atomic::Ordering;
 
@@ -30,52 +30,90 @@ struct Draft {
 }
 
 struct Taker {
-    text: String,
+    text: Text,
     library: Option<LibraryId>,
     site: Option<Site>,
 }
 
+/// A thread of the recording.
+pub(super) struct Thread {
+    pub(super) name: Text,
+    pub(super) kind: LaneKind,
+    /// Entries that did not fit.
+    pub(super) lost: u64,
+    /// What its entries refer to by number.
+    pub(super) texts: Vec<Text>,
+}
+
 /// Everything read so far.
-struct Assembly<'a> {
+pub(super) struct Assembly<'a> {
     scale: &'a Scale,
     drafts: HashMap<u64, Draft>,
     variables: BTreeMap<u64, Variable>,
-    libraries: Vec<String>,
+    libraries: Vec<Text>,
     lanes: Vec<Lane>,
     queues: HashMap<u64, LaneId>,
     lost: Vec<LostRecords>,
 }
 
 pub(super) fn assemble(session: &Session, scale: &Scale) -> Recording {
-    let mut assembly = Assembly {
-        scale,
-        drafts: HashMap::new(),
-        variables: BTreeMap::new(),
-        libraries: Vec::new(),
-        lanes: Vec::new(),
-        queues: HashMap::new(),
-        lost: Vec::new(),
-    };
+    let mut assembly = Assembly::new(scale);
     let threads = session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
     threads.iter().for_each(|thread| assembly.read(thread));
-    assembly.finish()
+    assembly.finish(names::give)
 }
 
-impl Assembly<'_> {
-    fn read(&mut self, thread: &ThreadLog) {
-        let lane = self.lanes.len();
-        self.lanes.push(Lane { name: thread.name.clone(), kind: thread.kind() });
-        let count = thread.lost.load(Ordering::Relaxed);
-        if count > 0 {
-            self.lost.push(LostRecords { lane, count });
+impl<'a> Assembly<'a> {
+    pub(super) fn new(scale: &'a Scale) -> Self {
+        Self {
+            scale,
+            drafts: HashMap::new(),
+            variables: BTreeMap::new(),
+            libraries: Vec::new(),
+            lanes: Vec::new(),
+            queues: HashMap::new(),
+            lost: Vec::new(),
         }
-        let texts = thread.texts.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let pages = thread.pages.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let reading = Reading { lane, texts };
-        let running = thread.running.get();
-        pages.iter().for_each(|page| page.read(|entry| self.entry(&reading, entry)));
+    }
+
+    /// Reads what a thread has noted, whose pages are freed meanwhile.
+    fn read(&mut self, log: &ThreadLog) {
+        let running = log.running.get();
+        let texts = log.texts.drain().map(|text| Arc::clone(&text.value).into()).collect();
+        let lost = log.lost.load(Ordering::Relaxed);
+        let reading = self.thread(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts });
+        let mut words = Vec::new();
+        for page in log.pages.drain() {
+            words.clear();
+            words.extend(page.value.read(0..page.value.published()));
+            self.words(&reading, &words);
+        }
+        self.running(&reading, running);
+    }
+
+    /// Begins with the entries of another thread.
+    pub(super) fn thread(&mut self, thread: Thread) -> Reading {
+        let lane = self.lanes.len();
+        self.lanes.push(Lane { name: thread.name, kind: thread.kind });
+        if thread.lost > 0 {
+            self.lost.push(LostRecords { lane, count: thread.lost });
+        }
+        Reading { lane, texts: thread.texts }
+    }
+
+    /// Takes in whole entries of a thread.
+    pub(super) fn words(&mut self, reading: &Reading, words: &[u64]) {
+        let mut rest = words;
+        while let Some((entry, after)) = Entry::first_of(rest) {
+            self.entry(reading, entry);
+            rest = after;
+        }
+    }
+
+    /// Takes in the body that still ran on a thread: operation and ticks.
+    pub(super) fn running(&mut self, reading: &Reading, running: Option<(u64, u64)>) {
         if let Some((id, ticks)) = running {
-            self.began(id, self.scale.nanos(ticks), lane);
+            self.began(id, self.scale.nanos(ticks), reading.lane);
         }
     }
 
@@ -102,7 +140,7 @@ impl Assembly<'_> {
     fn taken(&mut self, reading: &Reading, id: u64, [text, site]: [u64; 2]) {
         let (text, library) = halves(text);
         let library = reading.known(library);
-        let library = self.library(library.as_deref());
+        let library = self.library(library);
         let taker = Taker { text: reading.text(text), library, site: reading.site(site as u32) };
         self.draft(id).taker = Some(taker);
     }
@@ -126,11 +164,11 @@ impl Assembly<'_> {
         }
     }
 
-    fn library(&mut self, name: Option<&str>) -> Option<LibraryId> {
+    fn library(&mut self, name: Option<&Text>) -> Option<LibraryId> {
         let name = name?;
         let known = self.libraries.iter().position(|known| known == name);
         Some(known.unwrap_or_else(|| {
-            self.libraries.push(name.to_owned());
+            self.libraries.push(name.clone());
             self.libraries.len() - 1
         }))
     }
@@ -138,7 +176,7 @@ impl Assembly<'_> {
     fn queue(&mut self, number: u64) -> LaneId {
         let lanes = &mut self.lanes;
         *self.queues.entry(number).or_insert_with(|| {
-            lanes.push(Lane { name: format!("queue {number}"), kind: LaneKind::Queue });
+            lanes.push(Lane { name: format!("queue {number}").into(), kind: LaneKind::Queue });
             lanes.len() - 1
         })
     }
@@ -222,12 +260,12 @@ impl Assembly<'_> {
             Tells::Variable => {
                 let (dtype, library) = halves(words[1]);
                 let library = reading.known(library);
-                let library = self.library(library.as_deref());
+                let library = self.library(library);
                 let dtype = element_of(dtype);
                 let shape: Vec<String> = all.iter().skip(2).map(u64::to_string).collect();
                 let name = format!("{dtype}[{}] #{id}", shape.join(","));
                 let variable = self.variables.entry(id).or_insert_with(|| unknown(id));
-                variable.name = name;
+                variable.name = name.into();
                 variable.bytes = Some(words[0]);
                 variable.library = library.or(variable.library);
             }
@@ -244,7 +282,7 @@ impl Assembly<'_> {
             }
             Tells::Library => {
                 let library = reading.known(words[0] as u32);
-                let library = self.library(library.as_deref());
+                let library = self.library(library);
                 let draft = self.draft(id);
                 draft.operation.library = draft.operation.library.or(library);
                 if let Some(taker) = &mut draft.taker {
@@ -254,7 +292,8 @@ impl Assembly<'_> {
         }
     }
 
-    fn finish(mut self) -> Recording {
+    /// The recording. `names` gives variables the names that programs have given them.
+    pub(super) fn finish(mut self, names: impl FnOnce(&mut BTreeMap<u64, Variable>)) -> Recording {
         let duration = self.scale.duration();
         let mut recording = Recording { duration, ..Recording::default() };
         let mut waits_for_any = Vec::new();
@@ -273,7 +312,7 @@ impl Assembly<'_> {
             }
             recording.operations.push(draft.operation);
         }
-        names::give(&mut self.variables);
+        names(&mut self.variables);
         recording.operations.sort_unstable_by_key(|operation| operation.id);
         recording.leases.sort_unstable_by_key(|lease| lease.id);
         recording.variables = self.variables.into_values().collect();
@@ -357,7 +396,7 @@ impl Draft {
             variable: access.variable,
             access: access.mode,
             library: self.taker.as_ref().and_then(|taker| taker.library),
-            taker: self.taker.as_ref().map_or_else(String::new, |taker| taker.text.clone()),
+            taker: self.taker.as_ref().map_or_else(Text::default, |taker| taker.text.clone()),
             site: self.taker.as_ref().and_then(|taker| taker.site.clone()),
             opened,
             closed,
@@ -384,23 +423,23 @@ fn wait_for_the_last(recording: &mut Recording, waits: &[u64]) {
     }
 }
 
-/// One thread's pages being read.
-struct Reading {
+/// One thread's entries being read.
+pub(super) struct Reading {
     lane: LaneId,
-    texts: Vec<Arc<str>>,
+    texts: Vec<Text>,
 }
 
 impl Reading {
-    fn known(&self, number: u32) -> Option<String> {
-        self.texts.get(number as usize).map(|text| text.to_string())
+    fn known(&self, number: u32) -> Option<&Text> {
+        self.texts.get(number as usize)
     }
 
-    fn text(&self, number: u32) -> String {
-        self.known(number).unwrap_or_else(|| "(no name kept)".into())
+    fn text(&self, number: u32) -> Text {
+        self.known(number).cloned().unwrap_or_else(|| "(no name kept)".into())
     }
 
     fn outcome(&self, how: How, text: u32) -> Outcome {
-        let text = || if text == NONE { String::new() } else { self.text(text) };
+        let text = || if text == NONE { Text::default() } else { self.text(text) };
         match how {
             How::Well => Outcome::Ok,
             How::Failed => Outcome::Failed(text()),
@@ -422,13 +461,13 @@ fn access_in(word: u64) -> Option<Access> {
 }
 
 fn unknown(id: u64) -> Variable {
-    Variable { id, name: format!("variable {id}"), bytes: None, library: None }
+    Variable { id, name: format!("variable {id}").into(), bytes: None, library: None }
 }
 
 fn empty(id: u64) -> Operation {
     Operation {
         id,
-        name: String::new(),
+        name: Text::default(),
         kind: OperationKind::Operation,
         library: None,
         site: None,

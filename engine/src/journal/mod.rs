@@ -17,6 +17,7 @@
 //! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole recording.
 
 mod assemble;
+mod chain;
 mod entry;
 pub(crate) mod events;
 pub(crate) mod hooks;
@@ -24,18 +25,25 @@ mod names;
 mod page;
 mod stock;
 mod ticks;
+mod unfinished;
 mod writer;
 
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
-use estafette_report::Recording;
+use estafette_report::{Recording, file, perfetto};
 use estafette_sync::sync::Mutex;
 // The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use self::ticks::Ticks;
+use self::unfinished::Unfinished;
 use self::writer::Session;
 use crate::error::Error;
+
+use estafette_report::shown::shown;
 
 pub use self::events::emit_events;
 pub use self::hooks::{
@@ -108,6 +116,56 @@ pub struct Journal {
     session: Arc<Session>,
     program: String,
     started_unix_ns: u64,
+    /// Where it is to be saved, and what is written there meanwhile.
+    file: Option<(PathBuf, Unfinished)>,
+}
+
+/// A recording that could not be saved. Its file has the content that it had before.
+#[derive(Debug)]
+pub struct Unsaved {
+    /// Where it should have been.
+    pub path: PathBuf,
+    /// What went wrong.
+    pub error: io::Error,
+    /// The unfinished file, which [`read`] takes: what was recorded, as far as it could be written. `None` if there is none.
+    pub kept: Option<PathBuf>,
+}
+
+impl fmt::Display for Unsaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display().to_string();
+        write!(f, "the recording cannot be saved to {}: {}", shown(&path), self.error)?;
+        match &self.kept {
+            Some(kept) => write!(f, "; what was recorded is kept in {}", shown(&kept.display().to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Unsaved {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Reads the file of a recording: one that was saved, or the unfinished one of a process that ended before.
+///
+/// A damaged file gives what can be read of it; [`Recording::losses`] says what is missing. Memory is taken in proportion to the
+/// file's size (see [`perfetto::read`]).
+///
+/// # Errors
+/// Those of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins with "is", for a file that
+/// is no recording or of which nothing is left.
+pub fn read(path: &Path) -> io::Result<Recording> {
+    let bytes = file::read(path)?;
+    let recording =
+        if unfinished::is_unfinished(&bytes) { unfinished::read(&bytes) } else { perfetto::read(&bytes) };
+    if recording.operations.is_empty() && !recording.losses.damage.is_empty() {
+        let damage = recording.losses.damage.join("; ");
+        let text = format!("is no recording, or nothing of it is left: {}", shown(&damage));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(recording)
 }
 
 impl Journal {
@@ -136,7 +194,59 @@ impl Journal {
         drop(session);
         let started_unix_ns = unix_ns();
         OPEN.fetch_or(number, Ordering::Release);
-        Ok(Self { session: new, program, started_unix_ns })
+        Ok(Self { session: new, program, started_unix_ns, file: None })
+    }
+
+    /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
+    /// `PATH.PROCESS.unfinished`: if the process ends before the recording is saved, that file stays, and [`read`] takes it. It takes as
+    /// much disk as the journal takes memory.
+    ///
+    /// ```
+    /// use estafette::Engine;
+    /// use estafette::journal::{self, Journal, JournalOptions};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("estafette-doc-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// let path = folder.join("run.pftrace");
+    /// let journal = Journal::open(JournalOptions::default())?.to_file(&path)?;
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// engine.op("step").run(|[], []| Ok(()))?.wait()?;
+    /// journal.save()?;
+    /// assert_eq!(journal::read(&path)?.operations[0].name.to_string(), "step");
+    /// # std::fs::remove_dir_all(&folder)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
+    /// regular file. The journal is closed then.
+    pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
+        let unfinished = Unfinished::begin(&self.session, path, self.started_unix_ns, &self.program)?;
+        self.file = Some((path.to_owned(), unfinished));
+        Ok(self)
+    }
+
+    /// Closes the journal and writes the recording to the file of [`to_file`](Self::to_file), which is replaced when the new one is
+    /// whole and on disk. The unfinished file is removed then.
+    ///
+    /// # Errors
+    /// Those of the system; the file is as it was before, and the unfinished one stays. `InvalidInput` without [`to_file`](Self::to_file).
+    pub fn save(mut self) -> Result<(), Unsaved> {
+        self.close();
+        let Some((path, mut unfinished)) = self.file.take() else {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "it was given no file");
+            return Err(Unsaved { path: PathBuf::new(), error, kept: None });
+        };
+        // Its failure costs nothing if the recording can be saved.
+        let _ = unfinished.end();
+        let recording = self.recording();
+        match file::replace(&path, |out| perfetto::write(&recording, out)) {
+            Ok(()) => {
+                unfinished.remove();
+                Ok(())
+            }
+            Err(error) => Err(Unsaved { path, error, kept: Some(unfinished.path().to_owned()) }),
+        }
     }
 
     /// Entries that did not fit so far.
@@ -147,9 +257,13 @@ impl Journal {
     /// Closes the journal and says what it tells, with every stall attributed.
     pub fn finish(self) -> Recording {
         self.close();
+        self.recording()
+    }
+
+    fn recording(&self) -> Recording {
         let scale = self.session.ticks.scale();
         let mut recording = assemble::assemble(&self.session, &scale);
-        recording.program.clone_from(&self.program);
+        recording.program = self.program.as_str().into();
         recording.started_unix_ns = self.started_unix_ns;
         estafette_report::attribution::attribute(&mut recording);
         recording
@@ -168,6 +282,9 @@ impl Journal {
 impl Drop for Journal {
     fn drop(&mut self) {
         self.close();
+        if let Some((_, unfinished)) = &mut self.file {
+            unfinished.remove();
+        }
     }
 }
 

@@ -13,12 +13,35 @@ const NAMES_MAX: usize = 1 << 16;
 /// By variable, whose numbers grow and are not used again.
 static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
 
+/// The variables that were named since [`fresh`] was called, while that is asked for.
+static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
+
 pub(super) fn note(var: u64, name: &str) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     names.insert(var, name.to_owned());
     if names.len() > NAMES_MAX {
         names.pop_first();
     }
+    if let Some(fresh) = &mut *FRESH.lock().unwrap_or_else(PoisonError::into_inner)
+        && fresh.len() < NAMES_MAX
+    {
+        fresh.push(var);
+    }
+}
+
+/// Whether [`fresh`] will be asked; from then on it has all names.
+pub(super) fn watch(on: bool) {
+    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let fresh = on.then(|| names.keys().copied().collect());
+    *FRESH.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
+}
+
+/// The names that were given since the last call.
+pub(super) fn fresh() -> Vec<(u64, String)> {
+    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut fresh = FRESH.lock().unwrap_or_else(PoisonError::into_inner);
+    let fresh = fresh.as_mut().map(std::mem::take).unwrap_or_default();
+    fresh.into_iter().filter_map(|var| Some((var, names.get(&var)?.clone()))).collect()
 }
 
 /// Puts the names where descriptions were.
@@ -26,7 +49,7 @@ pub(super) fn give(variables: &mut BTreeMap<u64, Variable>) {
     let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     for (id, name) in names.iter() {
         if let Some(variable) = variables.get_mut(id) {
-            variable.name.clone_from(name);
+            variable.name = name.as_str().into();
         }
     }
 }
@@ -42,7 +65,7 @@ mod tests {
         for id in first..=first + NAMES_MAX as u64 {
             note(id, &format!("tensor {id}"));
         }
-        let variable = |id| Variable { id, name: "?".to_owned(), bytes: None, library: None };
+        let variable = |id| Variable { id, name: "?".into(), bytes: None, library: None };
         let last = first + NAMES_MAX as u64;
         let mut variables = BTreeMap::from([(first, variable(first)), (last, variable(last))]);
         give(&mut variables);

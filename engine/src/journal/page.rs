@@ -3,11 +3,11 @@
 //! The writer stores the words of an entry and then publishes the new length; a reader looks no further than the length that
 //! it has seen. So a thread that still writes while the journal is read harms nobody.
 
+use std::ops::Range;
 use std::sync::Arc;
 // Outside of every protocol of the engine: plain std atomics, which may come into being as zeroed memory.
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::entry::Entry;
 use super::stock::Slab;
 
 /// Words of one page: few enough that a thread that notes little takes little.
@@ -70,14 +70,13 @@ impl Page {
         end
     }
 
-    /// Shows what was published, entry by entry.
-    pub(super) fn read(&self, mut show: impl FnMut(Entry<'_>)) {
-        let len = self.len.load(Ordering::Acquire);
-        let words: Vec<u64> = self.words()[..len].iter().map(|word| word.load(Ordering::Relaxed)).collect();
-        let mut rest = &words[..];
-        while let Some((entry, after)) = Entry::first_of(rest) {
-            show(entry);
-            rest = after;
-        }
+    /// How many words were published: whole entries.
+    pub(super) fn published(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Words that were published.
+    pub(super) fn read(&self, words: Range<usize>) -> impl Iterator<Item = u64> {
+        self.words()[words].iter().map(|word| word.load(Ordering::Relaxed))
     }
 }

@@ -82,6 +82,16 @@ pub(super) struct Scale {
 }
 
 impl Scale {
+    /// That of so many ticks in all, of so many nanoseconds each.
+    pub(super) fn of(last: u64, per_tick: f64) -> Self {
+        Self { per_tick, last }
+    }
+
+    /// What [`of`](Self::of) makes it of.
+    pub(super) fn parts(&self) -> (u64, f64) {
+        (self.last, self.per_tick)
+    }
+
     /// Nanoseconds since the start. What was read after the end counts as the end.
     pub(super) fn nanos(&self, ticks: u64) -> u64 {
         let ticks = ticks.min(self.last);

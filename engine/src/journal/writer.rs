@@ -8,6 +8,7 @@ use estafette_report::model::LaneKind;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use super::chain::{Chain, Link};
 use super::entry::{NONE, Tells, WORDS_MAX, head, narrow, pair};
 use super::page::{Page, WORDS};
 use super::stock::Stocked;
@@ -54,11 +55,11 @@ impl Session {
         threads.iter().map(|thread| thread.lost.load(Ordering::Relaxed)).sum()
     }
 
-    fn page(&self) -> Option<Arc<Page>> {
+    fn page(&self) -> Option<Page> {
         self.budget
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
             .ok()
-            .map(|_| Arc::new(self.stock.take().unwrap_or_else(Page::fresh)))
+            .map(|_| self.stock.take().unwrap_or_else(Page::fresh))
     }
 }
 
@@ -69,8 +70,8 @@ pub(super) struct ThreadLog {
     kind: LaneKind,
     /// An event loop has been seen running here.
     pub(super) event_loop: AtomicBool,
-    pub(super) pages: Mutex<Vec<Arc<Page>>>,
-    pub(super) texts: Mutex<Vec<Arc<str>>>,
+    pub(super) pages: Chain<Page>,
+    pub(super) texts: Chain<Arc<str>>,
     pub(super) lost: AtomicU64,
     pub(super) running: Body,
 }
@@ -119,8 +120,8 @@ impl ThreadLog {
             name,
             kind,
             event_loop: AtomicBool::new(false),
-            pages: Mutex::default(),
-            texts: Mutex::default(),
+            pages: Chain::default(),
+            texts: Chain::default(),
             lost: AtomicU64::new(0),
             running: Body::default(),
         }
@@ -150,7 +151,8 @@ fn unnamed() -> String {
 pub(super) struct Writer {
     session: Arc<Session>,
     log: Arc<ThreadLog>,
-    page: Option<Arc<Page>>,
+    page: Option<Arc<Link<Page>>>,
+    last_text: Option<Arc<Link<Arc<str>>>>,
     /// Words of the page that are written.
     at: usize,
     /// The reading of the newest entry.
@@ -197,6 +199,7 @@ impl Writer {
             session,
             log,
             page: None,
+            last_text: None,
             at: WORDS,
             last: 0,
             woken_from: 0,
@@ -276,17 +279,13 @@ impl Writer {
             self.log.lose(1);
             return None;
         }
-        Some((self.page.as_deref()?, self.at))
+        Some((&self.page.as_deref()?.value, self.at))
     }
 
     #[cold]
     fn turn_page(&mut self) -> bool {
-        // The list is read once, when the journal is finished; entries of that moment would come too late anyway.
-        let Ok(mut pages) = self.log.pages.try_lock() else { return false };
         let Some(page) = self.session.page() else { return false };
-        pages.push(Arc::clone(&page));
-        drop(pages);
-        self.page = Some(page);
+        self.page = Some(self.log.pages.append(self.page.as_deref(), page));
         self.at = 0;
         true
     }
@@ -332,10 +331,8 @@ impl Writer {
             self.log.lose(1);
             return NONE;
         }
-        let Ok(mut texts) = self.log.texts.try_lock() else { return NONE };
         let text: Arc<str> = text.into();
-        texts.push(Arc::clone(&text));
-        drop(texts);
+        self.last_text = Some(self.log.texts.append(self.last_text.as_deref(), Arc::clone(&text)));
         self.numbers.insert(text, number as u32);
         number as u32
     }

@@ -6,6 +6,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::NonNull;
 
+use estafette_report::shown::shown;
 use estafette_sync::valgrind;
 
 use crate::error::{BodyError, BodyResult, Error};
@@ -156,7 +157,7 @@ pub(super) fn foreign(
     library: Option<Library>,
 ) -> Result<Operator, Error> {
     if function.is_none() {
-        return Err(Error::invalid(format!("operator `{name}`: its function is NULL")));
+        return Err(Error::invalid(format!("operator `{}`: its function is NULL", shown(name))));
     }
     let signature = signature(name, options)?;
     // From here on nothing fails, so the context is ours.
@@ -171,7 +172,7 @@ pub(super) fn foreign(
 }
 
 fn signature(name: &str, options: &OperatorOptions) -> Result<Signature, Error> {
-    let wrong = |what: String| Err(Error::invalid(format!("operator `{name}`: {what}")));
+    let wrong = |what: String| Err(Error::invalid(format!("operator `{}`: {what}", shown(name))));
     let size = size_of::<OperatorOptions>();
     if (options.size as usize) < size {
         return wrong(format!("size of its options is {}, less than {size}", options.size));
@@ -321,5 +322,5 @@ impl Kernel for Foreign {
 }
 
 fn named(call: &Invocation, at: usize, how: &str, error: &dyn std::fmt::Display) -> BodyError {
-    format!("output {at} of operator `{}` was {how}: {error}", call.operator().name()).into()
+    format!("output {at} of operator `{}` was {how}: {error}", shown(call.operator().name())).into()
 }

@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use estafette_report::shown::shown;
+
 use crate::error::Error;
 
 /// Names and values, in the order in which they were given; a name that is given again has its last value.
@@ -32,9 +34,9 @@ impl Attributes {
     pub fn parse<T: FromStr>(&self, key: &str, default: T) -> Result<T, Error> {
         let Some(value) = self.get(key) else { return Ok(default) };
         let kind = std::any::type_name::<T>();
-        value
-            .parse()
-            .map_err(|_| Error::invalid(format!("attribute `{key}` is `{value}`, which is no {kind}")))
+        value.parse().map_err(|_| {
+            Error::invalid(format!("attribute `{}` is `{}`, which is no {kind}", shown(key), shown(value)))
+        })
     }
 
     /// All pairs.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, Queue};
+use estafette_report::shown::shown;
 use estafette_sync::sync::Mutex;
 
 use crate::completion::{Completion, Scope};
@@ -109,7 +110,7 @@ impl Invocation {
             if produced.len() == wanted {
                 return Ok(produced);
             }
-            let name = &parts.operator.name;
+            let name = shown(&parts.operator.name);
             Err(BodyError::from(format!("operator `{name}` gave {} results, not {wanted}", produced.len())))
         });
         // Even a function that failed may have enqueued something, so its end is marked all the same.

@@ -2,6 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use estafette_report::shown::shown;
+
 use crate::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
 use crate::import::{Produced, host_can_use, unwritten};
@@ -65,7 +67,7 @@ impl<K: Kernel> Run<K> {
         let layouts = self.0.infer(call, inputs)?;
         let (name, outputs) = (call.operator().name(), call.operator().signature().outputs);
         if layouts.len() != outputs {
-            let found = layouts.len();
+            let (name, found) = (shown(name), layouts.len());
             return Err(format!("operator `{name}` described {found} outputs, not {outputs}").into());
         }
         Ok(layouts)

@@ -8,6 +8,8 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::sync::Arc;
 
+use estafette_report::shown::shown;
+
 use crate::error::Error;
 
 use super::abi::{OperatorDrop, OperatorFunction, OperatorOptions, foreign};
@@ -140,7 +142,7 @@ unsafe extern "C" fn add(
     // SAFETY: NULL, or readable texts and options, as the contract of registration says.
     let added = unsafe { read(name, options) }.and_then(|(name, options)| {
         if collected.operators.iter().any(|known| known.name() == name) {
-            return Err(Error::Conflict(format!("operator `{name}` is registered twice")));
+            return Err(Error::Conflict(format!("operator `{}` is registered twice", shown(name))));
         }
         let library = Some(Arc::clone(&collected.library));
         foreign(name, &collected.origin, function, options, (context, drop_context), library)
@@ -178,6 +180,6 @@ pub unsafe fn read<'a>(
     // SAFETY: NULL or readable.
     let options = unsafe { options.as_ref() };
     let options =
-        options.ok_or_else(|| Error::invalid(format!("operator `{name}`: its options are NULL")))?;
+        options.ok_or_else(|| Error::invalid(format!("operator `{}`: its options are NULL", shown(name))))?;
     Ok((name, options))
 }

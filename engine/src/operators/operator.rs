@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use estafette_report::shown::shown;
+
 use crate::error::Error;
 
 use super::invocation::Invocation;
@@ -48,7 +50,7 @@ impl Signature {
             return Err(Error::invalid("the name of an operator is empty"));
         }
         if self.outputs == 0 {
-            return Err(Error::invalid(format!("operator `{name}` has no outputs")));
+            return Err(Error::invalid(format!("operator `{}` has no outputs", shown(name))));
         }
         Ok(())
     }
@@ -99,7 +101,10 @@ impl Operator {
         if let Some(takes) = signature.inputs
             && takes != inputs
         {
-            return Err(Error::invalid(format!("operator `{name}` takes {takes} inputs, not {inputs}")));
+            return Err(Error::invalid(format!(
+                "operator `{}` takes {takes} inputs, not {inputs}",
+                shown(name)
+            )));
         }
         match (outputs, signature.kind) {
             (Some(_), OperatorKind::Allocating) => Err(Error::invalid(format!(

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 
 use crate::core::Core;
@@ -68,7 +69,8 @@ impl Operators {
             }
             Entry::Occupied(taken) => {
                 let by = &taken.get().origin;
-                let text = format!("operator `{}` is registered already, by {by}", operator.name);
+                let text =
+                    format!("operator `{}` is registered already, by {}", shown(&operator.name), shown(by));
                 Err(Box::new(Refused { error: Error::Conflict(text), operator }))
             }
         }

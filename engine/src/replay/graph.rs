@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue};
 use estafette_graph::OpId;
+use estafette_report::shown::shown;
 use estafette_sync::sync::Mutex;
 
 use super::issue::call_on_device;
@@ -38,8 +39,9 @@ impl GraphPlan {
     /// What stands in the way, with the node that does.
     pub(super) fn of(nodes: &[Node]) -> Result<Self, Error> {
         let cannot = |node: Option<(usize, &Node)>, why: String| {
-            let node =
-                node.map(|(at, node)| format!(": node {at} `{}` {why}", node.name.as_str())).unwrap_or(why);
+            let node = node
+                .map(|(at, node)| format!(": node {at} `{}` {why}", shown(node.name.as_str())))
+                .unwrap_or(why);
             Err(Error::invalid(format!("the program cannot be one graph{node}")))
         };
         let Some(first) = nodes.first() else { return cannot(None, ": it has no nodes".into()) };

@@ -4,9 +4,9 @@ use super::words::{
     cause, culprit, culprit_words, hazard, hazard_word, lane_kind, lane_kind_word, mode, mode_word,
     operation_kind, operation_kind_word,
 };
-use super::{Fact, Facts};
+use super::{Fact, Facts, Item, Told};
 use crate::model::{
-    Access, Edge, Lane, Lease, LostRecords, Operation, Outcome, Recording, Site, Stall, Variable,
+    Access, Edge, Lane, Lease, LostRecords, Operation, Outcome, Recording, Site, Stall, Text, Variable,
 };
 
 /// What is said once about a whole recording.
@@ -14,11 +14,11 @@ use crate::model::{
 pub(crate) struct Head {
     pub started_unix_ns: u64,
     pub duration: u64,
-    pub program: String,
+    pub program: Text,
     pub lanes: Vec<Lane>,
-    pub libraries: Vec<String>,
+    pub libraries: Vec<Text>,
     pub lost: Vec<LostRecords>,
-    pub damage: Vec<String>,
+    pub damage: Vec<Text>,
     /// How many of each kind of thing were written, to say how many are missing.
     pub totals: Totals,
 }
@@ -61,58 +61,58 @@ impl Totals {
 
 pub(crate) fn head(recording: &Recording) -> Facts {
     let lane = |lane: &Lane| {
-        Fact::Facts(Facts::default().text("name", &lane.name).text("kind", lane_kind_word(lane.kind)))
+        Fact::Facts(Facts::default().text("name", &lane.name).word("kind", lane_kind_word(lane.kind)))
     };
     let lost = |lost: &LostRecords| {
         Fact::Facts(Facts::default().uint("lane", lost.lane as u64).uint("count", lost.count))
     };
-    let texts = |texts: &[String]| texts.iter().cloned().map(Fact::Text).collect::<Vec<_>>().into_iter();
     let facts = Facts::default()
         .text("program", &recording.program)
         .uint("started", recording.started_unix_ns)
         .uint("duration", recording.duration)
         .list("lanes", recording.lanes.iter().map(lane))
-        .list("libraries", texts(&recording.libraries))
+        .list("libraries", recording.libraries.iter().cloned().map(Fact::Text))
         .list("lost", recording.losses.records.iter().map(lost))
-        .list("damage", texts(&recording.losses.damage));
+        .list("damage", recording.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
     Totals::of(recording).named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
 }
 
-pub(crate) fn head_from(facts: &Facts) -> Result<Head, String> {
-    let lane = |fact: &Fact| {
-        let facts = fact.facts()?;
-        Ok(Lane { name: facts.need_text("name")?.to_owned(), kind: lane_kind(facts.need_text("kind")?)? })
-    };
-    let lost = |fact: &Fact| {
-        let facts = fact.facts()?;
-        let lane = facts.find_index("lane").ok_or("lacks the lane of a loss")?;
-        Ok(LostRecords { lane, count: facts.need_uint("count")? })
-    };
-    let total = |name| facts.find_uint(name).unwrap_or(0);
-    Ok(Head {
+pub(crate) fn head_from(facts: &impl Told) -> Result<Head, String> {
+    let mut head = Head {
         started_unix_ns: facts.need_uint("started")?,
         duration: facts.need_uint("duration")?,
-        program: facts.need_text("program")?.to_owned(),
-        lanes: facts.find_list("lanes").iter().map(lane).collect::<Result<_, String>>()?,
-        libraries: facts.find_list("libraries").iter().map(text).collect::<Result<_, String>>()?,
-        lost: facts.find_list("lost").iter().map(lost).collect::<Result<_, String>>()?,
-        damage: facts.find_list("damage").iter().map(text).collect::<Result<_, String>>()?,
-        totals: Totals {
-            operations: total("operations"),
-            leases: total("leases"),
-            stalls: total("stalls"),
-            edges: total("edges"),
-            variables: total("tensors"),
-            samples: total("samples"),
-        },
-    })
+        program: facts.need_text("program")?.clone(),
+        libraries: texts(facts, "libraries").collect::<Result<_, String>>()?,
+        damage: texts(facts, "damage").collect::<Result<_, String>>()?,
+        ..Head::default()
+    };
+    for facts in facts.find_things("lanes") {
+        let facts = facts?;
+        let kind = lane_kind(facts.need_text("kind")?)?;
+        head.lanes.push(Lane { name: facts.need_text("name")?.clone(), kind });
+    }
+    for facts in facts.find_things("lost") {
+        let facts = facts?;
+        let lane = facts.find_index("lane").ok_or("lacks the lane of a loss")?;
+        head.lost.push(LostRecords { lane, count: facts.need_uint("count")? });
+    }
+    let total = |name| facts.find_uint(name).unwrap_or(0);
+    head.totals = Totals {
+        operations: total("operations"),
+        leases: total("leases"),
+        stalls: total("stalls"),
+        edges: total("edges"),
+        variables: total("tensors"),
+        samples: total("samples"),
+    };
+    Ok(head)
 }
 
-fn text(fact: &Fact) -> Result<String, String> {
-    match fact {
-        Fact::Text(text) => Ok(text.clone()),
-        _ => Err("has a value where a text should be".to_owned()),
-    }
+fn texts(facts: &impl Told, name: &str) -> impl Iterator<Item = Result<Text, String>> {
+    facts.find_list(name).map(|item| match item? {
+        Item::Text(text) => Ok(text),
+        Item::Facts(_) => Err("has a value where a text should be".to_owned()),
+    })
 }
 
 fn site(facts: Facts, site: Option<&Site>) -> Facts {
@@ -121,17 +121,17 @@ fn site(facts: Facts, site: Option<&Site>) -> Facts {
     if site.function.is_empty() { facts } else { facts.text("function", &site.function) }
 }
 
-fn site_from(facts: &Facts) -> Result<Option<Site>, String> {
+fn site_from(facts: &impl Told) -> Result<Option<Site>, String> {
     let Some(file) = facts.find_text("file") else { return Ok(None) };
     let line = facts.need_uint("line")?;
     let line = u32::try_from(line).map_err(|_| format!("is of line {line}, which no file has"))?;
-    let function = facts.find_text("function").unwrap_or_default().to_owned();
-    Ok(Some(Site { file: file.to_owned(), line, function }))
+    let function = facts.find_text("function").cloned().unwrap_or_default();
+    Ok(Some(Site { file: file.clone(), line, function }))
 }
 
 pub(crate) fn operation(operation: &Operation) -> Facts {
     let access = |access: &Access| {
-        Fact::Facts(Facts::default().uint("tensor", access.variable).text("access", mode_word(access.mode)))
+        Fact::Facts(Facts::default().uint("tensor", access.variable).word("access", mode_word(access.mode)))
     };
     let (outcome, why) = match &operation.outcome {
         Outcome::Ok => ("ok", None),
@@ -144,7 +144,7 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
     let since = |time: Option<u64>| time.map(|time| time.wrapping_sub(operation.submitted));
     let mut facts = Facts::default()
         .uint("id", operation.id)
-        .text("kind", operation_kind_word(operation.kind))
+        .word("kind", operation_kind_word(operation.kind))
         .index("library", operation.library)
         .index("submitter", operation.submitter)
         .index("lane", operation.lane)
@@ -160,24 +160,27 @@ pub(crate) fn operation(operation: &Operation) -> Facts {
         .maybe("observed", since(operation.observed))
         .maybe("resumed", since(operation.resumed))
         .maybe("waits for", operation.waits_for)
-        .text("outcome", outcome);
+        .word("outcome", outcome);
     if let Some(why) = why {
         facts = facts.text("why", why);
     }
     site(facts, operation.site.as_ref()).list("accesses", operation.accesses.iter().map(access))
 }
 
-pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, String> {
-    let access = |fact: &Fact| {
-        let facts = fact.facts()?;
-        Ok(Access { variable: facts.need_uint("tensor")?, mode: mode(facts.need_text("access")?)? })
-    };
-    let why = || facts.find_text("why").unwrap_or_default().to_owned();
+pub(crate) fn operation_from(name: &Text, facts: &impl Told) -> Result<Operation, String> {
+    let why = || facts.find_text("why").cloned().unwrap_or_default();
     let submitted = facts.need_uint("submitted")?;
     let time = |name| facts.find_uint(name).map(|since| submitted.wrapping_add(since));
+    let mut accesses = Vec::new();
+    for facts in facts.find_things("accesses") {
+        let facts = facts?;
+        let mode = mode(facts.need_text("access")?)?;
+        accesses.push(Access { variable: facts.need_uint("tensor")?, mode });
+    }
+    accesses.shrink_to_fit();
     Ok(Operation {
         id: facts.need_uint("id")?,
-        name: name.to_owned(),
+        name: name.clone(),
         kind: operation_kind(facts.need_text("kind")?)?,
         library: facts.find_index("library"),
         site: site_from(facts)?,
@@ -193,7 +196,7 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
         done: time("done"),
         observed: time("observed"),
         resumed: time("resumed"),
-        outcome: match facts.need_text("outcome")? {
+        outcome: match facts.need_text("outcome")?.as_str() {
             "ok" => Outcome::Ok,
             "failed" => Outcome::Failed(why()),
             "cancelled" => Outcome::Cancelled,
@@ -201,7 +204,7 @@ pub(crate) fn operation_from(name: &str, facts: &Facts) -> Result<Operation, Str
             "unfinished" => Outcome::Unfinished,
             other => return Err(format!("has an unknown outcome, `{other}`")),
         },
-        accesses: facts.find_list("accesses").iter().map(access).collect::<Result<_, String>>()?,
+        accesses,
         waits_for: facts.find_uint("waits for"),
     })
 }
@@ -210,7 +213,7 @@ pub(crate) fn lease(lease: &Lease) -> Facts {
     let facts = Facts::default()
         .uint("id", lease.id)
         .uint("tensor", lease.variable)
-        .text("access", mode_word(lease.access))
+        .word("access", mode_word(lease.access))
         .index("library", lease.library)
         .text("taker", &lease.taker)
         .uint("opened", lease.opened)
@@ -218,13 +221,13 @@ pub(crate) fn lease(lease: &Lease) -> Facts {
     site(facts, lease.site.as_ref())
 }
 
-pub(crate) fn lease_from(facts: &Facts) -> Result<Lease, String> {
+pub(crate) fn lease_from(facts: &impl Told) -> Result<Lease, String> {
     Ok(Lease {
         id: facts.need_uint("id")?,
         variable: facts.need_uint("tensor")?,
         access: mode(facts.need_text("access")?)?,
         library: facts.find_index("library"),
-        taker: facts.need_text("taker")?.to_owned(),
+        taker: facts.need_text("taker")?.clone(),
         site: site_from(facts)?,
         opened: facts.need_uint("opened")?,
         closed: facts.find_uint("closed"),
@@ -238,24 +241,24 @@ pub(crate) fn stall(stall: &Stall) -> Facts {
         .uint("waiter", stall.waiter)
         .maybe("access", (stall.access > 0).then_some(stall.access as u64))
         .uint("lasts", stall.duration())
-        .text("cause", stall.cause.name())
-        .text("culprit", word)
+        .word("cause", stall.cause.name())
+        .word("culprit", word)
         .maybe("which", which)
         .maybe("decisive", stall.decisive.then_some(1));
     match stall.hazard {
-        Some(hazard) => facts.text("hazard", hazard_word(hazard)),
+        Some(hazard) => facts.word("hazard", hazard_word(hazard)),
         None => facts,
     }
 }
 
-pub(crate) fn stall_from(from: u64, facts: &Facts) -> Result<Stall, String> {
+pub(crate) fn stall_from(from: u64, facts: &impl Told) -> Result<Stall, String> {
     Ok(Stall {
         waiter: facts.need_uint("waiter")?,
         access: facts.find_index("access").unwrap_or(0),
         from,
         to: from.saturating_add(facts.need_uint("lasts")?),
         cause: cause(facts.need_text("cause")?)?,
-        hazard: facts.find_text("hazard").map(hazard).transpose()?,
+        hazard: facts.find_text("hazard").map(|word| hazard(word)).transpose()?,
         culprit: culprit(facts.need_text("culprit")?, facts.find_uint("which"))?,
         decisive: facts.find_uint("decisive").unwrap_or(0) != 0,
     })
@@ -266,7 +269,7 @@ pub(crate) fn edge(edge: &Edge) -> Facts {
     Facts::default()
         .uint("from", edge.from)
         .uint("tensor", edge.variable)
-        .text("hazard", hazard_word(edge.hazard))
+        .word("hazard", hazard_word(edge.hazard))
 }
 
 /// The same with its later end, for one whose later end cannot tell of it.
@@ -275,7 +278,7 @@ pub(crate) fn loose_edge(edge: &Edge) -> Facts {
 }
 
 /// `teller`: the operation or lease that tells of it.
-pub(crate) fn edge_from(teller: Option<u64>, facts: &Facts) -> Result<Edge, String> {
+pub(crate) fn edge_from(teller: Option<u64>, facts: &impl Told) -> Result<Edge, String> {
     Ok(Edge {
         from: facts.need_uint("from")?,
         to: teller.map_or_else(|| facts.need_uint("to"), Ok)?,
@@ -292,10 +295,10 @@ pub(crate) fn variable(variable: &Variable) -> Facts {
         .index("library", variable.library)
 }
 
-pub(crate) fn variable_from(facts: &Facts) -> Result<Variable, String> {
+pub(crate) fn variable_from(facts: &impl Told) -> Result<Variable, String> {
     Ok(Variable {
         id: facts.need_uint("id")?,
-        name: facts.need_text("name")?.to_owned(),
+        name: facts.need_text("name")?.clone(),
         bytes: facts.find_uint("bytes"),
         library: facts.find_index("library"),
     })

@@ -11,28 +11,29 @@ pub(crate) use convert::{
 };
 pub(crate) use words::{OPERATION_KINDS, culprit_name, lane_kind_word};
 
-use std::borrow::Cow;
+use crate::model::Text;
 
 /// A named fact.
-pub(crate) type Named = (Cow<'static, str>, Fact);
+pub(crate) type Named = (&'static str, Fact);
 
 /// A value of a fact.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Fact {
     Uint(u64),
-    Text(String),
+    Text(Text),
+    Word(&'static str),
     List(Vec<Fact>),
     Facts(Facts),
 }
 
-/// Facts about one thing, in order.
+/// Facts about one thing, in order: what is written.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Facts(pub Vec<Named>);
 
 impl Facts {
     /// Adds a number.
     fn uint(mut self, name: &'static str, value: u64) -> Self {
-        self.0.push((name.into(), Fact::Uint(value)));
+        self.0.push((name, Fact::Uint(value)));
         self
     }
 
@@ -50,8 +51,14 @@ impl Facts {
     }
 
     /// Adds a text.
-    fn text(mut self, name: &'static str, value: &str) -> Self {
-        self.0.push((name.into(), Fact::Text(value.to_owned())));
+    fn text(mut self, name: &'static str, value: &Text) -> Self {
+        self.0.push((name, Fact::Text(value.clone())));
+        self
+    }
+
+    /// Adds one of a few texts that the format knows.
+    fn word(mut self, name: &'static str, value: &'static str) -> Self {
+        self.0.push((name, Fact::Word(value)));
         self
     }
 
@@ -59,56 +66,46 @@ impl Facts {
     pub(crate) fn list(mut self, name: &'static str, values: impl Iterator<Item = Fact>) -> Self {
         let values: Vec<Fact> = values.collect();
         if !values.is_empty() {
-            self.0.push((name.into(), Fact::List(values)));
+            self.0.push((name, Fact::List(values)));
         }
         self
     }
+}
 
-    fn find(&self, name: &str) -> Option<&Fact> {
-        self.0.iter().find(|(its_name, _)| its_name == name).map(|(_, fact)| fact)
-    }
+/// Facts about one thing: what is read. A reader shows them where they lie; nothing is copied that is not asked for.
+pub(crate) trait Told: Sized {
+    /// The number of that name.
+    fn find_uint(&self, name: &str) -> Option<u64>;
 
-    fn find_uint(&self, name: &str) -> Option<u64> {
-        match self.find(name) {
-            Some(&Fact::Uint(value)) => Some(value),
-            _ => None,
-        }
+    /// The text of that name.
+    fn find_text(&self, name: &str) -> Option<&Text>;
+
+    /// What a list of that name tells, thing by thing; nothing where there is no such list.
+    fn find_list(&self, name: &str) -> impl Iterator<Item = Result<Item<Self>, String>>;
+
+    /// The facts about each thing of a list.
+    fn find_things(&self, name: &str) -> impl Iterator<Item = Result<Self, String>> {
+        self.find_list(name).map(|item| match item? {
+            Item::Facts(facts) => Ok(facts),
+            Item::Text(_) => Err("has a value where facts should be".to_owned()),
+        })
     }
 
     fn find_index(&self, name: &str) -> Option<usize> {
         self.find_uint(name).and_then(|value| usize::try_from(value).ok())
     }
 
-    fn find_text(&self, name: &str) -> Option<&str> {
-        match self.find(name) {
-            Some(Fact::Text(value)) => Some(value),
-            _ => None,
-        }
-    }
-
-    /// The values of a list; none where there is no such list.
-    pub(crate) fn find_list(&self, name: &str) -> &[Fact] {
-        match self.find(name) {
-            Some(Fact::List(values)) => values,
-            _ => &[],
-        }
-    }
-
     fn need_uint(&self, name: &str) -> Result<u64, String> {
         self.find_uint(name).ok_or_else(|| format!("lacks its number `{name}`"))
     }
 
-    fn need_text(&self, name: &str) -> Result<&str, String> {
+    fn need_text(&self, name: &str) -> Result<&Text, String> {
         self.find_text(name).ok_or_else(|| format!("lacks its text `{name}`"))
     }
 }
 
-impl Fact {
-    /// The facts that a list holds about one of its things.
-    pub(crate) fn facts(&self) -> Result<&Facts, String> {
-        match self {
-            Self::Facts(facts) => Ok(facts),
-            _ => Err("is a value where facts should be".to_owned()),
-        }
-    }
+/// One of what a list tells.
+pub(crate) enum Item<T> {
+    Text(Text),
+    Facts(T),
 }

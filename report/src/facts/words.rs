@@ -1,6 +1,6 @@
 //! The words that files use for the enumerations of the model, both ways.
 
-use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Recording};
+use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Recording, Text};
 
 /// A value and its word.
 pub(crate) type Row<T> = (T, &'static str);
@@ -109,22 +109,23 @@ pub(super) fn culprit(text: &str, which: Option<u64>) -> Result<Culprit, String>
 }
 
 /// A culprit's name, for people.
-pub(crate) fn culprit_name(recording: &Recording, culprit: Culprit) -> String {
+pub(crate) fn culprit_name(recording: &Recording, culprit: Culprit) -> Text {
     let lane = |lane: usize| {
-        recording.lanes.get(lane).map_or_else(|| format!("lane {lane}"), |lane| lane.name.clone())
+        recording.lanes.get(lane).map_or_else(|| format!("lane {lane}").into(), |lane| lane.name.clone())
     };
     match culprit {
-        Culprit::None => "unknown".to_owned(),
+        Culprit::None => "unknown".into(),
         Culprit::Operation(id) => recording
             .operation(id)
-            .map_or_else(|| format!("operation {id}"), |operation| operation.name.clone()),
+            .map_or_else(|| format!("operation {id}").into(), |operation| operation.name.clone()),
         Culprit::Lease(id) => recording
             .lease(id)
-            .map_or_else(|| format!("lease {id}"), |lease| format!("lease of {}", lease.taker)),
-        Culprit::Pool => "workers".to_owned(),
+            .map_or_else(|| format!("lease {id}"), |lease| format!("lease of {}", lease.taker))
+            .into(),
+        Culprit::Pool => "workers".into(),
         Culprit::Queue(id) | Culprit::Thread(id) => lane(id),
-        Culprit::Observer => "reactor".to_owned(),
-        Culprit::Interpreter => "Python lock".to_owned(),
-        Culprit::EventLoop => "event loop".to_owned(),
+        Culprit::Observer => "reactor".into(),
+        Culprit::Interpreter => "Python lock".into(),
+        Culprit::EventLoop => "event loop".into(),
     }
 }

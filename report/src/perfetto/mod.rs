@@ -8,11 +8,16 @@
 //! reader who has lost his way in a damaged file goes on at the next block.
 
 mod blocks;
+mod budget;
+mod damage;
+mod known;
+mod links;
 mod messages;
 mod packets;
 mod read;
 mod strings;
 mod tracks;
+mod wire;
 mod write;
 
 pub use read::read;

@@ -7,7 +7,7 @@ use super::messages::{
     CHILD_ORDERING_EXPLICIT, CounterDescriptor, MERGE_BY_KEY, TrackDescriptor, UNIT_SIZE_BYTES,
 };
 use crate::facts::{Head, Totals};
-use crate::model::{Nanos, Recording};
+use crate::model::{Nanos, Recording, Text};
 use crate::place::{self, Placed, Row};
 
 /// How many tensors one event describes: few enough to lose little with it.
@@ -105,7 +105,7 @@ impl Tracks {
         for (id, groups) in libraries.into_iter().enumerate() {
             let LibraryGroups { operations, waits, leases } = groups;
             // The last one is for what belongs to no library, and usually empty.
-            let name = recording.libraries.get(id).map_or("no library", String::as_str);
+            let name = recording.libraries.get(id).map_or("no library", Text::as_str);
             let parent = tracks.describe(Some(root), name, "a library");
             tracks.group(parent, "operations", "what ran on no known lane", operations);
             tracks.group(parent, "waits", "who waited, why, and for whom", waits);
@@ -175,7 +175,7 @@ impl Tracks {
         for counter in &recording.counters {
             let track = self.describe(Some(root), &counter.name, "a quantity over time");
             let unit = (counter.unit == "bytes").then_some(UNIT_SIZE_BYTES);
-            let descriptor = CounterDescriptor { unit, unit_name: Some(counter.unit.clone()) };
+            let descriptor = CounterDescriptor { unit, unit_name: Some(counter.unit.to_string()) };
             if let Some(last) = self.descriptors.last_mut() {
                 last.counter = Some(descriptor);
             }

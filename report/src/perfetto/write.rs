@@ -1,12 +1,12 @@
 //! Writes a recording as a trace.
 
-use std::collections::HashMap;
 use std::io::{self, Write};
 
 use prost::Message;
 
 use super::blocks;
 use super::category;
+use super::links::Links;
 use super::messages::{
     SEQ_INCREMENTAL_STATE_CLEARED, SEQ_NEEDS_INCREMENTAL_STATE, SYNCHRONIZATION_MARKER, TYPE_COUNTER,
     TYPE_INSTANT, TYPE_SLICE_BEGIN, TYPE_SLICE_END, TracePacket, TrackEvent,
@@ -14,7 +14,7 @@ use super::messages::{
 use super::strings::Interner;
 use super::tracks::{self, Event, Shape, Tracks, What};
 use crate::facts::{self, Fact, Facts};
-use crate::model::Recording;
+use crate::model::{Recording, Text};
 
 /// All packets come from one writer, so they are one sequence.
 const SEQUENCE: u32 = 1;
@@ -120,8 +120,7 @@ impl<W: Write> Packets<W> {
                 body.category_iids = vec![self.interner.category(category)];
                 body.name_iid = Some(self.interner.event(&name));
                 body.debug_annotations = self.interner.annotations(&facts);
-                body.flow_ids = links.leaving.remove(&position).unwrap_or_default();
-                body.terminating_flow_ids = links.arriving.remove(&position).unwrap_or_default();
+                (body.flow_ids, body.terminating_flow_ids) = links.flows(position);
             }
         }
         let interned_data = self.interner.take();
@@ -141,75 +140,22 @@ fn frame(packet: &TracePacket, into: &mut Vec<u8>) {
     packet.encode_length_delimited(into).expect("a vector grows as needed");
 }
 
-/// The edges, by the events that tell of them.
-struct Links {
-    /// Edges by their later operation or lease.
-    by_end: HashMap<u64, Vec<usize>>,
-    /// Flows by the position of the event where they start, and end.
-    leaving: HashMap<usize, Vec<u64>>,
-    arriving: HashMap<usize, Vec<u64>>,
-}
-
-impl Links {
-    fn of(recording: &Recording, events: &[Event]) -> Self {
-        let mut positions = HashMap::new();
-        let mut arrivals = HashMap::new();
-        let mut leases = HashMap::new();
-        for (position, event) in events.iter().enumerate() {
-            match event.shape {
-                Shape::Begin(What::Operation(index)) | Shape::Moment(What::Operation(index)) => {
-                    positions.insert(recording.operations[index].id, position);
-                }
-                Shape::Moment(What::Freed(index)) => {
-                    arrivals.insert(recording.operations[index].id, position);
-                }
-                Shape::Begin(What::Lease(index)) => {
-                    leases.insert(recording.leases[index].id, position);
-                }
-                _ => {}
-            }
-        }
-        // An export and the lease that begins with it have one number; the export is the earlier of the two.
-        leases.into_iter().for_each(|(id, position)| _ = positions.entry(id).or_insert(position));
-        let mut links = Self { by_end: HashMap::new(), leaving: HashMap::new(), arriving: HashMap::new() };
-        for (index, edge) in recording.edges.iter().enumerate() {
-            links.by_end.entry(edge.to).or_default().push(index);
-            // An arrow needs both ends, and time runs forwards: an end that was lost, or never ran, has none.
-            let to = arrivals.get(&edge.to).or_else(|| positions.get(&edge.to));
-            if let (Some(&from), Some(&to)) = (positions.get(&edge.from), to)
-                && from < to
-            {
-                let flow = index as u64 + 1;
-                links.leaving.entry(from).or_default().push(flow);
-                links.arriving.entry(to).or_default().push(flow);
-            }
-        }
-        links
-    }
-
-    /// What the event of this operation or lease says about its dependences.
-    fn told(&mut self, recording: &Recording, id: u64) -> impl Iterator<Item = Fact> {
-        let indices = self.by_end.remove(&id).unwrap_or_default();
-        indices.into_iter().map(|index| Fact::Facts(facts::edge(&recording.edges[index])))
-    }
-}
-
 /// What an event says.
 struct Told {
     category: &'static str,
-    name: String,
+    name: Text,
     facts: Facts,
 }
 
 fn tell(recording: &Recording, what: What, links: &mut Links) -> Told {
     match what {
         What::Head => {
-            Told { category: category::HEAD, name: "recording".to_owned(), facts: facts::head(recording) }
+            Told { category: category::HEAD, name: "recording".into(), facts: facts::head(recording) }
         }
         What::Tensors { first, last } => {
             let tensors = recording.variables[first..last].iter().map(|it| Fact::Facts(facts::variable(it)));
             let facts = Facts::default().list("tensors", tensors);
-            Told { category: category::TENSORS, name: "tensors".to_owned(), facts }
+            Told { category: category::TENSORS, name: "tensors".into(), facts }
         }
         What::Operation(index) => {
             let operation = &recording.operations[index];
@@ -219,7 +165,7 @@ fn tell(recording: &Recording, what: What, links: &mut Links) -> Told {
         }
         What::Freed(index) => {
             let facts = Facts::default();
-            let name = format!("{} may go on", recording.operations[index].name);
+            let name = format!("{} may go on", recording.operations[index].name).into();
             Told { category: category::FREED, name, facts }
         }
         What::Lease(index) => {
@@ -227,19 +173,23 @@ fn tell(recording: &Recording, what: What, links: &mut Links) -> Told {
             let edges = links.told(recording, lease.id);
             let facts = facts::lease(lease).list("after", edges);
             let tensor = recording.variable(lease.variable).map_or("a tensor", |it| it.name.as_str());
-            Told { category: category::LEASE, name: format!("{} holds {tensor}", lease.taker), facts }
+            Told { category: category::LEASE, name: format!("{} holds {tensor}", lease.taker).into(), facts }
         }
         What::Stall(index) => {
             let stall = &recording.stalls[index];
             let culprit = facts::culprit_name(recording, stall.culprit);
             let facts = facts::stall(stall);
-            Told { category: category::STALL, name: format!("{}: {culprit}", stall.cause.name()), facts }
+            Told {
+                category: category::STALL,
+                name: format!("{}: {culprit}", stall.cause.name()).into(),
+                facts,
+            }
         }
         What::LooseEdges => {
             let loose = recording.edges.iter().filter(|edge| !tracks::has_event(recording, edge.to));
             let edges = loose.map(|edge| Fact::Facts(facts::loose_edge(edge)));
             let facts = Facts::default().list("after", edges);
-            Told { category: category::EDGES, name: "dependences of what was lost".to_owned(), facts }
+            Told { category: category::EDGES, name: "dependences of what was lost".into(), facts }
         }
     }
 }

@@ -239,7 +239,7 @@ impl Run {
         let awaits = stage.kind == OperationKind::Await;
         let mut operation = Operation {
             id: 100 + at as u64,
-            name: stage.name.to_owned(),
+            name: stage.name.into(),
             kind: stage.kind,
             library: Some(stage.library),
             site: Some(Site { file: "pipeline.py".into(), line: stage.line, function: "epoch".into() }),
@@ -317,12 +317,16 @@ fn lease(export: &Operation, opened: u64, closed: u64) -> Lease {
 }
 
 fn empty() -> Recording {
-    let lane = |name: String, kind| Lane { name, kind };
+    let lane = |name: String, kind| Lane { name: name.into(), kind };
     let mut lanes = vec![lane("main".into(), LaneKind::Thread), lane("asyncio".into(), LaneKind::EventLoop)];
     lanes.extend((0..WORKERS).map(|worker| lane(format!("worker {worker}"), LaneKind::Worker)));
     lanes.push(lane("sim:0 queue 0".into(), LaneKind::Queue));
-    let variable =
-        |id, name: String, bytes, library| Variable { id, name, bytes: Some(bytes), library: Some(library) };
+    let variable = |id, name: String, bytes, library| Variable {
+        id,
+        name: name.into(),
+        bytes: Some(bytes),
+        library: Some(library),
+    };
     let mut variables: Vec<Variable> = (0..BUFFERS)
         .map(|buffer| variable(batch(buffer), format!("batch[{buffer}]"), 3 << 20, NUMPY))
         .collect();
@@ -335,7 +339,7 @@ fn empty() -> Recording {
         started_unix_ns: 1_795_305_600_000_000_000,
         program: "pipeline.py".into(),
         lanes,
-        libraries: ["numpy", "jax", "torch", "host"].map(String::from).to_vec(),
+        libraries: ["numpy", "jax", "torch", "host"].map(Text::from).to_vec(),
         variables,
         ..Recording::default()
     }

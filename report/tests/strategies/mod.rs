@@ -6,8 +6,12 @@ use proptest::prelude::*;
 const LANES: usize = 4;
 const LIBRARIES: usize = 3;
 
-fn text() -> impl Strategy<Value = String> {
+fn string() -> impl Strategy<Value = String> {
     prop_oneof!["[a-z.]{0,12}", ".{0,8}", Just("</script><b>\"&'\u{2028}".to_owned())]
+}
+
+fn text() -> impl Strategy<Value = Text> {
+    string().prop_map(Text::from)
 }
 
 fn time() -> impl Strategy<Value = Nanos> {
@@ -148,8 +152,8 @@ fn edge() -> impl Strategy<Value = Edge> {
 }
 
 fn counter() -> impl Strategy<Value = Counter> {
-    let samples = prop::collection::vec((time(), any::<i64>()), 0..6);
-    (text(), prop_oneof![Just("bytes".to_owned()), text()], samples).prop_map(|(name, unit, mut samples)| {
+    let samples = prop::collection::vec((time(), any::<i64>()), 1..6);
+    (text(), prop_oneof![Just(Text::from("bytes")), text()], samples).prop_map(|(name, unit, mut samples)| {
         samples.sort_by_key(|&(time, _)| time);
         Counter { name, unit, samples }
     })
@@ -166,7 +170,7 @@ fn variable() -> impl Strategy<Value = Variable> {
 
 fn losses() -> impl Strategy<Value = Losses> {
     let lost = (0..LANES, any::<u64>()).prop_map(|(lane, count)| LostRecords { lane, count });
-    (prop::collection::vec(lost, 0..3), prop::collection::vec(text(), 0..2))
+    (prop::collection::vec(lost, 0..3), prop::collection::vec(string(), 0..2))
         .prop_map(|(records, damage)| Losses { records, damage })
 }
 

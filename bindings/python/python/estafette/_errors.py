@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._estafette import _shown
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -59,7 +61,7 @@ class OperationError(EstafetteError):
         self._text = text
 
     def __str__(self) -> str:
-        return self._text or f"operation `{self.operation}` (op {self.id}) failed: {self.message}"
+        return self._text or f"operation `{_shown(self.operation)}` (op {self.id}) failed: {self.message}"
 
 
 class CancelledError(OperationError):

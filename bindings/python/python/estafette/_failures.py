@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 
+from ._estafette import _shown
+
 
 class _Unretrieved:
     """What `sys.unraisablehook` is told of a failure: its words are the text of the report."""
 
     def __init__(self, error):
-        self._text = f"the failure of operation `{error.operation}` (op {error.id}), which was never retrieved"
+        self._text = f"the failure of operation `{_shown(error.operation)}` (op {error.id}), which was never retrieved"
 
     def __repr__(self):
         return self._text

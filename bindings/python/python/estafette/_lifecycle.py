@@ -8,6 +8,8 @@ import time
 import warnings
 import weakref
 
+from ._estafette import _shown
+
 # How long a collection that another thread is at is waited for, and the time between two looks, in seconds.
 _OTHERS_COLLECTION_MAX = 1.0
 _LOOK = 0.001
@@ -36,7 +38,7 @@ def warn_of_leases(report):
     if report.cancelled:
         warnings.warn(
             f"operations were cancelled at the end of the engine, since leases were never returned: "
-            f"{', '.join(report.cancelled)} behind {'; '.join(report.leases)}",
+            f"{', '.join(map(_shown, report.cancelled))} behind {'; '.join(report.leases)}",
             RuntimeWarning,
             stacklevel=3,
         )

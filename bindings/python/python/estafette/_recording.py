@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._estafette import _begin_recording, _end_recording, _read_report, record_call_sites
+from ._estafette import _begin_recording, _end_recording, _read_report, _shown, record_call_sites
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -46,8 +46,10 @@ def report(
     width: columns of the text; default those of the terminal.
     html: a file to write the report to as a page for a browser.
 
-    A damaged file gives the report of what is left of it, which says what is missing. Raises ``ValueError`` when nothing is
-    left, ``OSError`` when a file cannot be read or written.
+    A damaged file gives the report of what is left of it, which says what is missing; so does the file of a recording that was
+    not finished (`record` says where it lies). The recording in memory takes at most 64 times what the file takes, or 16 MiB; what
+    would take more is missing, and the report says so. Names that hold control characters are shown with escapes. Raises
+    ``ValueError`` when nothing is left, ``OSError`` when a file cannot be read or written, or is no regular file.
     """
     columns = shutil.get_terminal_size((100, 24)).columns if width is None else width
     page = None if html is None else os.fspath(html)
@@ -70,24 +72,29 @@ class record:  # noqa: N801 - used like a function
 
     memory_max: bytes for what is noted until the end, 256 MiB unless given. What does not fit is counted, and the report says so.
 
+    In `path`, ``%p`` is the number of the process, and ``%%`` is ``%``. A file that is there already keeps its content until the
+    new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:
+    ``run.pftrace.4711.unfinished`` for process 4711. A process that ends in any way before `stop` leaves that file, and `report`
+    reads it. A symbolic link at `path` is replaced itself; a FIFO, a device or a folder is refused with ``OSError``.
+
     For programs that cannot be changed, the environment variable ``ESTAFETTE_TRACE`` names a file that the whole run is
-    recorded to.
+    recorded to. Processes that the program starts record to files of their own, with their number: ``run.4712.pftrace``.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, memory_max: int | None = None) -> None:
-        self._path = os.path.abspath(os.fspath(path))
+        self._pattern = os.path.abspath(os.fspath(path))
+        self._path: str | None = None
         self._memory_max = memory_max
         self._process: int | None = None
         self._call_sites = False
 
     def start(self) -> None:
-        """Begins to record. The file is made at once, so that a path that cannot be written to is an error here."""
+        """Begins to record. The unfinished file is made at once, so that a path that cannot be written to is an error here."""
         if self._process is not None:
             raise RuntimeError("this recording was started already")
-        with open(self._path, "ab"):
-            pass
         program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-        _begin_recording(program, self._memory_max)
+        self._path = _numbered(self._pattern)
+        _begin_recording(self._path, program, self._memory_max)
         self._process = os.getpid()
         self._call_sites = record_call_sites(True)
 
@@ -98,11 +105,16 @@ class record:  # noqa: N801 - used like a function
             raise RuntimeError("this recording is not being made")
         if process == os.getpid():
             record_call_sites(self._call_sites)
-            _end_recording(self._path)
+            _end_recording()
 
     def report(self, **options: Any) -> Report:
         """The report of what was recorded; options as those of `est.report`."""
-        return report(self._path, **options)
+        return report(self.path, **options)
+
+    @property
+    def path(self) -> str:
+        """The absolute path of the file, with the number of the process that started the recording for ``%p``."""
+        return self._path if self._path is not None else _numbered(self._pattern)
 
     def __enter__(self) -> Self:
         self.start()
@@ -115,6 +127,18 @@ class record:  # noqa: N801 - used like a function
         self.stop()
 
 
+def _numbered(pattern: str) -> str:
+    """The path that a pattern stands for in this process."""
+    # No path has a NUL in it.
+    return pattern.replace("%%", "\0").replace("%p", str(os.getpid())).replace("\0", "%")
+
+
+def _of_children(path: str) -> str:
+    """The pattern for recordings of other processes beside the file `path`."""
+    stem, extension = os.path.splitext(path.replace("%", "%%"))
+    return f"{stem}.%p{extension}"
+
+
 def from_environment() -> record | None:
     """The recording that ``ESTAFETTE_TRACE`` asks for, begun."""
     path = os.environ.get("ESTAFETTE_TRACE")
@@ -125,8 +149,10 @@ def from_environment() -> record | None:
         recording.start()
     except OSError as error:
         # The program was not written with this in mind, and shall run all the same.
-        print(f"estafette: ESTAFETTE_TRACE: nothing is recorded: {error}", file=sys.stderr)
+        print(f"estafette: ESTAFETTE_TRACE: nothing is recorded: {_shown(str(error))}", file=sys.stderr)
         return None
+    # Processes that this one starts inherit the variable.
+    os.environ["ESTAFETTE_TRACE"] = _of_children(recording.path)
     return recording
 
 

@@ -1,0 +1,92 @@
+//! A list that one thread appends to while others read it. There is no lock in it but for its beginning, so that a thread that
+//! appends never waits for one that reads.
+
+use std::sync::{Arc, PoisonError};
+// Outside of every protocol of the engine, as the pages: plain std.
+use std::sync::{Mutex, OnceLock};
+
+/// One value, and what comes after it.
+#[derive(Debug)]
+pub(super) struct Link<T> {
+    pub(super) value: T,
+    next: OnceLock<Arc<Self>>,
+}
+
+/// The beginning of the list.
+#[derive(Debug)]
+pub(super) struct Chain<T>(Mutex<Option<Arc<Link<T>>>>);
+
+impl<T> Default for Chain<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T> Chain<T> {
+    /// Appends a value after `last`, which is what the same thread has appended before. Returns its link.
+    pub(super) fn append(&self, last: Option<&Link<T>>, value: T) -> Arc<Link<T>> {
+        let link = Arc::new(Link { value, next: OnceLock::new() });
+        match last {
+            Some(last) => _ = last.next.set(Arc::clone(&link)),
+            None => *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&link)),
+        }
+        link
+    }
+
+    /// The first link, if there is one yet.
+    pub(super) fn first(&self) -> Option<Arc<Link<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes the list away, so that what was shown can be freed while the rest is read.
+    pub(super) fn drain(&self) -> impl Iterator<Item = Arc<Link<T>>> + use<T> {
+        let mut next = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        std::iter::from_fn(move || {
+            let link = next.take()?;
+            next = link.next();
+            Some(link)
+        })
+    }
+}
+
+impl<T> Link<T> {
+    /// What was appended after it.
+    pub(super) fn next(&self) -> Option<Arc<Self>> {
+        self.next.get().cloned()
+    }
+}
+
+impl<T> Drop for Link<T> {
+    fn drop(&mut self) {
+        // One after the other: a long list dropped link by link from within would need a stack as long.
+        let mut next = self.next.take();
+        while let Some(mut link) = next.and_then(Arc::into_inner) {
+            next = link.next.take();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_appended_is_seen_in_order_and_a_long_list_is_dropped() {
+        let chain = Chain::default();
+        assert!(chain.first().is_none());
+        let mut last: Option<Arc<Link<u32>>> = None;
+        for value in 0..300_000 {
+            last = Some(chain.append(last.as_deref(), value));
+        }
+        let second = chain.first().and_then(|first| first.next()).map(|link| link.value);
+        assert_eq!(second, Some(1));
+        assert!(chain.drain().map(|link| link.value).eq(0..300_000));
+        assert!(chain.first().is_none());
+        let mut last: Option<Arc<Link<u32>>> = None;
+        for value in 0..300_000 {
+            last = Some(chain.append(last.as_deref(), value));
+        }
+        drop(last);
+        drop(chain);
+    }
+}

@@ -1,0 +1,298 @@
+//! The file of a recording that is being made: what threads have noted so far, written beside the recording's own file several
+//! times a second by a thread of its own. It is removed when the recording is saved, so one that is there is of a process that
+//! ended before, in whatever way.
+//!
+//! ```text
+//! magic, then parts: kind (u32), length of the content in bytes (u32), content; numbers are little-endian
+//! head      started, in nanoseconds since 1970 (u64); name of the program
+//! names     per name of a variable: variable (u64), length (u64), text
+//! thread    number (u32), kind of lane (u32), name; again when the kind has changed
+//! text      number of the thread (u32), text; a thread's texts come in the order of their numbers
+//! words     number of the thread (u32), 0 (u32), whole entries of its pages
+//! running   number of the thread (u32), 0 (u32), operation whose body runs there or 0 (u64), ticks (u64)
+//! lost      number of the thread (u32), 0 (u32), entries lost so far (u64)
+//! clock     ticks (u64), nanoseconds per tick (f64): what ticks mean, and how long it has lasted so far
+//! ```
+//!
+//! What words refer to stands before them, so the file may end anywhere.
+
+mod read;
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use estafette_report::file;
+use estafette_report::model::LaneKind;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::thread::{self, JoinHandle};
+
+use super::chain::Link;
+use super::names;
+use super::page::Page;
+use super::writer::{Session, ThreadLog};
+
+pub(super) use self::read::{is_unfinished, read};
+
+/// How every unfinished recording begins. A finished one begins with byte 10.
+pub(super) const MAGIC: [u8; 8] = *b"ESTFREC1";
+
+/// Time between two looks at what was noted: what a killed process loses.
+const PERIOD: Duration = Duration::from_millis(200);
+
+/// Texts and words of one part at most.
+const PART_MAX: usize = 1 << 20;
+
+/// What a part of the file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Part {
+    Head = 1,
+    Names,
+    Thread,
+    Text,
+    Words,
+    Running,
+    Lost,
+    Clock,
+}
+
+impl Part {
+    pub(super) const ALL: [Self; 8] = [
+        Self::Head,
+        Self::Names,
+        Self::Thread,
+        Self::Text,
+        Self::Words,
+        Self::Running,
+        Self::Lost,
+        Self::Clock,
+    ];
+}
+
+/// Kinds of lanes, by their number in the file.
+pub(super) const LANE_KINDS: [LaneKind; 6] = [
+    LaneKind::Worker,
+    LaneKind::Thread,
+    LaneKind::EventLoop,
+    LaneKind::Queue,
+    LaneKind::Reactor,
+    LaneKind::Reaper,
+];
+
+/// The file, and the thread that writes it.
+#[derive(Debug)]
+pub(super) struct Unfinished {
+    path: PathBuf,
+    shared: Arc<Shared>,
+    /// `None` once it has ended.
+    thread: Option<JoinHandle<()>>,
+    /// In a forked child the file is the parent's, and the thread does not exist.
+    process: u32,
+}
+
+#[derive(Debug)]
+struct Shared {
+    closed: AtomicBool,
+    /// Why nothing more is written, if so.
+    failed: Mutex<Option<io::Error>>,
+}
+
+impl Unfinished {
+    /// Begins to write what is noted in `session` to a file beside `target`.
+    ///
+    /// # Errors
+    /// Those of the system, for the file or the thread.
+    pub(super) fn begin(
+        session: &Arc<Session>,
+        target: &Path,
+        started_unix_ns: u64,
+        program: &str,
+    ) -> io::Result<Self> {
+        file::check_target(target)?;
+        let (file, path) = file::create_beside(target, "unfinished")?;
+        let shared = Arc::new(Shared { closed: AtomicBool::new(false), failed: Mutex::new(None) });
+        let mut unfinished =
+            Self { path, shared: Arc::clone(&shared), thread: None, process: std::process::id() };
+        names::watch(true);
+        let mut writing =
+            Writing { session: Arc::clone(session), file, cursors: Vec::new(), out: MAGIC.to_vec() };
+        part(&mut writing.out, Part::Head, &[&started_unix_ns.to_le_bytes(), program.as_bytes()]);
+        // The head at once: what cannot be written is an error here.
+        let begun = writing.flush().and_then(|()| {
+            let builder = thread::Builder::new().name("estafette-recording".into());
+            builder.spawn(move || writing.run(&shared))
+        });
+        match begun {
+            Ok(thread) => {
+                unfinished.thread = Some(thread);
+                Ok(unfinished)
+            }
+            Err(error) => {
+                unfinished.remove();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes what is left, and ends the writing. Returns what went wrong, now or before.
+    pub(super) fn end(&mut self) -> Option<io::Error> {
+        if self.process != std::process::id() {
+            // Of a thread that does not exist here nothing can be waited for.
+            std::mem::forget(self.thread.take());
+            return None;
+        }
+        let thread = self.thread.take()?;
+        self.shared.closed.store(true, Ordering::Release);
+        thread.thread().unpark();
+        // It contains no foreign code, so it does not panic; if it did, the file ends there.
+        let _ = thread.join();
+        names::watch(false);
+        self.shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Ends the writing and removes the file.
+    pub(super) fn remove(&mut self) {
+        if self.process == std::process::id() {
+            let _ = self.end();
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// What the thread has.
+struct Writing {
+    session: Arc<Session>,
+    file: File,
+    cursors: Vec<Cursor>,
+    /// What goes to the file next.
+    out: Vec<u8>,
+}
+
+impl Writing {
+    fn run(mut self, shared: &Shared) {
+        loop {
+            let last = shared.closed.load(Ordering::Acquire);
+            if let Err(error) = self.flush() {
+                tracing::warn!(%error, "what is recorded is not written to its unfinished file any more");
+                *shared.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                return;
+            }
+            if last {
+                return;
+            }
+            thread::park_timeout(PERIOD);
+        }
+    }
+
+    /// Writes all that was noted since the last time.
+    fn flush(&mut self) -> io::Result<()> {
+        let threads = self.session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (number, log) in threads.into_iter().enumerate() {
+            if number == self.cursors.len() {
+                self.cursors.push(Cursor::of(log, number as u32));
+            }
+            let cursor = &mut self.cursors[number];
+            cursor.write(&mut self.out);
+            if self.out.len() > PART_MAX {
+                self.file.write_all(&self.out)?;
+                self.out.clear();
+            }
+        }
+        for (variable, name) in names::fresh() {
+            let length = (name.len() as u64).to_le_bytes();
+            part(&mut self.out, Part::Names, &[&variable.to_le_bytes(), &length, name.as_bytes()]);
+        }
+        let (ticks, per_tick) = self.session.ticks.scale().parts();
+        part(&mut self.out, Part::Clock, &[&ticks.to_le_bytes(), &per_tick.to_le_bytes()]);
+        self.file.write_all(&self.out)?;
+        self.out.clear();
+        Ok(())
+    }
+}
+
+/// How far a thread's log was written.
+struct Cursor {
+    log: Arc<ThreadLog>,
+    number: u32,
+    kind: Option<LaneKind>,
+    /// The last text that was written.
+    text: Option<Arc<Link<Arc<str>>>>,
+    page: Option<Arc<Link<Page>>>,
+    /// Words of that page that were written.
+    words: usize,
+    running: Option<(u64, u64)>,
+    lost: u64,
+}
+
+impl Cursor {
+    fn of(log: Arc<ThreadLog>, number: u32) -> Self {
+        Self { log, number, kind: None, text: None, page: None, words: 0, running: None, lost: 0 }
+    }
+
+    fn write(&mut self, out: &mut Vec<u8>) {
+        let number = self.number.to_le_bytes();
+        let wide = u64::from(self.number).to_le_bytes();
+        let kind = self.log.kind();
+        if self.kind.replace(kind) != Some(kind) {
+            let of_file = LANE_KINDS.iter().position(|known| *known == kind).unwrap_or(1) as u32;
+            part(out, Part::Thread, &[&number, &of_file.to_le_bytes(), self.log.name.as_bytes()]);
+        }
+        // First how far the words go, then the texts that they refer to, then the words.
+        let running = self.log.running.get();
+        let words = self.new_words();
+        while let Some(next) = match &self.text {
+            Some(last) => last.next(),
+            None => self.log.texts.first(),
+        } {
+            part(out, Part::Text, &[&number, next.value.as_bytes()]);
+            self.text = Some(next);
+        }
+        for words in words.chunks(PART_MAX / size_of::<u64>()) {
+            let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            part(out, Part::Words, &[&wide, &words]);
+        }
+        if running != self.running {
+            self.running = running;
+            let (id, ticks) = running.unwrap_or_default();
+            part(out, Part::Running, &[&wide, &id.to_le_bytes(), &ticks.to_le_bytes()]);
+        }
+        let lost = self.log.lost.load(Ordering::Relaxed);
+        if lost != self.lost {
+            self.lost = lost;
+            part(out, Part::Lost, &[&wide, &lost.to_le_bytes()]);
+        }
+    }
+
+    fn new_words(&mut self) -> Vec<u64> {
+        let mut words = Vec::new();
+        if self.page.is_none() {
+            self.page = self.log.pages.first();
+        }
+        while let Some(page) = self.page.clone() {
+            // A page that another one follows is written no more; so this is looked at first.
+            let next = page.next();
+            let published = page.value.published();
+            words.extend(page.value.read(self.words..published));
+            self.words = published;
+            let Some(next) = next else { break };
+            (self.page, self.words) = (Some(next), 0);
+        }
+        words
+    }
+}
+
+/// Adds a part to `out`.
+fn part(out: &mut Vec<u8>, part: Part, content: &[&[u8]]) {
+    let length: usize = content.iter().map(|piece| piece.len()).sum();
+    out.extend((part as u32).to_le_bytes());
+    out.extend(u32::try_from(length).unwrap_or(u32::MAX).to_le_bytes());
+    content.iter().for_each(|piece| out.extend(*piece));
+}

@@ -1,0 +1,175 @@
+//! Reads the file of a recording that was never finished, as far as it goes.
+
+use std::collections::BTreeMap;
+
+use estafette_report::Recording;
+use estafette_report::attribution::attribute;
+use estafette_report::model::{LaneKind, Text};
+
+use super::super::assemble::{Assembly, Thread};
+use super::super::ticks::Scale;
+use super::{LANE_KINDS, MAGIC, Part};
+
+/// Threads that are believed; a larger number is damage.
+const THREADS_MAX: usize = 1 << 16;
+
+/// Whether a file is one.
+pub(in super::super) fn is_unfinished(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
+/// What a thread has noted.
+#[derive(Default)]
+struct Noted<'a> {
+    kind: usize,
+    name: &'a str,
+    texts: Vec<Text>,
+    words: Vec<&'a [u8]>,
+    running: Option<(u64, u64)>,
+    lost: u64,
+}
+
+/// The recording in the file, with its stalls attributed. What is missing is among its losses.
+pub(in super::super) fn read(bytes: &[u8]) -> Recording {
+    let mut file = File::default();
+    let mut rest = &bytes[MAGIC.len().min(bytes.len())..];
+    while !rest.is_empty() {
+        let Some((part, after)) = first_of(rest) else {
+            file.damage = Some(bytes.len() - rest.len());
+            break;
+        };
+        if file.take(part).is_none() {
+            file.damage = Some(bytes.len() - rest.len());
+            break;
+        }
+        rest = after;
+    }
+    file.recording()
+}
+
+/// A part of the file: what it is, and its content.
+type Content<'a> = (u32, &'a [u8]);
+
+/// The first part, and what follows it.
+fn first_of(bytes: &[u8]) -> Option<(Content<'_>, &[u8])> {
+    let (kind, rest) = number(bytes)?;
+    let (length, rest) = number(rest)?;
+    let (content, rest) = rest.split_at_checked(length as usize)?;
+    Some(((kind, content), rest))
+}
+
+fn number(bytes: &[u8]) -> Option<(u32, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u32::from_le_bytes(*number), rest))
+}
+
+fn long(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), rest))
+}
+
+#[derive(Default)]
+struct File<'a> {
+    started_unix_ns: u64,
+    program: &'a str,
+    names: BTreeMap<u64, &'a str>,
+    threads: Vec<Noted<'a>>,
+    clock: (u64, f64),
+    /// The byte from which on nothing could be read.
+    damage: Option<usize>,
+}
+
+impl<'a> File<'a> {
+    /// Takes a part in; `None` for one that cannot be.
+    fn take(&mut self, (kind, content): Content<'a>) -> Option<()> {
+        let kind = Part::ALL.into_iter().find(|part| *part as u32 == kind)?;
+        match kind {
+            Part::Head => {
+                let (started, program) = long(content)?;
+                (self.started_unix_ns, self.program) = (started, str::from_utf8(program).ok()?);
+            }
+            Part::Names => {
+                let (variable, rest) = long(content)?;
+                let (_, name) = long(rest)?;
+                self.names.insert(variable, str::from_utf8(name).ok()?);
+            }
+            Part::Thread => {
+                let (thread, rest) = self.thread(content)?;
+                let (kind, name) = number(rest)?;
+                (thread.kind, thread.name) = (kind as usize, str::from_utf8(name).ok()?);
+            }
+            Part::Text => {
+                let (thread, text) = self.thread(content)?;
+                thread.texts.push(str::from_utf8(text).ok()?.into());
+            }
+            Part::Words => {
+                let (thread, words) = self.wide(content)?;
+                thread.words.push(words);
+            }
+            Part::Running => {
+                let (thread, rest) = self.wide(content)?;
+                let (id, rest) = long(rest)?;
+                thread.running = (id != 0).then_some((id, long(rest)?.0));
+            }
+            Part::Lost => {
+                let (thread, rest) = self.wide(content)?;
+                thread.lost = long(rest)?.0;
+            }
+            Part::Clock => {
+                let (ticks, rest) = long(content)?;
+                let per_tick = f64::from_bits(long(rest)?.0);
+                let sane = per_tick.is_finite() && per_tick > 0.0;
+                self.clock = (ticks, if sane { per_tick } else { return None });
+            }
+        }
+        Some(())
+    }
+
+    fn thread(&mut self, content: &'a [u8]) -> Option<(&mut Noted<'a>, &'a [u8])> {
+        let (thread, rest) = number(content)?;
+        let thread = usize::try_from(thread).ok().filter(|thread| *thread < THREADS_MAX)?;
+        // Threads are described one after the other.
+        if thread == self.threads.len() {
+            self.threads.push(Noted::default());
+        }
+        Some((self.threads.get_mut(thread)?, rest))
+    }
+
+    fn wide(&mut self, content: &'a [u8]) -> Option<(&mut Noted<'a>, &'a [u8])> {
+        let (thread, rest) = self.thread(content)?;
+        let (_, rest) = number(rest)?;
+        Some((thread, rest))
+    }
+
+    fn recording(self) -> Recording {
+        let (ticks, per_tick) = self.clock;
+        let scale = Scale::of(ticks, per_tick);
+        let mut assembly = Assembly::new(&scale);
+        for noted in self.threads {
+            let kind = LANE_KINDS.get(noted.kind).copied().unwrap_or(LaneKind::Thread);
+            let thread = Thread { name: noted.name.into(), kind, lost: noted.lost, texts: noted.texts };
+            let reading = assembly.thread(thread);
+            for words in noted.words {
+                let words: Vec<u64> =
+                    words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+                assembly.words(&reading, &words);
+            }
+            assembly.running(&reading, noted.running);
+        }
+        let mut recording = assembly.finish(|variables| {
+            for (variable, name) in self.names {
+                if let Some(variable) = variables.get_mut(&variable) {
+                    variable.name = name.into();
+                }
+            }
+        });
+        recording.program = self.program.into();
+        recording.started_unix_ns = self.started_unix_ns;
+        attribute(&mut recording);
+        let damage = &mut recording.losses.damage;
+        damage
+            .push("the process ended before the recording was finished: its last moments are missing".into());
+        damage.extend(self.damage.map(|at| format!("the unfinished file ends, or is damaged, at byte {at}")));
+        recording
+    }
+}

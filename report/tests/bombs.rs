@@ -1,0 +1,224 @@
+//! Small files that say that much is in them: reading and reporting them takes memory in proportion to the file, counted by the
+//! allocator.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+mod made_up;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use estafette_report::terminal::{Style, text};
+use estafette_report::{Recording, perfetto, report};
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
+
+/// The system's allocator; it knows how much there is, and how much there was at most.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: all work is the system allocator's; counting touches no memory of its callers.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        MOST.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: as the caller says.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller says.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Tests of this file count for the process, so one at a time runs.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// What `f` returns, and the bytes that it took at most beyond what there was.
+fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
+    let before = NOW.load(Ordering::Relaxed);
+    MOST.store(before, Ordering::Relaxed);
+    let returned = f();
+    (returned, MOST.load(Ordering::Relaxed).saturating_sub(before))
+}
+
+fn varint(number: u64, into: &mut Vec<u8>) {
+    prost::encoding::encode_varint(number, into);
+}
+
+/// A field with a length.
+fn bytes(field: u64, content: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    varint(field << 3 | 2, &mut out);
+    varint(content.len() as u64, &mut out);
+    out.extend(content);
+    out
+}
+
+fn number(field: u64, value: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    varint(field << 3, &mut out);
+    varint(value, &mut out);
+    out
+}
+
+fn packet(fields: &[Vec<u8>]) -> Vec<u8> {
+    bytes(1, &fields.concat())
+}
+
+/// As a file has a compressed block.
+fn block(packets: &[u8]) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(packets).unwrap();
+    packet(&[bytes(50, &encoder.finish().unwrap())])
+}
+
+/// Blocks whose content is split at packets, so that each may grow as little as a reader accepts.
+fn blocks(packets: impl Iterator<Item = Vec<u8>>, packets_per_block: usize) -> Vec<u8> {
+    let packets: Vec<Vec<u8>> = packets.collect();
+    packets.chunks(packets_per_block).flat_map(|some| block(&some.concat())).collect()
+}
+
+/// Interned data with one entry.
+fn interned(kind: u64, iid: u64, text: &str) -> Vec<u8> {
+    bytes(12, &bytes(kind, &[number(1, iid), bytes(2, text.as_bytes())].concat()))
+}
+
+/// The texts that packets of [`operation`] refer to.
+fn interns(name: &str) -> Vec<u8> {
+    const CATEGORY: u64 = 1;
+    let mut interns = packet(&[number(13, 1)]);
+    interns.extend(packet(&[interned(1, CATEGORY, "operation"), number(13, 2)]));
+    interns.extend(packet(&[interned(2, 1, name), number(13, 2)]));
+    for (iid, known) in ["id", "kind", "submitted", "outcome"].into_iter().enumerate() {
+        interns.extend(packet(&[interned(3, iid as u64 + 1, known), number(13, 2)]));
+    }
+    for (iid, known) in ["operation", "ok"].into_iter().enumerate() {
+        interns.extend(packet(&[interned(29, iid as u64 + 1, known), number(13, 2)]));
+    }
+    interns
+}
+
+fn operation(id: u64) -> Vec<u8> {
+    let fact = |name: u64, value: Vec<u8>| bytes(4, &[number(1, name), value].concat());
+    let event = [
+        number(3, 1),
+        fact(1, number(3, id)),
+        fact(2, number(17, 1)),
+        fact(3, number(3, id)),
+        fact(4, number(17, 2)),
+        number(9, 3),
+        number(10, 1),
+        number(11, 1),
+    ];
+    packet(&[number(8, id), number(13, 2), bytes(11, &event.concat())])
+}
+
+/// What reading and reporting may take: the budget of the reading, a block, and as much again for the report.
+fn most(file: &[u8]) -> usize {
+    let budget = (64 * file.len()).max(16 << 20);
+    4 * budget + (32 << 20)
+}
+
+fn read_within_bounds(file: &[u8]) -> Recording {
+    let (recording, for_reading) = taken(|| perfetto::read(file));
+    let budget = (64 * file.len()).max(16 << 20);
+    // Vectors grow by doubling, and one block of 8 MiB is there at a time.
+    assert!(for_reading <= 2 * budget + (32 << 20), "{for_reading} bytes to read {}", file.len());
+    let (shown, for_report) = taken(|| text(&report(&recording), Style::default()));
+    assert!(for_report <= most(file), "{for_report} bytes to report {}", file.len());
+    assert!(shown.len() < 8 << 20, "{} bytes of text", shown.len());
+    recording
+}
+
+#[test]
+fn a_long_name_that_many_operations_share_is_there_once() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut packets = interns(&"x".repeat(300_000));
+    (0..20_000).for_each(|id| packets.extend(operation(id)));
+    let file = block(&packets);
+    assert!(file.len() < 200_000, "{}", file.len());
+    let recording = read_within_bounds(&file);
+    assert_eq!(recording.operations.len(), 20_000, "{:?}", recording.losses.damage);
+    assert!(recording.operations.iter().all(|operation| operation.name.len() <= 4_096));
+}
+
+#[test]
+fn more_than_the_budget_stops_the_reading_and_is_named() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Small blocks may grow to 64 KiB whatever their size is, so each holds as much again and again.
+    let mut packets = interns("x");
+    (0..900).for_each(|_| packets.extend(operation(7)));
+    let file = block(&packets).repeat(120);
+    assert!(file.len() < 100_000, "{}", file.len());
+    let recording = read_within_bounds(&file);
+    assert_eq!(recording.operations.len(), 1, "they are all one");
+    let told = recording.losses.damage.join("\n");
+    assert!(told.contains("budget of 16 MiB") && told.contains("64 times its size"), "{told}");
+}
+
+#[test]
+fn much_damage_is_counted_and_a_hundred_places_are_named() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Garbage, then what a block begins with, again and again.
+    let marker = [
+        0x0a, 0x13, 0xa2, 0x02, 0x10, 0x82, 0x47, 0x7a, 0x76, 0xb2, 0x8d, 0x42, 0xba, 0x81, 0xdc, 0x33, 0x32,
+        0x6d, 0x57, 0xa0, 0x79,
+    ];
+    let damaged = [&marker[..], b"\xff"].concat().repeat(40_000);
+    let compressed = block(&damaged[..60_000]).repeat(20);
+    for file in [damaged, compressed] {
+        let recording = read_within_bounds(&file);
+        let damage = &recording.losses.damage;
+        assert!(damage.len() < 110, "{}", damage.len());
+        assert!(
+            damage.iter().any(|words| words.starts_with("and ") && words.ends_with(" more")),
+            "{damage:?}"
+        );
+    }
+}
+
+#[test]
+fn counters_without_samples_are_none() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let track = |uuid: u64| packet(&[bytes(60, &[number(1, uuid), bytes(8, &[])].concat())]);
+    let file = blocks((1..1_000_000).map(track), 100_000);
+    let recording = read_within_bounds(&file);
+    assert!(recording.counters.is_empty());
+}
+
+#[test]
+fn a_report_of_many_libraries_has_rows_for_thirty() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut recording = made_up::recording(8_000);
+    recording.libraries = (0..4_000).map(|library| format!("library {library}").into()).collect();
+    for (at, operation) in recording.operations.iter_mut().enumerate() {
+        operation.library = Some(at % 4_000);
+    }
+    let mut file = Vec::new();
+    perfetto::write(&recording, &mut file).unwrap();
+    let recording = read_within_bounds(&file);
+    let matrix = report(&recording).matrix;
+    assert!((30..=33).contains(&matrix.libraries.len()), "{}", matrix.libraries.len());
+    let waited: u64 = matrix.waited_ns.iter().flatten().sum();
+    assert_eq!(waited, report(&recording).totals.waited_ns, "what waited least is one row");
+}
+
+#[test]
+fn a_real_recording_is_far_from_its_budget() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let recording = made_up::recording(30_000);
+    let mut file = Vec::new();
+    perfetto::write(&recording, &mut file).unwrap();
+    let (read, bytes) = taken(|| perfetto::read(&file));
+    assert_eq!(read, recording);
+    assert!(bytes < 64 * file.len() / 2 + (8 << 20), "{bytes} bytes for {} of a file", file.len());
+}

@@ -1,0 +1,94 @@
+//! Names that hold what a terminal obeys: texts for people show them, data has them as they are.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+mod made_up;
+
+use estafette_report::diff::difference;
+use estafette_report::model::{OperationKind, Outcome};
+use estafette_report::terminal::{Style, difference_text, text};
+use estafette_report::{Recording, perfetto, report};
+
+/// Clears the screen, sets the title and the clipboard, rings, forges a line, turns the direction of the text; C1 too.
+const HOSTILE: &str =
+    "\u{1b}[2J\u{1b}]0;t\u{7}\u{1b}]52;c;eA==\u{7}\u{9b}31m\r\nforged: \u{202e}x\u{85}\u{2028}";
+
+fn hostile(of: &str) -> String {
+    format!("{of}{HOSTILE}")
+}
+
+/// A recording in which everything that has a name has a hostile one.
+fn recording() -> Recording {
+    let mut recording = made_up::recording(200);
+    recording.program = hostile("program").into();
+    recording.lanes.iter_mut().for_each(|lane| lane.name = hostile(&lane.name).into());
+    recording.libraries.iter_mut().for_each(|library| *library = hostile(library).into());
+    recording.variables.iter_mut().for_each(|variable| variable.name = hostile(&variable.name).into());
+    for operation in &mut recording.operations {
+        operation.name = hostile(&operation.name).into();
+        if let Some(site) = &mut operation.site {
+            (site.file, site.function) = (hostile(&site.file).into(), hostile(&site.function).into());
+        }
+        if operation.kind == OperationKind::Operation {
+            operation.outcome = Outcome::Failed(hostile("why").into());
+        }
+    }
+    for lease in &mut recording.leases {
+        lease.taker = hostile(&lease.taker).into();
+        if let Some(site) = &mut lease.site {
+            (site.file, site.function) = (hostile(&site.file).into(), hostile(&site.function).into());
+        }
+    }
+    recording.losses.damage.push(hostile("damage"));
+    recording
+}
+
+/// The first character that a terminal would obey, but for line breaks, and some of what is around it.
+fn obeyed(text: &str) -> Option<String> {
+    let is_obeyed = |character: char| {
+        (character.is_control() && character != '\n')
+            || "\u{202e}\u{2028}\u{2029}\u{2066}".contains(character)
+    };
+    let at = text.find(is_obeyed)?;
+    Some(text[..at].chars().rev().take(60).collect::<String>().chars().rev().collect())
+}
+
+#[test]
+fn a_terminal_obeys_nothing_of_a_recording() {
+    let mut file = Vec::new();
+    perfetto::write(&recording(), &mut file).unwrap();
+    let recording = perfetto::read(&file);
+    assert_eq!(recording.operations.len(), 200);
+    let report = report(&recording);
+    for style in [Style::default(), Style { width: 40, short: true, ..Style::default() }] {
+        let text = text(&report, style);
+        assert_eq!(obeyed(&text), None);
+        assert!(
+            !text.lines().any(|line| line.trim_start().starts_with("forged")),
+            "no line is forged: {text}"
+        );
+    }
+    let text =
+        difference_text(&difference(&report, &self::report(&made_up::recording(50))), Style::default());
+    assert_eq!(obeyed(&text), None);
+}
+
+#[test]
+fn sentences_of_the_report_show_names_and_data_has_them_as_they_are() {
+    let recording = recording();
+    let report = report(&recording);
+    let sentences = std::iter::once(&report.headline)
+        .chain(report.worst.iter().flat_map(|row| [&row.sentence, &row.culprit]))
+        .chain(report.advice.iter().map(|advice| &advice.change))
+        .chain(report.run_time.iter().map(|row| &row.what))
+        .chain(&report.missing);
+    for sentence in sentences {
+        assert_eq!(obeyed(sentence), None);
+        assert!(!sentence.contains('\n'), "{sentence:?}");
+    }
+    assert!(report.headline.contains("\\u{1b}[2J"), "{}", report.headline);
+    // JSON has escapes of its own; what a program reads back is the name.
+    assert!(report.program.contains(HOSTILE));
+    assert!(report.tensors.iter().all(|row| row.name.contains(HOSTILE)));
+    let json = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<estafette_report::Report>(&json).unwrap(), report);
+}
