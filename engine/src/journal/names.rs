@@ -18,6 +18,9 @@ estafette_sync::statics! {
 /// The variables that were named since [`fresh`] was called, while that is asked for.
 static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
 
+/// The variables that were named since [`fresh`] was called, while that is asked for.
+static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
+
 pub(super) fn note(var: u64, name: &str) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     names.insert(var, name.to_owned());
