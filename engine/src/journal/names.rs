@@ -13,13 +13,9 @@ const NAMES_MAX: usize = 1 << 16;
 estafette_sync::statics! {
     /// By variable, whose numbers grow and are not used again.
     static NAMES: Mutex<BTreeMap<u64, String>> = Mutex::new(BTreeMap::new());
+    /// The variables that were named since [`fresh`] was called, while that is asked for.
+    static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
 }
-
-/// The variables that were named since [`fresh`] was called, while that is asked for.
-static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
-
-/// The variables that were named since [`fresh`] was called, while that is asked for.
-static FRESH: Mutex<Option<Vec<u64>>> = Mutex::new(None);
 
 pub(super) fn note(var: u64, name: &str) {
     let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
