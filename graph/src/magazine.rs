@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 
+#[cfg(estafette_shuttle)]
 use estafette_sync::thread_local;
 
 use crate::block::BlockPtr;

@@ -12,6 +12,7 @@ use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+#[cfg(estafette_shuttle)]
 use estafette_sync::thread_local;
 
 use crate::block::{Block, BlockPtr};
