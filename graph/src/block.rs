@@ -254,12 +254,13 @@ impl<V, T> Block<V, T> {
             let accesses = Self::accesses(this);
             let kept: Vec<_> = accesses.filter(|access| access.as_ref().target().is_exclusive()).collect();
             let inline = kept.len() <= INLINE;
+            let mut places = accesses;
             for (place, from) in kept.iter().enumerate() {
                 let to = if inline {
                     let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
                     Some(NonNull::new_unchecked(first.add(place)))
                 } else {
-                    accesses.clone().nth(place)
+                    places.next()
                 };
                 if let Some(to) = to.filter(|to| to != from) {
                     Access::move_to(*from, to, inline.then_some(place));

@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(verdict_of(0, [1_000, 1_400, 1_800, 2_900]), None);
         assert_eq!(
             verdict_of(0, [1_000, 1_000, 1_000, 3_100]).unwrap(),
-            "TOO STEEP from 100 to 100000: n^0.16"
+            "TOO STEEP from 10000 to 100000: n^0.49"
         );
         assert_eq!(verdict_of(1, [1_000, 10_000, 130_000, 1_700_000]), None);
         assert!(verdict_of(1, [1_000, 10_000, 100_000, 10_000_000]).is_some());

@@ -52,7 +52,7 @@ const IN_FLIGHT: &[(Alive, u32)] = &[
 ];
 
 /// A look for why a wait does not end is linear in what the wait needs.
-const NEEDED: &[(Alive, u32)] = &[(Alive::Chained, 1), (Alive::Cancelled, 1)];
+const NEEDED: &[(Alive, u32)] = &[(Alive::Chained, 1), (Alive::Cancelled, 1), (Alive::LeasesOfOne, 1)];
 
 /// Every call. What looks at everything comes last, since it may not end in time.
 pub const CALLS: &[Call] = &[
