@@ -11,7 +11,7 @@ use tests::scale::meter::measure;
 use tests::scale::world::Alive;
 
 /// How long one kind may take. Several times what it does; what costs more than linear at the last size does not end.
-const LIMIT: Duration = Duration::from_secs(100);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Kinds that are counted at the same time.
 const AT_ONCE: usize = 2;

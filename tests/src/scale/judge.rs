@@ -10,7 +10,7 @@ use super::world::Alive;
 /// How far a cost may be above its power of the size: covers a logarithm, a list that grows, and what threads do beside the call.
 const SLACK: f64 = 3.0;
 
-/// The middle count of each call at each size.
+/// The least count of each call at each size.
 pub type Counts = BTreeMap<(String, usize), u64>;
 
 /// Reads the files that callgrind has written into `folder`.
@@ -18,18 +18,14 @@ pub type Counts = BTreeMap<(String, usize), u64>;
 /// # Errors
 /// What the system says of a file that cannot be read.
 pub fn read(folder: &Path) -> std::io::Result<Counts> {
-    let mut all: BTreeMap<(String, usize), Vec<u64>> = BTreeMap::new();
+    let mut least = Counts::new();
     for file in std::fs::read_dir(folder)? {
         let text = std::fs::read_to_string(file?.path())?;
         if let Some((name, n, count)) = of_dump(&text) {
-            all.entry((name.to_owned(), n)).or_default().push(count);
+            least.entry((name.to_owned(), n)).and_modify(|least| *least = count.min(*least)).or_insert(count);
         }
     }
-    let middle = |mut counts: Vec<u64>| {
-        counts.sort_unstable();
-        counts[counts.len() / 2]
-    };
-    Ok(all.into_iter().map(|(key, counts)| (key, middle(counts))).collect())
+    Ok(least)
 }
 
 /// Name, size and count of one file.

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 use estafette_sync::valgrind::callgrind;
 
@@ -11,8 +12,12 @@ use super::world::{Alive, World};
 /// How much is alive.
 pub const SIZES: [usize; 4] = [100, 1_000, 10_000, 100_000];
 
-/// Each call whose cost is constant is counted so often; the middle one counts, since now and then a list grows.
+/// Each call is counted so often, unless that takes long; the least counts, since now and then a list grows, and what other threads do
+/// meanwhile is counted too.
 const TIMES: usize = 5;
+
+/// A call that has taken so long is not made again.
+const LONG: Duration = Duration::from_millis(500);
 
 /// Counts one call at one size.
 #[derive(Debug)]
@@ -41,8 +46,12 @@ pub fn measure(alive: Alive) {
             let name = CString::new(format!("{} @{n}", call.name)).expect("names have no zeros");
             let meter = Meter { name };
             callgrind::start();
-            let times = if call.exponent(alive) > 0 { 1 } else { TIMES };
-            (0..times).for_each(|_| (call.run)(&world, &meter));
+            let began = Instant::now();
+            for time in 0..TIMES {
+                if time == 0 || began.elapsed() < LONG {
+                    (call.run)(&world, &meter);
+                }
+            }
             callgrind::stop();
         }
     }
