@@ -17,19 +17,17 @@ const PAIRS_MAX: usize = 64;
 /// # Errors
 /// [`Error::Conflict`].
 #[inline]
-pub(crate) fn check_disjoint<'a>(
-    read: impl Iterator<Item = &'a Tensor> + Clone,
-    written: impl Iterator<Item = &'a Tensor> + Clone,
-) -> Result<(), Error> {
-    let writes = written.clone().count();
-    if writes == 0 {
+pub(crate) fn check_disjoint(read: &[Tensor], written: &[Tensor], updated: &[Tensor]) -> Result<(), Error> {
+    let writes = written.len() + updated.len();
+    if writes == 0 || writes + read.len() == 1 {
         return Ok(());
     }
-    if writes * (read.clone().count() + writes) > PAIRS_MAX {
-        return check_sorted(read, written);
+    let written = written.iter().chain(updated);
+    if writes * (read.len() + writes) > PAIRS_MAX {
+        return check_sorted(read.iter(), written);
     }
     for (at, tensor) in written.clone().enumerate() {
-        for other in read.clone().chain(written.clone().skip(at + 1)) {
+        for other in read.iter().chain(written.clone().skip(at + 1)) {
             check_pair(tensor, other)?;
         }
     }

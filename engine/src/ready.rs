@@ -145,7 +145,7 @@ impl Ready {
 impl Future for Ready {
     type Output = Result<(), Error>;
 
-    #[inline]
+    #[inline(always)]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match &mut self.looked {
             Looked::Ready => Poll::Ready(Ok(())),
@@ -156,6 +156,8 @@ impl Future for Ready {
 }
 
 impl Probe {
+    /// Apart, so that the answer for a tensor that is ready is made where it is awaited.
+    #[inline(never)]
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         let polled = match self.signal.poll_alone(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome),

@@ -64,9 +64,9 @@ pub(crate) enum Ending<'a> {
 }
 
 /// What newer versions replace, and fences that are known to be done. It is rare, and dropped where no bit is held, since it owns
-/// errors and events of users.
+/// errors and events of users. Boxed, so that each operation tests a pointer.
 #[derive(Default)]
-pub(crate) struct Replaced(Option<Remains>);
+pub(crate) struct Replaced(Option<Box<Remains>>);
 
 #[derive(Default)]
 struct Remains {

@@ -35,9 +35,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     pub(crate) fn check(&self) -> Result<(), Error> {
         self.check_declared()?;
         self.check_leases()?;
-        let written = || self.writes.tensors().iter().chain(self.updates.tensors());
-        written().try_for_each(check_writable)?;
-        check_disjoint(self.reads.tensors().iter(), written())
+        let (reads, writes, updates) = (self.reads.tensors(), self.writes.tensors(), self.updates.tensors());
+        writes.iter().chain(updates).try_for_each(check_writable)?;
+        check_disjoint(reads, writes, updates)
     }
 
     /// Refuses an operation that would wait for the lease that one of its own operands keeps.

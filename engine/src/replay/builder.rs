@@ -144,7 +144,7 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
         let written = || self.writes.tensors().iter().chain(self.updates.tensors());
         check_own_leases(self.reads.tensors().iter(), written())?;
         written().try_for_each(check_writable)?;
-        check_disjoint(self.reads.tensors().iter(), written())
+        check_disjoint(self.reads.tensors(), self.writes.tensors(), self.updates.tensors())
     }
 
     fn record_on_host(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
