@@ -461,7 +461,8 @@ typedef struct estafette_fence {
   uint64_t flags;
   /**
    * Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
-   * no `subscribe`. It must not ask for what waits for this fence: the fence fails then.
+   * no `subscribe`. A subscription that has not been called for a second or two is asked for as well, then after pauses that grow
+   * to a minute. It must not ask for what waits for this fence: the fence fails then.
    */
   int32_t (*query)(void *context);
   /**
