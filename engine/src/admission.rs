@@ -63,9 +63,12 @@ impl CoreRef {
         if self.is_flowing() && context::current().is_none() {
             self.flow();
         }
+        let mut held_since = None;
         loop {
             match self.try_admit() {
-                Err(Error::WindowFull { in_flight, limit }) => self.wait_for_room(in_flight, limit)?,
+                Err(Error::WindowFull { in_flight, limit }) => {
+                    self.wait_for_room(in_flight, limit, &mut held_since)?;
+                }
                 other => return other,
             }
         }

@@ -437,7 +437,14 @@ impl Core {
 
 impl CoreRef {
     /// Waits until there may be room in the window. Runs ready operations where the engine has no worker to do it.
-    pub(crate) fn wait_for_room(&self, in_flight: usize, limit: usize) -> Result<(), Error> {
+    ///
+    /// `held_since` is the submission's own: since when leases alone have held it up.
+    pub(crate) fn wait_for_room(
+        &self,
+        in_flight: usize,
+        limit: usize,
+        held_since: &mut Option<Instant>,
+    ) -> Result<(), Error> {
         callback::check()?;
         quiet::tell();
         if self.alone() && self.help_any() {
@@ -473,7 +480,8 @@ impl CoreRef {
         if self.in_flight() >= before {
             self.warn_of_a_blocked_runtime();
             if !self.is_moved_by(&mut stand_ins)
-                && let Some(found) = self.progress_looks.look(|| stuck::check_progress(self, in_flight))
+                && let Some(found) =
+                    self.progress_looks.look(|| stuck::check_progress(self, in_flight, held_since))
             {
                 found?;
             }

@@ -129,7 +129,8 @@ impl EngineBuilder {
         self
     }
 
-    /// How long a wait, blocking or asynchronous, is held up by leases alone before it ends with [`Error::LeaseHeld`]. Default 30 s.
+    /// How long a wait, blocking or asynchronous, or a submission into a full window is held up by leases alone before it ends with
+    /// [`Error::LeaseHeld`]. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
         self

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use estafette_graph::{OpId, OpView, Roots, Snapshot};
+use estafette_sync::time::Instant;
 use smallvec::SmallVec;
 
 use crate::blocked::{self, On};
@@ -28,13 +29,38 @@ pub(crate) fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
-/// Fails when a full window can never drain.
-pub(crate) fn check_progress(core: &Core, in_flight: usize) -> Result<(), Error> {
-    if standstill(&picture(Roots::All), core).is_none() {
+/// Fails when a full window can never drain, or when only leases have kept it full for longer than the engine accepts.
+///
+/// A lease of the calling thread is not returned while the thread waits here. Each other lease may be returned at any time and make
+/// room. `held_since` is since when leases alone hold this submission up, as found by its earlier looks.
+pub(crate) fn check_progress(
+    core: &Core,
+    in_flight: usize,
+    held_since: &mut Option<Instant>,
+) -> Result<(), Error> {
+    let Some(leases) = standstill(&picture(Roots::All), core) else {
+        *held_since = None;
+        return Ok(());
+    };
+    let is_first_look = held_since.is_none();
+    let since = *held_since.get_or_insert_with(Instant::now);
+    let is_over =
+        |leases: &[LeaseInfo]| leases.iter().all(|lease| lease.own) || since.elapsed() >= core.lease_timeout;
+    // Collecting garbage may end leases. It can take long, so it is for the first look and for one that would fail.
+    if !is_first_look && !is_over(&leases) {
         return Ok(());
     }
     let_go(core);
-    let Some(leases) = standstill(&picture(Roots::All), core) else { return Ok(()) };
+    let Some(leases) = standstill(&picture(Roots::All), core) else {
+        *held_since = None;
+        return Ok(());
+    };
+    if !is_over(&leases) {
+        return Ok(());
+    }
+    if leases.iter().any(|lease| !lease.own) {
+        return Err(Error::LeaseHeld(LeaseHeld::new("a submission into a full window", leases)));
+    }
     let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
     Err(Error::WouldDeadlock(format!(
         "all {in_flight} operations in flight wait for {}",

@@ -264,7 +264,9 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// # Errors
     /// [`Error::Conflict`] when a written operand overlaps another one or may not be written, and when the operation would wait for
     /// the lease that one of its own operands keeps;
-    /// [`Error::WouldDeadlock`] when the window is full and can never drain; [`Error::Shutdown`], [`Error::Forked`].
+    /// [`Error::WouldDeadlock`] when the window is full and can never drain: what is in flight waits for the calling operation, or for
+    /// leases of the calling thread; [`Error::LeaseHeld`] when leases of other threads have kept it full for the
+    /// [lease timeout](crate::EngineBuilder::lease_timeout); [`Error::Shutdown`], [`Error::Forked`].
     /// Errors of the body itself do not appear here but at whoever waits for the operation or its outputs.
     #[inline]
     pub fn run<F>(self, body: F) -> Result<Op, Error>
@@ -304,7 +306,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// As [`run`](Self::run), but waits for room asynchronously. Nothing is submitted until then.
     ///
     /// # Errors
-    /// As [`run`](Self::run), but never [`Error::WouldDeadlock`].
+    /// As [`run`](Self::run), but never [`Error::WouldDeadlock`] or [`Error::LeaseHeld`].
     pub async fn run_async<F>(self, body: F) -> Result<Op, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,

@@ -90,8 +90,8 @@ impl Churn<'_> {
             Ok(_) => {}
             // A derived tensor under a read lease.
             Err(Error::Conflict(_)) => return Ok(()),
-            // All that is in flight waits for exports that this thread holds.
-            Err(Error::WouldDeadlock(_)) => self.exports.clear(),
+            // All that is in flight waits for exports that this thread holds, or other threads as well.
+            Err(Error::WouldDeadlock(_) | Error::LeaseHeld(_)) => self.exports.clear(),
             Err(error) => return Err(error),
         }
         self.done.operations += 1;

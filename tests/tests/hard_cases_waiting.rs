@@ -41,6 +41,77 @@ fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
 }
 
 #[test]
+fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
+    const LOOKS: usize = 20;
+    for workers in [0, 1] {
+        let engine = windowed(workers, 4);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        // Asked on the submitting thread each time that it has waited for room in vain.
+        let (waited, in_vain) = channel();
+        let asked = std::sync::Mutex::new(waited.clone());
+        engine.on_wait(move || {
+            let _ = asked.lock().unwrap().send(());
+            false
+        });
+        let (taken, lease) = channel();
+        let theirs = x.clone();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let array = theirs.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+                taken.send(()).unwrap();
+                (0..LOOKS).for_each(|_| in_vain.recv().unwrap());
+                drop(array);
+            });
+            lease.recv().unwrap();
+            let ops = [2.0, 3.0, 4.0, 5.0].map(|value| set(&engine, &x, value));
+            let last = engine.op("last").writes([&x]).run(|[], [mut x]| {
+                x.as_mut_slice::<f32>()?.fill(6.0);
+                Ok(())
+            });
+            // Without a wait the lease would not be returned, and the test would not fail but hang.
+            for _ in 0..LOOKS {
+                let _ = waited.send(());
+            }
+            ops.iter().chain([&last.unwrap()]).for_each(|op| op.wait().unwrap());
+        });
+        assert_eq!((get(&x), engine.stats().in_flight), (6.0, 0));
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_timeout() {
+    let timeout = Duration::from_millis(80);
+    for workers in [0, 1] {
+        let engine = Engine::builder().workers(workers).window(2).lease_timeout(timeout).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
+        let theirs = x.clone();
+        let held = std::thread::spawn(move || theirs.export_wait(&ExportOptions::new(Access::Read)).unwrap());
+        let held = held.join().unwrap();
+        let own = y.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+        // The end of the other thread's lease would make room, so the own one makes it no deadlock.
+        let ops = [set(&engine, &x, 2.0), set(&engine, &y, 2.0)];
+        let began = std::time::Instant::now();
+        let error = engine.op("third").writes([&x]).run(|[], [_x]| Ok(())).unwrap_err();
+        assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
+        let Error::LeaseHeld(leases) = &error else { panic!("{error:?}") };
+        assert!(leases.held.iter().any(|lease| !lease.own), "{error}");
+        assert!(
+            error.to_string().starts_with("a submission into a full window waits only for leases"),
+            "{error}"
+        );
+        drop(held);
+        ops[0].wait().unwrap();
+        engine.op("third").writes([&x]).run(|[], [_x]| Ok(())).unwrap().wait().unwrap();
+        drop(own);
+        ops[1].wait().unwrap();
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
 fn a_blocking_submit_with_everything_in_flight_behind_itself_would_deadlock() {
     for workers in [0, 1, 2] {
         let engine = windowed(workers, 2);

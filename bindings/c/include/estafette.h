@@ -322,8 +322,8 @@ typedef struct estafette_engine_options {
    */
   uint64_t window;
   /**
-   * How long a wait is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in nanoseconds; 0 for the default
-   * of 30 s.
+   * How long a wait, or a submission into a full window, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
+   * nanoseconds; 0 for the default of 30 s.
    */
   uint64_t lease_timeout_ns;
   /**
@@ -461,7 +461,8 @@ typedef struct estafette_fence {
   uint64_t flags;
   /**
    * Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
-   * no `subscribe`. It must not ask for what waits for this fence: the fence fails then.
+   * no `subscribe`. A subscription that has not been called for a second or two is asked for as well, then after pauses that grow
+   * to a minute. It must not ask for what waits for this fence: the fence fails then.
    */
   int32_t (*query)(void *context);
   /**
@@ -1389,9 +1390,9 @@ const char *estafette_status_text(int32_t status);
  * An array may be NULL when its count is 0.
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
- * tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or
- * `ESTAFETTE_LEASE_HELD` when there is no room in the window and never will be, and the first of them when it would wait for room in
- * a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+ * tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
+ * when there is no room in the window and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
+ * leases of other threads have kept the window full for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
  * called by any thread, inside of operations too.
  *
  * What the caller promises:

@@ -37,8 +37,8 @@ pub struct estafette_engine_options {
     pub workers: i32,
     /// Operations that may be in flight before a submission waits; 0 for the default of 4,096.
     pub window: u64,
-    /// How long a wait is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in nanoseconds; 0 for the default
-    /// of 30 s.
+    /// How long a wait, or a submission into a full window, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
+    /// nanoseconds; 0 for the default of 30 s.
     pub lease_timeout_ns: u64,
     /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
     /// where that is unlimited, and 2 MiB at least).

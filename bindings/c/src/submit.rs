@@ -89,9 +89,9 @@ impl Waiting {
 /// An array may be NULL when its count is 0.
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
-/// tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK` or
-/// `ESTAFETTE_LEASE_HELD` when there is no room in the window and never will be, and the first of them when it would wait for room in
-/// a callback; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+/// tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
+/// when there is no room in the window and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
+/// leases of other threads have kept the window full for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
 /// called by any thread, inside of operations too.
 ///
 /// # Safety

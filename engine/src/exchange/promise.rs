@@ -16,6 +16,7 @@ use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind};
 
 mod export;
 mod import;
+mod overdue;
 
 pub use export::export;
 pub use import::import;
@@ -69,7 +70,8 @@ pub struct RawFence {
     /// 0.
     pub flags: u64,
     /// Where it stands. Must be there. Cheap: it may be asked some thousand times per second while somebody waits and there is
-    /// no `subscribe`. It must not ask for what waits for this fence: the fence fails then.
+    /// no `subscribe`. A subscription that has not been called for a second or two is asked for as well, then after pauses that grow
+    /// to a minute. It must not ask for what waits for this fence: the fence fails then.
     pub query: Option<unsafe extern "C" fn(context: *mut c_void) -> i32>,
     /// Blocks until it has settled or `timeout_ns` has passed (`ESTAFETTE_TIMEOUT`); `UINT64_MAX` means no limit. For
     /// schedulers without anything better: the engine itself does not call it. That of a fence of the engine returns

@@ -47,8 +47,9 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///
 /// workers: threads for operations; default one per core.
 /// window: operations in flight before a submission waits; default 4,096.
-/// lease_timeout: seconds that a wait, blocking or ``await``, is held up by leases alone before it raises `LeaseHeldError`; default
-///     30. A blocking wait for a lease that its own thread has taken raises it at once.
+/// lease_timeout: seconds that a wait, blocking or ``await``, or a submission into a full window is held up by leases alone before it
+///     raises `LeaseHeldError`; default 30. A blocking wait for a lease that its own thread has taken raises it at once, and a
+///     submission raises `WouldDeadlockError` at once where such leases are all that keeps the window full.
 /// watchdog: seconds after which whatever is stalled, or a deleter that does not return, is logged once, with its line of
 ///     `diagnose()`, by the logger ``estafette`` of `logging`; default None, never.
 /// failures: what becomes of the failure of an operation that nothing has looked at, by a wait, an ``await`` or a use of what

@@ -4,7 +4,8 @@
 //! `subscribe` spares polling; a fence that has only `query` is polled by the reactor, which backs off.
 //!
 //! Every watcher has a subscription of its own, known to the foreign side by a number and not by an address: a fence that
-//! signals twice, or after it was released, names a subscription that is over, and nothing happens.
+//! signals twice, or after it was released, names a subscription that is over, and nothing happens. A subscription that has long not
+//! been called is [queried](super::overdue): a fence that has settled and never calls ends its waits all the same.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,8 +19,10 @@ use estafette_devices::{
     Subscriber, Watch,
 };
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::time::Instant;
 use estafette_sync::valgrind;
 
+use super::overdue::{self, Due};
 use super::{FENCE_VERSION, OK, RawFence, kind_of};
 use crate::error::Error;
 use crate::exchange::storage::Storage;
@@ -172,7 +175,7 @@ impl ForeignEvent {
     fn subscribe(&self, subscriber: &Arc<dyn Subscriber>) -> Option<()> {
         let subscribe = self.held().0.subscribe?;
         let event = self.own.upgrade()?;
-        let number = registry().enter(Entry { event, subscriber: subscriber.clone() });
+        let number = registry().enter(Entry { event, subscriber: subscriber.clone(), due: Due::first() });
         let mut token = 0;
         // SAFETY: the fence is retained; the callback knows its argument for a number, whatever is done with it.
         let status =
@@ -330,6 +333,17 @@ struct Entry {
     /// Keeps the fence for as long as somebody waits for it.
     event: Arc<ForeignEvent>,
     subscriber: Arc<dyn Subscriber>,
+    /// When the fence is queried, unless it has called before.
+    due: Due,
+}
+
+impl Entry {
+    /// Has the reactor notify the subscriber, together with the fence, whose last holder this may be.
+    fn deliver(self, outcome: Outcome) {
+        let outcome = self.event.note(outcome);
+        let told = Told { subscriber: self.subscriber, _event: self.event };
+        Reactor::global().deliver_soon(Arc::new(told), outcome);
+    }
 }
 
 /// Every subscription of the process, by number.
@@ -341,6 +355,8 @@ struct Registry {
 struct Numbered {
     last: u64,
     entries: HashMap<u64, Entry>,
+    /// Queries the fences of entries that are due; started with the first entry.
+    overdue: overdue::Thread,
 }
 
 fn registry() -> &'static Registry {
@@ -356,6 +372,7 @@ impl Registry {
         inner.last += 1;
         let number = inner.last;
         inner.entries.insert(number, entry);
+        inner.overdue.arrived(query_due);
         number
     }
 
@@ -374,6 +391,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Queries each fence whose subscription is due. Fences that have settled end their subscriptions as if they had called. False if there
+/// is no subscription at all; the thread then rests until one arrives.
+fn query_due() -> bool {
+    let due: Vec<(u64, Arc<ForeignEvent>)> = {
+        let mut inner = lock(&registry().inner);
+        if inner.entries.is_empty() {
+            inner.overdue.rests();
+            return false;
+        }
+        let now = Instant::now();
+        let is_due = |(number, entry): (&u64, &mut Entry)| {
+            entry.due.is_reached(now).then(|| (*number, entry.event.clone()))
+        };
+        inner.entries.iter_mut().filter_map(is_due).collect()
+    };
+    for (number, event) in due {
+        if let Some(outcome) = event.state().outcome()
+            // The fence may have called meanwhile. Its later call finds nothing.
+            && let Some(entry) = registry().take(number)
+        {
+            entry.deliver(outcome);
+        }
+    }
+    true
+}
+
 /// What a foreign scheduler calls, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
     valgrind::before();
@@ -382,7 +425,7 @@ unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const
         return;
     }
     // A second call, or one that comes too late, finds nothing.
-    let Some(Entry { event, subscriber }) = registry().take(argument as u64) else { return };
+    let Some(entry) = registry().take(argument as u64) else { return };
     let outcome = if status == OK {
         Ok(())
     } else if status > 0 {
@@ -394,9 +437,7 @@ unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const
         // SAFETY: the caller's text ends, and is there during the call.
         Err(failure(status, unsafe { text_of(message) }))
     };
-    let outcome = event.note(outcome);
-    // Together with the fence, whose last holder this may be.
-    Reactor::global().deliver_soon(Arc::new(Told { subscriber, _event: event }), outcome);
+    entry.deliver(outcome);
 }
 
 /// A subscriber on its way to the reactor's thread.

@@ -250,6 +250,36 @@ fn a_fence_that_never_signals_ends_waits_by_their_time() {
 }
 
 #[test]
+fn a_fence_that_has_settled_and_never_calls_ends_waits_by_its_query() {
+    for (status, is_ok) in [(OK, true), (FAILED, false)] {
+        let foreign = Foreign::new();
+        let fence = take_over(foreign.telling()).unwrap();
+        let (sender, heard) = std::sync::mpsc::channel();
+        estafette_devices::Reactor::global().when_settled([&fence], move |outcome| {
+            sender.send((outcome, std::thread::current().name().map(str::to_owned))).unwrap();
+        });
+        assert_eq!(foreign.calls.lock().unwrap().len(), 1);
+        foreign.settle(status);
+        // The subscription is what keeps the fence.
+        drop(fence);
+        let (outcome, thread) = heard.recv_timeout(LONG).expect("it is queried in the end");
+        assert_eq!((outcome.is_ok(), thread.as_deref()), (is_ok, Some("estafette-reactor")));
+        // A call that comes after all changes nothing: the closure would panic, as its channel has gone.
+        foreign.tell(OK, std::ptr::null());
+        assert!(heard.recv().is_err(), "heard once");
+    }
+}
+
+#[test]
+fn a_fence_that_is_late_is_queried_seldom() {
+    let foreign = Foreign::new();
+    let fence = take_over(foreign.telling()).unwrap();
+    assert!(fence.wait_timeout(Some(Duration::from_millis(2_500))).is_none());
+    let asked = foreign.queries.load(SeqCst);
+    assert!(asked <= 8, "asked {asked} times in two and a half seconds");
+}
+
+#[test]
 fn a_fence_that_signals_twice_is_heard_once() {
     let foreign = Foreign::new();
     let fence = take_over(foreign.telling()).unwrap();

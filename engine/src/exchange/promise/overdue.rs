@@ -1,0 +1,101 @@
+//! The thread that queries fences whose subscriptions are long not called.
+//!
+//! A foreign scheduler that has arranged a call may never make it. What the fence says when it is queried counts in the end, so it is
+//! queried now and then. The thread is not the reactor's: that one sleeps without a time where nothing is polled, and a `query` that
+//! blocks holds up the other overdue fences only.
+
+use estafette_sync::time::{Duration, Instant};
+use estafette_sync::{daemon, essential::essential, stack, thread};
+
+/// How long a subscription is left alone at first, and the time between two rounds of the thread.
+const FIRST: Duration = Duration::from_secs(1);
+/// The longest pause between two queries for one subscription.
+const LAST: Duration = Duration::from_secs(60);
+
+/// When the fence of a subscription is to be queried. Each pause is twice as long as the one before, up to [`LAST`].
+pub(super) struct Due {
+    at: Instant,
+    pause: Duration,
+}
+
+impl Due {
+    /// For a subscription that begins now.
+    pub(super) fn first() -> Self {
+        Self { at: Instant::now() + FIRST, pause: FIRST }
+    }
+
+    /// Whether it is time. The next time is set then.
+    pub(super) fn is_reached(&mut self, now: Instant) -> bool {
+        let is_reached = self.at <= now;
+        if is_reached {
+            self.pause = (self.pause * 2).min(LAST);
+            self.at = now + self.pause;
+        }
+        is_reached
+    }
+}
+
+/// The thread, as the registry of subscriptions knows it, under the registry's lock.
+///
+/// It makes a round each [`FIRST`] while there are subscriptions and sleeps without a time while there are none. That it rests is
+/// noted under the lock under which it has found none, so a subscription that arrives later wakes it.
+#[derive(Default)]
+pub(super) struct Thread {
+    thread: Option<thread::Thread>,
+    is_resting: bool,
+}
+
+impl Thread {
+    /// A subscription has arrived: starts or wakes the thread, which calls `round` each time until it returns false.
+    ///
+    /// Where the system gives no thread, the next subscription tries again.
+    pub(super) fn arrived(&mut self, round: fn() -> bool) {
+        match &self.thread {
+            Some(thread) if self.is_resting => thread.unpark(),
+            Some(_) => {}
+            None => {
+                let spawned =
+                    stack::thread("estafette-overdue").spawn(move || essential("the queries", || run(round)));
+                match spawned {
+                    Ok(thread) => self.thread = Some(daemon(thread).thread().clone()),
+                    Err(error) => tracing::warn!(%error, "foreign fences that never call are not queried"),
+                }
+            }
+        }
+        self.is_resting = false;
+    }
+
+    /// Notes that the thread sleeps until a subscription arrives.
+    pub(super) fn rests(&mut self) {
+        self.is_resting = true;
+    }
+}
+
+fn run(round: fn() -> bool) -> ! {
+    loop {
+        if round() {
+            thread::park_timeout(FIRST);
+        } else {
+            thread::park();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_between_queries_grow_to_a_minute() {
+        let mut due = Due::first();
+        let began = due.at;
+        assert!(!due.is_reached(began - Duration::from_millis(1)));
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let now = due.at;
+            assert!(due.is_reached(now) && !due.is_reached(now));
+            pauses.push((due.at - now).as_secs());
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 60, 60, 60]);
+    }
+}
