@@ -515,7 +515,9 @@ fn rust_tests(target: &Path, extra: &[&str]) -> Command {
 /// The models are built optimized, as a checker runs each of them many thousand times.
 fn models(target: &Path, checker: &str) -> Vec<Command> {
     let chosen = MODELS.iter().filter(|model| model.checker == checker);
-    chosen.map(|model| model.cargo(target, &["test", "--release"], &[])).collect()
+    // The simulation is built for shuttle as well, with the checks of a test build.
+    let test: &[&str] = if checker == "shuttle" { &["test"] } else { &["test", "--release"] };
+    chosen.map(|model| model.cargo(target, test, &[])).collect()
 }
 
 fn memcheck() -> Command {
