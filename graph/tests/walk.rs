@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Driver, r, w};
-use estafette_graph::{Graph, Mode, OpRef, Step, Var, Walk, What};
+use estafette_graph::{Granted, Graph, Mode, OpRef, Step, Var, Walk, What};
 
 const EVERYTHING: usize = usize::MAX;
 
@@ -223,13 +223,35 @@ fn an_operation_of_another_graph_is_refused() {
 /// of its operations that waits is behind one that is granted.
 #[test]
 fn walks_during_traffic_lead_to_something_that_moves() {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    /// As an engine bounds what is in flight: a thread that is not scheduled for long would have the others pile up work behind it.
+    const IN_FLIGHT_MAX: usize = 200;
+    /// The payload of this thread's operations.
+    const PROBE: u32 = 9;
     let graph: Graph<(), u32> = Graph::new();
     let vars: Vec<Var<(), u32>> = (0..6).map(|_| graph.var(())).collect();
     let stop = AtomicBool::new(false);
+    let in_flight = AtomicUsize::new(0);
+    /// Ends the traffic, also when this thread fails.
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let complete = |granted: Granted<(), u32>| {
+        let mut ready = vec![granted];
+        while let Some(granted) = ready.pop() {
+            if *granted.payload() != PROBE {
+                in_flight.fetch_sub(1, Ordering::Relaxed);
+            }
+            granted.complete(|_| (), |granted| ready.push(granted));
+        }
+    };
     std::thread::scope(|scope| {
         for thread in 0..2_u32 {
-            let (graph, vars, stop) = (graph.clone(), &vars, &stop);
+            let (graph, vars, stop, in_flight, complete) =
+                (graph.clone(), &vars, &stop, &in_flight, &complete);
             scope.spawn(move || {
                 let mut random = 0x2545_F491_u32 + thread;
                 let mut step = || {
@@ -238,9 +260,14 @@ fn walks_during_traffic_lead_to_something_that_moves() {
                     random ^= random << 5;
                     random as usize
                 };
-                let mut ready = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
+                    if in_flight.load(Ordering::Relaxed) >= IN_FLIGHT_MAX {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    let mut ready = Vec::new();
                     for _ in 0..20 {
+                        in_flight.fetch_add(1, Ordering::Relaxed);
                         let own = graph.var(());
                         let accesses = [
                             (&vars[step() % 6], Mode::Read),
@@ -249,17 +276,16 @@ fn walks_during_traffic_lead_to_something_that_moves() {
                         ];
                         ready.extend(graph.submit(thread, accesses));
                     }
-                    while let Some(granted) = ready.pop() {
-                        granted.complete(|_| (), |granted| ready.push(granted));
-                    }
+                    ready.into_iter().for_each(complete);
                 }
             });
         }
+        let stopping = Stop(&stop);
         let mut conclusive = 0;
         for round in 0..2_000 {
             let mine = graph.var(());
             let (probe, granted) =
-                graph.submit_ref(9, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]);
+                graph.submit_ref(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]);
             let mut walk = graph.walk::<()>();
             let place = walk.add(&probe);
             assert!(walk.run(EVERYTHING, |_, _| ()));
@@ -270,14 +296,16 @@ fn walks_during_traffic_lead_to_something_that_moves() {
             }
             drop(walk);
             match granted {
-                Some(granted) => drop(granted.complete(|_| (), |_| ())),
+                Some(granted) => complete(granted),
                 None => {
                     // Too late if one of the threads has been granted it, and completes it.
-                    let _ = probe.withdraw(|granted| drop(granted.complete(|_| (), |_| ())));
+                    let mut ready = Vec::new();
+                    let _ = probe.withdraw(|granted| ready.push(granted));
+                    ready.into_iter().for_each(complete);
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         assert!(conclusive > 0);
     });
 }

@@ -43,7 +43,9 @@ pub fn table(alive: Alive, counts: &Counts) -> (Vec<String>, bool) {
         let found: Vec<Option<u64>> =
             SIZES.iter().map(|n| counts.get(&(call.name.to_owned(), *n)).copied()).collect();
         let exponent = call.exponent(alive);
-        let verdict = verdict(exponent, &found);
+        let told_apart: Vec<_> =
+            found.iter().map(|count| count.map(|count| count.max(call.beside))).collect();
+        let verdict = verdict(exponent, &told_apart);
         good &= verdict.is_none();
         let shown =
             found.iter().map(|count| format!("{:>12}", count.map_or("-".into(), |count| count.to_string())));

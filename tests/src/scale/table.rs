@@ -18,6 +18,8 @@ pub struct Call {
     pub grows: &'static [(Alive, u32)],
     /// The only kind with which it is made, if there is one.
     pub only: Option<Alive>,
+    /// Instructions that other threads do in its time, or not. Counts below are not told apart.
+    pub beside: u64,
 }
 
 impl Call {
@@ -33,11 +35,11 @@ impl Call {
 }
 
 const fn constant(name: &'static str, run: fn(&World, &Meter)) -> Call {
-    Call { name, run, grows: &[], only: None }
+    Call { name, run, grows: &[], only: None, beside: 0 }
 }
 
 const fn operands(name: &'static str, run: fn(&World, &Meter)) -> Call {
-    Call { name, run, grows: &[(Alive::Operands, 1)], only: Some(Alive::Operands) }
+    Call { name, run, grows: &[(Alive::Operands, 1)], only: Some(Alive::Operands), beside: 0 }
 }
 
 /// What lists everything in flight grows with that, and looks once at each variable whether it is idle.
@@ -85,6 +87,7 @@ pub const CALLS: &[Call] = &[
         run: |world, meter| drop(meter.count(|| lease(&world.one))),
         grows: &[],
         only: Some(Alive::LeasesOfOne),
+        beside: 0,
     },
     Call {
         name: "release once more",
@@ -94,6 +97,7 @@ pub const CALLS: &[Call] = &[
         },
         grows: &[],
         only: Some(Alive::LeasesOfOne),
+        beside: 0,
     },
     constant("import from a lease", |world, meter| {
         let tensor = world.fresh();
@@ -189,6 +193,7 @@ pub const CALLS: &[Call] = &[
         },
         grows: &[],
         only: Some(Alive::Cancelled),
+        beside: 0,
     },
     constant("clear_error", |world, meter| {
         let tensor = world.fresh();
@@ -239,17 +244,21 @@ pub const CALLS: &[Call] = &[
         },
         grows: NEEDED,
         only: None,
+        // The thread that looks for all that wait may do so.
+        beside: 40_000,
     },
     Call {
         name: "live",
         run: |world, meter| drop(meter.count(|| world.engine.live())),
         grows: EVERYTHING,
         only: None,
+        beside: 0,
     },
     Call {
         name: "diagnose",
         run: |world, meter| drop(meter.count(|| world.engine.diagnose())),
         grows: EVERYTHING,
         only: None,
+        beside: 0,
     },
 ];
