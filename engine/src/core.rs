@@ -22,6 +22,7 @@ use crate::exchange::{callback, fork};
 use crate::journal::hooks::WaitNoted;
 use crate::look::Pace;
 use crate::operation::{Kind, OpGranted, OpGraph};
+#[cfg(not(estafette_shuttle))]
 use crate::own_runtime;
 use crate::quiet;
 use crate::run::{self, ReadyOp};

@@ -109,6 +109,7 @@ mod operands;
 mod operation;
 pub mod operators;
 mod own_leases;
+#[cfg(not(estafette_shuttle))]
 mod own_runtime;
 mod per_device;
 mod produce;

@@ -31,10 +31,10 @@
 //! behind a deleter, a second thread, the *follower*, sleeps until that deleter is slow, and leads from then on: the first thread is
 //! *overtaken* and ends after its deleter, or follows if no thread does by then. So a deleter begins when the one before it has
 //! returned or is slow, and only slow deleters run beside others. A storage with the address of an overtaken one waits for it, so
-//! deleters of the same memory never run side by side and keep their order. At [`THREADS_MAX`] threads memory waits until a deleter
+//! deleters of the same memory never run side by side and keep their order. At `THREADS_MAX` threads memory waits until a deleter
 //! returns. What is slow is named by `diagnose()` and the watchdog (`slow.rs`).
 //!
-//! The lock of the queue comes before that of a thread's [`lane`](lane::Lane). A thread is overtaken under both, while it is in a
+//! The lock of the queue comes before that of a thread's `Lane`. A thread is overtaken under both, while it is in a
 //! deleter, and sees that at its next step, before it takes anything.
 
 mod lane;
