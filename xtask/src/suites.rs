@@ -151,7 +151,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
             if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
-                simulate.env("ESTAFETTE_SEEDS", "20000");
+                simulate.env("ESTAFETTE_SEEDS", "10000");
             }
             vec![simulate]
         },
