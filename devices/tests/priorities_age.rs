@@ -10,7 +10,7 @@ use estafette_devices::cpu::{Job, Pool, PoolOptions};
 /// Of so many takes one is of each class that waits.
 const BOUND: usize = 64;
 
-/// A job of a class, for whoever takes it.
+/// A job of a class, for the thread that takes it.
 struct Of(i32);
 
 impl Job for Of {

@@ -2,11 +2,11 @@
 //!
 //! A cancelled operation may sit behind a lease for a long time before it is granted and skipped. Its outcome is known
 //! now, though, and so is that of every operation that needs its outputs. Such an operation is *doomed*, and the probes that wait
-//! for its outputs are told; the graph itself is left alone, so the order of everything else stands.
+//! for its outputs get the failure; the graph itself is left alone, so the order of everything else stands.
 //!
 //! # Who looks, and how far
 //! - A *cancel* walks forward: from the outputs of the cancelled operation to what looks at them, and so on. It stops at what is
-//!   known to be doomed, since the probes behind that were told.
+//!   known to be doomed, since the probes behind that have their failure.
 //! - A *probe* that is submitted while a cancelled operation is queued looks back: to the operations whose writes it looks at, and so
 //!   on, until it comes to what is known.
 //!
@@ -217,7 +217,7 @@ impl Known {
         }
     }
 
-    /// Finds out whether `probe` is doomed, and has it told then.
+    /// Finds out whether `probe` is doomed, and notes its failure then.
     fn look_back(&self, probe: Op, walk: &mut Walk) {
         let signal = probe.payload().probe().cloned();
         if let Some((signal, root)) = signal.zip(self.doomed_by_sources(probe, walk))

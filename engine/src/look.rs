@@ -5,13 +5,13 @@
 //! blocking wait looks at what is [near](NEAR) at its start, and one thread of the process looks for all that wait for long
 //! ([`awaits`](crate::awaits)), for a [hundredth](PACE) of its time at most.
 
-use estafette_sync::time::{Duration, Instant};
 use std::collections::HashSet;
 use std::sync::PoisonError;
 
 use estafette_graph::{OpId, Step, Walk, What};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::time::{Duration, Instant};
 
 use crate::blocked::{self, On};
 use crate::core::graph;
@@ -26,11 +26,13 @@ pub(crate) const NEAR: usize = 256;
 /// A limit for looks that have to find everything.
 pub(crate) const EVERYTHING: usize = usize::MAX;
 
-/// Whoever looks again and again takes this many times as long between two looks as the last one took.
+/// The pause between two looks of a series is this many times as long as the last one took.
 const PACE: u32 = 100;
 
-/// Accesses looked at since the process began.
-static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
+estafette_sync::statics! {
+    /// Accesses looked at since the process began.
+    static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
+}
 
 /// Accesses that waits have looked at since the process began, to find out what they wait for. For tests of what waiting costs.
 #[doc(hidden)]

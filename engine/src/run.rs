@@ -98,7 +98,7 @@ fn run_at_once(granted: OpGranted) {
         return execute(granted);
     }
     if granted.payload().core.pool.has_priorities() {
-        // Nobody else takes them, and what is submitted would overtake them until somebody waits.
+        // No other thread takes them, and what is submitted would overtake them until a thread waits.
         let core = granted.payload().core.clone();
         execute(granted);
         core.help_any();

@@ -38,7 +38,7 @@ use crate::state::VarState;
 use crate::tensor::Tensor;
 use crate::watched::Watched;
 
-/// Time until the first look while asleep. A look finds only what cannot be told by a wake-up: that nothing is left that could
+/// Time until the first look while asleep. A look finds only what no wake-up can say: that nothing is left that could
 /// wake this thread. Each look comes twice as late as the one before, up to `LOOK_LAST`, or later where looks take long.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
 

@@ -1,10 +1,10 @@
 //! A thread that sleeps for long, while [another one](crate::awaits) looks at what it waits for.
 
-use estafette_sync::time::{Duration, Instant};
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Wake, Waker};
 
 use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::time::{Duration, Instant};
 
 use crate::awaits::{Awaited, Pending};
 use crate::operation::OpHandle;

@@ -439,7 +439,7 @@ impl<V, T> VarNode<V, T> {
     /// As for [`Self::retire`], and no access submitted through this variable is unfinished.
     #[must_use]
     pub(crate) unsafe fn destroy(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: the variable is over, so nobody but snapshots can reach the node, and these look neither at the value of a
+        // SAFETY: the variable is over, so only snapshots can reach the node, and these look neither at the value of a
         // variable that is not held nor at where it forwards to. Off the registry, and without a survey, it is ours alone.
         unsafe {
             let node = this.as_ref();

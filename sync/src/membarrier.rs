@@ -96,7 +96,7 @@ mod page {
     /// As large as any page of this architecture that the kernel gives without being asked for a huge one.
     const LENGTH: usize = 4096;
 
-    /// A mapping that nothing else uses. Whoever changes it has the lock, as a store while it is read-only would be a fault.
+    /// A mapping that nothing else uses. A thread that changes it has the lock, as a store while it is read-only would be a fault.
     struct Page(NonNull<u8>);
 
     // SAFETY: the mapping belongs to no thread.

@@ -11,7 +11,7 @@ use tests::dice;
 use tests::oracle::world::World;
 use tests::simulation::{program, shorten, simulate};
 
-/// Programs, unless told otherwise.
+/// Programs, unless `ESTAFETTE_SEEDS` says how many.
 const SEEDS: u64 = 300;
 
 /// Threads of the system that run executions, each its own.

@@ -16,7 +16,7 @@ thread_local! {
 }
 
 estafette_sync::statics! {
-    /// Errors that came when nobody here waited: somebody else has waited for one of our queues.
+    /// Errors that came while no thread waited here: another library has waited for one of these queues.
     static STRAY: AtomicU64 = AtomicU64::new(0);
 }
 

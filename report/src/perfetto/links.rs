@@ -39,7 +39,7 @@ impl Ends {
 pub struct Links {
     /// Edges in the order of their later ends.
     by_end: Vec<usize>,
-    /// Whether an event has told of them, by their places in that list.
+    /// Whether an event has named them, by their places in that list.
     told: Vec<bool>,
     leaving: Ends,
     arriving: Ends,

@@ -18,7 +18,7 @@ pub struct Call {
     pub grows: &'static [(Alive, u32)],
     /// The only kind with which it is made, if there is one.
     pub only: Option<Alive>,
-    /// Instructions that other threads do in its time, or not. Counts below are not told apart.
+    /// Instructions that other threads do in its time, or not. Smaller counts are taken for this one.
     pub beside: u64,
 }
 

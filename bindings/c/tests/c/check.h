@@ -123,7 +123,7 @@ static inline void counting_function(void *context, estafette_op *op) {
 
 static inline void counting_drop(void *context) { atomic_fetch_add(&((counting *)context)->dropped, 1); }
 
-/* How often the context was dropped: a worker drops it just after it has told the end, so the first drop is waited for. */
+/* How often the context was dropped: a worker drops it just after it has reported the end, so the first drop is waited for. */
 static inline int drops(counting *self) {
   for (int look = 0; look < 10000 && atomic_load(&self->dropped) == 0; look++) usleep(1000);
   return atomic_load(&self->dropped);

@@ -105,7 +105,7 @@ impl Shared {
         }
     }
 
-    /// Something waits for the leader's deleter: somebody has to see when that is slow.
+    /// Something waits for the leader's deleter: another thread has to see when that is slow.
     fn follow_the_leader(self: &Arc<Self>, queue: &mut Queue) {
         match queue.follower {
             Follower::Watching => {}
@@ -288,7 +288,7 @@ impl Shared {
             queue.follower = Follower::Resting;
         } else {
             let this = thread::current().id();
-            // Whoever stops joins those that are left; this one leaves by itself.
+            // The thread that stops the reaper joins those that are left; this one leaves by itself.
             queue.threads.retain(|thread| thread.thread().id() != this);
         }
         drop(queue);

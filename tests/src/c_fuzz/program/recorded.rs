@@ -26,7 +26,7 @@ struct Node {
 }
 
 unsafe extern "C" fn call_node(context: *mut c_void, op: *mut estafette_op) {
-    // SAFETY: the library calls this with what it was given, before that is dropped; after the end was told nothing of it is used.
+    // SAFETY: the library calls this with what it was given, before that is dropped; after the end was reported nothing of it is used.
     let (end, shared) = unsafe {
         let node = &*context.cast::<Node>();
         (node.end, node.shared.clone())

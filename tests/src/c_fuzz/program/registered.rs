@@ -191,7 +191,7 @@ impl Program {
         ];
         let from = bytes.below(8).saturating_sub(5);
         let name = if bytes.one_in(10) { c"fuzz.nothing of that name".into() } else { operator.name.clone() };
-        // What the function says is told at the outputs.
+        // What the function says is seen at the outputs.
         Shared::count(&self.shared.failures);
         // SAFETY: as the interface wants it, or wrong in a way that it promises to see.
         let got = unsafe {
