@@ -102,8 +102,9 @@ fn a_writer_waits_for_readers_on_two_queues_and_readers_not_for_each_other() {
     let [one, two, three] = [(); 3].map(|()| queue(&device));
     let x = on_device(&device, &engine);
     device.hold("read 1");
-    read_on(&engine, &one, "read 1", &x);
-    read_on(&engine, &two, "read 2", &x);
+    // Nothing orders two readers, so each is issued before the next is submitted.
+    read_on(&engine, &one, "read 1", &x).wait().unwrap();
+    read_on(&engine, &two, "read 2", &x).wait().unwrap();
     let write = write_on(&engine, &three, "write", &x, 1.0);
     write.wait().unwrap();
     assert_eq!(device.driver_calls().waits, 2);
