@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,14 +16,18 @@ use estafette_report::{Recording, Report, perfetto, report};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
 
-/// What is planted; everything else takes a fraction of it.
-const LONG: Duration = Duration::from_millis(80);
-
 /// One journal at a time is kept per process.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so busy that it is not, a
+/// longer one is planted.
+fn planted(stall: impl Fn(Duration)) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let found =
+        |milliseconds| catch_unwind(AssertUnwindSafe(|| stall(Duration::from_millis(milliseconds)))).is_ok();
+    if !found(80) && !found(640) {
+        stall(Duration::from_secs(5));
+    }
 }
 
 fn engine(workers: usize) -> (Engine, Watchdog) {
@@ -57,119 +62,127 @@ fn assert_first_line(recording: &Recording, parts: &[&str]) {
 
 #[test]
 fn a_slow_producer() {
-    let _alone = alone();
-    let (engine, _watchdog) = engine(2);
-    let batch = engine.zeros(&[4], DType::F32).unwrap();
-    let journal = Journal::open(JournalOptions::default()).unwrap();
-    batch.call_in_report("batch");
-    for _ in 0..2 {
-        engine
-            .op("decode")
-            .writes([&batch])
-            .run(|[], [_batch]| {
-                sleep(LONG);
-                Ok(())
-            })
-            .unwrap();
-        engine.op("train").reads([&batch]).run(|[_batch], []| Ok(())).unwrap();
-    }
-    engine.wait_all(None).unwrap();
-    let recording = journal.finish();
-    assert_first_line(&recording, &["computing (`decode`)", "`batch`", "`decode` was still computing"]);
-    let advice = &told(&recording).advice[0];
-    assert_eq!(advice.change, "make `decode` faster");
-    assert!(advice.saves_ns >= 2 * LONG.as_nanos() as u64, "{advice:?}");
+    planted(|long| {
+        let (engine, _watchdog) = engine(2);
+        let batch = engine.zeros(&[4], DType::F32).unwrap();
+        let journal = Journal::open(JournalOptions::default()).unwrap();
+        batch.call_in_report("batch");
+        for _ in 0..2 {
+            engine
+                .op("decode")
+                .writes([&batch])
+                .run(move |[], [_batch]| {
+                    sleep(long);
+                    Ok(())
+                })
+                .unwrap();
+            engine.op("train").reads([&batch]).run(|[_batch], []| Ok(())).unwrap();
+        }
+        engine.wait_all(None).unwrap();
+        let recording = journal.finish();
+        assert_first_line(&recording, &["computing (`decode`)", "`batch`", "`decode` was still computing"]);
+        let advice = &told(&recording).advice[0];
+        assert_eq!(advice.change, "make `decode` faster");
+        assert!(advice.saves_ns >= 2 * long.as_nanos() as u64, "{advice:?}");
+    });
 }
 
 #[test]
 fn a_lease_kept_too_long() {
-    let _alone = alone();
-    let (engine, _watchdog) = engine(2);
-    let batch = engine.zeros(&[4], DType::F32).unwrap();
-    let journal = Journal::open(JournalOptions::default()).unwrap();
-    batch.call_in_report("batch");
-    let lease = block_on(batch.lease(Access::Read, "the plotter")).unwrap();
-    engine.op("decode").writes([&batch]).run(|[], [_batch]| Ok(())).unwrap();
-    engine.op("train").reads([&batch]).run(|[_batch], []| Ok(())).unwrap();
-    sleep(LONG);
-    drop(lease);
-    engine.wait_all(None).unwrap();
-    let recording = journal.finish();
-    assert_first_line(&recording, &["leased", "a lease taken by the plotter was still open", "`batch`"]);
-    let report = told(&recording);
-    let train = report.worst.iter().find(|row| row.sentence.starts_with("`train`")).unwrap();
-    // Not the operation that it waited for, but what that one waited for.
-    assert!(
-        train
-            .sentence
-            .contains("for `decode` on `batch`, read after write, because a lease taken by the plotter"),
-        "{}",
-        train.sentence
-    );
-    assert!(report.advice[0].change.contains("the plotter"), "{:?}", report.advice);
+    planted(|long| {
+        let (engine, _watchdog) = engine(2);
+        let batch = engine.zeros(&[4], DType::F32).unwrap();
+        let journal = Journal::open(JournalOptions::default()).unwrap();
+        batch.call_in_report("batch");
+        let lease = block_on(batch.lease(Access::Read, "the plotter")).unwrap();
+        engine.op("decode").writes([&batch]).run(|[], [_batch]| Ok(())).unwrap();
+        engine.op("train").reads([&batch]).run(|[_batch], []| Ok(())).unwrap();
+        sleep(long);
+        drop(lease);
+        engine.wait_all(None).unwrap();
+        let recording = journal.finish();
+        assert_first_line(&recording, &["leased", "a lease taken by the plotter was still open", "`batch`"]);
+        let report = told(&recording);
+        let train = report.worst.iter().find(|row| row.sentence.starts_with("`train`")).unwrap();
+        // Not the operation that it waited for, but what that one waited for.
+        assert!(
+            train
+                .sentence
+                .contains("for `decode` on `batch`, read after write, because a lease taken by the plotter"),
+            "{}",
+            train.sentence
+        );
+        assert!(report.advice[0].change.contains("the plotter"), "{:?}", report.advice);
+    });
 }
 
 #[test]
 fn a_starved_pool() {
-    let _alone = alone();
-    let (engine, _watchdog) = engine(1);
-    let journal = Journal::open(JournalOptions::default()).unwrap();
-    for _ in 0..8 {
-        let own = engine.var();
-        let op = engine.op("resize").writes_vars(&[&own]);
-        op.run(|[], []| {
-            sleep(LONG / 8);
-            Ok(())
-        })
-        .unwrap();
-    }
-    sleep(LONG * 2);
-    engine.wait_all(None).unwrap();
-    let recording = journal.finish();
-    assert_first_line(&recording, &["no worker (the worker pool)", "`resize` waited", "one ran everything"]);
+    planted(|long| {
+        let (engine, _watchdog) = engine(1);
+        let journal = Journal::open(JournalOptions::default()).unwrap();
+        for _ in 0..8 {
+            let own = engine.var();
+            let op = engine.op("resize").writes_vars(&[&own]);
+            op.run(move |[], []| {
+                sleep(long / 8);
+                Ok(())
+            })
+            .unwrap();
+        }
+        sleep(long * 2);
+        engine.wait_all(None).unwrap();
+        let recording = journal.finish();
+        assert_first_line(
+            &recording,
+            &["no worker (the worker pool)", "`resize` waited", "one ran everything"],
+        );
+    });
 }
 
 #[test]
 fn a_lock_that_a_body_needs_is_taken() {
-    let _alone = alone();
-    let (engine, _watchdog) = engine(1);
-    let journal = Journal::open(JournalOptions::default()).unwrap();
-    let x = engine.var();
-    let op = engine.op("score").writes_vars(&[&x]).run_external(|completion| {
-        // What the Python bindings do around each function of Python's.
-        journal::body_wants_lock(completion.id());
-        sleep(LONG);
-        journal::body_has_lock(completion.id());
-        completion.complete(Ok(()));
+    planted(|long| {
+        let (engine, _watchdog) = engine(1);
+        let journal = Journal::open(JournalOptions::default()).unwrap();
+        let x = engine.var();
+        let op = engine.op("score").writes_vars(&[&x]).run_external(move |completion| {
+            // What the Python bindings do around each function of Python's.
+            journal::body_wants_lock(completion.id());
+            sleep(long);
+            journal::body_has_lock(completion.id());
+            completion.complete(Ok(()));
+        });
+        op.unwrap().wait().unwrap();
+        let recording = journal.finish();
+        assert_first_line(
+            &recording,
+            &["not resumed (the Python lock)", "`score`", "the Python lock was held elsewhere"],
+        );
     });
-    op.unwrap().wait().unwrap();
-    let recording = journal.finish();
-    assert_first_line(
-        &recording,
-        &["not resumed (the Python lock)", "`score`", "the Python lock was held elsewhere"],
-    );
 }
 
 #[test]
 fn a_consumer_that_comes_late() {
-    let _alone = alone();
-    let (engine, _watchdog) = engine(1);
-    let batch = engine.zeros(&[4], DType::F32).unwrap();
-    let journal = Journal::open(JournalOptions::default()).unwrap();
-    journal::on_event_loop();
-    let op = engine.op("decode").writes([&batch]).run(|[], [_batch]| {
-        sleep(LONG / 8);
-        Ok(())
+    planted(|long| {
+        let (engine, _watchdog) = engine(1);
+        let batch = engine.zeros(&[4], DType::F32).unwrap();
+        let journal = Journal::open(JournalOptions::default()).unwrap();
+        journal::on_event_loop();
+        let op = engine.op("decode").writes([&batch]).run(move |[], [_batch]| {
+            sleep(long / 8);
+            Ok(())
+        });
+        op.unwrap();
+        let mut ready = pin!(batch.ready());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(ready.as_mut().poll(&mut cx).is_pending());
+        // The loop is busy with something else while its task could go on.
+        sleep(long);
+        assert!(matches!(ready.poll(&mut cx), Poll::Ready(Ok(()))));
+        let recording = journal.finish();
+        assert_first_line(&recording, &["not resumed (the event loop)", "the event loop was busy"]);
+        let report = told(&recording);
+        assert!(report.run_time[0].what.contains("event loop"), "{:?}", report.run_time);
     });
-    op.unwrap();
-    let mut ready = pin!(batch.ready());
-    let mut cx = Context::from_waker(Waker::noop());
-    assert!(ready.as_mut().poll(&mut cx).is_pending());
-    // The loop is busy with something else while its task could go on.
-    sleep(LONG);
-    assert!(matches!(ready.poll(&mut cx), Poll::Ready(Ok(()))));
-    let recording = journal.finish();
-    assert_first_line(&recording, &["not resumed (the event loop)", "the event loop was busy"]);
-    let report = told(&recording);
-    assert!(report.run_time[0].what.contains("event loop"), "{:?}", report.run_time);
 }

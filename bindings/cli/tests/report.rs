@@ -12,8 +12,8 @@ use estafette::journal::{Journal, JournalOptions};
 /// Records two operations of which one waits for the other, and gives the file.
 fn recorded(folder: &Path, name: &str, slow: Duration) -> PathBuf {
     // One journal at a time is kept per process, and each test that records is the only one of its file.
-    let journal = Journal::open(JournalOptions::default()).unwrap();
     let engine = Engine::builder().workers(1).build().unwrap();
+    let journal = Journal::open(JournalOptions::default()).unwrap();
     let x = engine.var();
     x.call_in_report("batch");
     let produce = engine.op("produce").writes_vars(&[&x]);
@@ -54,7 +54,7 @@ fn a_recording_is_reported_for_people_and_for_programs() {
     let folder = std::env::temp_dir().join(format!("estafette-report-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let fast = recorded(&folder, "fast.pftrace", Duration::from_millis(5));
-    let slow = recorded(&folder, "slow.pftrace", Duration::from_millis(40));
+    let slow = recorded(&folder, "slow.pftrace", Duration::from_millis(800));
     let (fast, slow) = (fast.to_str().unwrap(), slow.to_str().unwrap());
 
     let report = text(&estafette(&[slow]));
