@@ -18,6 +18,7 @@ use estafette::exchange::reaper;
 use estafette::{Engine, Error, Status, Waiting};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::prelude::*;
 
 use crate::handle::{EngineHandle, Shared};
@@ -111,7 +112,12 @@ fn finish(py: Python<'_>, last: bool) {
         Outcome::Held if !last => {}
         Outcome::Held | Outcome::Stuck => {
             ABANDONED.store(true, Ordering::Relaxed);
-            if let Err(error) = say_abandoned(py, &engines, interrupted) {
+            let said = say_abandoned(py, &engines, interrupted).or_else(|error| {
+                // Ctrl-C while this was said must not hide it.
+                let again = error.is_instance_of::<PyKeyboardInterrupt>(py);
+                if again { say_abandoned(py, &engines, true) } else { Err(error) }
+            });
+            if let Err(error) = said {
                 error.write_unraisable(py, None);
             }
         }

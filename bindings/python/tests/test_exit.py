@@ -336,3 +336,23 @@ class TestPending:
         )
         assert "the wait for them was interrupted" in errors and "endless" in errors, errors
         assert "Traceback" not in errors, errors
+
+    def test_is_told_also_where_ctrl_c_comes_while_it_is_told(self):
+        _, errors = program(
+            """
+            import os, signal
+            import estafette._failures as failures
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            say = failures.say_abandoned
+            def interrupted(*args):
+                failures.say_abandoned = say
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(3600)
+            failures.say_abandoned = interrupted
+            def endless():
+                time.sleep(3600)
+            eng.submit(endless)
+            """
+        )
+        assert "the wait for them was interrupted" in errors and "endless" in errors, errors
+        assert "Traceback" not in errors, errors
