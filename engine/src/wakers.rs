@@ -88,6 +88,11 @@ impl Wakers {
     pub(crate) fn take(&mut self) -> Taken {
         Taken(std::mem::take(&mut self.waiting))
     }
+
+    /// How many futures have registered a waker.
+    pub(crate) fn len(&self) -> usize {
+        usize::from(self.waiting.first.is_some()) + self.waiting.others.len()
+    }
 }
 
 impl Drop for Wakers {
@@ -101,10 +106,6 @@ impl Drop for Wakers {
 pub(crate) struct Taken(Waiting);
 
 impl Taken {
-    pub(crate) fn len(&self) -> usize {
-        usize::from(self.0.first.is_some()) + self.0.others.len()
-    }
-
     pub(crate) fn wake(self) {
         self.into_iter().for_each(wake);
     }

@@ -19,6 +19,7 @@ pub struct Model {
 
 /// Every place with models.
 pub const MODELS: &[Model] = &[
+    Model { checker: "loom", place: &["--package", "estafette-sync", "--lib"] },
     Model { checker: "loom", place: &["--package", "estafette-graph", "--lib"] },
     Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom"] },
     Model { checker: "loom", place: &["--package", "estafette-graph", "--test", "loom_replay"] },
