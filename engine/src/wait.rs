@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 
-use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_graph::{OpId, Snapshot};
 use estafette_report::shown::shown;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
@@ -34,7 +34,6 @@ use crate::ready::{self, Looked, look_or_probe};
 use crate::run;
 use crate::signal::{Delivered, Signal};
 use crate::stand_in::{StandInSet, others_without_workers};
-use crate::state::VarState;
 use crate::tensor::Tensor;
 use crate::watched::Watched;
 
@@ -79,8 +78,8 @@ pub(crate) fn see(state: &OpState) -> Seen {
 }
 
 /// A picture of the graph, in which leases without an operation look like those with one.
-pub(crate) fn picture(roots: Roots<'_, VarState, OpState>) -> Snapshot<Seen> {
-    graph().snapshot_with(roots, see, |state, found| {
+pub(crate) fn picture() -> Snapshot<Seen> {
+    graph().snapshot_with(see, |state, found| {
         state.holders().each(|holder| found.push((holder.number(), see_holder(holder.lease()))));
     })
 }
