@@ -15,7 +15,7 @@ use estafette_sync::sync::atomic::Ordering;
 use crate::awaits::{Awaited, Pending};
 use crate::builder::OpBuilder;
 use crate::copy::staging;
-use crate::core::{Core, CoreOptions, graph};
+use crate::core::{Core, CoreOptions, WaitHook, graph};
 use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, diagnose};
 use crate::error::Error;
@@ -530,7 +530,18 @@ impl Engine {
     /// [`Error::Interrupted`]. A language whose signal handlers run between its own instructions looks for them here.
     /// Only the first call counts.
     pub fn on_wait(&self, hook: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.core().on_wait.set(Box::new(hook));
+        self.on_wait_of(|| true, hook);
+    }
+
+    /// As [`on_wait`](Self::on_wait), for the waiting threads alone for which `concerns` returns true. Other threads are not woken
+    /// to call the hook. `concerns` runs on the waiting thread.
+    #[doc(hidden)]
+    pub fn on_wait_of(
+        &self,
+        concerns: impl Fn() -> bool + Send + Sync + 'static,
+        hook: impl Fn() -> bool + Send + Sync + 'static,
+    ) {
+        let _ = self.core().on_wait.set(WaitHook { concerns: Box::new(concerns), ends: Box::new(hook) });
     }
 
     /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
