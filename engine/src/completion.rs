@@ -1,5 +1,6 @@
 //! Operations that end elsewhere: the token that says how, and the views it lends out meanwhile.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -47,6 +48,8 @@ struct Inner {
     /// `None` before the body has begun, and once the operation has ended.
     running: Option<Underway>,
     operands: Declared,
+    /// By the address of the tensor. See [`mode_of`](Self::mode_of).
+    modes: Option<HashMap<usize, Mode>>,
     produced: Option<(Tensor, Copying)>,
     views: Views,
     /// The device of an operand that was lent to somebody who uses it on queues that only he knows.
@@ -61,6 +64,7 @@ impl Prepared {
         Self(Arc::new(Mutex::new(Inner {
             running: None,
             operands,
+            modes: None,
             produced,
             views: Vec::new(),
             lent_on: None,
@@ -227,7 +231,7 @@ impl Scope {
 
     /// Whether the operation is still running and `tensor` is one of its operands; then, how it may be used.
     pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
-        let inner = self.lock();
+        let mut inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
     }
@@ -275,8 +279,7 @@ impl Scope {
             hooks::lends(self.id, library);
         }
         let lease = LeaseInner::view_of(running, tensor, access, taker);
-        inner.views.retain(|(view, _)| view.strong_count() > 0);
-        inner.views.push((Arc::downgrade(&lease), mode));
+        inner.note_view(&lease, mode);
         drop(inner);
         if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
             && own.native() != other.native()
@@ -346,12 +349,43 @@ impl Scope {
     }
 }
 
+/// More operands than this are found through a map.
+const FEW_OPERANDS: usize = 8;
+
 impl Inner {
-    fn mode_of(&self, tensor: &Tensor) -> Option<Mode> {
-        let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor)).map(|(_, mode)| *mode);
-        modes.reduce(|a, b| if a == b { a } else { Mode::Update })
+    /// How the operation uses the tensor, if it is an operand. Where there are many, all are looked up in a map that is made once.
+    fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
+        let merge = |a: Mode, b: Mode| if a == b { a } else { Mode::Update };
+        if self.operands.len() <= FEW_OPERANDS {
+            let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor));
+            return modes.map(|(_, mode)| *mode).reduce(merge);
+        }
+        let operands = &self.operands;
+        let modes = self.modes.get_or_insert_with(|| {
+            let mut modes = HashMap::with_capacity(operands.len());
+            for (operand, mode) in operands {
+                modes
+                    .entry(Arc::as_ptr(&operand.inner).addr())
+                    .and_modify(|known| *known = merge(*known, *mode))
+                    .or_insert(*mode);
+            }
+            modes
+        });
+        modes.get(&Arc::as_ptr(&tensor.inner).addr()).copied()
+    }
+
+    /// Keeps a view for as long as it lives. Those that are gone are forgotten when the list is full, so each costs the same.
+    fn note_view(&mut self, lease: &Arc<LeaseInner>, mode: Mode) {
+        if self.views.len() == self.views.capacity() {
+            self.views.retain(|(view, _)| view.strong_count() > 0);
+            self.views.reserve(self.views.len().max(VIEWS_MIN));
+        }
+        self.views.push((Arc::downgrade(lease), mode));
     }
 }
+
+/// Room for views in a list that was empty.
+const VIEWS_MIN: usize = 4;
 
 /// What comes next goes to a worker: this may be any thread.
 fn dispatch_next(next: Option<crate::operation::OpGranted>) {

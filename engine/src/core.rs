@@ -40,6 +40,13 @@ pub(crate) fn graph() -> &'static OpGraph {
     GRAPH.get_or_init(Graph::immortal)
 }
 
+/// Asked now and then during a wait, on the thread that waits, if it concerns that thread.
+pub(crate) struct WaitHook {
+    pub(crate) concerns: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Whether the wait shall end.
+    pub(crate) ends: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
 /// Shared by the handles of one engine and by its operations in flight; never by a thread.
 pub(crate) struct Core {
     pub(crate) id: u64,
@@ -75,8 +82,7 @@ pub(crate) struct Core {
     blocked_runtime: AtomicBool,
     /// Called once per wait that only leases hold up: a garbage-collected language collects here.
     pub(crate) on_lease_wait: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    /// Asked now and then during a wait whether it shall end.
-    pub(crate) on_wait: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
+    pub(crate) on_wait: OnceLock<WaitHook>,
     /// Failures of its operations.
     pub(crate) failures: Arc<Failures>,
     /// The fork generation it was made in.
@@ -293,9 +299,14 @@ impl Core {
     /// Fails when whoever waits is wanted elsewhere.
     pub(crate) fn check_interrupt(&self) -> Result<(), Error> {
         match self.on_wait.get() {
-            Some(interrupted) if interrupted() => Err(Error::Interrupted),
+            Some(hook) if (hook.concerns)() && (hook.ends)() => Err(Error::Interrupted),
             _ => Ok(()),
         }
+    }
+
+    /// Whether [`check_interrupt`](Self::check_interrupt) may fail on the calling thread.
+    pub(crate) fn may_be_interrupted(&self) -> bool {
+        self.on_wait.get().is_some_and(|hook| (hook.concerns)())
     }
 
     /// Operations submitted and not ended.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use estafette_graph::{Hazard, Roots};
+use estafette_graph::Hazard;
 use estafette_report::shown::shown;
 
 use crate::core::Core;
@@ -78,7 +78,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
         // A forked child: nothing runs here, and locks may be held by threads that do not exist.
         return Diagnosis { operations: Vec::new(), releases: Vec::new() };
     }
-    let snapshot = picture(Roots::All);
+    let snapshot = picture();
     let mut explained = snapshot.explained();
     let mut operations: Vec<Waiting> = snapshot
         .ops

@@ -8,7 +8,6 @@ use std::time::Duration;
 use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
 use estafette_devices::{DLDevice, Device, Frontier};
-use estafette_graph::Roots;
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -16,21 +15,22 @@ use estafette_sync::sync::atomic::Ordering;
 use crate::awaits::{Awaited, Pending};
 use crate::builder::OpBuilder;
 use crate::copy::staging;
-use crate::core::{Core, CoreOptions, graph};
+use crate::core::{Core, CoreOptions, WaitHook, graph};
 use crate::core_ref::CoreRef;
 use crate::diagnose::{Diagnosis, diagnose};
 use crate::error::Error;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
+use crate::lease_info::LeaseInfo;
 use crate::live::{self, Live, OnStall, Stall, StallWatch};
-use crate::operation::{Kind, Name};
+use crate::operation::{Kind, Name, OpHandle};
 use crate::regions::Origin;
 use crate::replay::Recorder;
 use crate::tensor::Tensor;
 use crate::unretrieved::Unretrieved;
 use crate::variable::Variable;
 use crate::wait::picture;
-use crate::{clock, import, quiet, stuck};
+use crate::{clock, import, look, quiet};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
 /// devices busy, and few enough that what is in flight stays in a core's own cache. (With 65,536 the *random* workload of the
@@ -530,7 +530,18 @@ impl Engine {
     /// [`Error::Interrupted`]. A language whose signal handlers run between its own instructions looks for them here.
     /// Only the first call counts.
     pub fn on_wait(&self, hook: impl Fn() -> bool + Send + Sync + 'static) {
-        let _ = self.core().on_wait.set(Box::new(hook));
+        self.on_wait_of(|| true, hook);
+    }
+
+    /// As [`on_wait`](Self::on_wait), for the waiting threads alone for which `concerns` returns true. Other threads are not woken
+    /// to call the hook. `concerns` runs on the waiting thread.
+    #[doc(hidden)]
+    pub fn on_wait_of(
+        &self,
+        concerns: impl Fn() -> bool + Send + Sync + 'static,
+        hook: impl Fn() -> bool + Send + Sync + 'static,
+    ) {
+        let _ = self.core().on_wait.set(WaitHook { concerns: Box::new(concerns), ends: Box::new(hook) });
     }
 
     /// Refuses new submissions and waits, asynchronously, until everything in flight has ended.
@@ -588,28 +599,19 @@ impl Engine {
     /// Cancels every operation of this engine that is queued behind leases only.
     fn cancel_held(&self) -> ShutdownReport {
         let core = self.core();
-        let snapshot = picture(Roots::All);
+        let snapshot = picture();
+        let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
+        let waiting = graph().waiting();
+        let (held, leases) = look::held(waiting.iter().filter(mine));
         let mut report = self.report_of_shutdown(false);
-        let mut held = Vec::new();
-        for op in &snapshot.ops {
-            if op.label.core != core.id || !op.label.counted {
-                continue;
-            }
-            match stuck::only_leases(&snapshot, op.id) {
-                Some(leases) => {
-                    held.push(op.id);
-                    report.cancelled.push(op.label.name.as_str().to_string());
-                    for lease in leases {
-                        let text = lease.to_string();
-                        if !report.leases.contains(&text) {
-                            report.leases.push(text);
-                        }
-                    }
-                }
-                None => report.running.push(op.label.name.as_str().to_string()),
-            }
+        report.leases = leases.iter().map(LeaseInfo::to_string).collect();
+        report.leases.sort_unstable();
+        report.leases.dedup();
+        for op in snapshot.ops.iter().filter(|op| op.label.core == core.id && op.label.counted) {
+            let list = if held.contains(&op.id) { &mut report.cancelled } else { &mut report.running };
+            list.push(op.label.name.as_str().to_string());
         }
-        for op in graph().waiting() {
+        for op in waiting {
             if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
                 crate::operation::Op::new(op).cancel();
             }

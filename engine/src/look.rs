@@ -5,7 +5,7 @@
 //! blocking wait looks at what is [near](NEAR) at its start, and one thread of the process looks for all that wait for long
 //! ([`awaits`](crate::awaits)), for a [hundredth](PACE) of its time at most.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::PoisonError;
 
 use estafette_graph::{OpId, Step, Walk, What};
@@ -173,6 +173,25 @@ impl Look {
             self.run(limit);
         }
     }
+}
+
+/// Which of these operations leases alone hold up, and these leases. One look for all of them.
+pub(crate) fn held<'a>(ops: impl Iterator<Item = &'a OpHandle>) -> (HashSet<OpId>, Vec<LeaseInfo>) {
+    let mut look = Look::new();
+    let ops: Vec<_> = ops.map(|op| (op, look.add(op))).collect();
+    look.run(EVERYTHING);
+    let reaches = look.reaches(moves);
+    let mut leases = Look::new();
+    let held = ops.into_iter().filter(|(_, place)| !reaches[*place]).map(|(op, _)| {
+        leases.add(op);
+        op.id()
+    });
+    let held = held.collect();
+    leases.run(EVERYTHING);
+    // A lease is found once for each variable that waits for it.
+    let granted = leases.walk.steps().filter(|step| step.granted);
+    let leases: BTreeMap<_, _> = granted.filter_map(|step| Some((step.id, lease_of(&step)?))).collect();
+    (held, leases.into_values().collect())
 }
 
 /// The lease, when this is one that is held.

@@ -1,8 +1,8 @@
 //! Can anything still move? What a wait asks before it goes on waiting for room, or for everything to end.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use estafette_graph::{OpId, OpView, Roots, Snapshot};
+use estafette_graph::{Explained, OpId, OpView, Snapshot};
 use estafette_sync::time::Instant;
 use smallvec::SmallVec;
 
@@ -15,17 +15,8 @@ use crate::lease_info::LeaseInfo;
 use crate::operation::{Kind, Phase};
 use crate::wait::{Seen, let_go, picture};
 
-/// The leases that hold `waiting` up, when nothing else does.
-pub(crate) fn only_leases(snapshot: &Snapshot<Seen>, waiting: OpId) -> Option<Vec<LeaseInfo>> {
-    let leaves = snapshot.leaves(waiting);
-    if leaves.is_empty() {
-        return None;
-    }
-    leaves.into_iter().map(|leaf| snapshot.op(leaf).and_then(|op| held_lease(&op.label))).collect()
-}
-
 /// The lease, when this operation is one that is held.
-pub(crate) fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
+fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
@@ -38,7 +29,7 @@ pub(crate) fn check_progress(
     in_flight: usize,
     held_since: &mut Option<Instant>,
 ) -> Result<(), Error> {
-    let Some(leases) = standstill(&picture(Roots::All), core) else {
+    let Some(leases) = standstill(&picture(), core) else {
         *held_since = None;
         return Ok(());
     };
@@ -51,7 +42,7 @@ pub(crate) fn check_progress(
         return Ok(());
     }
     let_go(core);
-    let Some(leases) = standstill(&picture(Roots::All), core) else {
+    let Some(leases) = standstill(&picture(), core) else {
         *held_since = None;
         return Ok(());
     };
@@ -71,11 +62,11 @@ pub(crate) fn check_progress(
 /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
 /// that asks.
 pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
-    if standstill(&picture(Roots::All), core).is_none() {
+    if standstill(&picture(), core).is_none() {
         return Ok(());
     }
     let_go(core);
-    let snapshot = picture(Roots::All);
+    let snapshot = picture();
     let Some(leases) = standstill(&snapshot, core) else { return Ok(()) };
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
@@ -91,7 +82,7 @@ pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
 
 /// The engines without workers, other than `core`, that have to run something before operations in flight in `core` can end.
 pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
-    let snapshot = picture(Roots::All);
+    let snapshot = picture();
     let ready = |op: &&OpView<Seen>| {
         op.granted && op.label.phase == Phase::Queued && op.label.home.alone() && op.label.core != core.id
     };
@@ -119,13 +110,21 @@ fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<LeaseInfo>> 
     if mine.len() + unseen == 0 || mine.len() + unseen != core.in_flight() {
         return None;
     }
-    let mut search = Search { snapshot, seen: HashSet::new(), leases: Vec::new() };
+    let mut search = Search {
+        snapshot,
+        explained: snapshot.explained(),
+        blocked: blocked::now(),
+        seen: HashSet::new(),
+        leases: Vec::new(),
+    };
     if mine.into_iter().any(|op| search.moves(op.id)) { None } else { Some(search.leases) }
 }
 
 /// Looks for operations that can move, among all that some operations need.
 struct Search<'a> {
     snapshot: &'a Snapshot<Seen>,
+    explained: Explained<'a, Seen>,
+    blocked: HashMap<OpId, Vec<On>>,
     /// Those looked at; none of them moves.
     seen: HashSet<OpId>,
     /// The held leases among them.
@@ -135,7 +134,6 @@ struct Search<'a> {
 impl Search<'_> {
     /// Whether `op`, or anything that it needs, can move.
     fn moves(&mut self, op: OpId) -> bool {
-        let blocked = blocked::now();
         let mut open = vec![op];
         while let Some(next) = open.pop() {
             if !self.seen.insert(next) {
@@ -144,10 +142,10 @@ impl Search<'_> {
             // Not in the picture any more: it has ended, and whoever was blocked on it moves.
             let Some(view) = self.snapshot.op(next) else { return true };
             if !view.granted {
-                open.extend(self.snapshot.leaves(next));
+                open.extend(self.explained.blockers(view).into_iter().map(|blocker| blocker.op));
             } else if let Some(lease) = held_lease(&view.label) {
                 self.leases.push(lease);
-            } else if let Some(blocked) = blocked.get(&next) {
+            } else if let Some(blocked) = self.blocked.get(&next) {
                 open.extend(blocked.iter().filter_map(|on| match on {
                     On::Op(target) => Some(target.id()),
                     On::AnyOther => None,

@@ -11,7 +11,7 @@
 
 use std::collections::HashSet;
 
-use estafette_graph::{OpId, Roots, Snapshot};
+use estafette_graph::{OpId, Snapshot};
 use estafette_report::shown::shown;
 use estafette_sync::thread;
 use estafette_sync::time::{Duration, Instant};
@@ -34,9 +34,8 @@ use crate::ready::{self, Looked, look_or_probe};
 use crate::run;
 use crate::signal::{Delivered, Signal};
 use crate::stand_in::{StandInSet, others_without_workers};
-use crate::state::VarState;
 use crate::tensor::Tensor;
-use crate::watched::Watched;
+use crate::watched::{Watched, sleep_until_work};
 
 /// Time until the first look while asleep. A look finds only what no wake-up can say: that nothing is left that could
 /// wake this thread. Each look comes twice as late as the one before, up to `LOOK_LAST`, or later where looks take long.
@@ -79,8 +78,8 @@ pub(crate) fn see(state: &OpState) -> Seen {
 }
 
 /// A picture of the graph, in which leases without an operation look like those with one.
-pub(crate) fn picture(roots: Roots<'_, VarState, OpState>) -> Snapshot<Seen> {
-    graph().snapshot_with(roots, see, |state, found| {
+pub(crate) fn picture() -> Snapshot<Seen> {
+    graph().snapshot_with(see, |state, found| {
         state.holders().each(|holder| found.push((holder.number(), see_holder(holder.lease()))));
     })
 }
@@ -181,7 +180,7 @@ pub(crate) fn block<V: Clone + Delivered>(
             core.check_interrupt()?;
             let looks_itself = inside
                 || watch.held_since.is_some()
-                || (helps && needed.alone().is_some())
+                || (helps && needed.without_workers().next().is_some())
                 || !awaits::has_clerk();
             let looks = is_wanted || (looks_itself && now >= looks_from);
             // Not where the end of the wait is as near as that of the look may be.
@@ -206,18 +205,20 @@ pub(crate) fn block<V: Clone + Delivered>(
             }
         }
         let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
-        if helps && let Some(alone) = needed.alone() {
-            let mut listening = alone.bell.listen();
-            // What arrived before we listened did not ring for us.
-            if signal.get().is_none() && !needed.help(context::begin_help(), false) {
-                cover.get_or_insert_with(|| core.cover());
-                context::blocking(|| listening.wait_until(wake.min(now + ALONE_NAP)));
-            }
+        if helps && needed.without_workers().next().is_some() {
+            // Work that arrived before this thread listened has not woken it.
+            sleep_until_work(signal, needed.without_workers(), wake, || {
+                let helped = needed.help(context::begin_help(), false);
+                if !helped {
+                    cover.get_or_insert_with(|| core.cover());
+                }
+                !helped
+            });
         } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
             // It takes long, and nothing is wrong so far.
             let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause, helps));
             // A signal handler of the language can only be asked for here.
-            let asks = core.on_wait.get().is_some() || !awaits::has_clerk();
+            let asks = core.may_be_interrupted() || !awaits::has_clerk();
             let wake = if asks { Some(wake) } else { deadline };
             is_wanted = context::blocking(|| watched.wait_until(wake));
         } else {
@@ -270,10 +271,6 @@ impl Relief {
     }
 }
 
-/// Without workers a wait listens for new work, not for its signal, which may come from a reactor or another thread; this is how
-/// late it may notice.
-const ALONE_NAP: Duration = Duration::from_micros(200);
-
 /// As [`block`], for an operation by name.
 pub(crate) fn block_on_op(
     core: &CoreRef,
@@ -311,14 +308,14 @@ struct Needed {
 }
 
 impl Needed {
-    /// One of the engines that has no workers, so that its work waits for somebody like us.
-    fn alone(&self) -> Option<&Core> {
-        self.cores.iter().map(|core| &**core).find(|core| core.alone())
+    /// The engines that have no workers, so that the waiting thread runs what it needs there.
+    fn without_workers(&self) -> impl Iterator<Item = &CoreRef> {
+        self.cores.iter().filter(|core| core.alone())
     }
 
     /// Has a stand-in run what is ready in each of the engines that has no workers.
     fn want_stand_ins(&self, stand_ins: &mut StandInSet) {
-        for core in self.cores.iter().filter(|core| core.alone()) {
+        for core in self.without_workers() {
             stand_ins.want(core);
         }
     }

@@ -1,12 +1,16 @@
-//! A thread that sleeps for long, while [another one](crate::awaits) looks at what it waits for.
+//! Threads that sleep until something wakes them: for long, while [another one](crate::awaits) looks at what they wait for; and in engines
+//! without workers, until there is work.
 
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Wake, Waker};
 
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
 
 use crate::awaits::{Awaited, Pending};
+use crate::context;
+use crate::core_ref::CoreRef;
 use crate::operation::OpHandle;
 use crate::signal::{Delivered, Signal};
 use crate::wakers::WakerKey;
@@ -43,6 +47,25 @@ impl Sleeper {
         }
         std::mem::take(&mut *woken)
     }
+}
+
+/// Sleeps until `signal` is set, until there is work in one of the `engines`, which have no workers, or until `deadline`. Does not sleep
+/// unless `is_idle`, which is asked when the thread listens.
+pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
+    signal: &Signal<V>,
+    engines: impl Iterator<Item = &'a CoreRef>,
+    deadline: Instant,
+    is_idle: impl FnOnce() -> bool,
+) {
+    let sleeper = Arc::<Sleeper>::default();
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let mut bells: SmallVec<[_; 1]> = engines.map(|engine| engine.bell.listen_async()).collect();
+    bells.iter_mut().for_each(|bell| bell.wake_at_ring(&waker));
+    let mut key = WakerKey::default();
+    if !signal.is_set(&mut Context::from_waker(&waker), &mut key) && is_idle() {
+        context::blocking(|| sleeper.sleep(Some(deadline)));
+    }
+    signal.forget(&mut key);
 }
 
 /// A blocked thread, among those that are looked for.

@@ -10,6 +10,18 @@ pub(crate) struct Accesses<V, T> {
     pub(crate) stride: usize,
 }
 
+impl<V, T> Accesses<V, T> {
+    /// The access at `place`.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub(crate) fn get(&self, place: usize) -> AccessPtr<V, T> {
+        assert!(place < self.left, "a place within the list");
+        // SAFETY: one of `left`.
+        unsafe { self.next.byte_add(place * self.stride) }
+    }
+}
+
 impl<V, T> Iterator for Accesses<V, T> {
     type Item = AccessPtr<V, T>;
 

@@ -1,12 +1,17 @@
 //! One step along the queues: which operations look at what an operation writes, and whose writes it looks at itself.
 //!
-//! A walk takes such steps without holding more than one bit at a time, so it is no picture of one moment. What keeps a step sound
-//! is the registry's lock: while it is held no variable is freed, and an operation that is not over by then was in all its queues
+//! Steps and [walks](crate::walk) go from an operation to its queues by [`each_queue`]. It holds one bit at a time, so what it shows is
+//! no picture of one moment, and the registry's lock only while it takes that bit, so it holds up no other thread for longer than a
+//! submission does. While the registry is locked no variable is freed, and an operation that is not over by then was in all its queues
 //! when the lock was taken. Whether it still is in a queue is asked again under that queue's bit.
 
 use std::fmt;
+use std::ptr::NonNull;
+
+use estafette_sync::thread;
 
 use crate::access::{Access, AccessPtr, Mode};
+use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
 use crate::graph::{Graph, Inner};
 use crate::id::OpId;
@@ -29,15 +34,41 @@ impl<V, T> Graph<V, T> {
     /// # Panics
     /// If the operation belongs to another graph.
     pub fn pin(&self, op: &OpRef<V, T>) -> Pinned<'_, V, T> {
-        // SAFETY: our reference keeps the operation, and the owner was set before there was one.
+        self.assert_own(op);
+        // SAFETY: the caller's reference keeps the operation.
+        unsafe { Pinned::new(op.block(), &self.inner) }
+    }
+
+    /// # Panics
+    /// If the operation belongs to another graph.
+    pub(crate) fn assert_own(&self, op: &OpRef<V, T>) {
+        // SAFETY: the reference keeps the operation, and the owner was set before there was one.
         let owner = unsafe { op.as_block().owner() };
         assert!(std::ptr::eq(owner, &raw const *self.inner), "{} belongs to another graph", op.id());
-        op.as_block().retain();
-        Pinned { block: op.block(), inner: &self.inner }
     }
 }
 
 impl<'g, V, T> Pinned<'g, V, T> {
+    /// Refers to an operation.
+    ///
+    /// # Safety
+    /// The caller has a reference, or holds the bit of a variable in whose queue the operation is: completing it needs that bit, so its
+    /// reference to itself is still counted.
+    pub(crate) unsafe fn new(block: BlockPtr<V, T>, inner: &'g Inner<V, T>) -> Self {
+        // SAFETY: forwarded to the caller.
+        unsafe { block.as_ref() }.retain();
+        Self { block, inner }
+    }
+
+    /// Whether no access waits.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.as_block().is_granted()
+    }
+
+    pub(crate) fn block(&self) -> BlockPtr<V, T> {
+        self.block
+    }
+
     /// The operation's name within its graph.
     pub fn id(&self) -> OpId {
         // SAFETY: our reference keeps the operation.
@@ -68,7 +99,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let mode = behind.as_ref().target().mode();
                     let op = Access::op(behind);
                     if wanted(op.as_ref().payload(), mode) {
-                        found.push(self.found(op));
+                        found.push(Self::new(op, self.inner));
                     }
                     if mode.is_exclusive() {
                         return;
@@ -108,7 +139,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
-                        found.push(self.found(op));
+                        found.push(Self::new(op, self.inner));
                         return;
                     }
                     if known(op.as_ref().payload()) {
@@ -117,7 +148,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let Some((first, _)) = front.next() else { return };
                     writes -= u32::from(first.as_ref().target().is_exclusive());
                     if writes == 0 {
-                        found.push(self.found(Access::op(first)));
+                        found.push(Self::new(Access::op(first), self.inner));
                         return;
                     }
                 }
@@ -125,41 +156,85 @@ impl<'g, V, T> Pinned<'g, V, T> {
         });
     }
 
-    /// Lends the queue of each of the operation's variables, under its bit, with the access that is linked there.
+    /// Lends the queue of each of the operation's variables, under its bit, with the access that is linked there, until the operation
+    /// is over.
     fn each_queue(&self, mut f: impl FnMut(&Queue<V, T>, AccessPtr<V, T>)) {
-        let live = self.inner.registry().lock();
-        // Completing and withdrawing say so before they take the first access out, so no variable of the operation has left the
-        // registry, and none leaves it before the lock is given back.
-        if self.as_block().is_over() {
-            return;
-        }
-        // SAFETY: accesses that wait are moved only under the registry's lock, and those of a granted operation never.
-        for access in unsafe { Block::accesses(self.block) } {
-            // SAFETY: the variable is alive, as above.
-            let mut locked = unsafe { VarNode::lock(access.as_ref().target().node()) };
-            // Else the access may have been taken out before the bit was ours.
-            if self.as_block().is_over() {
-                return;
-            }
+        let lent = |node: &VarNode<V, T>, access| {
             let _lending = Lending::of(self.inner.address());
-            locked.queue(|queue| f(queue, access));
-        }
-        drop(live);
-    }
-
-    /// Refers to an operation.
-    ///
-    /// # Safety
-    /// The bit of a variable in whose queue it is is held.
-    unsafe fn found(&self, block: BlockPtr<V, T>) -> Self {
-        // SAFETY: completing it needs the bit, so its reference to itself is still counted.
-        unsafe { block.as_ref() }.retain();
-        Self { block, inner: self.inner }
+            f(&node.queue, access);
+        };
+        // SAFETY: our reference keeps the block.
+        let _ = unsafe { each_queue(self.block, self.inner, Block::is_over, lent) };
     }
 
     fn as_block(&self) -> &Block<V, T> {
         // SAFETY: our reference keeps the block.
         unsafe { self.block.as_ref() }
+    }
+}
+
+/// Goes through the variables of an operation: each under its bit, with the access that is linked there. If reads are withdrawn
+/// meanwhile, it begins again with those that are left. False if it ended because the operation `has_ended`, which is that it is
+/// granted, or that it is over.
+///
+/// # Safety
+/// The caller has a reference to the operation, which is of the graph `inner`.
+pub(crate) unsafe fn each_queue<V, T>(
+    op: BlockPtr<V, T>,
+    inner: &Inner<V, T>,
+    has_ended: impl Fn(&Block<V, T>) -> bool,
+    mut f: impl FnMut(&VarNode<V, T>, AccessPtr<V, T>),
+) -> bool {
+    let (mut at, mut len) = (0, None);
+    loop {
+        let live = inner.registry().lock();
+        // SAFETY: the caller refers to the operation. Completing and withdrawing say that it is over before they take the first access
+        // out. So while the registry is locked, the variables of one that is not over are alive, and its accesses stay: those that
+        // wait are moved under this lock only, and those of a granted operation never. If it is not over when the bit of one of
+        // them is held, its access stays in that queue, and the variable with it, after the lock is given back.
+        unsafe {
+            if has_ended(op.as_ref()) {
+                return false;
+            }
+            let accesses = Block::accesses(op);
+            if len.replace(accesses.len()).is_some_and(|before| before != accesses.len()) {
+                at = 0;
+            }
+            if at == accesses.len() {
+                return true;
+            }
+            let access = accesses.get(at);
+            let node = access.as_ref().target().node();
+            let section = inner.bias.enter();
+            // Who has the bit may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
+            if node.as_ref().state.try_lock_within(&section).is_some() {
+                let held = Held { node, _section: section };
+                if has_ended(op.as_ref()) {
+                    return false;
+                }
+                drop(live);
+                f(held.node.as_ref(), access);
+                at += 1;
+                continue;
+            }
+        }
+        drop(live);
+        thread::yield_now();
+    }
+}
+
+/// A bit that was taken.
+struct Held<V, T> {
+    node: NonNull<VarNode<V, T>>,
+    /// Left after the bit was given back.
+    _section: Section,
+}
+
+impl<V, T> Drop for Held<V, T> {
+    fn drop(&mut self) {
+        // SAFETY: the bit is held, and keeps the node alive.
+        let state = unsafe { &self.node.as_ref().state };
+        state.unlock(state.load_locked());
     }
 }
 

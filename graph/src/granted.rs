@@ -176,10 +176,28 @@ impl<V, T> Granted<V, T> {
         node
     }
 
-    /// This operation's access to `node`.
+    /// This operation's access to `node`, which is alive. The accesses are in the order of the variables' ranks.
     pub(crate) fn access_to(&self, node: NonNull<VarNode<V, T>>) -> Option<AccessPtr<V, T>> {
-        // SAFETY: the token keeps the operation in flight.
-        unsafe { Block::accesses(self.block).find(|access| access.as_ref().target().node() == node) }
+        // SAFETY: the token keeps the operation in flight, and a queued access keeps its variable alive.
+        unsafe {
+            let accesses = Block::accesses(self.block);
+            let rank = VarNode::rank(node);
+            let (mut first, mut end) = (0, accesses.len());
+            while first < end {
+                let middle = usize::midpoint(first, end);
+                let access = accesses.get(middle);
+                let found = access.as_ref().target().node();
+                if found == node {
+                    return Some(access);
+                }
+                if VarNode::rank(found) < rank {
+                    first = middle + 1;
+                } else {
+                    end = middle;
+                }
+            }
+            None
+        }
     }
 
     /// The graph's address; NULL for an operation without accesses, which has nothing to lend.

@@ -71,6 +71,6 @@ pub use granted::{Finish, Granted, GrantedAccess};
 pub use graph::Graph;
 pub use id::{OpId, VarId};
 pub use op_ref::OpRef;
-pub use snapshot::{Blocker, Explained, Hazard, OpView, Roots, Snapshot, VarView};
+pub use snapshot::{Blocker, Explained, Hazard, OpView, Snapshot, VarView};
 pub use var::Var;
 pub use walk::{Step, Walk, What};

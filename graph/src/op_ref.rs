@@ -1,11 +1,9 @@
 //! Counted references to operations.
 
 use std::fmt;
-use std::ptr::NonNull;
 
 use crate::block::{Block, BlockPtr};
 use crate::id::OpId;
-use crate::var::VarNode;
 
 /// A counted reference to an operation: keeps its payload alive, also after it has completed. It says nothing about
 /// whether the operation may proceed, and holds nothing up.
@@ -53,22 +51,6 @@ impl<V, T> OpRef<V, T> {
     /// The operation's block.
     pub(crate) fn block(&self) -> BlockPtr<V, T> {
         self.block
-    }
-
-    /// Whether this refers to the operation in `block`.
-    pub(crate) fn is(&self, block: BlockPtr<V, T>) -> bool {
-        self.block == block
-    }
-
-    /// The variables of the operation, if it is not granted.
-    ///
-    /// # Safety
-    /// The variables are alive if the registry is locked when this is called; what keeps them afterwards is for the caller to see to.
-    pub(crate) unsafe fn waiting_on(&self) -> impl Iterator<Item = NonNull<VarNode<V, T>>> {
-        // SAFETY: our reference keeps the block, whose accesses are constant until it is recycled.
-        let accesses = (!self.as_block().is_granted()).then(|| unsafe { Block::accesses(self.block) });
-        // SAFETY: as above.
-        accesses.into_iter().flatten().map(|access| unsafe { access.as_ref().target().node() })
     }
 
     #[inline]

@@ -246,13 +246,15 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether `access` is granted. Looks at what is granted, one after the other.
+    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so its granted write is the
+    /// first of the queue.
     ///
     /// # Safety
-    /// The caller holds the variable's bit; `access` is in this list.
-    pub(crate) unsafe fn is_granted(&self, access: AccessPtr<V, T>) -> bool {
+    /// The caller holds the variable's bit; `write` is in this list.
+    pub(crate) unsafe fn is_granted_write(&self, write: AccessPtr<V, T>) -> bool {
+        let link = Access::link(write);
         // SAFETY: forwarded to the caller.
-        unsafe { self.iter() }.take_while(|(_, granted)| *granted).any(|(linked, _)| linked == access)
+        unsafe { self.first() == link && self.state(|state| state.waiting != link) }
     }
 
     /// How many writes are ahead of `access`, granted or not.
@@ -284,10 +286,6 @@ impl<V, T> Queue<V, T> {
                 return;
             }
             let idle = self.first() == waiting;
-            let may_advance = idle || exclusive && self.only_reads_are_granted();
-            if !may_advance {
-                return;
-            }
             if Access::of(waiting).as_ref().target().is_exclusive() {
                 if !idle || self.holds() > 0 {
                     return;
@@ -297,6 +295,10 @@ impl<V, T> Queue<V, T> {
                 // What was submitted long ago has left the cache.
                 prefetch::<1, _>(waiting);
             } else {
+                let joins = idle || exclusive && self.only_reads_are_granted();
+                if !joins {
+                    return;
+                }
                 while waiting != end && !Access::of(waiting).as_ref().target().is_exclusive() {
                     grant(Access::of(waiting));
                     waiting = Self::next(waiting);

@@ -126,19 +126,17 @@ impl<V, T> Drop for Survey<'_, V, T> {
 
 impl<V, T> Graph<V, T> {
     /// References to every operation that waits anywhere, ascending by id, without those that cannot be referenced (see
-    /// [`Var::queued`](crate::Var::queued)). Looks at every live variable, one after the other.
+    /// [`Var::queued`](crate::Var::queued)). Looks at every live variable, one after the other, and at each access once.
     ///
     /// Each reference is made before the operation is granted, so whoever is granted it finds it
     /// [referenced](crate::Granted::is_referenced).
     #[must_use]
     pub fn waiting(&self) -> Vec<OpRef<V, T>> {
         let mut found: Vec<OpRef<V, T>> = Vec::new();
-        let live = self.inner.registry().lock();
-        for node in &live.nodes {
-            // SAFETY: a node on the list is alive while its lock is held, and is locked before it is looked at.
-            unsafe { VarNode::queued_into(*node, false, &mut found) };
-        }
-        drop(live);
+        let survey = self.inner.registry().survey();
+        // SAFETY: the survey keeps the nodes. Nothing is queued on one that has ended.
+        survey.each(|node| unsafe { VarNode::queued_into(node, false, &mut found) });
+        drop(survey);
         found.sort_by_key(OpRef::id);
         found.dedup_by_key(|op| op.id());
         found

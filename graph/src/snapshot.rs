@@ -4,18 +4,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::access::Mode;
 use crate::id::{OpId, VarId};
-use crate::op_ref::OpRef;
-use crate::var::Var;
-
-/// Which variables a snapshot starts from.
-pub enum Roots<'a, V, T> {
-    /// Every live variable of the graph.
-    All,
-    /// These variables (and, after a collapse, what orders them), and whatever blocks what is queued on them.
-    Vars(&'a [&'a Var<V, T>]),
-    /// The variables of this operation as long as it is not granted, and whatever blocks what is queued on them.
-    Op(&'a OpRef<V, T>),
-}
 
 /// What was queued at one moment. Plain data: nothing in it is locked or kept alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,15 +212,5 @@ impl<'a, D> Places<'a, D> {
         let place = places.get(&op).copied();
         let found = view.zip(place);
         found.into_iter().flat_map(|(view, (position, write_ahead))| view.ahead_of(position, write_ahead))
-    }
-}
-
-impl<V, T> std::fmt::Debug for Roots<'_, V, T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::All => f.write_str("All"),
-            Self::Vars(vars) => f.debug_list().entries(vars.iter().map(|var| var.id())).finish(),
-            Self::Op(op) => write!(f, "{op:?}"),
-        }
     }
 }

@@ -15,45 +15,36 @@ use crate::access::{Access, Mode};
 use crate::addresses::{Map, Set};
 use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
+use crate::dependents::Pinned;
 use crate::graph::{Graph, Inner};
 use crate::id::{OpId, VarId};
 use crate::reentry::Lending;
-use crate::snapshot::{OpView, Roots, Snapshot, VarView};
+use crate::snapshot::{OpView, Snapshot, VarView};
 use crate::var::VarNode;
 
 type Node<V, T> = NonNull<VarNode<V, T>>;
 
 impl<V, T> Graph<V, T> {
-    /// A consistent picture of everything queued on `roots` and, transitively, of whatever blocks it.
+    /// A consistent picture of everything that is queued.
     ///
-    /// Submissions and completions on the variables in the picture spin meanwhile, and variables are neither made nor
-    /// destroyed, so this is for diagnosis. `describe` is called afterwards, under no bit and no lock, once per
-    /// operation; operations that it looks at may have completed by then.
-    ///
-    /// # Panics
-    /// If a root belongs to another graph.
-    pub fn snapshot<D>(&self, roots: Roots<'_, V, T>, describe: impl Fn(&T) -> D) -> Snapshot<D> {
-        self.snapshot_with(roots, describe, |_, _| ())
+    /// Submissions and completions on the variables in the picture spin meanwhile, so this is for diagnosis. `describe` is called
+    /// afterwards, under no bit and no lock, once per operation; operations that it looks at may have completed by then.
+    pub fn snapshot<D>(&self, describe: impl Fn(&T) -> D) -> Snapshot<D> {
+        self.snapshot_with(describe, |_, _| ())
     }
 
     /// As [`snapshot`](Self::snapshot), with the [holds](crate::Var::hold): `holders` gets the state of each variable that is held, under
     /// the bit, and adds a number (from [`Graph::number`]) and a description for each. They appear as granted operations that
     /// read this variable, ahead of its queue.
-    ///
-    /// # Panics
-    /// If a root belongs to another graph.
     pub fn snapshot_with<D>(
         &self,
-        roots: Roots<'_, V, T>,
         describe: impl Fn(&T) -> D,
         holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) -> Snapshot<D> {
-        let survey = self.survey(roots, holders);
+        let survey = self.survey(holders);
         let ops = survey.ops.iter().map(|found| {
-            // SAFETY: the survey holds a reference.
-            let (id, label) =
-                unsafe { (found.pin.block.as_ref().id(), describe(found.pin.block.as_ref().payload())) };
-            OpView { id, label, granted: found.granted, accesses: found.accesses.clone() }
+            let label = describe(found.op.payload());
+            OpView { id: found.op.id(), label, granted: found.granted, accesses: found.accesses.clone() }
         });
         let mut ops: Vec<_> = ops.collect();
         ops.extend(survey.holds.into_iter().map(|(var, id, label)| {
@@ -64,32 +55,11 @@ impl<V, T> Graph<V, T> {
         Snapshot { ops, vars: survey.vars }
     }
 
-    fn survey<D>(
-        &self,
-        roots: Roots<'_, V, T>,
-        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
-    ) -> Survey<'_, V, T, D> {
+    fn survey<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> Survey<'_, V, T, D> {
         let mut set: Vec<Node<V, T>> = Vec::new();
-        if let Roots::Vars(vars) = roots {
-            for var in vars {
-                // SAFETY: the handle keeps the node.
-                self.assert_mine(unsafe { var.node().as_ref() });
-                // SAFETY: the handle keeps the node and what it forwards to.
-                set.extend([var.node(), unsafe { VarNode::resolve(var.node()) }]);
-            }
-        }
         let survey = self.inner.registry().survey();
-        match roots {
-            // SAFETY: the survey keeps the nodes.
-            Roots::All => survey.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node))),
-            Roots::Op(op) => {
-                let _live = self.inner.registry().lock();
-                // SAFETY: an operation that waits while the registry is locked has completed no access, so its variables are
-                // alive, and the survey keeps them.
-                set.extend(unsafe { op.waiting_on() });
-            }
-            Roots::Vars(_) => {}
-        }
+        // SAFETY: the survey keeps the nodes.
+        survey.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node)));
         loop {
             // SAFETY: the survey keeps the nodes.
             let mut held = unsafe { Held::new(&mut set, &self.inner) };
@@ -111,15 +81,9 @@ struct Survey<'g, V, T, D> {
 }
 
 struct Found<'g, V, T> {
-    pin: Pin<'g, V, T>,
+    op: Pinned<'g, V, T>,
     granted: bool,
     accesses: Vec<(VarId, Mode, bool)>,
-}
-
-/// A reference to an operation that need not own its slab, since the survey's graph does.
-struct Pin<'g, V, T> {
-    block: BlockPtr<V, T>,
-    inner: &'g Inner<V, T>,
 }
 
 /// The bits of a set of variables.
@@ -205,14 +169,9 @@ impl<'a, V, T> Held<'a, V, T> {
             let view = vars.entry(var).or_insert_with(|| VarView { id: var, queue: Vec::new() });
             view.queue.push((id, mode, granted));
             let place = *places.entry(op).or_insert_with(|| {
-                // SAFETY: as above: completing it needs a bit that is held, so its reference is still counted.
-                let block = unsafe { op.as_ref() };
-                block.retain();
-                ops.push(Found {
-                    pin: Pin { block: op, inner },
-                    granted: block.is_granted(),
-                    accesses: Vec::new(),
-                });
+                // SAFETY: as above.
+                let op = unsafe { Pinned::new(op, inner) };
+                ops.push(Found { granted: op.is_granted(), op, accesses: Vec::new() });
                 ops.len() - 1
             });
             ops[place].accesses.push((var, mode, granted));
@@ -259,12 +218,5 @@ impl<V, T> Drop for Held<'_, V, T> {
             let state = unsafe { &node.as_ref().state };
             state.unlock(state.load_locked());
         }
-    }
-}
-
-impl<V, T> Drop for Pin<'_, V, T> {
-    fn drop(&mut self) {
-        // SAFETY: gives our reference up; the graph behind `inner` outlives the survey.
-        drop(unsafe { Block::release_pinned(self.block, self.inner) });
     }
 }

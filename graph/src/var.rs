@@ -10,6 +10,7 @@ use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::access::Access;
+use crate::addresses::Set;
 use crate::bias::Section;
 use crate::collapse::Group;
 use crate::graph::Inner;
@@ -200,6 +201,9 @@ impl<V, T> Var<V, T> {
                 next = VarNode::forwarded_to(node);
             }
         }
+        // A collapsing operation is queued on the member and on the group.
+        let mut seen = Set::default();
+        found.retain(|op| seen.insert(op.block()));
         found
     }
 
@@ -351,22 +355,16 @@ impl<V, T> VarNode<V, T> {
         unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.holds() > 0) }
     }
 
-    /// Adds references to what is queued on `this` and not found yet; what is `granted` here only if wanted.
+    /// Adds references to what is queued on `this`; what is `granted` here only if wanted.
     ///
     /// # Safety
-    /// The node is alive.
+    /// The memory of the node is kept.
     pub(crate) unsafe fn queued_into(this: NonNull<Self>, granted: bool, found: &mut Vec<OpRef<V, T>>) {
         // SAFETY: under the bit, which keeps the node, every queued operation stays in flight.
         unsafe {
             Self::lock(this).queue(|queue| {
-                let earlier = found.len();
-                for (access, _) in queue.iter().filter(|(_, is_granted)| granted || !is_granted) {
-                    let op = Access::op(access);
-                    // A collapsing operation is queued on the member and on the group.
-                    if !found[..earlier].iter().any(|found| found.is(op)) {
-                        found.extend(OpRef::of_queued(op));
-                    }
-                }
+                let wanted = queue.iter().filter(|(_, is_granted)| granted || !is_granted);
+                found.extend(wanted.filter_map(|(access, _)| OpRef::of_queued(Access::op(access))));
             });
         }
     }

@@ -1,8 +1,8 @@
 //! Walking back from operations to everything that they wait for, one queue at a time.
 //!
 //! A [snapshot](crate::snapshot) shows one moment, so it holds the bits of all its variables at once. A wait asks for less: what has
-//! to move before it can end. A walk holds one bit at a time, and the registry's lock only while it takes that bit, so it holds
-//! up no other thread for longer than a submission does. It costs time in proportion to the operations that it finds.
+//! to move before it can end. A walk goes from queue to queue, [one bit at a time](crate::dependents::each_queue). It costs time in
+//! proportion to the operations that it finds.
 //!
 //! # What a walk means
 //! An operation waits for those that were submitted before it, so what it waits for only becomes less. Therefore everything that a walk
@@ -12,12 +12,10 @@
 
 use std::fmt;
 
-use estafette_sync::thread;
-
 use crate::access::{Access, AccessPtr};
 use crate::addresses::Map;
-use crate::bias::Section;
 use crate::block::{Block, BlockPtr};
+use crate::dependents::{Pinned, each_queue};
 use crate::graph::Graph;
 use crate::id::OpId;
 use crate::op_ref::OpRef;
@@ -29,7 +27,7 @@ use crate::var::VarNode;
 /// `D` is what the caller wants to know of a [hold](crate::Var::hold).
 pub struct Walk<'g, V, T, D> {
     graph: &'g Graph<V, T>,
-    found: Vec<Found<V, T, D>>,
+    found: Vec<Found<'g, V, T, D>>,
     places: Map<BlockPtr<V, T>, usize>,
     /// Operations that wait, and were not visited.
     open: Vec<usize>,
@@ -40,17 +38,16 @@ pub struct Walk<'g, V, T, D> {
     looked_at: usize,
 }
 
-struct Found<V, T, D> {
+struct Found<'g, V, T, D> {
     id: OpId,
-    who: Who<V, T, D>,
+    who: Who<'g, V, T, D>,
     granted: bool,
     /// Sets of what it directly waits for.
     waits_for: Vec<usize>,
 }
 
-enum Who<V, T, D> {
-    /// Referenced by the walk.
-    Op(BlockPtr<V, T>),
+enum Who<'g, V, T, D> {
+    Op(Pinned<'g, V, T>),
     Hold(D),
 }
 
@@ -98,11 +95,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         // A read that was passed may be over, and its place be used by an operation that came after it. It was submitted after
         // everything found so far, but perhaps not after `op`.
         self.sets_of_reads.clear();
-        let block = op.as_block();
-        // SAFETY: an operation that waits and has a reference has owned its slab since its submission.
-        let foreign =
-            !block.is_granted() && !std::ptr::eq(unsafe { block.owner() }, &raw const *self.graph.inner);
-        assert!(!foreign, "{} belongs to another graph", op.id());
+        self.graph.assert_own(op);
         // SAFETY: the caller's reference keeps the block.
         unsafe { self.note(op.block()) }
     }
@@ -126,8 +119,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     pub fn steps(&self) -> impl ExactSizeIterator<Item = Step<'_, T, D>> {
         self.found.iter().map(|found| {
             let what = match &found.who {
-                // SAFETY: the walk references the operation, and the result borrows the walk.
-                Who::Op(block) => What::Op(unsafe { block.as_ref().payload() }),
+                Who::Op(op) => What::Op(op.payload()),
                 Who::Hold(hold) => What::Hold(hold),
             };
             Step { id: found.id, granted: found.granted, what }
@@ -136,9 +128,8 @@ impl<V, T, D> Walk<'_, V, T, D> {
 
     /// Whether every operation that was found waiting still waits.
     pub fn all_still_wait(&self) -> bool {
-        self.found.iter().all(|found| match found.who {
-            // SAFETY: the walk references the operation.
-            Who::Op(block) => found.granted || !unsafe { block.as_ref() }.is_granted(),
+        self.found.iter().all(|found| match &found.who {
+            Who::Op(op) => found.granted || !op.is_granted(),
             Who::Hold(_) => true,
         })
     }
@@ -201,10 +192,8 @@ impl<V, T, D> Walk<'_, V, T, D> {
         let place = *self.places.entry(op).or_insert(next);
         if place == next {
             // SAFETY: forwarded to the caller.
-            let (id, granted) = unsafe {
-                op.as_ref().retain();
-                (op.as_ref().id(), op.as_ref().is_granted())
-            };
+            let op = unsafe { Pinned::new(op, &self.graph.inner) };
+            let (id, granted) = (op.id(), op.is_granted());
             self.found.push(Found { id, who: Who::Op(op), granted, waits_for: Vec::new() });
             if !granted {
                 self.open.push(place);
@@ -215,64 +204,17 @@ impl<V, T, D> Walk<'_, V, T, D> {
 
     /// Finds what the operation directly waits for.
     fn visit(&mut self, place: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
-        let Who::Op(block) = self.found[place].who else { return };
-        let mut len = None;
-        let mut at = 0;
-        loop {
-            match self.visit_access(place, block, at, &mut len, holders) {
-                Visited::Access => at += 1,
-                Visited::Moved => at = 0,
-                Visited::All => return,
-                Visited::Over => {
-                    self.found[place].granted = true;
-                    self.found[place].waits_for.clear();
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Finds what one access of a waiting operation directly waits for. `len` is how many accesses the operation had before.
-    fn visit_access(
-        &mut self,
-        place: usize,
-        op: BlockPtr<V, T>,
-        at: usize,
-        len: &mut Option<usize>,
-        holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
-    ) -> Visited {
-        let inner = &self.graph.inner;
-        loop {
-            let live = inner.registry().lock();
-            // SAFETY: the walk references the operation. While the registry is locked an operation that waits has completed no
-            // access and is not withdrawn, so its accesses stay, and its variables are not freed (as in `withdraw`). If it waits
-            // still when the bit of one of them is held, its access stays in that queue, and the variable with it, after the lock is
-            // given back.
-            unsafe {
-                if op.as_ref().is_granted() {
-                    return Visited::Over;
-                }
-                let mut accesses = Block::accesses(op);
-                if len.replace(accesses.len()).is_some_and(|before| before != accesses.len()) {
-                    return Visited::Moved;
-                }
-                let Some(access) = accesses.nth(at) else { return Visited::All };
-                let node = access.as_ref().target().node();
-                let section = inner.bias.enter();
-                // Who has the bit may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
-                if node.as_ref().state.try_lock_within(&section).is_some() {
-                    let held = Held { node, _section: section };
-                    if op.as_ref().is_granted() {
-                        drop(held);
-                        return Visited::Over;
-                    }
-                    drop(live);
-                    self.look_ahead(place, &held, access, holders);
-                    return Visited::Access;
-                }
-            }
-            drop(live);
-            thread::yield_now();
+        let Who::Op(op) = &self.found[place].who else { return };
+        let (op, inner) = (op.block(), &*self.graph.inner);
+        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose bit is held.
+        let waits = unsafe {
+            each_queue(op, inner, Block::is_granted, |node, access| {
+                self.look_ahead(place, node, access, holders);
+            })
+        };
+        if !waits {
+            self.found[place].granted = true;
+            self.found[place].waits_for.clear();
         }
     }
 
@@ -283,14 +225,18 @@ impl<V, T, D> Walk<'_, V, T, D> {
     unsafe fn look_ahead(
         &mut self,
         place: usize,
-        held: &Held<V, T>,
+        node: &VarNode<V, T>,
         access: AccessPtr<V, T>,
         holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
         // SAFETY: forwarded to the caller: what is linked is in flight while the bit is held.
         unsafe {
-            let node = held.node.as_ref();
             let exclusive = access.as_ref().target().is_exclusive();
+            if !exclusive && node.queue.writes() == 0 {
+                // Granted, among reads of which there may be very many.
+                self.looked_at += 1;
+                return;
+            }
             let mut set = Vec::new();
             let mut known = None;
             let mut passed = Vec::new();
@@ -346,44 +292,6 @@ impl<V, T, D> Walk<'_, V, T, D> {
         for (id, hold) in holds {
             set.push(self.found.len());
             self.found.push(Found { id, who: Who::Hold(hold), granted: true, waits_for: Vec::new() });
-        }
-    }
-}
-
-/// What came of a look at one access.
-enum Visited {
-    /// It was looked at.
-    Access,
-    /// There is none: all were looked at.
-    All,
-    /// Reads of the operation were withdrawn since the last look, and what is left has moved to the front.
-    Moved,
-    /// The operation does not wait any more.
-    Over,
-}
-
-/// A bit that the walk has taken.
-struct Held<V, T> {
-    node: std::ptr::NonNull<VarNode<V, T>>,
-    /// Left after the bit was given back.
-    _section: Section,
-}
-
-impl<V, T> Drop for Held<V, T> {
-    fn drop(&mut self) {
-        // SAFETY: the bit is held, and keeps the node alive.
-        let state = unsafe { &self.node.as_ref().state };
-        state.unlock(state.load_locked());
-    }
-}
-
-impl<V, T, D> Drop for Walk<'_, V, T, D> {
-    fn drop(&mut self) {
-        for found in self.found.drain(..) {
-            if let Who::Op(block) = found.who {
-                // SAFETY: gives the walk's reference up, holding no bit; the graph outlives the walk.
-                drop(unsafe { Block::release_pinned(block, &self.graph.inner) });
-            }
         }
     }
 }

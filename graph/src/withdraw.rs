@@ -95,9 +95,9 @@ impl<V, T> OpRef<V, T> {
         // SAFETY: forwarded to the caller.
         unsafe {
             let waits = |access: &AccessPtr<V, T>| {
-                reads(*access) && !access.as_ref().target().node().as_ref().queue.is_granted(*access)
+                !reads(*access) && !access.as_ref().target().node().as_ref().queue.is_granted_write(*access)
             };
-            let pending = self.as_block().pending() - accesses.filter(waits).count() as u32;
+            let pending = accesses.filter(waits).count() as u32;
             self.as_block().set_pending(pending);
             accesses.filter(|access| reads(*access)).for_each(|access| leave_queue(section, access, ended));
             Block::keep_writes(self.block());

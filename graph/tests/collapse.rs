@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Driver, r, w};
-use estafette_graph::{Graph, Mode, Roots};
+use estafette_graph::{Graph, Mode};
 
 #[test]
 fn accesses_to_members_are_ordered_against_each_other_after_a_collapse() {
@@ -168,7 +168,7 @@ fn a_member_dropped_before_its_collapse_completes_waits_for_it() {
     let ahead = graph.submit("ahead", [(&member, Mode::Read)]).expect("idle");
     assert!(graph.collapse("collapse", &[&member], &group).is_none());
     drop((member, group));
-    assert_eq!(graph.snapshot(Roots::All, |name| *name).ops.len(), 2);
+    assert_eq!(graph.snapshot(|name| *name).ops.len(), 2);
     let mut next = None;
     ahead.complete(|_| (), |granted| next = Some(granted));
     assert_eq!(Arc::strong_count(&witness), 2);

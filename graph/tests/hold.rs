@@ -1,6 +1,6 @@
 //! Reads without an operation.
 
-use estafette_graph::{Granted, Graph, Hazard, Mode, OpId, Roots, Var};
+use estafette_graph::{Granted, Graph, Hazard, Mode, OpId, Var};
 
 type Queues = Graph<Vec<OpId>, &'static str>;
 
@@ -96,7 +96,7 @@ fn a_picture_names_the_holders_that_block_a_write() {
         let label = |holders: &mut Vec<OpId>, found: &mut Vec<_>| {
             found.extend(holders.iter().map(|id| (*id, "hold")))
         };
-        graph.snapshot_with(Roots::All, |name| *name, label)
+        graph.snapshot_with(|name| *name, label)
     };
     let idle = picture();
     assert_eq!((idle.ops.len(), idle.vars.len()), (2, 1));

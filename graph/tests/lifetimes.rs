@@ -141,7 +141,7 @@ fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
                 drop(graph.var(Restless(None)));
                 let granted = graph.submit(Restless(None), [(&other, Mode::Write)]).expect("idle");
                 granted.complete(|_| (), |_| ());
-                let _ = graph.snapshot(estafette_graph::Roots::All, |_| ());
+                let _ = graph.snapshot(|_| ());
             }
         }
     }

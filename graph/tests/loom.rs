@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use estafette_graph::{Granted, Graph, Mode, OpRef, Roots, Snapshot, Var};
+use estafette_graph::{Granted, Graph, Mode, OpRef, Snapshot, Var};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -360,7 +360,7 @@ fn a_snapshot_is_taken_while_operations_complete() {
             first.complete(|_| (), |granted| next = Some(granted));
             next.unwrap().complete(|_| (), |_| ());
         });
-        let snapshot: Snapshot<()> = graph.snapshot(Roots::All, |_| ());
+        let snapshot: Snapshot<()> = graph.snapshot(|_| ());
         let granted: Vec<_> = snapshot.ops.iter().map(|op| op.granted).collect();
         assert!(matches!(granted[..], [true, false] | [true] | []), "{granted:?}");
         seen.note(granted.len());
@@ -385,16 +385,16 @@ fn variables_end_while_pictures_are_taken() {
         let theirs = graph.clone();
         let thread = thread::spawn(move || {
             drop((x, y));
-            assert_eq!(theirs.snapshot(Roots::All, |_| ()).ops.len(), 1);
+            assert_eq!(theirs.snapshot(|_| ()).ops.len(), 1);
             granted.complete(|_| (), |_| ());
         });
-        assert!(graph.snapshot(Roots::All, |_| ()).ops.len() <= 1);
+        assert!(graph.snapshot(|_| ()).ops.len() <= 1);
         thread.join().unwrap();
         assert_eq!(count(), 2);
     });
 }
 
-/// The picture starts at y and must follow the join to x, while x's writer completes and x's last handle goes.
+/// A picture that finds y busy must follow the join to x, while x's writer completes and x's last handle goes.
 #[test]
 fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {
     let lengths = Seen::default();
@@ -412,7 +412,7 @@ fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {
                 granted.complete(|_| (), |granted| next = Some(granted));
             }
         });
-        let snapshot = graph.snapshot(Roots::Vars(&[&y]), |number| *number);
+        let snapshot = graph.snapshot(|number| *number);
         for op in &snapshot.ops {
             assert_eq!(op.granted, op.accesses.iter().all(|(_, _, granted)| *granted));
             assert!(op.granted || !snapshot.leaves(op.id).is_empty(), "somebody can move");
@@ -871,7 +871,7 @@ fn a_snapshot_is_taken_while_a_request_is_withdrawn() {
         let request = world.request(&[(0, WRITE), (1, WRITE)]);
         let other = world.share();
         let thread = thread::spawn(move || assert!(other.withdraw(&request)));
-        let snapshot: Snapshot<()> = world.graph.snapshot(Roots::All, |_| ());
+        let snapshot: Snapshot<()> = world.graph.snapshot(|_| ());
         let accesses: usize = snapshot.ops.iter().map(|op| op.accesses.len()).sum();
         seen.note(accesses);
         thread.join().unwrap();
@@ -905,7 +905,7 @@ fn an_operation_gives_its_reads_up_while_it_is_granted() {
         assert!(!op.withdraw_reads(|granted| ready.push(granted)), "it writes");
         noted.note(ready.len());
         ready.into_iter().for_each(|granted| world.run(Some(granted)));
-        let snapshot: Snapshot<()> = world.graph.snapshot(Roots::All, |_| ());
+        let snapshot: Snapshot<()> = world.graph.snapshot(|_| ());
         drop(snapshot);
         thread.join().unwrap();
         assert_eq!(world.done(), 4);
@@ -990,7 +990,7 @@ fn a_picture_is_taken_of_an_operation_that_gives_its_reads_up() {
             assert!(!theirs.withdraw_reads(|_| unreachable!("the write waits")));
             drop((theirs, other));
         });
-        let snapshot = world.graph.snapshot(Roots::Op(&op), |_| ());
+        let snapshot = world.graph.snapshot(|_| ());
         let waiting = snapshot.ops.iter().find(|op| !op.granted).expect("it waits for its write");
         assert!(matches!(waiting.accesses.len(), 1 | 2));
         thread.join().unwrap();

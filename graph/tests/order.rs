@@ -248,7 +248,7 @@ fn a_panicking_finish_leaves_no_bit_taken_and_the_operation_visible() {
     }));
     assert!(panic.is_err());
     x.with_state(|_, _| ());
-    let snapshot = graph.snapshot(estafette_graph::Roots::All, |payload| *payload);
+    let snapshot = graph.snapshot(|payload| *payload);
     assert_eq!(snapshot.ops.iter().map(|op| op.label).collect::<Vec<_>>(), ["broken"]);
 }
 

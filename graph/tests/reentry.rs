@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use estafette_graph::{Graph, Mode, Roots, Var};
+use estafette_graph::{Graph, Mode, Var};
 
 type Numbers = Graph<Vec<u64>, ()>;
 type Number = Var<Vec<u64>, ()>;
@@ -70,7 +70,7 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
             refused(|| y.hold(|_, _| true));
             refused(|| y.queued());
             refused(|| graph.submit((), [(&y, Mode::Write)]));
-            refused(|| graph.snapshot(Roots::All, |()| ()));
+            refused(|| graph.snapshot(|()| ()));
             refused(|| graph.var(Vec::new()));
             refused(|| graph.share());
             let last = y.clone();
@@ -122,7 +122,6 @@ fn what_completes_and_what_describes_holds_is_refused_as_well() {
             granted.complete(|_| refused(|| x.with_state(|_, _| ())), |_| ());
             assert!(x.hold(|_, _| true));
             graph.snapshot_with(
-                Roots::All,
                 |()| (),
                 |_, _| {
                     refused(|| x.with_state(|_, _| ()));
@@ -152,12 +151,10 @@ fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
     let graph = Numbers::new();
     let x = graph.var(Vec::new());
     assert!(x.hold(|_, _| true));
-    let snapshot = catch_unwind(AssertUnwindSafe(|| {
-        graph.snapshot_with(Roots::All, |()| (), |_, _| panic!("describe"))
-    }));
+    let snapshot = catch_unwind(AssertUnwindSafe(|| graph.snapshot_with(|()| (), |_, _| panic!("describe"))));
     assert!(snapshot.is_err());
     let y = graph.var(Vec::new());
-    assert!(graph.snapshot(Roots::All, |()| ()).ops.is_empty());
+    assert!(graph.snapshot(|()| ()).ops.is_empty());
     drop(y);
     x.end_hold(|_, _| (), |_| ());
     assert!(graph.submit((), [(&x, Mode::Write)]).map(|granted| granted.complete(|_| (), |_| ())).is_some());

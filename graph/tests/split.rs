@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette_graph::{Granted, Graph, Mode, Roots, Var};
+use estafette_graph::{Granted, Graph, Mode, Var};
 
 type G = Graph<Option<Arc<()>>, &'static str>;
 type Token = Granted<Option<Arc<()>>, &'static str>;
@@ -75,7 +75,7 @@ fn a_picture_names_the_operation_and_the_lease_as_blockers() {
     let running = graph.submit("running", [(&x, Mode::Write)]).expect("idle");
     let lease = running.split("lease", &[&x], Mode::Read);
     assert!(graph.submit("waits", [(&x, Mode::Write)]).is_none());
-    let snapshot = graph.snapshot(Roots::All, |name| *name);
+    let snapshot = graph.snapshot(|name| *name);
     let waits = snapshot.ops.iter().find(|op| op.label == "waits").expect("queued").id;
     assert_eq!(snapshot.leaves(waits), [running.id(), lease.id()]);
     none(complete(running));
@@ -123,4 +123,26 @@ fn a_reader_cannot_be_split_into_a_writer() {
     let x = graph.var(None);
     let running = graph.submit("running", [(&x, Mode::Read)]).expect("idle");
     let _ = running.split("lease", &[&x], Mode::Write);
+}
+
+/// However many there are, and in whatever order they are asked for.
+#[test]
+fn each_variable_of_an_operation_is_split_off_on_its_own() {
+    for count in [1, 2, 3, 4, 5, 7, 8, 33_usize] {
+        let graph = G::new();
+        let vars: Vec<Var<_, _>> = (0..count).map(|_| graph.var(None)).collect();
+        let running = graph.submit("running", vars.iter().map(|var| (var, Mode::Write))).expect("idle");
+        let stranger = graph.var(None);
+        // 13 has no divisor in common with any of these counts.
+        let split = |at| running.split("lease", &[&vars[at * 13 % count]], Mode::Read);
+        let leases: Vec<_> = (0..count).map(split).collect();
+        let foreign = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            running.split("lease", &[&stranger], Mode::Read)
+        }));
+        assert!(foreign.is_err(), "it does not use this one");
+        none(complete(running));
+        assert!(vars.iter().all(|var| !var.has_unfinished_write()));
+        leases.into_iter().for_each(|lease| none(complete(lease)));
+        assert!(vars.iter().all(Var::is_quiet));
+    }
 }

@@ -210,6 +210,17 @@ fn a_walk_does_not_look_at_what_is_not_in_the_way() {
 }
 
 #[test]
+fn a_walk_does_not_look_at_other_reads_of_what_is_read_already() {
+    let mut driver = Driver::new(2);
+    for at in 0..2_000 {
+        driver.submit(&at.to_string(), &[r(0)]);
+    }
+    driver.submit("running", &[w(1)]);
+    let waiting = driver.submit_ref("waiting", &[r(0), r(1)]);
+    assert!(walk(&driver, &[&waiting]).looked_at() < 5);
+}
+
+#[test]
 fn an_operation_of_another_graph_is_refused() {
     let mut driver = Driver::new(1);
     driver.submit("running", &[w(0)]);

@@ -106,6 +106,28 @@ fn shutdown_with_a_deadline_cancels_what_only_leases_block_and_reports_it() {
     assert!(watchdog.still_watches());
 }
 
+/// Looking at each operation's whole chain would take minutes.
+#[test]
+fn a_shutdown_cancels_a_very_long_chain_behind_a_lease() {
+    const LENGTH: usize = 50_000;
+    let engine = Engine::builder().workers(1).window(2 * LENGTH).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let first = tensor(&engine, 0.0);
+    let array = first.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    set(&engine, &first, 1.0);
+    let mut last = first;
+    for _ in 1..LENGTH {
+        let next = tensor(&engine, 0.0);
+        drop(engine.op("link").reads([&last]).writes([&next]).run(|[_last], [_next]| Ok(())).unwrap());
+        last = next;
+    }
+    let report = engine.shutdown_timeout(Duration::ZERO);
+    assert_eq!((report.cancelled.len(), report.running.len(), report.leases.len()), (LENGTH, 0, 1));
+    drop(array);
+    engine.wait_all(None).unwrap();
+    assert!(watchdog.still_watches());
+}
+
 #[test]
 fn a_deadline_beyond_the_clock_is_none() {
     let engine = engine(1);

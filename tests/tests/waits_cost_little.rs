@@ -203,3 +203,62 @@ fn a_wait_for_what_all_busy_workers_leave_runs_it_itself() {
     drop(open);
     engine.wait_all(None).expect("everything ends");
 }
+
+/// How often the threads have given the processor up, each of which has its folder here.
+fn switches(threads: &[String]) -> u64 {
+    let of = |thread: &String| {
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).expect("the thread lives");
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        count.expect("Linux counts them").trim().parse::<u64>().expect("a number")
+    };
+    threads.iter().map(of).sum()
+}
+
+/// Waits with several threads until `wait` lets them go, which `open` brings about. Meanwhile there has to be a second in which they all
+/// wake `most` times or less: they may take long to fall asleep, and a busy machine only makes them wake less.
+fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl FnOnce()) {
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (tell, wait) = (tell.clone(), &wait);
+            scope.spawn(move || {
+                let own = std::fs::read_link("/proc/thread-self").expect("Linux");
+                tell.send(own.to_str().expect("digits").to_owned()).expect("it is waited for");
+                wait();
+            });
+        }
+        let threads: Vec<String> = (0..threads).map(|_| told.recv().expect("each tells its name")).collect();
+        let woken = |_| {
+            let before = switches(&threads);
+            std::thread::sleep(Duration::from_secs(1));
+            switches(&threads) - before
+        };
+        let least = (0..20).map(woken).find(|woken| *woken <= most);
+        open();
+        assert!(least.is_some(), "in no second they slept");
+    });
+}
+
+#[test]
+fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_them() {
+    let _alone = alone();
+    let engine = engine();
+    engine.on_wait_of(|| false, || unreachable!("it concerns no thread"));
+    let first = tensor(&engine);
+    let open = gate(&engine, &first);
+    sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));
+}
+
+#[test]
+fn a_wait_in_an_engine_without_workers_sleeps_until_something_comes() {
+    let _alone = alone();
+    let engine = Engine::builder().workers(0).build().expect("an engine");
+    let first = tensor(&engine);
+    let (end, ended) = mpsc::channel();
+    let start = move |completion: estafette::Completion| end.send(completion).expect("it is waited for");
+    engine.op("elsewhere").writes([&first]).run_external(start).expect("submitted");
+    engine.run_ready();
+    let completion = ended.recv().expect("it has begun");
+    // What it waits for is looked at now and then: twice a second, after a while.
+    sleep_soundly(1, 20, || first.wait().expect("it ends well"), || completion.complete(Ok(())));
+}

@@ -50,9 +50,6 @@ pub fn forget() {
 
 /// Whether a signal handler has raised something. Only the main thread has signal handlers.
 pub fn asked() -> bool {
-    if !gate::is_known_main() {
-        return false;
-    }
     match gate::attach(|py| py.check_signals()) {
         Some(Err(error)) => {
             RAISED.set(Some(error));

@@ -233,6 +233,16 @@ pub const CALLS: &[Call] = &[
         let op = op.run(|_, _| Ok(())).expect("accepted");
         meter.count(|| assert!(op.cancel()));
     }),
+    operands("export them in the body", |world, meter| export_in_body(world, meter, false)),
+    operands("export them for longer", |world, meter| export_in_body(world, meter, true)),
+    operands("lease them all", |world, meter| {
+        let wanted: Vec<_> = world.tensors.iter().map(|tensor| (tensor.clone(), Access::Read)).collect();
+        drop(
+            meter
+                .count(|| world.engine.lease_all_wait(&wanted, "the meter", None))
+                .expect("nothing writes them"),
+        );
+    }),
     Call {
         name: "wait that times out",
         run: |world, meter| {
@@ -262,3 +272,17 @@ pub const CALLS: &[Call] = &[
         beside: 0,
     },
 ];
+
+/// Exports each operand of an operation of them all from its body; those that are `kept` become leases when it ends.
+fn export_in_body(world: &World, meter: &Meter, kept: bool) {
+    let tensors = world.tensors.clone();
+    let op = world.engine.op("many").writes_slice(&tensors);
+    let body = move |completion: estafette::Completion| {
+        let options = ExportOptions::new(Access::Write);
+        let export = |tensor| completion.scope().export(tensor, &options).expect("it is an operand");
+        let lent: Vec<_> = tensors.iter().map(export).filter(|_| kept).collect();
+        completion.complete(Ok(()));
+        drop(lent);
+    };
+    meter.count(|| op.run_external(body).and_then(|op| op.wait())).expect("it ends well");
+}

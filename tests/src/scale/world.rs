@@ -74,6 +74,8 @@ pub struct World {
     pub engine: Engine,
     /// Whatever reads it waits for the gate.
     pub gate: Variable,
+    /// A tensor that every pending operation reads, and may read at once.
+    pub read: Tensor,
     /// The tensor that the calls are about, where one of those alive is meant: that of the leases, the last of a chain.
     pub one: Tensor,
     /// Memory that imports are made of: the same each time.
@@ -94,12 +96,21 @@ impl World {
     pub fn new(alive: Alive, n: usize) -> Self {
         let engine = Engine::builder().workers(1).window(10 * n + 1_000).build().expect("an engine starts");
         let gate = engine.var();
-        let one = engine.zeros(&[1], DType::U8).expect("one byte");
+        let [one, read] = [(); 2].map(|()| engine.zeros(&[1], DType::U8).expect("one byte"));
         let open = Some(Gate::on_variable(&engine, &gate).begun());
         let memory = Memory::of(&[1.0; 16]);
         let held = (Vec::new(), Vec::new(), Vec::new());
-        let mut world =
-            Self { engine, gate, one, memory, deleted: Deleted::default(), tensors: Vec::new(), held, open };
+        let mut world = Self {
+            engine,
+            gate,
+            read,
+            one,
+            memory,
+            deleted: Deleted::default(),
+            tensors: Vec::new(),
+            held,
+            open,
+        };
         world.fill(alive, n);
         world
     }
@@ -176,8 +187,8 @@ impl World {
     /// When the engine refuses.
     pub fn pending(&self) -> (Tensor, Op) {
         let tensor = self.fresh();
-        let op = self.engine.op("waits").reads_vars(&[&self.gate]).writes([&tensor]);
-        let op = op.run(|[], [_tensor]| Ok(())).expect("accepted");
+        let op = self.engine.op("waits").reads_vars(&[&self.gate]).reads([&self.read]).writes([&tensor]);
+        let op = op.run(|[_read], [_tensor]| Ok(())).expect("accepted");
         (tensor, op)
     }
 

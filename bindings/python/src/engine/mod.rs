@@ -144,7 +144,7 @@ impl PyEngine {
         process::has_engine();
         reaper().on_start(thread_state::prepare);
         engine.on_lease_wait(collect_garbage);
-        engine.on_wait(interrupt::asked);
+        engine.on_wait_of(gate::is_known_main, interrupt::asked);
         estafette::on_unretrieved(unretrieved::reporter);
         let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
         let handle = EngineHandle { shared: Arc::new(shared) };
