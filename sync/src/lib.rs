@@ -3,7 +3,7 @@
 //! models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
 //!
 //! It adds nothing to what it re-exports but [`cell::UnsafeCell`], which has loom's closure interface everywhere
-//! so that loom can see each access, [`event_count`], [`hint::spin_loop`], which lets a model scheduler switch threads, [`statics`], which
+//! so that loom can see each access, [`event_count`], [`rundown`], [`hint::spin_loop`], which lets a model scheduler switch threads, [`statics`], which
 //! begin anew with each execution of a model, [`daemon`], and under shuttle the module `simulated`: a clock that tests
 //! move, timeouts that end by it, and a scheduler with a seed.
 
@@ -24,6 +24,7 @@ pub mod essential;
 pub mod event_count;
 #[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
 mod membarrier;
+pub mod rundown;
 #[cfg(estafette_shuttle)]
 pub mod simulated;
 pub mod stack;

@@ -15,33 +15,23 @@
 //! to a finalizing interpreter it [stays](crate::stay) instead of being torn down.
 //!
 //! The race excluded: a thread that has looked at an open gate cannot ask for the lock after `close` has returned, since
-//! looking and stepping in are one step under the gate's lock.
+//! looking and stepping in are one step. That, and forks, are the business of [`Rundown`], which has models.
 
 use std::cell::Cell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::rundown::Rundown;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use crate::{process, thread_state};
 
-struct Gate {
-    closed: bool,
-    inside: usize,
-}
-
-static GATE: Mutex<Gate> = Mutex::new(Gate { closed: false, inside: 0 });
-static LEFT: Condvar = Condvar::new();
+static GATE: Rundown = Rundown::new();
 
 thread_local! {
     /// How often this thread is inside; only the first time counts.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     static MAIN: Cell<Option<bool>> = const { Cell::new(None) };
-}
-
-fn gate() -> MutexGuard<'static, Gate> {
-    GATE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Being inside; dropping it steps out.
@@ -54,12 +44,8 @@ impl Inside {
             return None;
         }
         let depth = DEPTH.get();
-        if depth == 0 {
-            let mut gate = gate();
-            if gate.closed {
-                return None;
-            }
-            gate.inside += 1;
+        if depth == 0 && !GATE.enter() {
+            return None;
         }
         DEPTH.set(depth + 1);
         Some(Self(()))
@@ -71,11 +57,7 @@ impl Drop for Inside {
         let depth = DEPTH.get() - 1;
         DEPTH.set(depth);
         if depth == 0 {
-            let mut gate = gate();
-            gate.inside -= 1;
-            if gate.inside == 0 && gate.closed {
-                LEFT.notify_all();
-            }
+            GATE.leave();
         }
     }
 }
@@ -143,22 +125,10 @@ fn main_ident(py: Python<'_>) -> PyResult<u64> {
 
 /// Closes the gate and waits until nobody is inside, at most `timeout`; says whether that was so.
 pub fn close(py: Python<'_>, timeout: Duration) -> bool {
-    py.detach(|| {
-        let deadline = Instant::now() + timeout;
-        let mut gate = gate();
-        gate.closed = true;
-        while gate.inside > 0 {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            (gate, _) = LEFT.wait_timeout(gate, left).unwrap_or_else(|poisoned| poisoned.into_inner());
-        }
-        true
-    })
+    py.detach(|| GATE.close(timeout))
 }
 
 /// Whether the interpreter is on its way out.
 pub fn is_closed() -> bool {
-    gate().closed
+    GATE.is_closed()
 }
