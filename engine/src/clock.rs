@@ -27,7 +27,8 @@ impl Coarse {
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `now` is a valid, exclusive place for the kernel to write the time to.
         let status = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-        debug_assert_eq!(status, 0, "the coarse clock exists on every Linux since 2.6.32");
+        // The coarse clock exists on every Linux since 2.6.32.
+        debug_assert_eq!(status, 0, "the coarse clock cannot be read: {}", std::io::Error::last_os_error());
         // Up to a second, nanoseconds fit 32 bits, where dividing is cheaper.
         Self((now.tv_sec as u32).wrapping_mul(1_000).wrapping_add(now.tv_nsec as u32 / 1_000_000))
     }

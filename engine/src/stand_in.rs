@@ -88,13 +88,22 @@ impl Drop for StandIn {
     }
 }
 
+/// Why there is no stand-in.
+#[derive(Debug)]
+pub(crate) enum NoStandIn {
+    /// There are [`STAND_INS_MAX`] of them.
+    TooMany,
+    /// The system has refused the thread.
+    Refused(std::io::Error),
+}
+
 /// The stand-ins that one wait wants, at most one per engine.
 #[derive(Debug, Default)]
 pub(crate) struct StandInSet(SmallVec<[StandIn; 1]>);
 
 impl StandInSet {
-    /// Wants one of `core`, and sees to it that one is there. False when there are too many already.
-    pub(crate) fn want(&mut self, core: &CoreRef) -> bool {
+    /// Wants one of `core`, and sees to it that one is there. Returns why there is none.
+    pub(crate) fn want(&mut self, core: &CoreRef) -> Option<NoStandIn> {
         if self.0.iter().all(|known| !known.core.same(core)) {
             core.stand_ins.wanted.fetch_add(1, Ordering::SeqCst);
             self.0.push(StandIn { core: core.clone() });
@@ -177,20 +186,20 @@ impl StandIns {
         self.call(core);
     }
 
-    /// Makes sure that one takes operations; false when there are too many already, or no thread could be started.
-    fn call(&self, core: &CoreRef) -> bool {
+    /// Makes sure that one takes operations. Returns why none does.
+    fn call(&self, core: &CoreRef) -> Option<NoStandIn> {
         let mut roll = self.roll();
         if roll.active() > 0 {
-            return true;
+            return None;
         }
         if roll.resting > roll.calls {
             roll.calls += 1;
             drop(roll);
             self.called.notify_one();
-            return true;
+            return None;
         }
         if roll.alive >= STAND_INS_MAX {
-            return false;
+            return Some(NoStandIn::TooMany);
         }
         roll.alive += 1;
         drop(roll);
@@ -201,9 +210,9 @@ impl StandIns {
         if let Err(error) = started {
             self.roll().alive -= 1;
             tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");
-            return false;
+            return Some(NoStandIn::Refused(error));
         }
-        true
+        None
     }
 
     /// Rests until called; false when there was no call for a while, and the thread is to end.

@@ -33,7 +33,7 @@ use crate::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
 use crate::ready::{self, Looked, look_or_probe};
 use crate::run;
 use crate::signal::{Delivered, Signal};
-use crate::stand_in::{StandInSet, others_without_workers};
+use crate::stand_in::{NoStandIn, StandInSet, others_without_workers};
 use crate::tensor::Tensor;
 use crate::watched::{Watched, sleep_until_work};
 
@@ -255,15 +255,19 @@ impl Relief {
             is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()) && op.core.pool.has_work()
         };
         for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
-            if self.stand_ins.want(&op.core) {
-                continue;
-            }
+            let Some(missing) = self.stand_ins.want(&op.core) else { continue };
             if before {
+                let why = match missing {
+                    NoStandIn::TooMany => {
+                        "every thread that could run it is blocked in a wait inside of an operation; nest fewer waits, or give the \
+                         engine more workers"
+                            .to_string()
+                    }
+                    NoStandIn::Refused(error) => format!("a thread to run it cannot be started: {error}"),
+                };
                 let name = op.name.as_str();
-                return Err(Error::WouldDeadlock(format!(
-                    "{what} waits for operation `{name}`, which is ready, but every thread that could run it is blocked in a wait \
-                     inside of an operation; nest fewer waits, or give the engine more workers"
-                )));
+                let message = format!("{what} waits for operation `{name}`, which is ready, but {why}");
+                return Err(Error::WouldDeadlock(message));
             }
             self.hopeless = true;
         }

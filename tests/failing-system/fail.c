@@ -6,7 +6,9 @@
  *   FAILING_AT     the number of the call, from 1
  *   FAILING_ALL    if set, all later calls fail too
  *   FAILING_ERRNO  the error
+ *   FAILING_OBJECT if set, only calls that come from a shared object count whose file name has this text in it
  *
+ * Both counts belong to the program and the children that it forks together.
  * `malloc` counts calls of the whole family. A `write` counts only where it can fail: event counters (eventfd) are left out. Calls
  * inside of the C library do not come by here: the stack of a thread is a matter of pthread_create alone.
  */
@@ -14,6 +16,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -26,11 +29,15 @@
 #include <time.h>
 #include <unistd.h>
 
-static const char *chosen;
+static const char *chosen, *object;
 static long at;
 static int all, error;
 static atomic_int armed;
-static atomic_long calls, struck;
+
+/* In memory that forked children share. */
+static struct {
+  atomic_long calls, struck;
+} *counts;
 
 __attribute__((constructor)) static void begin(void) {
   const char *number = getenv("FAILING_AT"), *code = getenv("FAILING_ERRNO");
@@ -38,23 +45,38 @@ __attribute__((constructor)) static void begin(void) {
   error = code ? atoi(code) : EAGAIN;
   all = getenv("FAILING_ALL") != NULL;
   chosen = getenv("FAILING_CALL");
+  object = getenv("FAILING_OBJECT");
+  counts = mmap(NULL, sizeof *counts, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (counts == MAP_FAILED) abort();
+}
+
+/* Whether code at this address is in the chosen object. Takes no lock and allocates nothing. */
+static int is_chosen(void *code) {
+  struct dl_find_object found;
+  if (_dl_find_object(code, &found) != 0) return 0;
+  const char *path = found.dlfo_link_map->l_name, *slash = strrchr(path, '/');
+  return strstr(slash ? slash + 1 : path, object) != NULL;
 }
 
 /* Whether this call fails, with errno set. */
-static int fails(const char *name) {
+static int fails_from(const char *name, void *caller) {
   if (!atomic_load_explicit(&armed, memory_order_relaxed) || !chosen || strcmp(name, chosen) != 0) return 0;
-  long number = atomic_fetch_add(&calls, 1) + 1;
+  if (object && !is_chosen(caller)) return 0;
+  long number = atomic_fetch_add(&counts->calls, 1) + 1;
   if (all ? number < at : number != at) return 0;
-  atomic_fetch_add(&struck, 1);
+  atomic_fetch_add(&counts->struck, 1);
   errno = error;
   return 1;
 }
+
+/* In a function that takes a call's place: whether that call fails. */
+#define fails(name) fails_from(name, __builtin_return_address(0))
 
 /* From here on calls are counted; with 0, no longer. */
 void failing_system_arm(int on) { atomic_store(&armed, on); }
 
 /* How many calls have failed. */
-long failing_system_struck(void) { return atomic_load(&struck); }
+long failing_system_struck(void) { return atomic_load(&counts->struck); }
 
 #define NEXT(name) \
   static __typeof__(&name) next; \

@@ -176,15 +176,19 @@ pub const SUITES: &[Suite] = &[
     },
     Suite {
         name: "failing-system",
-        about: "each call of the system fails in turn: threads, membarrier, memory, files, the clock; nothing is lost",
+        about: "each call of the system fails in turn, in Rust, C and Python: threads, memory, files, the clock; nothing is lost",
         fast: false,
-        needs: &[],
+        needs: &[Need::Python],
         counted: false,
         limit: minutes(20),
         commands: |context| {
             let build = ["build", "--package", "tests", "--bin", "failing_system"];
-            let run = shell::command(context.target.join("debug/failing_system"));
-            vec![cargo(&context.target, &build, &[]), run]
+            // The shared library that the C program uses.
+            let library = ["build", "--package", "estafette-c", "--lib"];
+            let (environment, _) = context.python.as_ref().expect("set up before the suite");
+            let mut run = shell::command(context.target.join("debug/failing_system"));
+            run.env("FAILING_PYTHON", environment.python());
+            vec![cargo(&context.target, &build, &[]), cargo(&context.target, &library, &[]), run]
         },
     },
     Suite {

@@ -4,6 +4,7 @@
 //! The table is [`table::CALLS`]; what can be alive is in [`world`]. The program `scale` runs itself under callgrind, once for each kind
 //! of things alive, and judges what that has counted.
 
+pub mod handles;
 pub mod judge;
 pub mod meter;
 pub mod table;

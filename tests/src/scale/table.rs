@@ -25,7 +25,8 @@ pub struct Call {
 impl Call {
     /// Whether it is a call to make with `alive` alive.
     pub fn is_made_with(&self, alive: Alive) -> bool {
-        self.only.map_or(alive != Alive::Operands, |only| only == alive)
+        let alone = matches!(alive, Alive::Operands | Alive::Handles);
+        self.only.map_or(!alone, |only| only == alive)
     }
 
     /// How its cost may grow with `alive`.
@@ -42,6 +43,10 @@ const fn operands(name: &'static str, run: fn(&World, &Meter)) -> Call {
     Call { name, run, grows: &[(Alive::Operands, 1)], only: Some(Alive::Operands), beside: 0 }
 }
 
+const fn c(name: &'static str, run: fn(&World, &Meter)) -> Call {
+    Call { name, run, grows: &[], only: Some(Alive::Handles), beside: 0 }
+}
+
 /// What lists everything in flight grows with that, and looks once at each variable whether it is idle.
 const EVERYTHING: &[(Alive, u32)] = &[
     (Alive::Tensors, 1),
@@ -56,6 +61,17 @@ const EVERYTHING: &[(Alive, u32)] = &[
 
 /// A look for why a wait does not end is linear in what the wait needs.
 const NEEDED: &[(Alive, u32)] = &[(Alive::Chained, 1), (Alive::Cancelled, 1), (Alive::LeasesOfOne, 1)];
+
+/// A call of the C interface that is given a new tensor.
+macro_rules! with_a_c_tensor {
+    ($name:literal, $call:ident) => {
+        c($name, |world, meter| {
+            let tensor = world.handles().tensor();
+            meter.count(|| world.handles().$call(tensor));
+            estafette_c::estafette_tensor_release(tensor);
+        })
+    };
+}
 
 /// Every call. What looks at everything comes last, since it may not end in time.
 pub const CALLS: &[Call] = &[
@@ -213,6 +229,23 @@ pub const CALLS: &[Call] = &[
         };
         drop(meter.count(copy).expect("it ends well"));
     }),
+    constant("lease_all_wait", |world, meter| {
+        let wanted = [world.fresh(), world.fresh()].map(|tensor| (tensor, Access::Write));
+        drop(
+            meter
+                .count(|| world.engine.lease_all_wait(&wanted, "the meter", None))
+                .expect("nothing uses them"),
+        );
+    }),
+    constant("record a program", |world, meter| drop(meter.count(|| world.program()))),
+    constant("replay and wait", |world, meter| {
+        let program = world.program();
+        meter.count(|| program.replay().and_then(|op| op.wait())).expect("it ends well");
+    }),
+    constant("drop a program", |world, meter| {
+        let program = world.program();
+        meter.count(|| drop(program));
+    }),
     constant("stats", |world, meter| {
         let _stats = meter.count(|| world.engine.stats());
     }),
@@ -243,6 +276,53 @@ pub const CALLS: &[Call] = &[
                 .expect("nothing writes them"),
         );
     }),
+    c("C: zeros", |world, meter| {
+        let tensor = meter.count(|| world.handles().tensor());
+        estafette_c::estafette_tensor_release(tensor);
+    }),
+    c("C: release", |world, meter| {
+        let tensor = world.handles().tensor();
+        meter.count(|| estafette_c::estafette_tensor_release(tensor));
+    }),
+    c("C: retain and query", |world, meter| {
+        let tensor = world.handles().tensor();
+        meter.count(|| {
+            estafette_c::estafette_tensor_retain(tensor);
+            estafette_c::estafette_query(tensor)
+        });
+        estafette_c::estafette_tensor_release(tensor);
+        estafette_c::estafette_tensor_release(tensor);
+    }),
+    c("C: submit", |world, meter| {
+        let tensor = world.handles().tensor();
+        let op = meter.count(|| world.handles().pending(tensor));
+        world.handles().cancel(op);
+        estafette_c::estafette_tensor_release(tensor);
+    }),
+    c("C: cancel", |world, meter| {
+        let tensor = world.handles().tensor();
+        let op = world.handles().pending(tensor);
+        meter.count(|| world.handles().cancel(op));
+        estafette_c::estafette_tensor_release(tensor);
+    }),
+    with_a_c_tensor!("C: submit and wait", run),
+    with_a_c_tensor!("C: lease", lease),
+    with_a_c_tensor!("C: on_ready", on_ready),
+    with_a_c_tensor!("C: program and replay", program),
+    c("C: export and import", |world, meter| {
+        let tensor = world.handles().tensor();
+        let again = meter.count(|| world.handles().import(world.handles().export(tensor)));
+        estafette_c::estafette_tensor_release(again);
+        estafette_c::estafette_tensor_release(tensor);
+    }),
+    c("C: promise", |world, meter| meter.count(|| world.handles().promise())),
+    Call {
+        name: "C: diagnose",
+        run: |world, meter| meter.count(|| world.handles().diagnose()),
+        grows: &[(Alive::Handles, 1)],
+        only: Some(Alive::Handles),
+        beside: 0,
+    },
     Call {
         name: "wait that times out",
         run: |world, meter| {

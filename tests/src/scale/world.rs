@@ -4,9 +4,10 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 
 use estafette::{
-    Access, Completion, DType, Engine, ExportOptions, ManagedTensor, Op, Ready, Tensor, Variable,
+    Access, Completion, DType, Engine, ExportOptions, ManagedTensor, Op, Program, Ready, Tensor, Variable,
 };
 
+use super::handles::Handles;
 use crate::foreign::{Deleted, Memory};
 use crate::gate::Gate;
 
@@ -33,11 +34,13 @@ pub enum Alive {
     Imports,
     /// Tensors that one operation uses.
     Operands,
+    /// Tensors and waiting operations of a C program.
+    Handles,
 }
 
 impl Alive {
     /// Every kind.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Tensors,
         Self::Pending,
         Self::Chained,
@@ -48,6 +51,7 @@ impl Alive {
         Self::Derived,
         Self::Imports,
         Self::Operands,
+        Self::Handles,
     ];
 
     /// Its name in the table.
@@ -63,6 +67,7 @@ impl Alive {
             Self::Derived => "derived",
             Self::Imports => "imports",
             Self::Operands => "operands",
+            Self::Handles => "handles",
         }
     }
 }
@@ -84,6 +89,7 @@ pub struct World {
     pub deleted: Deleted,
     /// The tensors, where tensors are what is alive.
     pub tensors: Vec<Tensor>,
+    handles: Option<Handles>,
     held: (Vec<ManagedTensor>, Vec<Pin<Box<Ready>>>, Vec<Op>),
     open: Option<Completion>,
 }
@@ -108,6 +114,7 @@ impl World {
             memory,
             deleted: Deleted::default(),
             tensors: Vec::new(),
+            handles: None,
             held,
             open,
         };
@@ -120,6 +127,10 @@ impl World {
             // They keep their places among the writes of this tensor.
             let op = self.engine.op("hold").reads_vars(&[&self.gate]).writes([&self.one]);
             self.held.2.push(op.run(|[], [_one]| Ok(())).expect("accepted"));
+        }
+        if alive == Alive::Handles {
+            self.handles = Some(Handles::new(n));
+            return;
         }
         for _ in 0..n {
             match alive {
@@ -156,6 +167,7 @@ impl World {
                     let derived = unsafe { self.engine.import(lent) }.expect("accepted");
                     self.tensors.push(derived);
                 }
+                Alive::Handles => {}
                 Alive::Imports => {
                     let again = self.import();
                     self.tensors.push(again);
@@ -164,12 +176,32 @@ impl World {
         }
     }
 
+    /// What a C program has.
+    ///
+    /// # Panics
+    /// Where no handles are alive.
+    pub fn handles(&self) -> &Handles {
+        self.handles.as_ref().expect("made with handles alone")
+    }
+
     /// A tensor with memory of its own.
     ///
     /// # Panics
     /// When the engine refuses.
     pub fn fresh(&self) -> Tensor {
         self.engine.zeros(&[1], DType::U8).expect("one byte")
+    }
+
+    /// A program of two operations on a variable.
+    ///
+    /// # Panics
+    /// When the engine refuses.
+    pub fn program(&self) -> Program {
+        let (mut recorder, variable) = (self.engine.program("program"), self.engine.var());
+        for _ in 0..2 {
+            recorder.op("node").writes_vars(&[&variable]).run(|[], []| Ok(())).expect("accepted");
+        }
+        recorder.finish().expect("two nodes")
     }
 
     /// An import of the same memory as always.

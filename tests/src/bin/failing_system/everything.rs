@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::Write;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::reaper;
@@ -52,6 +53,8 @@ struct Accepted {
 struct Account {
     accepted: RefCell<Vec<Accepted>>,
     errors: RefCell<Vec<String>>,
+    /// Forked children that ended by a signal or a panic.
+    ended: RefCell<Vec<String>>,
     lost: RefCell<Vec<String>>,
     captures: Arc<()>,
 }
@@ -169,6 +172,7 @@ pub fn run(folder: &Path) -> ExitCode {
 fn report(account: &Account) -> ExitCode {
     println!("struck {}", interposed::struck());
     account.errors.borrow().iter().for_each(|error| println!("error {error}"));
+    account.ended.borrow().iter().for_each(|ended| println!("ended {ended}"));
     account.lost.borrow().iter().for_each(|lost| println!("lost {lost}"));
     println!("whole");
     if account.lost.borrow().is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
@@ -228,6 +232,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
         account.ok("await what is asynchronous", block_on(tensor.ready()));
     }
     waits_inside(account, engine);
+    forks(account, engine, &tensors);
     replays(account, engine);
     failures(account, engine);
     let zeros = account.ok("allocate", engine.zeros(&[LARGE], DType::F32));
@@ -252,6 +257,62 @@ fn waits_inside(account: &Account, engine: &Engine) {
         });
         account.op("waits inside", &outer, 1, op);
     }
+}
+
+/// A fork while operations are in flight. The child uses what it has inherited.
+fn forks(account: &Account, engine: &Engine, tensors: &[Tensor]) {
+    // SAFETY: the child calls this program's own code alone, which is what is tested, and ends by `_exit`.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let body = AssertUnwindSafe(|| in_child(engine, tensors));
+        let code = std::panic::catch_unwind(body).unwrap_or(101);
+        // SAFETY: runs nothing that the parent has registered to run at its exit.
+        unsafe { libc::_exit(code) };
+    }
+    assert!(child > 0, "the parent can fork");
+    let until = Instant::now() + LONG;
+    let mut status = 0;
+    // SAFETY: waits for the child that was just made.
+    while unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == 0 {
+        if Instant::now() >= until {
+            // SAFETY: that child is there until it is waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            return account.lost("a forked child hangs");
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if libc::WIFSIGNALED(status) || libc::WEXITSTATUS(status) == 101 {
+        account.ended.borrow_mut().push(format!("a forked child: {status:#x}"));
+    } else if status != 0 {
+        account.lost(format!("a forked child: {status:#x}"));
+    }
+}
+
+/// What the engine promises to a forked child: each use is the same error, and what is dropped leaks. Gives an exit code.
+fn in_child(engine: &Engine, tensors: &[Tensor]) -> i32 {
+    let mut well = true;
+    let mut forked = |what: &str, error: Option<Error>| {
+        if !matches!(error, Some(Error::Forked)) {
+            println!("lost {what} in a forked child: {error:?}");
+            well = false;
+        }
+    };
+    forked("an operation", engine.op("child").run(|[], []| Ok(())).err());
+    forked("a new tensor", engine.zeros(&[1], DType::F32).err());
+    forked("an engine", Engine::builder().workers(1).build().err());
+    forked("a wait for everything", engine.wait_all(Some(LONG)).err());
+    let deleted = Deleted::default();
+    // SAFETY: a fresh tensor that describes its memory truly.
+    forked("an import", unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.err());
+    for tensor in tensors {
+        // Its memory may be ready, or known to have failed.
+        if let Err(Error::Timeout(error)) = tensor.wait_timeout(LONG) {
+            forked("a wait", Some(Error::Timeout(error)));
+        }
+        forked("an export", tensor.export_wait(&ExportOptions::new(Access::Read)).err());
+    }
+    drop((engine.var(), engine.clone(), tensors.to_vec(), engine.diagnose()));
+    if well { 0 } else { 3 }
 }
 
 fn replays(account: &Account, engine: &Engine) {

@@ -1,4 +1,5 @@
-//! Lets the k-th call of one function of the system fail, for k = 1, 2, ... until none fails, under a program that uses everything.
+//! Lets the k-th call of one function of the system fail, for k = 1, 2, ... until none fails, under programs that use everything: one
+//! in Rust, one in C that uses the shared library, and one in Python. All of them fork.
 //!
 //! Each run must end, in time, in one of these ways:
 //! - with nothing lost: every operation that was accepted has run once or failed, every deleter and every capture is gone; and each error
@@ -7,31 +8,38 @@
 //!   thread's alternative stack did;
 //! - by a panic or `SIGABRT` with a message, if the clock failed, which the standard library makes no error of.
 //!
-//! `tests/failing-system/fail.c` does the failing. Allocations after the first [`EACH`] are sampled, one of a growing number of calls.
-//! `failing_system NAME` runs one function only, `failing_system NAME K` one call, with the program's output.
+//! `tests/failing-system/fail.c` does the failing; in C and Python, of calls of the library and the extension alone. Calls after the first
+//! [`Language::each`] are sampled, one of a growing number. `failing_system LANGUAGE NAME` runs one function only,
+//! `failing_system LANGUAGE NAME K` one call, with the program's output. Python's program needs an interpreter with the package, in
+//! `FAILING_PYTHON`, and is left out without.
 
 mod everything;
 mod interposed;
+mod language;
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::path::Path;
+use std::process::{Child, ExitCode, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// So many calls fail one by one; later ones are sampled.
-const EACH: usize = 1_000;
-/// Beyond [`EACH`], the next call to fail is this fraction further on.
+use language::Language::{self, C, Python, Rust};
+use language::Programs;
+
+/// Beyond [`Language::each`], the next call to fail is this fraction further on.
 const STRIDE: usize = 16;
 /// A run that takes longer hangs. A hundred times what it needs.
 const LIMIT: Duration = Duration::from_secs(60);
+/// A sweep with as much to complain about is over.
+const COMPLAINTS_MAX: usize = 20;
 /// More than the calls of any function in one run: a sweep that gets here does not end.
 const CALLS_MAX: usize = 1 << 20;
 
 /// One function that fails.
 struct Sweep {
+    language: Language,
     call: &'static str,
     error: i32,
     /// From the k-th call on, instead of only that one.
@@ -40,27 +48,40 @@ struct Sweep {
     ends_with: &'static [&'static str],
 }
 
-const fn once(call: &'static str, error: i32) -> Sweep {
-    Sweep { call, error, all: false, ends_with: &[] }
+const fn once(language: Language, call: &'static str, error: i32) -> Sweep {
+    Sweep { language, call, error, all: false, ends_with: &[] }
 }
 
+/// The messages that the process may end with where an allocation fails: Rust's own, and glibc's for a thread's destructors.
+const NO_MEMORY: &[&str] = &["memory allocation of ", "out of memory"];
+/// The standard library gives each thread an alternative stack, and makes no error of one that it does not get.
+const NO_STACK: &[&str] = &["failed to allocate an alternative stack"];
+const NO_MEMORY_OR_STACK: &[&str] = &[NO_MEMORY[0], NO_MEMORY[1], NO_STACK[0]];
+const NO_BARRIER: &[&str] = &["estafette: membarrier(2) is refused"];
+
 const SWEEPS: &[Sweep] = &[
-    once("pthread_create", libc::EAGAIN),
-    Sweep { all: true, ..once("pthread_create", libc::EAGAIN) },
-    once("membarrier", libc::ENOMEM),
-    once("membarrier", libc::EPERM),
-    Sweep {
-        all: true,
-        ends_with: &["estafette: membarrier(2) is refused"],
-        ..once("membarrier", libc::ENOSYS)
-    },
-    // The standard library gives each thread an alternative stack, and makes no error of it.
-    Sweep { ends_with: &["failed to allocate an alternative stack"], ..once("mmap", libc::ENOMEM) },
-    once("open", libc::EMFILE),
-    once("write", libc::ENOSPC),
-    // Rust's own message, and glibc's for a thread's destructors.
-    Sweep { ends_with: &["memory allocation of ", "out of memory"], ..once("malloc", libc::ENOMEM) },
-    Sweep { ends_with: &["panicked at"], ..once("clock_gettime", libc::EINVAL) },
+    once(Rust, "pthread_create", libc::EAGAIN),
+    Sweep { all: true, ..once(Rust, "pthread_create", libc::EAGAIN) },
+    once(Rust, "membarrier", libc::ENOMEM),
+    once(Rust, "membarrier", libc::EPERM),
+    Sweep { all: true, ends_with: NO_BARRIER, ..once(Rust, "membarrier", libc::ENOSYS) },
+    Sweep { ends_with: NO_STACK, ..once(Rust, "mmap", libc::ENOMEM) },
+    once(Rust, "open", libc::EMFILE),
+    once(Rust, "write", libc::ENOSPC),
+    Sweep { ends_with: NO_MEMORY, ..once(Rust, "malloc", libc::ENOMEM) },
+    Sweep { ends_with: &["panicked at"], ..once(Rust, "clock_gettime", libc::EINVAL) },
+    once(C, "pthread_create", libc::EAGAIN),
+    Sweep { all: true, ..once(C, "pthread_create", libc::EAGAIN) },
+    Sweep { all: true, ends_with: NO_BARRIER, ..once(C, "membarrier", libc::ENOSYS) },
+    Sweep { ends_with: NO_STACK, ..once(C, "mmap", libc::ENOMEM) },
+    once(C, "open", libc::EMFILE),
+    Sweep { ends_with: NO_MEMORY, ..once(C, "malloc", libc::ENOMEM) },
+    once(Python, "pthread_create", libc::EAGAIN),
+    Sweep { all: true, ..once(Python, "pthread_create", libc::EAGAIN) },
+    Sweep { all: true, ends_with: NO_BARRIER, ..once(Python, "membarrier", libc::ENOSYS) },
+    Sweep { ends_with: NO_MEMORY_OR_STACK, ..once(Python, "mmap", libc::ENOMEM) },
+    once(Python, "open", libc::EMFILE),
+    once(Python, "write", libc::ENOSPC),
 ];
 
 /// How a run ended.
@@ -79,23 +100,30 @@ fn main() -> ExitCode {
     }
     let folder = std::env::temp_dir().join(format!("estafette-failing-system-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder for the recordings");
-    let library = compile(&folder);
-    let chosen = SWEEPS.iter().filter(|sweep| arguments.first().is_none_or(|name| name == sweep.call));
-    let only = arguments.get(1).map(|at| at.parse().expect("the number of a call"));
+    let programs = Programs::make(&folder);
+    let chosen = SWEEPS.iter().filter(|sweep| {
+        let [language, call] = [0, 1].map(|at| arguments.get(at));
+        language.is_none_or(|name| *name == format!("{:?}", sweep.language).to_lowercase())
+            && call.is_none_or(|name| name == sweep.call)
+            && programs.has(sweep.language)
+    });
+    let only = arguments.get(2).map(|at| at.parse().expect("the number of a call"));
     let mut failed = 0;
     for sweep in chosen {
         let began = Instant::now();
         let (runs, complaints) = match only {
             Some(at) => {
-                let ended = run(&library, &folder, sweep, at);
+                let ended = run(&programs, &folder, sweep, at);
                 println!("{}{}", ended.output, ended.errors);
                 (1, judge(sweep, at, &ended).err().into_iter().collect())
             }
-            None => failures(&library, &folder, sweep),
+            None => failures(&programs, &folder, sweep),
         };
         let which = if sweep.all { "from it on" } else { "alone" };
         let error = std::io::Error::from_raw_os_error(sweep.error);
-        println!("{:<15} {which:<11} {runs:>4} runs {:>6.1?}  {error}", sweep.call, began.elapsed());
+        let language = format!("{:?}", sweep.language);
+        let took = began.elapsed();
+        println!("{language:<6} {:<15} {which:<11} {runs:>4} runs {took:>6.1?}  {error}", sweep.call);
         complaints.iter().for_each(|complaint| println!("  {complaint}"));
         failed += complaints.len();
     }
@@ -104,19 +132,8 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn compile(folder: &Path) -> PathBuf {
-    let library = folder.join("libfail.so");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("failing-system/fail.c");
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let mut command = Command::new(compiler);
-    command.args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]);
-    let status = command.arg(source).arg("-o").arg(&library).arg("-ldl").status().expect("a C compiler");
-    assert!(status.success(), "{command:?}");
-    library
-}
-
 /// Runs with each call failing in turn, several at a time. Gives the number of runs, and what was wrong.
-fn failures(library: &Path, folder: &Path, sweep: &Sweep) -> (usize, Vec<String>) {
+fn failures(programs: &Programs, folder: &Path, sweep: &Sweep) -> (usize, Vec<String>) {
     let next = Mutex::new(Some(1));
     let (runs, struck) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let complaints = Mutex::new(Vec::new());
@@ -131,15 +148,21 @@ fn failures(library: &Path, folder: &Path, sweep: &Sweep) -> (usize, Vec<String>
                     let at = {
                         let mut next = next.lock().expect("no panic under the lock");
                         let Some(at) = *next else { return };
-                        *next = Some(following(at)).filter(|at| *at < CALLS_MAX);
+                        *next = Some(following(at, sweep.language.each())).filter(|at| *at < CALLS_MAX);
                         at
                     };
                     runs.fetch_add(1, Ordering::Relaxed);
-                    match judge(sweep, at, &run(library, &folder, sweep, at)) {
+                    match judge(sweep, at, &run(programs, &folder, sweep, at)) {
                         Ok(true) => drop(struck.fetch_add(1, Ordering::Relaxed)),
                         // There are not as many calls: the sweep is over.
                         Ok(false) => *next.lock().expect("no panic under the lock") = None,
-                        Err(complaint) => complaints.lock().expect("no panic under the lock").push(complaint),
+                        Err(complaint) => {
+                            let mut complaints = complaints.lock().expect("no panic under the lock");
+                            complaints.push(complaint);
+                            if complaints.len() == COMPLAINTS_MAX {
+                                *next.lock().expect("no panic under the lock") = None;
+                            }
+                        }
                     }
                 }
             });
@@ -153,13 +176,12 @@ fn failures(library: &Path, folder: &Path, sweep: &Sweep) -> (usize, Vec<String>
     (runs.into_inner(), complaints)
 }
 
-fn following(at: usize) -> usize {
-    if at < EACH { at + 1 } else { at + at / STRIDE }
+fn following(at: usize, each: usize) -> usize {
+    if at < each { at + 1 } else { at + (at / STRIDE).max(1) }
 }
 
-fn run(library: &Path, folder: &Path, sweep: &Sweep, at: usize) -> Ended {
-    let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
-    command.arg("--child").arg(folder).env("LD_PRELOAD", library);
+fn run(programs: &Programs, folder: &Path, sweep: &Sweep, at: usize) -> Ended {
+    let mut command = programs.command(sweep.language, folder);
     command.env("FAILING_CALL", sweep.call).env("FAILING_AT", at.to_string());
     command.env("FAILING_ERRNO", sweep.error.to_string()).env("RUST_BACKTRACE", "0");
     if sweep.all {
@@ -196,10 +218,10 @@ fn judge(sweep: &Sweep, at: usize, ended: &Ended) -> Result<bool, String> {
         Err(format!("call {at}: {what}: {:?}\n    {output}\n    {errors}", ended.status))
     };
     let Some(status) = ended.status else { return wrong("it hangs") };
+    let ends_as_documented = sweep.ends_with.iter().any(|message| ended.errors.contains(message));
     if status.code() != Some(0) {
-        let explained = sweep.ends_with.iter().any(|message| ended.errors.contains(message));
         let ends = status.signal() == Some(libc::SIGABRT) || status.code() == Some(101);
-        return if explained && ends { Ok(true) } else { wrong("it ends without an explanation") };
+        return if ends_as_documented && ends { Ok(true) } else { wrong("it ends without an explanation") };
     }
     let line =
         |prefix: &str| ended.output.lines().filter_map(|line| line.strip_prefix(prefix)).collect::<Vec<_>>();
@@ -207,6 +229,9 @@ fn judge(sweep: &Sweep, at: usize, ended: &Ended) -> Result<bool, String> {
     let (Some(struck), true) = (struck, ended.output.contains("whole")) else { return wrong("no account") };
     if !line("lost ").is_empty() {
         return wrong("something is lost");
+    }
+    if !line("ended ").is_empty() && !ends_as_documented {
+        return wrong("a forked child ends without an explanation");
     }
     let errors = line("error ");
     if struck == 0 && !errors.is_empty() {
