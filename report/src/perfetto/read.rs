@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::blocks::{self, Inflated};
-use super::budget::{Budget, Spent};
 use super::category;
 use super::damage::Damage;
 use super::known::{Known, Read, Refused, Texts};
@@ -11,6 +10,7 @@ use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_CO
 use super::packets::{Piece, Pieces};
 use super::tracks;
 use super::wire::{Fields, Garbled, Value};
+use crate::budget::{Budget, Spent};
 use crate::facts::{self, Head, Told};
 use crate::model::{Counter, Culprit, Edge, Lane, Lease, Operation, Recording, Stall, Text, Variable};
 
@@ -291,10 +291,14 @@ impl Reader {
     fn told(&mut self, what: What, time: u64, name: Option<&Text>, facts: &Read<'_>) -> Result<(), Untold> {
         let mut teller = None;
         match what {
-            What::Head if self.head.is_some() => {}
             What::Head => {
                 let head = facts::head_from(facts)?;
                 plausible([Some(head.duration)])?;
+                if let Some(known) = &mut self.head {
+                    // What is counted as it is written is known at the end.
+                    known.totals = known.totals.max(head.totals);
+                    return Ok(());
+                }
                 let named = head.libraries.len() + head.damage.len();
                 self.budget.take(head.lanes.len() * size_of::<Lane>() + named * size_of::<Text>())?;
                 self.head = Some(head);

@@ -25,6 +25,9 @@ impl Budget {
     }
 
     /// Takes so many bytes.
+    ///
+    /// # Errors
+    /// [`Spent`] where there are not as many left.
     pub fn take(&mut self, bytes: usize) -> Result<(), Spent> {
         self.left = self.left.checked_sub(bytes).ok_or(Spent)?;
         Ok(())
