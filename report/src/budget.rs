@@ -24,6 +24,11 @@ impl Budget {
         Self { whole, left: whole }
     }
 
+    /// The bytes that are left.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
     /// Takes so many bytes.
     ///
     /// # Errors
