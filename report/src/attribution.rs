@@ -23,11 +23,13 @@ mod tiling;
 
 use crate::Recording;
 use crate::model::{
-    Cause, Culprit, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationKind, Stall,
+    Cause, Culprit, Edge, Hazard, LaneId, LaneKind, Mode, Nanos, Operation, OperationId, OperationKind, Stall,
 };
+use crate::source::{Source, operations};
 
 use self::counters::counters;
-use self::order::{Before, predecessors};
+pub(crate) use self::counters::{COUNTERS, changes};
+use self::order::{Before, Order};
 use self::pool::Pool;
 use self::tiling::Tiling;
 
@@ -37,53 +39,113 @@ const HANDING_ON_MAX: Nanos = 1_000_000;
 
 /// Fills [`Recording::stalls`], [`Recording::edges`] and [`Recording::counters`] from everything else.
 pub fn attribute(recording: &mut Recording) {
-    let before = predecessors(recording);
-    let mut stalls = Vec::new();
-    let view = View { recording, ahead: ahead_on_queues(recording), pool: Pool::of(recording) };
+    let _ = attribute_within(recording, &mut |_| true);
+}
+
+/// As [`attribute`], as long as `takes` grants the bytes that more stalls and edges take. Returns whether it granted all.
+pub fn attribute_within(recording: &mut Recording, takes: &mut dyn FnMut(usize) -> bool) -> bool {
+    let (mut stalls, mut edges, mut is_whole) = (Vec::new(), Vec::new(), true);
+    let attribution = Attribution::of(recording);
     for (at, operation) in recording.operations.iter().enumerate() {
-        view.operation(at, operation, &before[at], &mut stalls);
+        let (new_stalls, new_edges) = (attribution.stalls(at, operation), attribution.edges(at, operation));
+        is_whole = takes(size_of_val(&new_stalls[..]) + size_of_val(&new_edges[..]));
+        if !is_whole {
+            break;
+        }
+        stalls.extend(new_stalls);
+        edges.extend(new_edges);
     }
-    stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access));
-    let edges = edges(recording, &before);
+    drop(attribution);
     recording.stalls = stalls;
     recording.edges = edges;
     recording.counters = counters(recording);
+    is_whole
 }
 
-fn edges(recording: &Recording, before: &[Vec<Vec<Before>>]) -> Vec<Edge> {
-    let mut edges = Vec::new();
-    for (operation, before) in recording.operations.iter().zip(before) {
-        for (access, before) in operation.accesses.iter().zip(before) {
-            edges.extend(before.iter().map(|earlier| Edge {
-                from: recording.operations[earlier.at].id,
+/// What attribution knows of a recording: enough to tell of each operation why it waited.
+pub(crate) struct Attribution<'a, S> {
+    pub(crate) source: &'a S,
+    order: Order,
+    /// Operations whose end is waited for by name, and the positions of those that wait; sorted.
+    by_name: Vec<(OperationId, u32)>,
+    /// The operations on device queues, in the order of their issue: queue, time, position.
+    on_queues: Vec<(LaneId, Nanos, u32)>,
+    pool: Pool,
+}
+
+impl<'a, S: Source> Attribution<'a, S> {
+    pub(crate) fn of(source: &'a S) -> Self {
+        let (mut by_name, mut on_queues) = (Vec::new(), Vec::new());
+        for (at, operation) in operations(source).enumerate() {
+            by_name.extend(operation.waits_for.map(|target| (target, at as u32)));
+            if let (Some(lane), Some(issued)) = (queue_of(source.about(), &operation), operation.issued) {
+                on_queues.push((lane, issued, at as u32));
+            }
+        }
+        by_name.sort_unstable();
+        on_queues.sort_unstable();
+        Self { source, order: Order::of(source), by_name, on_queues, pool: Pool::of(source) }
+    }
+
+    /// Why the operation at `at` waited, in order of time.
+    pub(crate) fn stalls(&self, at: usize, operation: &Operation) -> Vec<Stall> {
+        let mut stalls = Vec::new();
+        self.operation(at, operation, &mut stalls);
+        stalls.sort_by_key(|stall| (stall.from, stall.access));
+        stalls
+    }
+
+    /// What the operation at `at` directly depended on.
+    pub(crate) fn edges(&self, at: usize, operation: &Operation) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        for (access, used) in operation.accesses.iter().enumerate() {
+            edges.extend(self.order.predecessors(at, access).into_iter().map(|earlier| Edge {
+                from: self.source.operation(earlier.at).id,
                 to: operation.id,
-                variable: access.variable,
+                variable: used.variable,
                 hazard: earlier.hazard,
             }));
         }
         if let Some(from) = operation.waits_for {
             edges.push(Edge { from, to: operation.id, variable: 0, hazard: Hazard::Raw });
         }
+        edges
     }
-    edges
+
+    /// What the operation at `at` depended on: positions, and numbers of the dependences.
+    pub(crate) fn arriving(&self, at: usize, operation: &Operation) -> Vec<(usize, u64)> {
+        let accesses = 0..operation.accesses.len();
+        let mut arriving: Vec<(usize, u64)> = accesses
+            .flat_map(|access| self.order.predecessors(at, access))
+            .map(|earlier| (earlier.at, earlier.arrow))
+            .collect();
+        let target = operation.waits_for.and_then(|id| self.source.position(id));
+        arriving.extend(target.map(|target| (target, by_name(at))));
+        arriving
+    }
+
+    /// What depended on the operation at `at`: positions, and numbers of the dependences.
+    pub(crate) fn leaving(&self, at: usize, operation: &Operation) -> Vec<(usize, u64)> {
+        let accesses = 0..operation.accesses.len();
+        let mut leaving: Vec<(usize, u64)> =
+            accesses.flat_map(|access| self.order.successors(at, access)).collect();
+        let first = self.by_name.partition_point(|(target, _)| *target < operation.id);
+        let waiters = self.by_name[first..].iter().take_while(|(target, _)| *target == operation.id);
+        leaving.extend(waiters.map(|(_, waiter)| (*waiter as usize, by_name(*waiter as usize))));
+        leaving
+    }
+
+    /// When the operation before this one on its in-order queue was done.
+    fn ahead(&self, at: usize, lane: LaneId, issued: Nanos) -> Option<Nanos> {
+        let own = self.on_queues.partition_point(|known| *known < (lane, issued, at as u32));
+        let (its_lane, _, before) = self.on_queues[own.checked_sub(1)?];
+        if its_lane == lane { self.source.operation(before as usize).done } else { None }
+    }
 }
 
-/// For each operation, when the one before it on its in-order queue was done.
-fn ahead_on_queues(recording: &Recording) -> Vec<Option<Nanos>> {
-    let mut on_queues: Vec<(LaneId, Nanos, usize)> = Vec::new();
-    for (at, operation) in recording.operations.iter().enumerate() {
-        if let (Some(lane), Some(issued)) = (queue_of(recording, operation), operation.issued) {
-            on_queues.push((lane, issued, at));
-        }
-    }
-    on_queues.sort_unstable();
-    let mut ahead = vec![None; recording.operations.len()];
-    for pair in on_queues.windows(2) {
-        if pair[0].0 == pair[1].0 {
-            ahead[pair[1].2] = recording.operations[pair[0].2].done;
-        }
-    }
-    ahead
+/// The number of the dependence of a wait on what it waits for by name. Those of accesses are below it.
+fn by_name(waiter: usize) -> u64 {
+    1 << 63 | waiter as u64
 }
 
 /// The device queue that an operation ran on.
@@ -103,23 +165,17 @@ struct Phases {
     cause: Cause,
 }
 
-struct View<'a> {
-    recording: &'a Recording,
-    ahead: Vec<Option<Nanos>>,
-    pool: Pool,
-}
-
-impl View<'_> {
+impl<S: Source> Attribution<'_, S> {
     /// `on_device`: the waiter is ordered after the culprit's device work by its queue, so only the issue counts.
     fn phases(&self, at: usize, on_device: bool) -> Phases {
-        let operation = &self.recording.operations[at];
+        let operation = &*self.source.operation(at);
         let waiting_for = Culprit::Operation(operation.id);
         if operation.kind == OperationKind::Export {
-            let lease = self.recording.lease(operation.id);
+            let lease = self.source.lease(at, operation);
             return Phases {
                 culprit: Culprit::Lease(operation.id),
                 waiting_for,
-                began: lease.map(|lease| lease.opened),
+                began: lease.as_ref().map(|lease| lease.opened),
                 // One that was given up before it was held is over when that was noted.
                 ended: lease.map_or(operation.issued, |lease| lease.closed),
                 cause: Cause::Leased,
@@ -134,10 +190,12 @@ impl View<'_> {
         }
     }
 
-    fn operation(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
-        let mut waits = Waits::of(operation, self.recording.duration);
-        let on_device = queue_of(self.recording, operation).is_some();
-        let by_name = operation.waits_for.and_then(|id| position(self.recording, id));
+    fn operation(&self, at: usize, operation: &Operation, stalls: &mut Vec<Stall>) {
+        let accesses = 0..operation.accesses.len();
+        let before: Vec<Vec<Before>> = accesses.map(|access| self.order.predecessors(at, access)).collect();
+        let mut waits = Waits::of(operation, self.source.about().duration);
+        let on_device = queue_of(self.source.about(), operation).is_some();
+        let by_name = operation.waits_for.and_then(|id| self.source.position(id));
         // What each access waited for, and until when.
         let mut blocked: Vec<Option<(Phases, Hazard, Nanos)>> = before
             .iter()
@@ -182,25 +240,25 @@ impl View<'_> {
             }
         }
         if on_device && operation.began.is_some() {
-            self.on_queue(at, operation, before, stalls);
+            self.on_queue(at, operation, &before, stalls);
         }
     }
 
     /// Whether the device, not the host, orders `waiter` after the device work of the earlier operation.
     fn orders(&self, on_device: bool, earlier: usize, waiter: &Operation) -> bool {
-        let earlier = &self.recording.operations[earlier];
+        let earlier = &*self.source.operation(earlier);
         // What began only when the earlier work was done was parked until then: no device could wait for it.
         let parked = || match (earlier.done, waiter.began) {
             (Some(done), Some(began)) => done <= began,
             _ => false,
         };
-        on_device && queue_of(self.recording, earlier).is_some() && !parked()
+        on_device && queue_of(self.source.about(), earlier).is_some() && !parked()
     }
 
     /// What comes after all culprits have ended.
     fn rest(&self, tiling: &mut Tiling<'_>, operation: &Operation, waits: &Waits, hazard: Option<Hazard>) {
         let late = waits.ready.saturating_sub(tiling.at()) > HANDING_ON_MAX;
-        if late && (hazard.is_none() || !self.recording.losses.is_empty()) {
+        if late && (hazard.is_none() || !self.source.about().losses.is_empty()) {
             tiling.until(waits.ready, Cause::Queued, None, Culprit::None);
         }
         tiling.until(waits.ready, Cause::NotObserved, hazard, Culprit::Observer);
@@ -224,7 +282,7 @@ impl View<'_> {
     /// Who was late to go on.
     fn sleeper(&self, operation: &Operation) -> Culprit {
         let Some(lane) = operation.lane.or(operation.submitter) else { return Culprit::None };
-        match self.recording.lanes.get(lane).map(|lane| lane.kind) {
+        match self.source.about().lanes.get(lane).map(|lane| lane.kind) {
             Some(LaneKind::EventLoop) => Culprit::EventLoop,
             Some(_) => Culprit::Thread(lane),
             None => Culprit::None,
@@ -233,16 +291,16 @@ impl View<'_> {
 
     /// What device work waited for on its queue: earlier work of others, then whatever was in front of it there.
     fn on_queue(&self, at: usize, operation: &Operation, before: &[Vec<Before>], stalls: &mut Vec<Stall>) {
-        let (Some(lane), Some(issued)) = (operation.lane, operation.issued) else { return };
-        let issued = issued.max(Waits::of(operation, self.recording.duration).end);
-        let done = operation.done.unwrap_or(self.recording.duration).max(issued);
+        let (Some(lane), Some(own_issue)) = (operation.lane, operation.issued) else { return };
+        let issued = own_issue.max(Waits::of(operation, self.source.about().duration).end);
+        let done = operation.done.unwrap_or(self.source.about().duration).max(issued);
         // What a device has begun waits for nothing any more.
         let begun = operation.ran.map_or(done, |(from, _)| from.clamp(issued, done));
         let inputs: Vec<Option<(&Before, Nanos)>> = before
             .iter()
             .map(|before| {
                 let ends = before.iter().map(|earlier| {
-                    let operation = &self.recording.operations[earlier.at];
+                    let operation = self.source.operation(earlier.at);
                     let lease = operation.kind == OperationKind::Export;
                     let end = if lease { issued } else { operation.done.unwrap_or(Nanos::MAX) };
                     (earlier, end.clamp(issued, begun))
@@ -255,7 +313,7 @@ impl View<'_> {
         let ahead = match operation.ran {
             // It could have run, but the device was elsewhere, or about to come.
             Some(_) => begun,
-            None => self.ahead[at].filter(|ahead| *ahead <= done).unwrap_or(issued),
+            None => self.ahead(at, lane, own_issue).filter(|ahead| *ahead <= done).unwrap_or(issued),
         };
         let end_of = |access: usize| inputs[access].map_or(issued, |(_, end)| end);
         let decisive = (0..inputs.len()).rev().max_by_key(|access| end_of(*access)).unwrap_or(0);
@@ -265,7 +323,7 @@ impl View<'_> {
             let mut hazard = None;
             if let Some(Some((earlier, end))) = inputs.get(access) {
                 hazard = Some(earlier.hazard);
-                let culprit = Culprit::Operation(self.recording.operations[earlier.at].id);
+                let culprit = Culprit::Operation(self.source.operation(earlier.at).id);
                 tiling.until(*end, Cause::Computing, hazard, culprit);
             }
             if access == decisive {
@@ -273,10 +331,6 @@ impl View<'_> {
             }
         }
     }
-}
-
-fn position(recording: &Recording, id: u64) -> Option<usize> {
-    recording.operations.binary_search_by_key(&id, |operation| operation.id).ok()
 }
 
 /// When an operation waited. In order: `from`, `ready`, `awake`, `end`.

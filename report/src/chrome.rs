@@ -85,7 +85,7 @@ pub fn write(recording: &Recording, out: impl Write) -> io::Result<()> {
                                "args": args}))?;
         }
     }
-    let head = arguments(&facts::head(recording));
+    let head = arguments(&facts::head(recording, facts::Totals::of(recording)));
     writeln!(events.out, "\n],\"otherData\":{head}}}")?;
     events.out.flush()
 }

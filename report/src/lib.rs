@@ -6,6 +6,7 @@
 //! | module | its one idea |
 //! |---|---|
 //! | [`model`] | what was recorded, as plain data |
+//! | [`source`] | what was recorded, made one operation at a time |
 //! | [`attribution`] | every waited nanosecond gets one cause and one culprit |
 //! | [`roots`] | what the culprit was waiting for itself |
 //! | [`critical_path`], [`walk`] | the longest chain of work; what the end waited for |
@@ -13,6 +14,7 @@
 //! | `what_if`, `advice` | what the run would have taken otherwise; what would help |
 //! | [`summary`], [`diff`] | the report as data (and as JSON); two of them compared |
 //! | [`terminal`], [`sentences`] | the report for people |
+//! | [`budget`] | memory that reading a file may take |
 //! | [`shown`] | names in texts for people: shown, never obeyed |
 //! | [`html`] | the report as a page to look at |
 //! | [`perfetto`], [`chrome`] | files: one that is read back, one for other viewers |
@@ -21,6 +23,7 @@
 mod advice;
 pub mod attribution;
 pub mod barrier;
+pub mod budget;
 pub mod chrome;
 pub mod critical_path;
 pub mod diff;
@@ -36,6 +39,7 @@ pub mod roots;
 mod sane;
 pub mod sentences;
 pub mod shown;
+pub mod source;
 pub mod summary;
 pub mod terminal;
 mod text;

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::model::{Lane, LaneId, LaneKind, Lease, LibraryId, Nanos, Operation, OperationKind, Recording};
+use crate::source::{self, Source};
 
 /// A row of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -33,25 +34,50 @@ impl Placed {
 
 /// Where each operation is drawn: the body on its lane, a wait on the lane that waited, others as a moment.
 pub(crate) fn operations(recording: &Recording) -> Vec<Placed> {
-    let mut placed: Vec<Placed> = recording.operations.iter().map(|it| operation(recording, it)).collect();
-    // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
-    let mut queued: Vec<(LaneId, Nanos, usize)> = Vec::new();
-    for (index, it) in placed.iter().enumerate() {
-        if let (Row::Lane(lane), Some(to)) = (it.row, it.to)
-            && recording.lanes[lane].kind == LaneKind::Queue
-            && recording.operations[index].lane == Some(lane)
+    let places = Places::of(recording);
+    let all = recording.operations.iter().enumerate();
+    all.map(|(at, operation)| places.place(recording, at, operation)).collect()
+}
+
+/// Where operations are drawn, one by one.
+pub(crate) struct Places {
+    /// Work on device queues, in the order of its end: queue, end, position.
+    queued: Vec<(LaneId, Nanos, u32)>,
+}
+
+impl Places {
+    pub(crate) fn of(source: &impl Source) -> Self {
+        let all = source::operations(source).enumerate();
+        let mut queued: Vec<(LaneId, Nanos, u32)> = all
+            .filter_map(|(at, it)| {
+                let (lane, end) = queued(source.about(), &it, &operation(source.about(), &it))?;
+                Some((lane, end, at as u32))
+            })
+            .collect();
+        queued.sort_unstable();
+        Self { queued }
+    }
+
+    /// Where the operation at `at` is drawn.
+    pub(crate) fn place(&self, about: &Recording, at: usize, it: &Operation) -> Placed {
+        let mut placed = operation(about, it);
+        // Work on an in-order queue begins when the work before it has ended, however early it was handed over.
+        if let (Some((lane, to)), None) = (queued(about, it, &placed), it.ran)
+            && let Some(before) = self.queued.partition_point(|it| *it < (lane, to, at as u32)).checked_sub(1)
+            && let (its_lane, end, _) = self.queued[before]
+            && its_lane == lane
         {
-            queued.push((lane, to, index));
+            placed.from = placed.from.max(end).min(to);
         }
+        placed
     }
-    queued.sort_unstable();
-    for pair in queued.windows(2) {
-        let ((lane_before, end, _), (lane, to, index)) = (pair[0], pair[1]);
-        if lane_before == lane && recording.operations[index].ran.is_none() {
-            placed[index].from = placed[index].from.max(end).min(to);
-        }
-    }
-    placed
+}
+
+/// The device queue on which an operation is drawn, and until when.
+fn queued(about: &Recording, operation: &Operation, placed: &Placed) -> Option<(LaneId, Nanos)> {
+    let (Row::Lane(lane), Some(to)) = (placed.row, placed.to) else { return None };
+    let ran = about.lanes[lane].kind == LaneKind::Queue && operation.lane == Some(lane);
+    ran.then_some((lane, to))
 }
 
 fn operation(recording: &Recording, operation: &Operation) -> Placed {

@@ -2,11 +2,12 @@
 //! allocator.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
+#[path = "../../tests/src/counting.rs"]
+#[allow(dead_code, reason = "other tests count allocations with it")]
+mod counting;
 mod made_up;
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use estafette_report::terminal::{Style, text};
@@ -14,41 +15,13 @@ use estafette_report::{Recording, perfetto, report};
 use flate2::Compression;
 use flate2::write::ZlibEncoder;
 
-/// The system's allocator; it knows how much there is, and how much there was at most.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static MOST: AtomicUsize = AtomicUsize::new(0);
+use counting::{Counting, taken};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: all work is the system allocator's; counting touches no memory of its callers.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        MOST.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: as the caller says.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller says.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
 /// Tests of this file count for the process, so one at a time runs.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// What `f` returns, and the bytes that it took at most beyond what there was.
-fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
-    let before = NOW.load(Ordering::Relaxed);
-    MOST.store(before, Ordering::Relaxed);
-    let returned = f();
-    (returned, MOST.load(Ordering::Relaxed).saturating_sub(before))
-}
 
 fn varint(number: u64, into: &mut Vec<u8>) {
     prost::encoding::encode_varint(number, into);

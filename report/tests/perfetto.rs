@@ -5,6 +5,7 @@ mod strategies;
 
 use std::sync::LazyLock;
 
+use estafette_report::attribution::attribute;
 use estafette_report::{Recording, perfetto};
 use proptest::prelude::*;
 
@@ -33,6 +34,20 @@ proptest! {
     #[test]
     fn any_recording_comes_back_as_it_was(recording in strategies::recording()) {
         prop_assert_eq!(perfetto::read(&bytes(&recording)), recording);
+    }
+
+    #[test]
+    fn what_is_attributed_as_it_is_written_is_what_attribution_says(recording in strategies::recording()) {
+        let mut recording = recording;
+        // As an engine makes them: leases are of operations.
+        let operations = recording.operations.len() as u64;
+        recording.leases.retain(|lease| lease.id < operations);
+        let mut streamed = Vec::new();
+        perfetto::attribute_and_write(&recording, &mut streamed).expect("a vector takes everything");
+        attribute(&mut recording);
+        recording.stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
+        recording.counters.retain(|counter| !counter.samples.is_empty());
+        prop_assert_eq!(perfetto::read(&streamed), recording);
     }
 
     #[test]

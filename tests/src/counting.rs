@@ -1,4 +1,4 @@
-//! An allocator that counts. A test of allocations declares one as its `#[global_allocator]`.
+//! An allocator that counts allocations and bytes. A test of allocations or of memory declares one as its `#[global_allocator]`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,12 +10,18 @@ pub struct Counting;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes that are allocated, and the most that there were since [`taken`] began.
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
     /// Without a destructor, so that an allocator may use it at any time.
     static OF_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
 }
 
-fn count() {
+fn count(size: usize) {
+    let bytes = BYTES.fetch_add(size, Ordering::Relaxed) + size;
+    MOST.fetch_max(bytes, Ordering::Relaxed);
     ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     OF_THIS_THREAD.set(OF_THIS_THREAD.get() + 1);
 }
@@ -30,22 +36,39 @@ pub fn allocations() -> usize {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
+/// Bytes that are allocated in the process.
+pub fn bytes() -> usize {
+    BYTES.load(Ordering::Relaxed)
+}
+
+/// What `f` returns, and the most bytes that were allocated beyond what there was before. A block that is made longer counts twice
+/// meanwhile. One call at a time is made.
+pub fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
+    let before = bytes();
+    MOST.store(before, Ordering::Relaxed);
+    let returned = f();
+    (returned, MOST.load(Ordering::Relaxed).saturating_sub(before))
+}
+
 // SAFETY: everything is passed on to the system's allocator as it came.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
+        count(layout.size());
         // SAFETY: passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count();
+        count(size);
         // SAFETY: passed on.
-        unsafe { System.realloc(pointer, layout, size) }
+        let longer = unsafe { System.realloc(pointer, layout, size) };
+        BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        longer
     }
 }

@@ -298,9 +298,9 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
     engine.wait_all(None).unwrap();
     let recording = journal.finish();
     tiles(&recording);
-    // Each operation makes two entries of two words at least, and eight pages hold 65,536 words.
+    // Each operation makes two entries of two words at least, and half of the memory is four pages, which hold 32,768 words.
     let kept = recording.operations.len();
-    assert!(recording.losses.records_lost() >= 2 * 20_000 - 65_536 / 2, "{:?}", recording.losses);
+    assert!(recording.losses.records_lost() >= 2 * 20_000 - 32_768 / 2, "{:?}", recording.losses);
     assert!(kept > 0 && kept < 20_000, "{kept}");
     let report = estafette_report::report(&recording);
     assert!(report.missing.iter().any(|missing| missing.contains("did not fit")), "{:?}", report.missing);
@@ -317,5 +317,5 @@ fn only_one_journal_is_kept_at_a_time() {
     drop(Journal::open(JournalOptions::default()).unwrap());
     let refused =
         Journal::open(JournalOptions { memory_max: Some(10), ..JournalOptions::default() }).unwrap_err();
-    assert!(refused.to_string().contains("at least 65536 bytes"), "{refused}");
+    assert!(refused.to_string().contains("at least 131072 bytes"), "{refused}");
 }

@@ -17,7 +17,7 @@ const BODY_NS_MAX: u64 = 1_000_000_000;
 const ROUNDS_MAX: usize = 100_000;
 
 /// Memory of the journal with `--journal`: enough for a few million operations.
-const JOURNAL_BYTES: usize = 2 << 30;
+const JOURNAL_BYTES: usize = 4 << 30;
 
 /// Measured by a program of its own.
 const SCRIPTS: &[(&str, &str)] = &[("python", "benches/python/bench.py")];

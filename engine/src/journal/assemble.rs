@@ -1,26 +1,83 @@
-//! From entries to a recording.
+//! From entries to operations.
+//!
+//! The entries stay where they lie. What is added is an index: the places of all entries, sorted by their operations, four bytes for
+//! each. An operation is made from its entries when it is asked for, so that a recording can be written without being in memory as a
+//! whole.
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 
 use estafette_report::Recording;
+use estafette_report::attribution::attribute_within;
+use estafette_report::budget::Budget;
 use estafette_report::model::{
     Access, Lane, LaneId, LaneKind, Lease, LibraryId, LostRecords, Mode, Nanos, Operation, OperationKind,
     Outcome, Site, Text, Variable,
 };
+use estafette_report::source::{Merging, Source};
 use estafette_sync::sync::atomic::Ordering;
+use smallvec::SmallVec;
 
+use super::chain::Link;
 use super::entry::{
-    Entry, How, NONE, Tells, Use, access_of, element_of, ended_of, halves, told_briefly, widened,
+    Entry, How, NONE, Tells, Use, access_of, element_of, ended_of, halves, length_of, told_briefly, widened,
 };
 use super::names;
+use super::page::{Page, WORDS};
 use super::ticks::Scale;
 use super::writer::{Session, ThreadLog};
+
+/// Blocks of entries that places have numbers for: 32 GiB.
+pub(super) const BLOCKS_MAX: usize = u32::MAX as usize / WORDS;
+
+/// Memory with whole entries.
+enum Block {
+    /// A page, and how many of its words were published.
+    Page(Arc<Link<Page>>, usize),
+    /// At most as many words as a page has.
+    Own(Vec<u64>),
+}
+
+impl Block {
+    fn len(&self) -> usize {
+        match self {
+            Self::Page(_, len) => *len,
+            Self::Own(words) => words.len(),
+        }
+    }
+
+    /// Adds the words of the entry at `at`; fewer where it is damaged.
+    fn entry(&self, at: usize, into: &mut Words) {
+        match self {
+            Self::Page(page, len) => {
+                let head = page.value.read(at..(at + 1).min(*len)).next().unwrap_or(0);
+                into.extend(page.value.read(at..(at + length_of(head)).min(*len)));
+            }
+            Self::Own(words) => {
+                let head = words.get(at).copied().unwrap_or(0);
+                into.extend_from_slice(&words[at..(at + length_of(head)).min(words.len())]);
+            }
+        }
+    }
+
+    /// A word of it; 0 where there is none.
+    fn word(&self, at: usize) -> u64 {
+        match self {
+            Self::Page(page, len) if at < *len => page.value.read(at..at + 1).next().unwrap_or(0),
+            Self::Page(..) => 0,
+            Self::Own(words) => words.get(at).copied().unwrap_or(0),
+        }
+    }
+}
+
+/// The words of an entry; most have fewer.
+type Words = SmallVec<[u64; 16]>;
 
 /// What is known of one operation so far.
 struct Draft {
     operation: Operation,
-    /// `None` until its submission is read: threads are read one after the other.
     submitted: Option<Use>,
     taker: Option<Taker>,
     locked: Option<Nanos>,
@@ -43,203 +100,538 @@ pub(super) struct Thread {
     pub(super) lost: u64,
     /// What its entries refer to by number.
     pub(super) texts: Vec<Text>,
+    /// The body that still ran there: operation and ticks.
+    pub(super) running: Option<(u64, u64)>,
 }
 
-/// Everything read so far.
-pub(super) struct Assembly<'a> {
-    scale: &'a Scale,
-    drafts: HashMap<u64, Draft>,
-    variables: BTreeMap<u64, Variable>,
-    libraries: Vec<Text>,
-    lanes: Vec<Lane>,
+/// Names that programs have given their variables.
+type Names<'a> = Box<dyn Fn(u64) -> Option<Text> + 'a>;
+
+/// The entries of a recording, and where those of each operation lie.
+pub(super) struct Entries<'a> {
+    scale: Scale,
+    /// Lanes, libraries, losses.
+    about: Recording,
+    threads: Vec<Reading>,
+    /// The index of its thread, and its entries.
+    blocks: Vec<(u32, Block)>,
+    libraries: HashMap<Text, LibraryId>,
     queues: HashMap<u64, LaneId>,
-    lost: Vec<LostRecords>,
+    /// Bodies that still ran, by operation: ticks, lane.
+    running: HashMap<u64, (u64, LaneId)>,
+    /// Places of entries, by operation, in the order of reading.
+    index: Vec<u32>,
+    /// Where the entries of each operation begin in the index; one more at the end.
+    operations: Vec<u32>,
+    leases: usize,
+    /// What waits for whatever ends last waited for: position of the wait, operation. Sorted.
+    waits_for_any: Vec<(u32, u64)>,
+    /// All variables, sorted.
+    variables: Vec<u64>,
+    /// Places of entries that describe variables, sorted by variable.
+    descriptions: Vec<u32>,
+    names: Names<'a>,
+    empty: Text,
+    nameless: Text,
+    lease: Text,
 }
 
-pub(super) fn assemble(session: &Session, scale: &Scale) -> Recording {
-    let mut assembly = Assembly::new(scale);
-    let threads = session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    threads.iter().for_each(|thread| assembly.read(thread));
-    assembly.finish(names::give)
-}
-
-impl<'a> Assembly<'a> {
-    pub(super) fn new(scale: &'a Scale) -> Self {
-        Self {
-            scale,
-            drafts: HashMap::new(),
-            variables: BTreeMap::new(),
-            libraries: Vec::new(),
-            lanes: Vec::new(),
-            queues: HashMap::new(),
-            lost: Vec::new(),
-        }
+impl Entries<'static> {
+    /// Those of a session that is closed.
+    pub(super) fn of(session: &Session, about: Recording) -> Self {
+        let mut entries = Self::new(session.ticks.scale(), about, Box::new(names::get));
+        let threads = session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        threads.iter().for_each(|thread| entries.log(thread));
+        entries.finish()
     }
 
-    /// Reads what a thread has noted, whose pages are freed meanwhile.
-    fn read(&mut self, log: &ThreadLog) {
+    fn log(&mut self, log: &ThreadLog) {
         let running = log.running.get();
+        let pages: Vec<Block> = log
+            .pages
+            .drain()
+            .map(|page| {
+                let published = page.value.published();
+                Block::Page(page, published)
+            })
+            .collect();
+        // After the pages: texts come before the entries that refer to them.
         let texts = log.texts.drain().map(|text| Arc::clone(&text.value).into()).collect();
         let lost = log.lost.load(Ordering::Relaxed);
-        let reading = self.thread(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts });
-        let mut words = Vec::new();
-        for page in log.pages.drain() {
-            words.clear();
-            words.extend(page.value.read(0..page.value.published()));
-            self.words(&reading, &words);
+        self.begin(Thread { name: log.name.as_str().into(), kind: log.kind(), lost, texts, running });
+        pages.into_iter().for_each(|page| self.add(page));
+    }
+}
+
+impl<'a> Entries<'a> {
+    /// None yet. `about` has what is not in the entries.
+    pub(super) fn new(scale: Scale, about: Recording, names: Names<'a>) -> Self {
+        Self {
+            about: Recording { duration: scale.duration(), ..about },
+            scale,
+            threads: Vec::new(),
+            blocks: Vec::new(),
+            libraries: HashMap::new(),
+            queues: HashMap::new(),
+            running: HashMap::new(),
+            index: Vec::new(),
+            operations: Vec::new(),
+            leases: 0,
+            waits_for_any: Vec::new(),
+            variables: Vec::new(),
+            descriptions: Vec::new(),
+            names,
+            empty: Text::default(),
+            nameless: "(no name kept)".into(),
+            lease: "lease".into(),
         }
-        self.running(&reading, running);
     }
 
     /// Begins with the entries of another thread.
-    pub(super) fn thread(&mut self, thread: Thread) -> Reading {
-        let lane = self.lanes.len();
-        self.lanes.push(Lane { name: thread.name, kind: thread.kind });
+    pub(super) fn begin(&mut self, thread: Thread) {
+        let lane = self.about.lanes.len();
+        self.about.lanes.push(Lane { name: thread.name, kind: thread.kind });
         if thread.lost > 0 {
-            self.lost.push(LostRecords { lane, count: thread.lost });
+            self.about.losses.records.push(LostRecords { lane, count: thread.lost });
         }
-        Reading { lane, texts: thread.texts }
+        self.running.extend(thread.running.map(|(id, ticks)| (id, (ticks, lane))));
+        self.threads.push(Reading { lane, texts: thread.texts, sites: RefCell::default() });
     }
 
-    /// Takes in whole entries of a thread.
-    pub(super) fn words(&mut self, reading: &Reading, words: &[u64]) {
-        let mut rest = words;
-        while let Some((entry, after)) = Entry::first_of(rest) {
-            self.entry(reading, entry);
-            rest = after;
-        }
+    /// Adds whole entries of that thread, at most as many words as a page has.
+    pub(super) fn words(&mut self, words: Vec<u64>) {
+        self.add(Block::Own(words));
     }
 
-    /// Takes in the body that still ran on a thread: operation and ticks.
-    pub(super) fn running(&mut self, reading: &Reading, running: Option<(u64, u64)>) {
-        if let Some((id, ticks)) = running {
-            self.began(id, self.scale.nanos(ticks), reading.lane);
+    fn add(&mut self, block: Block) {
+        if self.blocks.len() < BLOCKS_MAX && block.len() > 0 {
+            let number = self.blocks.len();
+            self.blocks.push((self.threads.len() as u32 - 1, block));
+            self.introduce(number);
         }
     }
 
-    fn draft(&mut self, id: u64) -> &mut Draft {
-        self.drafts.entry(id).or_insert_with(|| Draft {
-            operation: empty(id),
+    /// Numbers the queues and libraries that a block names.
+    fn introduce(&mut self, block: usize) {
+        let thread = self.blocks[block].0 as usize;
+        for at in places(block, &self.blocks[block].1) {
+            let (tells, queue_or_library) = self.with(at, |_, entry| {
+                let library = match entry.tells {
+                    Some(Tells::Variable) => halves(entry.word(1)).1,
+                    Some(Tells::Taker) => halves(entry.word(0)).1,
+                    Some(Tells::Held) => halves(entry.word(1)).1,
+                    _ => entry.word(0) as u32,
+                };
+                (entry.tells, (entry.word(0), library))
+            });
+            match tells {
+                Some(Tells::Began) if queue_or_library.0 != 0 => {
+                    let (number, lanes) = (queue_or_library.0, &mut self.about.lanes);
+                    self.queues.entry(number).or_insert_with(|| {
+                        lanes.push(Lane { name: format!("queue {number}").into(), kind: LaneKind::Queue });
+                        lanes.len() - 1
+                    });
+                }
+                Some(Tells::Variable | Tells::Taker | Tells::Held | Tells::Library) => {
+                    let name = self.threads[thread].known(queue_or_library.1);
+                    if let Some(name) = name.filter(|name| !self.libraries.contains_key(*name)) {
+                        self.libraries.insert(name.clone(), self.about.libraries.len());
+                        self.about.libraries.push(name.clone());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Lends the entry at a place, and the thread that has noted it.
+    fn with<R>(&self, place: u32, f: impl FnOnce(&Reading, Entry<'_>) -> R) -> R {
+        let (thread, block) = &self.blocks[place as usize / WORDS];
+        let mut words = Words::new();
+        block.entry(place as usize % WORDS, &mut words);
+        let nothing = Entry { tells: None, ticks: 0, id: 0, words: &[] };
+        let entry = Entry::first_of(&words).map_or(nothing, |(entry, _)| entry);
+        f(&self.threads[*thread as usize], entry)
+    }
+
+    /// What the entry at a place tells, and of which operation or variable.
+    fn tells(&self, place: u32) -> (Option<Tells>, u64) {
+        let block = &self.blocks[place as usize / WORDS].1;
+        let (head, id) = (block.word(place as usize % WORDS), block.word(place as usize % WORDS + 1));
+        let tells = Tells::of(head);
+        match tells {
+            Some(Tells::Brief | Tells::Ran) => (tells, widened(id).0),
+            _ => (tells, id),
+        }
+    }
+
+    fn places(&self) -> impl Iterator<Item = u32> {
+        self.blocks.iter().enumerate().flat_map(|(number, (_, block))| places(number, block))
+    }
+
+    /// Makes the index.
+    pub(super) fn finish(mut self) -> Self {
+        let describes = |entries: &Self, place: u32| entries.tells(place).0 == Some(Tells::Variable);
+        let (mut all, mut descriptions) = (0, 0);
+        for place in self.places() {
+            *if describes(&self, place) { &mut descriptions } else { &mut all } += 1;
+        }
+        let sorted = |count: usize, wanted: bool| {
+            let mut sorted = Vec::with_capacity(count);
+            sorted.extend(self.places().filter(|place| describes(&self, *place) == wanted));
+            // Stable, so that the places of one operation stay in their order; and threads are mostly sorted themselves.
+            sorted.sort_by_key(|place| self.tells(*place).1);
+            sorted
+        };
+        let mut index = sorted(all, false);
+        let operations = self.keep_submitted(&mut index);
+        let descriptions = sorted(descriptions, true);
+        (self.index, self.operations, self.descriptions) = (index, operations, descriptions);
+        self.look_at_operations();
+        self
+    }
+
+    /// Removes what was submitted before the journal was opened, or whose submission was lost. Returns where each operation begins.
+    fn keep_submitted(&self, index: &mut Vec<u32>) -> Vec<u32> {
+        let submits = |place: &u32| {
+            let submits = [Tells::Submitted, Tells::Brief, Tells::WaitsFor, Tells::Held];
+            self.tells(*place).0.is_some_and(|tells| submits.contains(&tells))
+        };
+        let end_of = |index: &[u32], first: usize| {
+            let id = self.tells(index[first]).1;
+            let own = index[first..].iter().take_while(|place| self.tells(**place).1 == id);
+            first + own.count()
+        };
+        let (mut kept, mut count, mut first) = (0, 0, 0);
+        while first < index.len() {
+            let end = end_of(index, first);
+            if index[first..end].iter().any(submits) {
+                index.copy_within(first..end, kept);
+                kept += end - first;
+                count += 1;
+            }
+            first = end;
+        }
+        index.truncate(kept);
+        let mut operations = Vec::with_capacity(count + 1);
+        let mut first = 0;
+        while first < index.len() {
+            operations.push(first as u32);
+            first = end_of(index, first);
+        }
+        operations.push(first as u32);
+        operations
+    }
+
+    /// Finds all leases, variables, and what waits for everything have waited for: for what ended last.
+    fn look_at_operations(&mut self) {
+        let mut variables = Merging::new(|variables: &mut Vec<u64>| {
+            variables.sort_unstable();
+            variables.dedup();
+        });
+        self.descriptions.iter().for_each(|place| variables.push(self.tells(*place).1));
+        // When each such wait was over, and its position; beside it what ended last until then, and when.
+        let mut waits: Vec<(Nanos, u32)> = Vec::new();
+        let mut leases = 0;
+        for at in 0..self.operations() {
+            let draft = self.draft(at);
+            draft.operation.accesses.iter().for_each(|access| variables.push(access.variable));
+            leases += usize::from(draft.lease().is_some());
+            if draft.waits_for_any {
+                waits.push((draft.operation.resumed.unwrap_or(Nanos::MAX), at as u32));
+            }
+        }
+        (self.variables, self.leases) = (variables.finish(), leases);
+        if waits.is_empty() {
+            return;
+        }
+        waits.sort_unstable();
+        let mut lasts: Vec<Option<(Nanos, u64)>> = vec![None; waits.len()];
+        for at in 0..self.operations() {
+            let operation = self.operation(at);
+            let end = operation.issued.unwrap_or(Nanos::MAX);
+            let first = waits.partition_point(|(until, _)| *until < end);
+            if let (OperationKind::Operation, Some(last)) = (operation.kind, lasts.get_mut(first)) {
+                *last = (*last).max(Some((end, operation.id)));
+            }
+        }
+        let mut latest = None;
+        for ((_, wait), last) in waits.into_iter().zip(lasts) {
+            latest = latest.max(last);
+            self.waits_for_any.extend(latest.map(|(_, id)| (wait, id)));
+        }
+        self.waits_for_any.sort_unstable();
+    }
+
+    fn id(&self, at: usize) -> u64 {
+        self.tells(self.index[self.operations[at] as usize]).1
+    }
+
+    /// What the entries of an operation tell.
+    fn draft(&self, at: usize) -> Draft {
+        let id = self.id(at);
+        let mut draft = Draft {
+            operation: self.empty(id),
             submitted: None,
             taker: None,
             locked: None,
             ended: false,
             waits_for_any: false,
-        })
-    }
-
-    fn submitted(&mut self, reading: &Reading, id: u64, at: Nanos, name: u32, what: Use) -> &mut Draft {
-        let draft = self.draft(id);
-        draft.submitted = Some(what);
-        draft.operation.submitted = at;
-        draft.operation.submitter = Some(reading.lane);
-        draft.operation.name = reading.text(name);
+        };
+        if let Some((ticks, lane)) = self.running.get(&id) {
+            draft.began(self.scale.nanos(*ticks), *lane);
+        }
+        for place in &self.index[self.operations[at] as usize..self.operations[at + 1] as usize] {
+            self.with(*place, |reading, entry| draft.entry(self, reading, entry));
+        }
+        draft.settle();
+        if draft.waits_for_any {
+            let known = self.waits_for_any.binary_search_by_key(&(at as u32), |(wait, _)| *wait);
+            draft.operation.waits_for = known.ok().map(|known| self.waits_for_any[known].1);
+        }
         draft
     }
 
-    fn taken(&mut self, reading: &Reading, id: u64, [text, site]: [u64; 2]) {
+    fn library(&self, name: Option<&Text>) -> Option<LibraryId> {
+        self.libraries.get(name?).copied()
+    }
+
+    fn taker(&self, reading: &Reading, [text, site]: [u64; 2]) -> Taker {
         let (text, library) = halves(text);
-        let library = reading.known(library);
-        let library = self.library(library);
-        let taker = Taker { text: reading.text(text), library, site: reading.site(site as u32) };
-        self.draft(id).taker = Some(taker);
+        let library = self.library(reading.known(library));
+        Taker { text: self.text(reading, text), library, site: reading.site(site as u32) }
     }
 
-    fn began(&mut self, id: u64, at: Nanos, lane: LaneId) {
-        let operation = &mut self.draft(id).operation;
-        operation.began = Some(at);
-        operation.lane = Some(lane);
+    fn text(&self, reading: &Reading, number: u32) -> Text {
+        reading.known(number).unwrap_or(&self.nameless).clone()
     }
 
-    fn ended(&mut self, id: u64, at: Nanos, outcome: Outcome, device_work: bool) {
-        let draft = self.draft(id);
-        draft.ended = true;
-        draft.operation.issued = Some(at);
+    fn outcome(&self, reading: &Reading, how: How, text: u32) -> Outcome {
+        let text = || if text == NONE { self.empty.clone() } else { self.text(reading, text) };
+        match how {
+            How::Well => Outcome::Ok,
+            How::Failed => Outcome::Failed(text()),
+            How::Cancelled => Outcome::Cancelled,
+            How::Skipped => Outcome::Skipped(text()),
+        }
+    }
+
+    fn empty(&self, id: u64) -> Operation {
+        Operation {
+            id,
+            name: self.empty.clone(),
+            kind: OperationKind::Operation,
+            library: None,
+            site: None,
+            submitter: None,
+            lane: None,
+            submitted: 0,
+            granted: None,
+            ready: None,
+            awake: None,
+            began: None,
+            issued: None,
+            ran: None,
+            done: None,
+            observed: None,
+            resumed: None,
+            outcome: Outcome::Unfinished,
+            accesses: Vec::new(),
+            waits_for: None,
+        }
+    }
+
+    /// All of it at once, with its stalls attributed, as far as `budget` allows. Returns whether it did.
+    pub(super) fn recording(&self, mut budget: Option<&mut Budget>) -> (Recording, bool) {
+        let mut takes = |bytes| budget.as_mut().is_none_or(|budget| budget.take(bytes).is_ok());
+        let mut recording = self.about.clone();
+        // Beside the operation: what attribution knows of it, its counters, its lease.
+        let each = size_of::<Operation>() + size_of::<Lease>() / 2 + 128;
+        let own = |operation: &Operation| each + 2 * size_of_val(&operation.accesses[..]);
+        recording.operations.reserve_exact(if takes(each * self.operations()) {
+            self.operations()
+        } else {
+            0
+        });
+        let mut is_whole = recording.operations.capacity() >= self.operations();
+        for at in 0..if is_whole { self.operations() } else { 0 } {
+            let mut draft = self.draft(at);
+            if !takes(own(&draft.operation) - each) {
+                is_whole = false;
+                break;
+            }
+            if let Some(lease) = draft.lease() {
+                draft.become_export(&lease);
+                recording.leases.push(lease);
+            }
+            draft.operation.accesses.shrink_to_fit();
+            recording.operations.push(draft.operation);
+        }
+        is_whole &= takes(self.variables() * (size_of::<Variable>() + 64));
+        if is_whole {
+            recording.variables = (0..self.variables()).map(|at| self.variable(at).into_owned()).collect();
+            is_whole = attribute_within(&mut recording, &mut takes);
+        }
+        (recording, is_whole)
+    }
+}
+
+/// The places of the entries of a block.
+fn places(number: usize, block: &Block) -> impl Iterator<Item = u32> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let length = length_of(block.word(at));
+        let own = (number * WORDS + at) as u32;
+        at += length;
+        // A damaged one ends the block.
+        (length >= 2 && at <= block.len()).then_some(own)
+    })
+}
+
+impl Source for Entries<'_> {
+    fn about(&self) -> &Recording {
+        &self.about
+    }
+
+    fn operations(&self) -> usize {
+        self.operations.len().saturating_sub(1)
+    }
+
+    fn operation(&self, at: usize) -> Cow<'_, Operation> {
+        let mut draft = self.draft(at);
+        if let Some(lease) = draft.lease() {
+            draft.become_export(&lease);
+        }
+        Cow::Owned(draft.operation)
+    }
+
+    fn position(&self, id: u64) -> Option<usize> {
+        let starts = &self.operations[..self.operations()];
+        let at = starts.partition_point(|start| self.tells(self.index[*start as usize]).1 < id);
+        (at < self.operations() && self.id(at) == id).then_some(at)
+    }
+
+    fn leases(&self) -> usize {
+        self.leases
+    }
+
+    fn lease<'s>(&'s self, at: usize, operation: &Operation) -> Option<Cow<'s, Lease>> {
+        if operation.kind != OperationKind::Export {
+            return None;
+        }
+        self.draft(at).lease().map(Cow::Owned)
+    }
+
+    fn variables(&self) -> usize {
+        self.variables.len()
+    }
+
+    fn variable(&self, at: usize) -> Cow<'_, Variable> {
+        let id = self.variables[at];
+        let mut variable = Variable { id, name: self.empty.clone(), bytes: None, library: None };
+        let first = self.descriptions.partition_point(|place| self.tells(*place).1 < id);
+        let own = self.descriptions[first..].iter().take_while(|place| self.tells(**place).1 == id);
+        for place in own {
+            self.with(*place, |reading, entry| {
+                let (dtype, library) = halves(entry.word(1));
+                let dtype = element_of(dtype);
+                let shape: Vec<String> = entry.words.iter().skip(2).map(u64::to_string).collect();
+                variable.name = format!("{dtype}[{}] #{id}", shape.join(",")).into();
+                variable.bytes = Some(entry.word(0));
+                variable.library = self.library(reading.known(library)).or(variable.library);
+            });
+        }
+        if let Some(name) = (self.names)(id) {
+            variable.name = name;
+        } else if variable.bytes.is_none() {
+            variable.name = format!("variable {id}").into();
+        }
+        Cow::Owned(variable)
+    }
+
+    fn variable_position(&self, id: u64) -> Option<usize> {
+        self.variables.binary_search(&id).ok()
+    }
+}
+
+impl Draft {
+    fn submitted(&mut self, entries: &Entries<'_>, reading: &Reading, at: Nanos, name: u32, what: Use) {
+        self.submitted = Some(what);
+        self.operation.submitted = at;
+        self.operation.submitter = Some(reading.lane);
+        self.operation.name = entries.text(reading, name);
+    }
+
+    fn began(&mut self, at: Nanos, lane: LaneId) {
+        self.operation.began = Some(at);
+        self.operation.lane = Some(lane);
+    }
+
+    fn ended(&mut self, at: Nanos, outcome: Outcome, device_work: bool) {
+        self.ended = true;
+        self.operation.issued = Some(at);
         if !device_work {
-            draft.operation.done = Some(at);
+            self.operation.done = Some(at);
         }
         // What the device said is later news.
-        if draft.operation.outcome == Outcome::Unfinished || outcome != Outcome::Ok {
-            draft.operation.outcome = outcome;
+        if self.operation.outcome == Outcome::Unfinished || outcome != Outcome::Ok {
+            self.operation.outcome = outcome;
         }
     }
 
-    fn library(&mut self, name: Option<&Text>) -> Option<LibraryId> {
-        let name = name?;
-        let known = self.libraries.iter().position(|known| known == name);
-        Some(known.unwrap_or_else(|| {
-            self.libraries.push(name.clone());
-            self.libraries.len() - 1
-        }))
-    }
-
-    fn queue(&mut self, number: u64) -> LaneId {
-        let lanes = &mut self.lanes;
-        *self.queues.entry(number).or_insert_with(|| {
-            lanes.push(Lane { name: format!("queue {number}").into(), kind: LaneKind::Queue });
-            lanes.len() - 1
-        })
-    }
-
-    fn entry(&mut self, reading: &Reading, entry: Entry<'_>) {
+    /// Takes in one of its entries.
+    fn entry(&mut self, entries: &Entries<'_>, reading: &Reading, entry: Entry<'_>) {
         let Entry { tells: Some(tells), ticks, id, words: all } = entry else { return };
         let words = [entry.word(0), entry.word(1)];
-        let at = self.scale.nanos(ticks);
+        let at = entries.scale.nanos(ticks);
         let lane = reading.lane;
+        let operation = &mut self.operation;
         match tells {
             Tells::Submitted => {
                 let (name, about) = halves(words[0]);
-                let draft = self.submitted(reading, id, at, name, Use::from_bits(about as u8));
-                draft.operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
+                operation.accesses = all.iter().skip(1).filter_map(|word| access_in(*word)).collect();
+                self.submitted(entries, reading, at, name, Use::from_bits(about as u8));
             }
             Tells::Brief => {
-                let (id, about) = widened(id);
-                let (name, what) = told_briefly(about);
-                let draft = self.submitted(reading, id, at, name, what);
+                let (name, what) = told_briefly(widened(id).1);
                 let halves = all.iter().flat_map(|word| <[u32; 2]>::from(halves(*word)));
-                draft.operation.accesses = halves.filter_map(|half| access_in(half.into())).collect();
+                operation.accesses = halves.filter_map(|half| access_in(half.into())).collect();
+                self.submitted(entries, reading, at, name, what);
             }
             Tells::Ran => {
-                let (id, took) = widened(id);
-                self.began(id, self.scale.nanos(ticks.saturating_sub(took)), lane);
-                self.ended(id, at, Outcome::Ok, false);
+                let took = widened(id).1;
+                self.began(entries.scale.nanos(ticks.saturating_sub(took)), lane);
+                self.ended(at, Outcome::Ok, false);
             }
-            Tells::Accesses => {
-                self.draft(id).operation.accesses.extend(all.iter().filter_map(|word| access_in(*word)));
-            }
+            Tells::Accesses => operation.accesses.extend(all.iter().filter_map(|word| access_in(*word))),
             Tells::Ready => {
-                let operation = &mut self.draft(id).operation;
                 operation.granted = Some(operation.granted.map_or(at, |known| known.min(at)));
                 operation.ready = Some(operation.ready.map_or(at, |known| known.max(at)));
             }
             Tells::Began => {
-                let lane = if words[0] == 0 { lane } else { self.queue(words[0]) };
-                self.began(id, at, lane);
+                let queue = entries.queues.get(&words[0]);
+                self.began(at, queue.copied().unwrap_or(lane));
             }
             Tells::Ended => {
                 let (how, device_work, why) = ended_of(words[0]);
-                let outcome = reading.outcome(how, why);
-                self.ended(id, at, outcome, device_work);
+                self.ended(at, entries.outcome(reading, how, why), device_work);
             }
             Tells::Done => {
                 let (about, text) = halves(words[0]);
                 let how = How::from_bits(about as u8);
-                let outcome = reading.outcome(how, text);
-                let operation = &mut self.draft(id).operation;
                 operation.done = Some(at);
                 operation.observed = Some(at);
                 if let [_, began, ended] = *all {
                     operation.ran = Some((began, ended));
                 }
                 if how != How::Well {
-                    operation.outcome = outcome;
+                    operation.outcome = entries.outcome(reading, how, text);
                 }
             }
-            Tells::Observed => self.draft(id).operation.observed = Some(at),
-            Tells::Awake => self.draft(id).operation.awake = Some(at),
-            Tells::Locked => self.draft(id).locked = Some(at),
+            Tells::Observed => operation.observed = Some(at),
+            Tells::Awake => operation.awake = Some(at),
+            Tells::Locked => self.locked = Some(at),
             Tells::Resumed => {
-                let operation = &mut self.draft(id).operation;
                 operation.resumed = Some(at);
                 operation.lane = Some(lane);
                 if words[0] != 0 {
@@ -247,86 +639,34 @@ impl<'a> Assembly<'a> {
                 }
             }
             Tells::WaitsFor => {
-                let name = reading.text(halves(words[1]).0);
-                let draft = self.draft(id);
-                draft.submitted = Some(Use::Wait);
-                draft.operation.kind = OperationKind::Wait;
-                draft.operation.submitted = at;
-                draft.operation.submitter = Some(lane);
-                draft.operation.name = name;
-                draft.waits_for_any = words[0] == 0;
-                draft.operation.waits_for = (words[0] != 0).then_some(words[0]);
+                operation.kind = OperationKind::Wait;
+                operation.waits_for = (words[0] != 0).then_some(words[0]);
+                self.waits_for_any = words[0] == 0;
+                self.submitted(entries, reading, at, halves(words[1]).0, Use::Wait);
             }
-            Tells::Variable => {
-                let (dtype, library) = halves(words[1]);
-                let library = reading.known(library);
-                let library = self.library(library);
-                let dtype = element_of(dtype);
-                let shape: Vec<String> = all.iter().skip(2).map(u64::to_string).collect();
-                let name = format!("{dtype}[{}] #{id}", shape.join(","));
-                let variable = self.variables.entry(id).or_insert_with(|| unknown(id));
-                variable.name = name.into();
-                variable.bytes = Some(words[0]);
-                variable.library = library.or(variable.library);
-            }
-            Tells::Taker => self.taken(reading, id, words),
+            Tells::Taker => self.taker = Some(entries.taker(reading, words)),
             Tells::Held => {
-                let draft = self.draft(id);
-                draft.submitted = Some(Use::Lease);
-                draft.operation.submitted = at;
-                draft.operation.submitter = Some(lane);
-                draft.operation.name = "lease".into();
-                draft.operation.accesses = access_in(words[0]).into_iter().collect();
-                self.taken(reading, id, [entry.word(1), entry.word(2)]);
-                self.began(id, at, lane);
+                operation.accesses = access_in(words[0]).into_iter().collect();
+                self.submitted(entries, reading, at, NONE, Use::Lease);
+                self.operation.name = entries.lease.clone();
+                self.taker = Some(entries.taker(reading, [entry.word(1), entry.word(2)]));
+                self.began(at, lane);
             }
             Tells::Library => {
-                let library = reading.known(words[0] as u32);
-                let library = self.library(library);
-                let draft = self.draft(id);
-                draft.operation.library = draft.operation.library.or(library);
-                if let Some(taker) = &mut draft.taker {
+                let library = entries.library(reading.known(words[0] as u32));
+                operation.library = operation.library.or(library);
+                if let Some(taker) = &mut self.taker {
                     taker.library = taker.library.or(library);
                 }
             }
+            // Of a variable.
+            Tells::Variable => {}
         }
     }
 
-    /// The recording. `names` gives variables the names that programs have given them.
-    pub(super) fn finish(mut self, names: impl FnOnce(&mut BTreeMap<u64, Variable>)) -> Recording {
-        let duration = self.scale.duration();
-        let mut recording = Recording { duration, ..Recording::default() };
-        let mut waits_for_any = Vec::new();
-        for (id, mut draft) in self.drafts {
-            // Submitted before the journal was opened, or its submission was lost.
-            let Some(what) = draft.submitted else { continue };
-            draft.settle(what);
-            for access in &draft.operation.accesses {
-                self.variables.entry(access.variable).or_insert_with(|| unknown(access.variable));
-            }
-            if what == Use::Lease {
-                recording.leases.extend(draft.lease());
-            }
-            if draft.waits_for_any {
-                waits_for_any.push(id);
-            }
-            recording.operations.push(draft.operation);
-        }
-        names(&mut self.variables);
-        recording.operations.sort_unstable_by_key(|operation| operation.id);
-        recording.leases.sort_unstable_by_key(|lease| lease.id);
-        recording.variables = self.variables.into_values().collect();
-        recording.lanes = self.lanes;
-        recording.libraries = self.libraries;
-        recording.losses.records = self.lost;
-        wait_for_the_last(&mut recording, &waits_for_any);
-        recording
-    }
-}
-
-impl Draft {
     /// Makes what was read fit together.
-    fn settle(&mut self, what: Use) {
+    fn settle(&mut self) {
+        let Some(what) = self.submitted else { return };
         let operation = &mut self.operation;
         if matches!(operation.outcome, Outcome::Cancelled | Outcome::Skipped(_)) {
             operation.began = None;
@@ -361,7 +701,7 @@ impl Draft {
             }
             _ => {}
         }
-        if let (Some(_), Some(taker)) = (self.submitted, &self.taker) {
+        if let Some(taker) = &self.taker {
             operation.library = operation.library.or(taker.library);
             operation.site.clone_from(&taker.site);
         }
@@ -382,51 +722,40 @@ impl Draft {
     }
 
     /// The lease that an export has become, if it was held.
-    fn lease(&mut self) -> Option<Lease> {
-        let operation = &mut self.operation;
-        let opened = operation.began?;
-        let access = operation.accesses.first()?;
-        let closed = if self.ended { operation.issued } else { None };
-        // As an export it is over when the library has the tensor.
-        operation.issued = Some(opened);
-        operation.done = Some(opened);
-        operation.outcome = Outcome::Ok;
+    fn lease(&self) -> Option<Lease> {
+        let operation = &self.operation;
+        if self.submitted != Some(Use::Lease) {
+            return None;
+        }
+        let (opened, access) = (operation.began?, operation.accesses.first()?);
+        let taker = self.taker.as_ref();
         Some(Lease {
             id: operation.id,
             variable: access.variable,
             access: access.mode,
-            library: self.taker.as_ref().and_then(|taker| taker.library),
-            taker: self.taker.as_ref().map_or_else(Text::default, |taker| taker.text.clone()),
-            site: self.taker.as_ref().and_then(|taker| taker.site.clone()),
+            library: taker.and_then(|taker| taker.library),
+            taker: taker.map_or_else(Text::default, |taker| taker.text.clone()),
+            site: taker.and_then(|taker| taker.site.clone()),
             opened,
-            closed,
+            closed: if self.ended { operation.issued } else { None },
         })
     }
-}
 
-/// A wait for everything has waited for what ended last.
-fn wait_for_the_last(recording: &mut Recording, waits: &[u64]) {
-    let mut ends: Vec<(Nanos, u64)> = recording
-        .operations
-        .iter()
-        .filter(|operation| operation.kind == OperationKind::Operation)
-        .map(|operation| (operation.issued.unwrap_or(Nanos::MAX), operation.id))
-        .collect();
-    ends.sort_unstable();
-    for wait in waits {
-        let Ok(at) = recording.operations.binary_search_by_key(wait, |operation| operation.id) else {
-            continue;
-        };
-        let until = recording.operations[at].resumed.unwrap_or(Nanos::MAX);
-        let last = ends.partition_point(|(end, _)| *end <= until).checked_sub(1);
-        recording.operations[at].waits_for = last.map(|last| ends[last].1);
+    /// As an export it is over when the library has the tensor.
+    fn become_export(&mut self, lease: &Lease) {
+        let operation = &mut self.operation;
+        operation.issued = Some(lease.opened);
+        operation.done = Some(lease.opened);
+        operation.outcome = Outcome::Ok;
     }
 }
 
-/// One thread's entries being read.
-pub(super) struct Reading {
+/// A thread whose entries are read.
+struct Reading {
     lane: LaneId,
     texts: Vec<Text>,
+    /// Lines of programs, by the numbers of their texts.
+    sites: RefCell<HashMap<u32, Option<Site>>>,
 }
 
 impl Reading {
@@ -434,57 +763,17 @@ impl Reading {
         self.texts.get(number as usize)
     }
 
-    fn text(&self, number: u32) -> Text {
-        self.known(number).cloned().unwrap_or_else(|| "(no name kept)".into())
-    }
-
-    fn outcome(&self, how: How, text: u32) -> Outcome {
-        let text = || if text == NONE { Text::default() } else { self.text(text) };
-        match how {
-            How::Well => Outcome::Ok,
-            How::Failed => Outcome::Failed(text()),
-            How::Cancelled => Outcome::Cancelled,
-            How::Skipped => Outcome::Skipped(text()),
-        }
-    }
-
     fn site(&self, number: u32) -> Option<Site> {
         let text = self.known(number)?;
-        let mut parts = text.splitn(3, '\n');
-        let (file, line, function) = (parts.next()?, parts.next()?, parts.next()?);
-        Some(Site { file: file.into(), line: line.parse().ok()?, function: function.into() })
+        let site = || {
+            let mut parts = text.splitn(3, '\n');
+            let (file, line, function) = (parts.next()?, parts.next()?, parts.next()?);
+            Some(Site { file: file.into(), line: line.parse().ok()?, function: function.into() })
+        };
+        self.sites.borrow_mut().entry(number).or_insert_with(site).clone()
     }
 }
 
 fn access_in(word: u64) -> Option<Access> {
     access_of(word).map(|(variable, mode): (u64, Mode)| Access { variable, mode })
-}
-
-fn unknown(id: u64) -> Variable {
-    Variable { id, name: format!("variable {id}").into(), bytes: None, library: None }
-}
-
-fn empty(id: u64) -> Operation {
-    Operation {
-        id,
-        name: Text::default(),
-        kind: OperationKind::Operation,
-        library: None,
-        site: None,
-        submitter: None,
-        lane: None,
-        submitted: 0,
-        granted: None,
-        ready: None,
-        awake: None,
-        began: None,
-        issued: None,
-        ran: None,
-        done: None,
-        observed: None,
-        resumed: None,
-        outcome: Outcome::Unfinished,
-        accesses: Vec::new(),
-        waits_for: None,
-    }
 }

@@ -57,6 +57,7 @@ pub(super) enum Tells {
 }
 
 impl Tells {
+    /// In the order of their numbers, from 1.
     const ALL: [Self; 17] = [
         Self::Submitted,
         Self::Accesses,
@@ -77,8 +78,10 @@ impl Tells {
         Self::Held,
     ];
 
-    fn from_bits(bits: u64) -> Option<Self> {
-        Self::ALL.into_iter().find(|tells| *tells as u64 == bits)
+    /// What the entry with this word 0 tells; `None` for what this version does not write.
+    #[inline]
+    pub(super) fn of(head: u64) -> Option<Self> {
+        Self::ALL.get(((head & 0x1f) as usize).wrapping_sub(1)).copied()
     }
 }
 
@@ -96,9 +99,9 @@ impl<'a> Entry<'a> {
     /// The first entry of `words`, and what comes after it.
     pub(super) fn first_of(words: &'a [u64]) -> Option<(Self, &'a [u64])> {
         let (&head, &id) = (words.first()?, words.get(1)?);
-        let len = (head >> 5 & 0x7f) as usize;
+        let len = length_of(head);
         let own = words.get(2..len)?;
-        let entry = Self { tells: Tells::from_bits(head & 0x1f), ticks: head >> 12, id, words: own };
+        let entry = Self { tells: Tells::of(head), ticks: head >> 12, id, words: own };
         Some((entry, &words[len..]))
     }
 
@@ -112,6 +115,12 @@ impl<'a> Entry<'a> {
 #[inline(always)]
 pub(super) fn head(tells: Tells, len: usize, ticks: u64) -> u64 {
     ticks << 12 | (len as u64) << 5 | tells as u64
+}
+
+/// The number of words of the entry with this word 0.
+#[inline]
+pub(super) fn length_of(head: u64) -> usize {
+    (head >> 5 & 0x7f) as usize
 }
 
 /// No text, no library.

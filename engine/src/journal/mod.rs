@@ -10,8 +10,9 @@
 //!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
 //! 2. A thread writes to pages of its own (`writer`, `page`), which nobody else writes. It never waits: a page comes from
 //!    the journal's budget, and when that is spent, entries are counted instead of kept. Pages are made ready ahead (`stock`).
-//! 3. [`Journal::finish`] closes the journal, reads the pages of all threads as far as they were published, and assembles
-//!    what they say into a [`Recording`] (`assemble`), whose stalls are then attributed.
+//! 3. [`Journal::save`] closes the journal, sorts the places of all entries that were published by their operations (`assemble`), and
+//!    writes the file as it makes operations from their entries and attributes their stalls. [`Journal::finish`] makes all of them, as
+//!    a [`Recording`].
 //!
 //! The time of an entry is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
 //! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole recording.
@@ -38,6 +39,7 @@ use estafette_sync::sync::Mutex;
 // The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use self::assemble::{BLOCKS_MAX, Entries};
 use self::ticks::Ticks;
 use self::unfinished::Unfinished;
 use self::writer::Session;
@@ -50,8 +52,11 @@ pub use self::hooks::{
     body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
 };
 
-/// Memory for entries, unless told otherwise: some two million operations.
+/// Memory for a recording, unless an option says otherwise: some three million operations.
 const MEMORY_DEFAULT: usize = 256 << 20;
+
+/// What a page of entries takes until it is saved: itself, and as much again for the index that saving makes of it.
+const MEMORY_PER_PAGE: usize = 2 * page::PAGE_BYTES;
 
 /// The number of the open journal; 0 while there is none. Numbers are not used again, so a thread sees that its pages
 /// belong to an older one.
@@ -79,7 +84,10 @@ fn is_kept() -> bool {
 /// How a journal is kept.
 #[derive(Clone, Default)]
 pub struct JournalOptions {
-    /// Bytes for entries on all threads together; what does not fit is counted. `None` for 256 MiB.
+    /// Bytes for the recording, from its beginning until [`Journal::save`] has written it: half of them for what is noted on all threads
+    /// together, the other half for what saving takes beside it. What does not fit is counted. `None` for 256 MiB. At most 64 GiB are
+    /// used. Some 8 to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for
+    /// each wait that has begun and not ended).
     pub memory_max: Option<usize>,
     /// Name of the program, for the report. `None` for the file name of the running one.
     pub program: Option<String>,
@@ -178,13 +186,11 @@ impl Journal {
     pub fn open(options: JournalOptions) -> Result<Self, Error> {
         // An id allocator, as `OPEN`.
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let pages = options.memory_max.unwrap_or(MEMORY_DEFAULT) / page::PAGE_BYTES;
+        let pages = options.memory_max.unwrap_or(MEMORY_DEFAULT) / MEMORY_PER_PAGE;
         if pages == 0 {
-            return Err(Error::invalid(format!(
-                "a journal needs at least {} bytes for its entries",
-                page::PAGE_BYTES
-            )));
+            return Err(Error::invalid(format!("a journal needs at least {MEMORY_PER_PAGE} bytes")));
         }
+        let pages = pages.min(BLOCKS_MAX);
         let program = options.program.unwrap_or_else(program_name);
         let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
         if session.is_some() {
@@ -241,8 +247,8 @@ impl Journal {
         };
         // Its failure costs nothing if the recording can be saved.
         let _ = unfinished.end();
-        let recording = self.recording();
-        match file::replace(&path, |out| perfetto::write(&recording, out)) {
+        let entries = self.entries();
+        match file::replace(&path, |out| perfetto::attribute_and_write(&entries, out)) {
             Ok(()) => {
                 unfinished.remove();
                 Ok(())
@@ -256,19 +262,17 @@ impl Journal {
         self.session.lost()
     }
 
-    /// Closes the journal and says what it tells, with every stall attributed.
+    /// Closes the journal and returns what it tells, with every stall attributed. All of it is in memory then: some 800 bytes for an
+    /// operation with one access, which [`JournalOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Recording {
         self.close();
-        self.recording()
+        self.entries().recording(None).0
     }
 
-    fn recording(&self) -> Recording {
-        let scale = self.session.ticks.scale();
-        let mut recording = assemble::assemble(&self.session, &scale);
-        recording.program = self.program.as_str().into();
-        recording.started_unix_ns = self.started_unix_ns;
-        estafette_report::attribution::attribute(&mut recording);
-        recording
+    fn entries(&self) -> Entries<'static> {
+        let program = self.program.as_str().into();
+        let about = Recording { program, started_unix_ns: self.started_unix_ns, ..Recording::default() };
+        Entries::of(&self.session, about)
     }
 
     fn close(&self) {

@@ -43,7 +43,7 @@ pub(super) const MAGIC: [u8; 8] = *b"ESTFREC1";
 /// Time between two looks at what was noted: what a killed process loses.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// Texts and words of one part at most.
+/// What is written to the file at once, about.
 const PART_MAX: usize = 1 << 20;
 
 /// What a part of the file is.
@@ -200,10 +200,11 @@ impl Writing {
                 self.cursors.push(Cursor::of(log, number as u32));
             }
             let cursor = &mut self.cursors[number];
-            cursor.write(&mut self.out);
-            if self.out.len() > PART_MAX {
-                self.file.write_all(&self.out)?;
-                self.out.clear();
+            while cursor.write(&mut self.out) {
+                if self.out.len() > PART_MAX {
+                    self.file.write_all(&self.out)?;
+                    self.out.clear();
+                }
             }
         }
         for (variable, name) in names::fresh() {
@@ -237,7 +238,8 @@ impl Cursor {
         Self { log, number, kind: None, text: None, page: None, words: 0, running: None, lost: 0 }
     }
 
-    fn write(&mut self, out: &mut Vec<u8>) {
+    /// Writes what is new, at most a page of it; returns whether there may be more.
+    fn write(&mut self, out: &mut Vec<u8>) -> bool {
         let number = self.number.to_le_bytes();
         let wide = u64::from(self.number).to_le_bytes();
         let kind = self.log.kind();
@@ -247,7 +249,7 @@ impl Cursor {
         }
         // First how far the words go, then the texts that they refer to, then the words.
         let running = self.log.running.get();
-        let words = self.new_words();
+        let (words, is_last) = self.new_words();
         while let Some(next) = match &self.text {
             Some(last) => last.next(),
             None => self.log.texts.first(),
@@ -255,9 +257,11 @@ impl Cursor {
             part(out, Part::Text, &[&number, next.value.as_bytes()]);
             self.text = Some(next);
         }
-        for words in words.chunks(PART_MAX / size_of::<u64>()) {
-            let words: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        if !words.is_empty() {
             part(out, Part::Words, &[&wide, &words]);
+        }
+        if !is_last {
+            return true;
         }
         if running != self.running {
             self.running = running;
@@ -269,23 +273,25 @@ impl Cursor {
             self.lost = lost;
             part(out, Part::Lost, &[&wide, &lost.to_le_bytes()]);
         }
+        false
     }
 
-    fn new_words(&mut self) -> Vec<u64> {
-        let mut words = Vec::new();
+    /// The new words of one page, and whether no other page follows it.
+    fn new_words(&mut self) -> (Vec<u8>, bool) {
         if self.page.is_none() {
             self.page = self.log.pages.first();
         }
-        while let Some(page) = self.page.clone() {
-            // A page that another one follows is written no more; so this is looked at first.
-            let next = page.next();
-            let published = page.value.published();
-            words.extend(page.value.read(self.words..published));
-            self.words = published;
-            let Some(next) = next else { break };
-            (self.page, self.words) = (Some(next), 0);
+        let Some(page) = self.page.clone() else { return (Vec::new(), true) };
+        // A page that another one follows is written no more; so this is looked at first.
+        let next = page.next();
+        let published = page.value.published();
+        let words = page.value.read(self.words..published).flat_map(u64::to_le_bytes).collect();
+        self.words = published;
+        let is_last = next.is_none();
+        if !is_last {
+            (self.page, self.words) = (next, 0);
         }
-        words
+        (words, is_last)
     }
 }
 

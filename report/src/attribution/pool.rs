@@ -1,10 +1,10 @@
 //! When all workers were busy. At other times an operation that is ready waits for a worker that must wake up, and more
 //! workers would not help it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
-use crate::Recording;
-use crate::model::{LaneId, LaneKind, Nanos, Operation, OperationKind};
+use crate::model::{LaneId, LaneKind, Nanos, OperationKind};
+use crate::source::{Merging, Source, operations};
 
 /// A worker that pauses for less is looking for the next operation.
 const PAUSE_MAX: Nanos = 50_000;
@@ -17,19 +17,19 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn of(recording: &Recording) -> Self {
-        let is_worker = |lane: &LaneId| recording.lanes[*lane].kind == LaneKind::Worker;
-        let workers: HashSet<LaneId> = (0..recording.lanes.len()).filter(is_worker).collect();
-        let names: HashSet<&str> = workers.iter().map(|lane| recording.lanes[*lane].name.as_str()).collect();
+    pub(super) fn of(source: &impl Source) -> Self {
+        let lanes = &source.about().lanes;
+        let is_worker = |lane: &LaneId| lanes[*lane].kind == LaneKind::Worker;
+        let workers: HashSet<LaneId> = (0..lanes.len()).filter(is_worker).collect();
+        let names: HashSet<&str> = workers.iter().map(|lane| lanes[*lane].name.as_str()).collect();
         // Workers of the same name are of several engines: nobody knows whose were free. So with no workers at all.
         if workers.is_empty() || names.len() < workers.len() {
             return Self { workers, full: vec![(0, Nanos::MAX)] };
         }
-        let mut changes: Vec<(Nanos, i32)> = Vec::new();
-        for lane in &workers {
-            for (from, to) in busy(recording, *lane) {
-                changes.extend([(from, 1), (to, -1)]);
-            }
+        let busy = busy(source, &workers);
+        let mut changes: Vec<(Nanos, i32)> = Vec::with_capacity(2 * busy.iter().map(Vec::len).sum::<usize>());
+        for (from, to) in busy.into_iter().flatten() {
+            changes.extend([(from, 1), (to, -1)]);
         }
         // At one moment ends come first.
         changes.sort_unstable();
@@ -59,24 +59,28 @@ impl Pool {
     }
 }
 
-/// When a worker was busy, without its short pauses.
-fn busy(recording: &Recording, lane: LaneId) -> Vec<(Nanos, Nanos)> {
-    let of_lane = recording.operations.iter().filter(|operation| {
-        operation.lane == Some(lane)
-            && matches!(operation.kind, OperationKind::Operation | OperationKind::Copy)
-    });
-    let body = |operation: &Operation| {
-        let from = operation.awake.or(operation.began)?;
-        Some((from, operation.issued.unwrap_or(recording.duration)))
-    };
-    let mut bodies: Vec<(Nanos, Nanos)> = of_lane.filter_map(body).filter(|(from, to)| from < to).collect();
-    bodies.sort_unstable();
-    let mut busy: Vec<(Nanos, Nanos)> = Vec::new();
-    for (from, to) in bodies {
-        match busy.last_mut() {
-            Some(last) if from <= last.1.saturating_add(PAUSE_MAX) => last.1 = last.1.max(to),
-            _ => busy.push((from, to)),
+/// When each worker was busy, without its short pauses.
+fn busy(source: &impl Source, workers: &HashSet<LaneId>) -> Vec<Vec<(Nanos, Nanos)>> {
+    let mut busy: HashMap<LaneId, Merging<(Nanos, Nanos)>> = HashMap::new();
+    for operation in operations(source) {
+        let Some(lane) = operation.lane.filter(|lane| workers.contains(lane)) else { continue };
+        let Some(from) = operation.awake.or(operation.began) else { continue };
+        let to = operation.issued.unwrap_or(source.about().duration);
+        if matches!(operation.kind, OperationKind::Operation | OperationKind::Copy) && from < to {
+            busy.entry(lane).or_insert_with(|| Merging::new(without_pauses)).push((from, to));
         }
     }
-    busy
+    busy.into_values().map(Merging::finish).collect()
+}
+
+/// Puts stretches of time together that follow each other closely.
+fn without_pauses(stretches: &mut Vec<(Nanos, Nanos)>) {
+    stretches.sort_unstable();
+    stretches.dedup_by(|next, last| {
+        let joined = next.0 <= last.1.saturating_add(PAUSE_MAX);
+        if joined {
+            last.1 = last.1.max(next.1);
+        }
+        joined
+    });
 }

@@ -46,6 +46,18 @@ impl Totals {
         }
     }
 
+    /// The greater of each.
+    pub(crate) fn max(self, other: Self) -> Self {
+        Self {
+            operations: self.operations.max(other.operations),
+            leases: self.leases.max(other.leases),
+            stalls: self.stalls.max(other.stalls),
+            edges: self.edges.max(other.edges),
+            variables: self.variables.max(other.variables),
+            samples: self.samples.max(other.samples),
+        }
+    }
+
     /// With their names.
     pub(crate) fn named(self) -> [(&'static str, u64); 6] {
         [
@@ -59,7 +71,7 @@ impl Totals {
     }
 }
 
-pub(crate) fn head(recording: &Recording) -> Facts {
+pub(crate) fn head(recording: &Recording, totals: Totals) -> Facts {
     let lane = |lane: &Lane| {
         Fact::Facts(Facts::default().text("name", &lane.name).word("kind", lane_kind_word(lane.kind)))
     };
@@ -74,7 +86,7 @@ pub(crate) fn head(recording: &Recording) -> Facts {
         .list("libraries", recording.libraries.iter().cloned().map(Fact::Text))
         .list("lost", recording.losses.records.iter().map(lost))
         .list("damage", recording.losses.damage.iter().map(|damage| Fact::Text(damage.as_str().into())));
-    Totals::of(recording).named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
+    totals.named().into_iter().fold(facts, |facts, (name, total)| facts.uint(name, total))
 }
 
 pub(crate) fn head_from(facts: &impl Told) -> Result<Head, String> {

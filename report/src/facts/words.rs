@@ -1,6 +1,7 @@
 //! The words that files use for the enumerations of the model, both ways.
 
-use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Recording, Text};
+use crate::model::{Cause, Culprit, Hazard, LaneKind, Mode, OperationKind, Text};
+use crate::source::Source;
 
 /// A value and its word.
 pub(crate) type Row<T> = (T, &'static str);
@@ -109,19 +110,24 @@ pub(super) fn culprit(text: &str, which: Option<u64>) -> Result<Culprit, String>
 }
 
 /// A culprit's name, for people.
-pub(crate) fn culprit_name(recording: &Recording, culprit: Culprit) -> Text {
+pub(crate) fn culprit_name(source: &impl Source, culprit: Culprit) -> Text {
     let lane = |lane: usize| {
-        recording.lanes.get(lane).map_or_else(|| format!("lane {lane}").into(), |lane| lane.name.clone())
+        let lanes = &source.about().lanes;
+        lanes.get(lane).map_or_else(|| format!("lane {lane}").into(), |lane| lane.name.clone())
+    };
+    let taker = |id| {
+        let lease = source.position(id).and_then(|at| source.lease(at, &source.operation(at)));
+        // One whose operation was lost is on the list of a recording that was read.
+        lease.map(|lease| lease.taker.clone()).or_else(|| Some(source.about().lease(id)?.taker.clone()))
     };
     match culprit {
         Culprit::None => "unknown".into(),
-        Culprit::Operation(id) => recording
-            .operation(id)
-            .map_or_else(|| format!("operation {id}").into(), |operation| operation.name.clone()),
-        Culprit::Lease(id) => recording
-            .lease(id)
-            .map_or_else(|| format!("lease {id}"), |lease| format!("lease of {}", lease.taker))
-            .into(),
+        Culprit::Operation(id) => source
+            .position(id)
+            .map_or_else(|| format!("operation {id}").into(), |at| source.operation(at).name.clone()),
+        Culprit::Lease(id) => {
+            taker(id).map_or_else(|| format!("lease {id}"), |taker| format!("lease of {taker}")).into()
+        }
         Culprit::Pool => "workers".into(),
         Culprit::Queue(id) | Culprit::Thread(id) => lane(id),
         Culprit::Observer => "reactor".into(),

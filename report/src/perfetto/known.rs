@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::budget::{Budget, Spent};
 use super::wire::{Fields, Garbled, Value};
+use crate::budget::{Budget, Spent};
 use crate::facts::{Item, Told};
 use crate::model::Text;
 

@@ -8,20 +8,20 @@
 //! reader who has lost his way in a damaged file goes on at the next block.
 
 mod blocks;
-mod budget;
 mod damage;
 mod known;
-mod links;
 mod messages;
 mod packets;
 mod read;
 mod strings;
+mod sweep;
+mod ties;
 mod tracks;
 mod wire;
 mod write;
 
 pub use read::read;
-pub use write::write;
+pub use write::{attribute_and_write, write};
 
 /// What an event is, as its category says.
 mod category {

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::blocks::{self, Inflated};
-use super::budget::{Budget, Spent};
 use super::category;
 use super::damage::Damage;
 use super::known::{Known, Read, Refused, Texts};
@@ -11,6 +10,7 @@ use super::messages::{COMPRESSED_PACKETS, SEQ_INCREMENTAL_STATE_CLEARED, TYPE_CO
 use super::packets::{Piece, Pieces};
 use super::tracks;
 use super::wire::{Fields, Garbled, Value};
+use crate::budget::{Budget, Spent};
 use crate::facts::{self, Head, Told};
 use crate::model::{Counter, Culprit, Edge, Lane, Lease, Operation, Recording, Stall, Text, Variable};
 
@@ -291,12 +291,20 @@ impl Reader {
     fn told(&mut self, what: What, time: u64, name: Option<&Text>, facts: &Read<'_>) -> Result<(), Untold> {
         let mut teller = None;
         match what {
-            What::Head if self.head.is_some() => {}
             What::Head => {
                 let head = facts::head_from(facts)?;
                 plausible([Some(head.duration)])?;
+                if let Some(known) = &mut self.head {
+                    // What is counted as it is written is known at the end.
+                    known.totals = known.totals.max(head.totals);
+                    return Ok(());
+                }
                 let named = head.libraries.len() + head.damage.len();
                 self.budget.take(head.lanes.len() * size_of::<Lane>() + named * size_of::<Text>())?;
+                // Room for all at once: a vector that grows is there twice while it moves. Less for what the file cannot hold.
+                let room =
+                    (self.budget.left() / 4 / size_of::<Operation>()).min(head.totals.operations as usize);
+                self.recording.operations.reserve_exact(room);
                 self.head = Some(head);
             }
             What::Tensors => {
@@ -348,14 +356,17 @@ impl Reader {
 
     fn finish(self) -> Recording {
         let mut recording = self.recording;
-        recording.operations.sort_by_key(|operation| operation.id);
+        // Unstable where equals are the same: a stable sort would take half as much memory again.
+        recording.operations.sort_unstable_by_key(|operation| operation.id);
         recording.operations.dedup_by_key(|operation| operation.id);
-        recording.leases.sort_by_key(|lease| lease.id);
+        recording.leases.sort_unstable_by_key(|lease| lease.id);
         recording.leases.dedup_by_key(|lease| lease.id);
-        recording.variables.sort_by_key(|variable| variable.id);
+        recording.variables.sort_unstable_by_key(|variable| variable.id);
         recording.variables.dedup_by_key(|variable| variable.id);
         // The file has them in order of time.
-        recording.stalls.sort_by_key(|stall| (stall.waiter, stall.from, stall.access, stall.to));
+        let waited = |stall: &Stall| (stall.waiter, stall.from, stall.access, stall.to);
+        let why = |stall: &Stall| (stall.cause, stall.hazard, stall.culprit, stall.decisive);
+        recording.stalls.sort_unstable_by_key(|stall| (waited(stall), why(stall)));
         recording.edges.sort_by_key(|edge| edge.to);
 
         // In the order in which the file describes them.

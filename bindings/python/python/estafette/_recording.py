@@ -70,7 +70,8 @@ class record:  # noqa: N801 - used like a function
     The file opens in https://ui.perfetto.dev, and ``estafette report`` reads it. One recording at a time is made per
     process; another raises ``ConflictError``. Leases note the lines of code that take them meanwhile.
 
-    memory_max: bytes for what is noted until the end, 256 MiB unless given. What does not fit is counted, and the report says so.
+    memory_max: bytes for the recording until its file is written, 256 MiB unless given: half of them for what is noted, the other
+    half for writing it. What does not fit is counted, and the report says so.
 
     In `path`, ``%p`` is the number of the process, and ``%%`` is ``%``. A file that is there already keeps its content until the
     new one is whole. While it is recorded, what is noted is written to a file beside it several times a second:

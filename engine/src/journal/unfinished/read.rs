@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use estafette_report::Recording;
-use estafette_report::attribution::attribute;
+use estafette_report::budget::Budget;
 use estafette_report::model::{LaneKind, Text};
 
-use super::super::assemble::{Assembly, Thread};
+use super::super::assemble::{Entries, Thread};
+use super::super::entry::Entry;
+use super::super::page::WORDS;
 use super::super::ticks::Scale;
 use super::{LANE_KINDS, MAGIC, Part};
 
@@ -24,12 +26,30 @@ struct Noted<'a> {
     kind: usize,
     name: &'a str,
     texts: Vec<Text>,
-    words: Vec<&'a [u8]>,
+    /// Whole entries, in blocks as large as pages at most.
+    blocks: Vec<Vec<u64>>,
     running: Option<(u64, u64)>,
     lost: u64,
 }
 
-/// The recording in the file, with its stalls attributed. What is missing is among its losses.
+impl Noted<'_> {
+    /// Takes in whole entries; after one that is none, nothing more of these words.
+    fn words(&mut self, words: &[u8]) {
+        let words: Vec<u64> = words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let mut rest = &words[..];
+        while let Some((_, after)) = Entry::first_of(rest) {
+            let (entry, _) = rest.split_at(rest.len() - after.len());
+            match self.blocks.last_mut().filter(|block| block.len() + entry.len() <= WORDS) {
+                Some(block) => block.extend_from_slice(entry),
+                None => self.blocks.push(entry.to_vec()),
+            }
+            rest = after;
+        }
+    }
+}
+
+/// The recording in the file, with its stalls attributed. What is missing is among its losses. It takes at most 64 times the memory
+/// that the file takes, or 16 MiB if that is more, as [`estafette_report::perfetto::read`].
 pub(in super::super) fn read(bytes: &[u8]) -> Recording {
     let mut file = File::default();
     let mut rest = &bytes[MAGIC.len().min(bytes.len())..];
@@ -44,7 +64,7 @@ pub(in super::super) fn read(bytes: &[u8]) -> Recording {
         }
         rest = after;
     }
-    file.recording()
+    file.recording(bytes.len())
 }
 
 /// A part of the file: what it is, and its content.
@@ -104,7 +124,7 @@ impl<'a> File<'a> {
             }
             Part::Words => {
                 let (thread, words) = self.wide(content)?;
-                thread.words.push(words);
+                thread.words(words);
             }
             Part::Running => {
                 let (thread, rest) = self.wide(content)?;
@@ -141,35 +161,25 @@ impl<'a> File<'a> {
         Some((thread, rest))
     }
 
-    fn recording(self) -> Recording {
+    fn recording(self, file_bytes: usize) -> Recording {
         let (ticks, per_tick) = self.clock;
-        let scale = Scale::of(ticks, per_tick);
-        let mut assembly = Assembly::new(&scale);
+        let (program, started_unix_ns, names) = (self.program.into(), self.started_unix_ns, self.names);
+        let about = Recording { program, started_unix_ns, ..Recording::default() };
+        let names = Box::new(move |variable| names.get(&variable).map(|name| (*name).into()));
+        let mut entries = Entries::new(Scale::of(ticks, per_tick), about, names);
         for noted in self.threads {
             let kind = LANE_KINDS.get(noted.kind).copied().unwrap_or(LaneKind::Thread);
-            let thread = Thread { name: noted.name.into(), kind, lost: noted.lost, texts: noted.texts };
-            let reading = assembly.thread(thread);
-            for words in noted.words {
-                let words: Vec<u64> =
-                    words.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-                assembly.words(&reading, &words);
-            }
-            assembly.running(&reading, noted.running);
+            let Noted { name, texts, blocks, running, lost, .. } = noted;
+            entries.begin(Thread { name: name.into(), kind, lost, texts, running });
+            blocks.into_iter().for_each(|block| entries.words(block));
         }
-        let mut recording = assembly.finish(|variables| {
-            for (variable, name) in self.names {
-                if let Some(variable) = variables.get_mut(&variable) {
-                    variable.name = name.into();
-                }
-            }
-        });
-        recording.program = self.program.into();
-        recording.started_unix_ns = self.started_unix_ns;
-        attribute(&mut recording);
+        let mut budget = Budget::of(file_bytes);
+        let (mut recording, is_whole) = entries.finish().recording(Some(&mut budget));
         let damage = &mut recording.losses.damage;
         damage
             .push("the process ended before the recording was finished: its last moments are missing".into());
         damage.extend(self.damage.map(|at| format!("the unfinished file ends, or is damaged, at byte {at}")));
+        damage.extend((!is_whole).then(|| budget.words(file_bytes)));
         recording
     }
 }

@@ -24,7 +24,15 @@ impl Budget {
         Self { whole, left: whole }
     }
 
+    /// The bytes that are left.
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
     /// Takes so many bytes.
+    ///
+    /// # Errors
+    /// [`Spent`] where there are not as many left.
     pub fn take(&mut self, bytes: usize) -> Result<(), Spent> {
         self.left = self.left.checked_sub(bytes).ok_or(Spent)?;
         Ok(())
