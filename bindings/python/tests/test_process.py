@@ -37,6 +37,34 @@ def _numpy(np):
 
 
 class TestFork:
+    @pytest.mark.parametrize("end, code", [("sys.exit(3)", 3), ("sys.exit('so it ends')", 1), ("return", 0), ("1 / 0", 1)])
+    def test_a_child_that_is_forked_inside_of_a_body_ends_with_the_body(self, end, code):
+        out, err = run_program(
+            PRELUDE
+            + textwrap.dedent(
+                f"""
+                import signal
+                eng = est.Engine(workers=1)
+                codes = []
+                def body():
+                    child = os.fork()
+                    if child == 0:
+                        signal.alarm(20)
+                        print("in the child")
+                        {end}
+                        return
+                    codes.append(exit_code_of(child))
+                eng.submit(body).wait(60)
+                eng.submit(lambda: None).wait(60)
+                print(codes)
+                """
+            )
+        )
+        assert out.splitlines()[-1] == str([code]), (out, err)
+        assert out.count("in the child") == 1, out
+        assert ("so it ends" in err) == (code == 1 and "exit" in end), err
+        assert ("ZeroDivisionError" in err) == ("1 / 0" in end), err
+
     def test_deleters_of_the_parent_are_called_once_and_never_in_the_child(self):
         out = program(
             """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import os
+import sys
 import traceback
 
 from . import _streams
@@ -12,12 +14,51 @@ from . import _streams
 operation: contextvars.ContextVar[object | None] = contextvars.ContextVar("estafette.operation", default=None)
 
 
+# The operation whose plain body this process was forked in, in the child.
+_forked_in: object | None = None
+
+
 def run(scope, function, using, tensors):
     """The body of an operation with a plain function."""
     operation.set(scope)
-    if using is None:
-        return function(*tensors)
-    return function(*[using(tensor) for tensor in tensors])
+    try:
+        value = function(*tensors) if using is None else function(*[using(tensor) for tensor in tensors])
+    except BaseException as error:
+        if _forked_in is scope:
+            _end_child(error)
+        raise
+    if _forked_in is scope:
+        _end_child(None)
+    return value
+
+
+def note_fork():
+    """Called in a forked child."""
+    global _forked_in
+    _forked_in = operation.get()
+
+
+def _end_child(error):
+    """Ends a forked child with the body that it was forked in, as `multiprocessing` ends its children.
+
+    The thread of the body is the only one of the child. Nothing in the child would give it another operation to run.
+    """
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code
+        if code is None:
+            code = 0
+        elif not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    elif error is not None:
+        traceback.print_exception(error)
+        code = 1
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code & 0xFF)
 
 
 def run_on_cuda(scope, function, using, tensors, place):
