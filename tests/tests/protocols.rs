@@ -18,6 +18,11 @@ use estafette_sync::thread;
 use tests::foreign;
 use tests::simulation::explore;
 
+#[path = "protocols/foreign_fences.rs"]
+mod foreign_fences;
+#[path = "protocols/leases.rs"]
+mod leases;
+
 /// Schedules per protocol.
 const SCHEDULES: u64 = 3_000;
 

@@ -20,7 +20,7 @@ use estafette_devices::{
 };
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::time::Instant;
-use estafette_sync::valgrind;
+use estafette_sync::{thread_local, valgrind};
 
 use super::overdue::{self, Due};
 use super::{FENCE_VERSION, OK, RawFence, kind_of};
