@@ -262,7 +262,7 @@ impl Journal {
         self.session.lost()
     }
 
-    /// Closes the journal and returns what it tells, with every stall attributed. All of it is in memory then: some 800 bytes for an
+    /// Closes the journal and returns what it tells, with every stall attributed. All of it is in memory then: some 900 bytes for an
     /// operation with one access, which [`JournalOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
     pub fn finish(self) -> Recording {
         self.close();
