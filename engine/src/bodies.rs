@@ -60,7 +60,8 @@ where
     F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
 {
     Body::new(move |running: Running| {
-        let result = running.call(|| body(reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
+        let result =
+            running.call(|| body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
         let next = running.finish(result);
         // Operands go last: memory whose last handle this was must see what the operation left on its variables.
         drop((reads, writes));
@@ -83,6 +84,10 @@ where
     Fut: Future<Output = BodyResult<Option<Produced>>> + Send + 'static,
 {
     Body::new(move |running: Running| {
+        if let Err(error) = reads.defined() {
+            let cause = running.tag().result_failure(error);
+            return running.skip(cause);
+        }
         let core = running.op().payload().core.clone();
         let (tag, current) = (running.tag(), Current::of(running.op()));
         let kept = reads.tensors().iter().chain(writes.tensors()).chain(updates.tensors()).cloned().collect();

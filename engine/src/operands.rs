@@ -5,6 +5,7 @@ use std::sync::Arc;
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
+use crate::error::Error;
 use crate::guards::{Open, ReadGuard, WriteGuard};
 use crate::tensor::Tensor;
 use crate::views::{View, ViewMut};
@@ -29,6 +30,16 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     type GuardsMut: Send + 'static;
     #[doc(hidden)]
     fn tensors(&self) -> &[Tensor];
+    /// Itself, unless one of the tensors has no memory. A reader of such a tensor is skipped by the failure of the producer, until a
+    /// program clears that failure.
+    #[doc(hidden)]
+    #[inline]
+    fn defined(&self) -> Result<&Self, Error> {
+        match self.tensors().iter().find(|tensor| !tensor.is_defined()) {
+            Some(undefined) => Err(undefined.inner.not_defined()),
+            None => Ok(self),
+        }
+    }
     #[doc(hidden)]
     fn each(self, take: impl FnMut(Tensor));
     #[doc(hidden)]

@@ -31,7 +31,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
                 // The conversion is a user's code as well.
-                let result = running.call(|| body(reads.views(&Grant::OF_BODY)).map(Into::into));
+                let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
                 let result = result.and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
                     define(&target.inner, produced, copying, &held, None)

@@ -347,7 +347,11 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         self.submit(Room::Wait, None, |reads, writes, _none| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
-                    body(queue.as_ref(), reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+                    body(
+                        queue.as_ref(),
+                        reads.defined()?.views(&Grant::OF_BODY),
+                        writes.views_mut(&Grant::OF_BODY),
+                    )
                 });
                 drop((reads, writes));
                 next
@@ -400,7 +404,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
             Body::new(move |running: Running| {
                 let result = running.call(|| {
                     body(
-                        reads.views(&Grant::OF_BODY),
+                        reads.defined()?.views(&Grant::OF_BODY),
                         writes.views_mut(&Grant::OF_BODY),
                         updates.views_mut(&Grant::OF_BODY),
                     )
@@ -428,7 +432,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
                 let next = run_on(queue.as_ref(), running, || {
                     body(
                         queue.as_ref(),
-                        reads.views(&Grant::OF_BODY),
+                        reads.defined()?.views(&Grant::OF_BODY),
                         writes.views_mut(&Grant::OF_BODY),
                         updates.views_mut(&Grant::OF_BODY),
                     )

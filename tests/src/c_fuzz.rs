@@ -7,10 +7,10 @@
 
 mod bytes;
 mod foreign_fence;
-mod function;
-mod managed;
+pub(crate) mod function;
+pub(crate) mod managed;
 mod program;
-mod shared;
+pub(crate) mod shared;
 
 pub use bytes::Bytes;
 pub use program::{Taken, every_step, run};

@@ -17,6 +17,29 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     /// Without a destructor, so that an allocator may use it at any time.
     static OF_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
+    static HELD_HERE: Cell<isize> = const { Cell::new(0) };
+    static MOST_HERE: Cell<isize> = const { Cell::new(0) };
+}
+
+/// What `f` returns, and the bytes that the calling thread held at most while it ran, beyond those before.
+///
+/// # Panics
+/// When the process has another allocator: nothing would be counted.
+pub fn most_of_this_thread<R>(f: impl FnOnce() -> R) -> (R, usize) {
+    let counted = of_this_thread();
+    drop(std::hint::black_box(Box::new(0_u8)));
+    assert_ne!(counted, of_this_thread(), "`Counting` is not the allocator of this process");
+    let before = HELD_HERE.get();
+    MOST_HERE.set(before);
+    let returned = f();
+    (returned, usize::try_from(MOST_HERE.get() - before).unwrap_or(0))
+}
+
+/// Notes that this thread holds so many bytes more. What another thread frees counts there.
+fn held(bytes: isize) {
+    let now = HELD_HERE.get() + bytes;
+    HELD_HERE.set(now);
+    MOST_HERE.set(MOST_HERE.get().max(now));
 }
 
 fn count(size: usize) {
@@ -54,18 +77,21 @@ pub fn taken<R>(f: impl FnOnce() -> R) -> (R, usize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
+        held(layout.size() as isize);
         // SAFETY: passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
+        held(-(layout.size() as isize));
         // SAFETY: passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
+        held(size as isize - layout.size() as isize);
         // SAFETY: passed on.
         let longer = unsafe { System.realloc(pointer, layout, size) };
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);

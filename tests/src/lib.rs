@@ -6,6 +6,7 @@ pub mod churn;
 pub mod counting;
 pub mod dice;
 pub mod foreign;
+pub mod fuzz;
 pub mod gate;
 pub mod nothing_left;
 pub mod on_device;

@@ -61,10 +61,10 @@ fn every_function_of_the_c_header_is_called_by_the_fuzzer() {
 fn the_kept_programs_take_every_step_that_a_program_can_take() {
     let watchdog = Watchdog::alone();
     let mut taken = Taken::new();
-    for entry in std::fs::read_dir(folder().join("c-fuzz")).unwrap() {
+    for entry in std::fs::read_dir(folder().join("fuzz/c-abi")).unwrap() {
         taken.append(&mut run(&std::fs::read(entry.unwrap().path()).unwrap()));
     }
     let missing: Vec<_> = every_step().difference(&taken).copied().collect();
-    assert!(missing.is_empty(), "`cargo run -p tests --bin c_fuzz keep` finds programs for {missing:?}");
+    assert!(missing.is_empty(), "`cargo xtask fuzz c-abi --keep` finds programs for {missing:?}");
     assert!(watchdog.still_watches());
 }

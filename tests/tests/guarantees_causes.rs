@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 
+use estafette::operators::operators;
 use estafette::{
     Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, OperationError, Produced, Tensor,
-    TensorState,
+    TensorState, View, ViewMut,
 };
 use futures::executor::block_on;
 use tests::gate::Gate;
@@ -204,6 +205,43 @@ fn whoever_looked_may_declare_a_version_good() {
     let refused = x.clear_error().unwrap_err();
     assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
     gate.open();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_result_without_memory_whose_failure_was_cleared_fails_its_readers_by_name() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let produced =
+        engine.op("leak").produce(|[]| -> Result<Produced, _> { Err("all of it".into()) }).unwrap();
+    produced.wait().unwrap_err();
+    produced.clear_error().unwrap();
+    produced.wait().unwrap();
+    let y = tensor(&engine, 1.0);
+    let name = "tests.causes.first";
+    let first = |inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &_| {
+        outputs[0].as_mut_slice::<f32>()?[0] = inputs[0].as_slice::<f32>()?[0];
+        Ok(())
+    };
+    operators().register_destination(name, 1, 1, first).unwrap();
+    let readers = [
+        engine.op("drink").reads([&produced]).run(|[_], []| Ok(())),
+        engine.op("drink").reads([&produced]).run_future(|[_], []| async { Ok(()) }),
+        engine.op("drink").reads([&produced]).updates([&y]).run(|[_], [], [_]| Ok(())),
+        engine.operator(name).unwrap().inputs(&[&produced]).run_into(&[&y]),
+    ];
+    for reader in readers {
+        let cause = cause(reader.unwrap().wait());
+        assert_ne!(cause.kind(), FailureKind::Panic, "{cause:?}");
+        assert!(cause.message().contains("`leak`"), "{}", cause.message());
+    }
+    let next = engine
+        .op("drink")
+        .reads([&produced])
+        .produce(|[x]| Ok(Produced::from_vec(x.to_vec::<f32>()?, &[1])?))
+        .unwrap();
+    assert_ne!(cause(next.wait()).kind(), FailureKind::Panic);
+    operators().unregister(name).unwrap();
     assert!(watchdog.still_watches());
 }
 

@@ -4,6 +4,7 @@
 //! library alone: a handful of flags needs no argument parser, and a chore that compiles in a second gets used.
 
 mod counts;
+mod fuzz;
 mod gpu;
 mod install;
 mod instructions;
@@ -29,6 +30,11 @@ commands
                  --suite    only the named suites
   suites       list the suites and what each needs
   lint         formatting, clippy and rustdoc, with warnings denied
+  fuzz [TARGET...] [--seconds N] [--keep] [--input FILE]
+               run the fuzz targets (c-abi, recordings, arrow, operators) under libFuzzer with coverage; needs a C++ compiler
+                 --seconds  how long each target runs (60)
+                 --keep     add what reaches new code to tests/fuzz, the fewest inputs that do
+                 --input    run one input of one target instead
   instructions [--save]
                count the instructions of an operation with valgrind, for some workloads of `estafette bench`
                  --save     append them to benches/results/instructions.md
@@ -71,6 +77,7 @@ fn main() -> ExitCode {
             Ok(true)
         }
         ["lint"] => lint::run(),
+        ["fuzz", rest @ ..] => fuzz::Options::parse(rest).and_then(|options| fuzz::run(&options)),
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
         ["peers", rest @ ..] => peers::Options::parse(rest).and_then(|options| peers::run(&options)),

@@ -21,6 +21,13 @@ mod overdue;
 pub use export::export;
 pub use import::import;
 
+/// Sets after which pause a subscription to a foreign fence that has not called is first queried: for subscriptions from now on, in this
+/// process. For tests; others leave it at a second.
+#[doc(hidden)]
+pub fn query_overdue_after(pause: std::time::Duration) {
+    overdue::set_first(pause);
+}
+
 /// The version of `estafette_fence`.
 pub const FENCE_VERSION: u32 = 1;
 

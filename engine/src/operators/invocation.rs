@@ -93,8 +93,10 @@ impl Invocation {
         self.parts.inputs.first().and_then(|input| input.device().ok()).unwrap_or(DLDevice::CPU)
     }
 
-    pub(super) fn input_definitions(&self) -> Vec<&Definition> {
-        self.parts.inputs.iter().map(|tensor| tensor.inner.granted_definition()).collect()
+    /// # Errors
+    /// [`Error::NotDefined`](crate::Error::NotDefined) for an input whose producer's failure was cleared: it has no memory.
+    pub(super) fn input_definitions(&self) -> BodyResult<Vec<&Definition>> {
+        Ok(self.parts.inputs.iter().map(|tensor| tensor.inner.definition()).collect::<Result<_, _>>()?)
     }
 
     pub(super) fn output_definitions(&self) -> Vec<&Definition> {

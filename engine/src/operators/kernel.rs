@@ -46,7 +46,7 @@ impl<K: Kernel> Implementation for Run<K> {
 
 impl<K: Kernel> Run<K> {
     fn run(&self, call: &Invocation) -> BodyResult<Vec<Produced>> {
-        let inputs = call.input_definitions();
+        let inputs = call.input_definitions()?;
         let kind = call.operator().signature().kind;
         if kind == OperatorKind::Allocating {
             return self.0.make(call, &inputs);

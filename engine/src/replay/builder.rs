@@ -244,7 +244,7 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     {
         self.record_on_host(|reads, writes, _none| {
             NodeBody::Host(Box::new(move || {
-                body(reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+                body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
             }))
         })
     }
@@ -261,7 +261,7 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
     {
         self.record_on_device(|reads, writes, _none| {
             NodeBody::Device(Box::new(move |queue| {
-                body(queue, reads.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+                body(queue, reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
             }))
         })
     }
@@ -279,7 +279,7 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
         self.record_on_host(|reads, writes, updates| {
             NodeBody::Host(Box::new(move || {
                 body(
-                    reads.views(&Grant::OF_BODY),
+                    reads.defined()?.views(&Grant::OF_BODY),
                     writes.views_mut(&Grant::OF_BODY),
                     updates.views_mut(&Grant::OF_BODY),
                 )
@@ -302,7 +302,7 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
             NodeBody::Device(Box::new(move |queue| {
                 body(
                     queue,
-                    reads.views(&Grant::OF_BODY),
+                    reads.defined()?.views(&Grant::OF_BODY),
                     writes.views_mut(&Grant::OF_BODY),
                     updates.views_mut(&Grant::OF_BODY),
                 )

@@ -34,6 +34,8 @@ enum Manner {
     CallsInside,
     /// It calls back while it has not settled, and says so from then on.
     CallsEarly,
+    /// It says that it will call, and never does. Only its query says that it has settled.
+    Silent,
 }
 
 struct Call {
@@ -56,8 +58,16 @@ impl ForeignFence {
             state: AtomicI32::new(1),
             holders: AtomicI64::new(1),
             subscriptions: Mutex::new(Vec::new()),
-            manner: [Manner::Honest, Manner::Flips, Manner::CallsInside, Manner::CallsEarly]
-                [bytes.below(8).saturating_sub(4)],
+            manner: [
+                Manner::Honest,
+                Manner::Honest,
+                Manner::Honest,
+                Manner::Silent,
+                Manner::Honest,
+                Manner::Flips,
+                Manner::CallsInside,
+                Manner::CallsEarly,
+            ][bytes.below(8)],
             queries: AtomicI64::new(0),
             shared: shared.clone(),
         }));
@@ -90,6 +100,9 @@ impl ForeignFence {
         }
         let _ = self.state.compare_exchange(1, status, SeqCst, SeqCst);
         let said = self.state.load(SeqCst);
+        if self.manner == Manner::Silent {
+            return;
+        }
         // Under its own lock, as a fence should not.
         let calls = self.subscriptions.lock().expect("no panic under this lock");
         for call in calls.iter() {
@@ -131,7 +144,7 @@ unsafe extern "C" fn subscribe(
     let mut calls = fence.subscriptions.lock().expect("no panic under this lock");
     let state = fence.state.load(SeqCst);
     if state != 1 {
-        if fence.manner == Manner::Honest || fence.manner == Manner::Flips {
+        if !matches!(fence.manner, Manner::CallsInside | Manner::CallsEarly) {
             return 1;
         }
         // SAFETY: the library takes a call from any thread, during `subscribe` too.

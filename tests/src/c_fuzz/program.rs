@@ -37,6 +37,8 @@ const WINDOW: u64 = 64;
 const LENGTH: usize = 8;
 /// No wait of a program takes longer.
 const SHORT_NS: u64 = 200_000;
+/// After this pause a fence that has not called is first queried; later pauses are twice as long each.
+const OVERDUE: Duration = Duration::from_millis(1);
 /// How long the end may take.
 const END: Duration = Duration::from_secs(20);
 
@@ -58,6 +60,8 @@ pub fn every_step() -> Taken {
 /// # Panics
 /// When anything does not hold.
 pub fn run(bytes: &[u8]) -> Taken {
+    // A fence that never calls is queried while the program runs.
+    estafette::exchange::promise::query_overdue_after(OVERDUE);
     let mut bytes = Bytes::new(bytes);
     let mut program = Program::begin(&mut bytes);
     let mut taken = Taken::new();

@@ -4,13 +4,26 @@
 //! queried now and then. The thread is not the reactor's: that one sleeps without a time where nothing is polled, and a `query` that
 //! blocks holds up the other overdue fences only.
 
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, essential::essential, stack, thread};
 
-/// How long a subscription is left alone at first, and the time between two rounds of the thread.
-const FIRST: Duration = Duration::from_secs(1);
+estafette_sync::statics! {
+    /// Nanoseconds for which a subscription is left alone at first, and between two rounds of the thread.
+    static FIRST: AtomicU64 = AtomicU64::new(1_000_000_000);
+}
 /// The longest pause between two queries for one subscription.
 const LAST: Duration = Duration::from_secs(60);
+
+fn first() -> Duration {
+    Duration::from_nanos(FIRST.load(Ordering::Relaxed))
+}
+
+/// Sets how long subscriptions from now on are left alone at first: one second, unless a test has less time. At least a microsecond.
+pub(super) fn set_first(pause: Duration) {
+    let nanoseconds = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
+    FIRST.store(nanoseconds.max(1_000), Ordering::Relaxed);
+}
 
 /// When the fence of a subscription is to be queried. Each pause is twice as long as the one before, up to [`LAST`].
 pub(super) struct Due {
@@ -21,7 +34,8 @@ pub(super) struct Due {
 impl Due {
     /// For a subscription that begins now.
     pub(super) fn first() -> Self {
-        Self { at: Instant::now() + FIRST, pause: FIRST }
+        let pause = first();
+        Self { at: Instant::now() + pause, pause }
     }
 
     /// Whether it is time. The next time is set then.
@@ -37,7 +51,7 @@ impl Due {
 
 /// The thread, as the registry of subscriptions knows it, under the registry's lock.
 ///
-/// It makes a round each [`FIRST`] while there are subscriptions and sleeps without a time while there are none. That it rests is
+/// It makes a round each [`first`] pause while there are subscriptions and sleeps without a time while there are none. That it rests is
 /// noted under the lock under which it has found none, so a subscription that arrives later wakes it.
 #[derive(Default)]
 pub(super) struct Thread {
@@ -74,7 +88,7 @@ impl Thread {
 fn run(round: fn() -> bool) -> ! {
     loop {
         if round() {
-            thread::park_timeout(FIRST);
+            thread::park_timeout(first());
         } else {
             thread::park();
         }

@@ -1,0 +1,50 @@
+//! Fuzz targets: what must hold for any bytes.
+//!
+//! `cargo xtask fuzz` runs them under libFuzzer, which changes inputs by the code that they reach. The inputs that reach the most are in
+//! `tests/fuzz`, a folder per target, with those that once failed (`found-*`). `tests/tests/fuzz_corpora.rs` runs all of them
+//! in every plain test run.
+
+use std::path::PathBuf;
+
+mod arrow;
+mod operators;
+mod recordings;
+
+/// One target.
+#[derive(Debug)]
+pub struct Target {
+    /// Its name, and that of its folder.
+    pub name: &'static str,
+    /// Runs one input.
+    ///
+    /// # Panics
+    /// When something does not hold.
+    pub run: fn(&[u8]),
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    Target { name: "c-abi", run: |bytes| drop(crate::c_fuzz::run(bytes)) },
+    Target { name: "recordings", run: recordings::run },
+    Target { name: "arrow", run: arrow::run },
+    Target { name: "operators", run: operators::run },
+];
+
+impl Target {
+    /// The kept inputs, by name.
+    ///
+    /// # Panics
+    /// When they cannot be read.
+    pub fn corpus(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz")).join(self.name);
+        let entries =
+            std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut paths: Vec<_> = entries.map(|entry| entry.expect("a folder can be listed").path()).collect();
+        paths.sort();
+        let read = |path: PathBuf| {
+            let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            (path, bytes)
+        };
+        paths.into_iter().map(read).collect()
+    }
+}

@@ -1,0 +1,217 @@
+//! Fuzz targets under libFuzzer, with the coverage of an instrumented build as feedback.
+//!
+//! The compiler of the stable toolchain instruments by LLVM's own pass; libFuzzer comes with the crate `libfuzzer-sys`. Both are built into
+//! a target folder of their own.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::shell;
+
+/// Every target; `tests/src/fuzz` has them.
+pub const TARGETS: [&str; 4] = ["c-abi", "recordings", "arrow", "operators"];
+
+/// A counter for each edge, a table of their places, and the operands of comparisons.
+const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+     -Cllvm-args=-sanitizer-coverage-trace-compares";
+
+/// Inputs are not longer: short ones run faster, and say more about a failure.
+const LENGTH_MAX: usize = 4096;
+
+/// What was asked for.
+#[derive(Debug, PartialEq)]
+pub struct Options {
+    targets: Vec<String>,
+    seconds: u64,
+    keep: bool,
+    input: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads `[TARGET...] [--seconds N] [--keep] [--input FILE]`.
+    pub fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Self { targets: Vec::new(), seconds: 60, keep: false, input: None };
+        let mut rest = arguments.iter();
+        while let Some(argument) = rest.next() {
+            let mut value = || rest.next().ok_or_else(|| format!("{argument} needs a value"));
+            match *argument {
+                "--keep" => options.keep = true,
+                "--seconds" => {
+                    let text = value()?;
+                    options.seconds =
+                        text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+                }
+                "--input" => options.input = Some(value()?.into()),
+                name if TARGETS.contains(&name) => options.targets.push(name.to_owned()),
+                other => return Err(format!("`{other}` is not one of the targets: {}", TARGETS.join(", "))),
+            }
+        }
+        if options.targets.is_empty() {
+            options.targets = TARGETS.map(str::to_owned).to_vec();
+        }
+        if options.input.is_some() && options.targets.len() != 1 {
+            return Err("--input needs one target".into());
+        }
+        Ok(options)
+    }
+}
+
+/// Builds the targets and runs those asked for, one after the other. True when none failed.
+pub fn run(options: &Options) -> Result<bool, String> {
+    let target = shell::target()?.join("fuzz");
+    let host = host()?;
+    shell::run(build(&target, &host))?;
+    let program = target.join(&host).join("checked/fuzz");
+    let mut failed = Vec::new();
+    for name in &options.targets {
+        let outcome = match &options.input {
+            Some(input) => {
+                let mut command = of(&program, name);
+                command.arg(input);
+                shell::run(command)
+            }
+            None => Session::new(&target, &program, name)?.run(options),
+        };
+        failed.extend(outcome.err());
+    }
+    failed.iter().for_each(|message| println!("failed: {message}"));
+    Ok(failed.is_empty())
+}
+
+/// With a target triple, so that build scripts, which have no libFuzzer, are not instrumented.
+fn build(target: &Path, host: &str) -> Command {
+    let arguments = ["build", "--profile", "checked", "--package", "tests", "--bin", "fuzz"];
+    let mut command = shell::cargo(target, &arguments);
+    command.args(["--features", "fuzzing", "--target", host]).env("RUSTFLAGS", INSTRUMENTED);
+    command
+}
+
+fn host() -> Result<String, String> {
+    let mut rustc = shell::command(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
+    rustc.arg("-vV");
+    let (ended, output) = shell::collect(rustc, Duration::from_secs(60))?;
+    let host = output.lines().find_map(|line| line.strip_prefix("host: "));
+    match (ended, host) {
+        (shell::Ended::Exit(status), Some(host)) if status.success() => Ok(host.to_owned()),
+        _ => Err(format!("rustc does not say what it compiles for: {output}")),
+    }
+}
+
+/// The program for one target. Freed memory is overwritten, so that a use of it shows.
+fn of(program: &Path, name: &str) -> Command {
+    let mut command = shell::command(program);
+    command.env("ESTAFETTE_FUZZ_TARGET", name).env("MALLOC_PERTURB_", "165");
+    command.args(["-timeout=60", "-rss_limit_mb=4096"]);
+    command
+}
+
+/// Where one target's inputs are.
+struct Session<'a> {
+    program: &'a Path,
+    name: &'a str,
+    /// The repository's.
+    kept: PathBuf,
+    /// What runs have found so far.
+    work: PathBuf,
+    /// Inputs that fail.
+    failing: PathBuf,
+    scratch: PathBuf,
+}
+
+fn folder(path: PathBuf) -> Result<PathBuf, String> {
+    std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    Ok(path)
+}
+
+/// Names that libFuzzer gives are hashes; the others say what an input is kept for.
+fn is_hash(path: &Path) -> bool {
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .is_some_and(|name| name.len() == 40 && name.chars().all(|letter| letter.is_ascii_hexdigit()))
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let wrong = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let entries = std::fs::read_dir(folder).map_err(wrong)?;
+    entries.map(|entry| Ok(entry.map_err(wrong)?.path())).collect()
+}
+
+impl<'a> Session<'a> {
+    fn new(target: &Path, program: &'a Path, name: &'a str) -> Result<Self, String> {
+        Ok(Self {
+            program,
+            name,
+            kept: folder(shell::root().join("tests/fuzz").join(name))?,
+            work: folder(target.join("work").join(name))?,
+            failing: folder(target.join("failing").join(name))?,
+            scratch: target.join("scratch").join(name),
+        })
+    }
+
+    fn run(&self, options: &Options) -> Result<(), String> {
+        let mut command = of(self.program, self.name);
+        command.arg(format!("-max_total_time={}", options.seconds)).arg(format!("-max_len={LENGTH_MAX}"));
+        command.args(["-print_final_stats=1", "-use_value_profile=1"]);
+        command.arg(format!("-artifact_prefix={}/", self.failing.display()));
+        command.args([&self.work, &self.kept]);
+        let fuzzed = shell::run(command).map_err(|message| {
+            format!(
+                "{message}; the input is in {}: `cargo xtask fuzz {} --input FILE`",
+                self.failing.display(),
+                self.name
+            )
+        });
+        if options.keep && fuzzed.is_ok() { self.keep() } else { fuzzed }
+    }
+
+    /// Replaces the kept inputs that have no name by the fewest that reach every edge that was reached so far.
+    fn keep(&self) -> Result<(), String> {
+        if self.scratch.exists() {
+            std::fs::remove_dir_all(&self.scratch).map_err(|error| error.to_string())?;
+        }
+        let fewest = folder(self.scratch.clone())?;
+        let copy = |from: &Path, to: &Path| {
+            let name = from.file_name().unwrap_or_default();
+            std::fs::copy(from, to.join(name))
+                .map(drop)
+                .map_err(|error| format!("{}: {error}", from.display()))
+        };
+        let (hashes, named): (Vec<_>, Vec<_>) =
+            files(&self.kept)?.into_iter().partition(|path| is_hash(path));
+        named.iter().try_for_each(|path| copy(path, &fewest))?;
+        let mut merge = of(self.program, self.name);
+        merge.args(["-merge=1", "-use_counters=0"]).args([&fewest, &self.kept, &self.work]);
+        shell::run(merge)?;
+        for path in hashes {
+            std::fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        let found: Vec<_> = files(&fewest)?.into_iter().filter(|path| is_hash(path)).collect();
+        found.iter().try_for_each(|path| copy(path, &self.kept))?;
+        println!("{}: {} inputs with a name and {} others are kept", self.name, named.len(), found.len());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_target_all_of_them_run() {
+        let options = Options::parse(&["--seconds", "7"]).unwrap();
+        assert_eq!((options.targets.len(), options.seconds, options.keep), (TARGETS.len(), 7, false));
+        let options = Options::parse(&["arrow", "--keep"]).unwrap();
+        assert_eq!((options.targets, options.keep), (vec!["arrow".to_owned()], true));
+        assert!(Options::parse(&["--input", "x"]).is_err());
+        assert!(Options::parse(&["--seconds"]).is_err());
+        assert!(Options::parse(&["teapots"]).unwrap_err().contains("recordings"));
+    }
+
+    #[test]
+    fn the_names_of_inputs_that_fuzzing_found_are_hashes() {
+        assert!(is_hash(Path::new("tests/fuzz/arrow/06a5651f728cbacbc05b13d350defec17e0b9a19")));
+        assert!(!is_hash(Path::new("tests/fuzz/c-abi/found-01-cleared-without-data.bin")));
+    }
+}
