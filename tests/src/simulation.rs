@@ -94,8 +94,7 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
         faults: !dice.once_in(3),
         gated: window == 64 && dice.once_in(3),
         fences: dice.once_in(2),
-        // A full window that nothing but leases holds up may refuse submissions, which the programs do not expect.
-        bystanders: if window == 64 { dice.roll(3) } else { 0 },
+        bystanders: dice.roll(3),
         accesses: 2 + dice.roll(3),
     };
     let mut plans = draw_plans(&shape);
