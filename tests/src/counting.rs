@@ -13,6 +13,9 @@ static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     /// Without a destructor, so that an allocator may use it at any time.
     static OF_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
+
+    /// Bytes that this thread has allocated, less those that it has freed.
+    static HELD: Cell<isize> = const { Cell::new(0) };
 }
 
 fn count() {
@@ -25,6 +28,11 @@ pub fn of_this_thread() -> usize {
     OF_THIS_THREAD.get()
 }
 
+/// Bytes that the calling thread has allocated, less those that it has freed.
+pub fn held_by_this_thread() -> isize {
+    HELD.get()
+}
+
 /// Allocations of the process so far; a block that is made longer is one more.
 pub fn allocations() -> usize {
     ALLOCATIONS.load(Ordering::Relaxed)
@@ -34,17 +42,20 @@ pub fn allocations() -> usize {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
+        HELD.set(HELD.get() + layout.size() as isize);
         // SAFETY: passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.set(HELD.get() - layout.size() as isize);
         // SAFETY: passed on.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
+        HELD.set(HELD.get() + size as isize - layout.size() as isize);
         // SAFETY: passed on.
         unsafe { System.realloc(pointer, layout, size) }
     }

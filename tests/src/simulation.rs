@@ -10,9 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
-use estafette_sync::simulated::clock;
 use estafette_sync::simulated::scheduler::{Seeded, Trace};
 use estafette_sync::simulated::thread::refuse_one_after;
+use estafette_sync::simulated::{clock, drop_at_the_end};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::dice::{Dice, mix};
@@ -138,6 +138,7 @@ pub fn simulate(
                 mix(digest.rotate_left(7) ^ one.get().copied().unwrap_or_default())
             });
             drop(world);
+            drop_at_the_end();
             *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((digest, tally));
         }
     };
