@@ -55,6 +55,8 @@ impl<V, T> Graph<V, T> {
     /// thread uses it, that one saves nearly all others, too.
     pub fn immortal() -> Self {
         let graph = Self::with_lifetime(true);
+        // An execution of a simulation has a graph of its own, which goes with the execution's other statics.
+        #[cfg(not(estafette_shuttle))]
         std::mem::forget(Arc::clone(&graph.inner));
         graph
     }

@@ -17,6 +17,8 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     /// Without a destructor, so that an allocator may use it at any time.
     static OF_THIS_THREAD: Cell<usize> = const { Cell::new(0) };
+
+    /// Bytes that this thread has allocated, less those that it has freed; and the most that they were.
     static HELD_HERE: Cell<isize> = const { Cell::new(0) };
     static MOST_HERE: Cell<isize> = const { Cell::new(0) };
 }
@@ -52,6 +54,11 @@ fn count(size: usize) {
 /// Allocations of the calling thread so far: what others do, as a watchdog that is late to start, is not in it.
 pub fn of_this_thread() -> usize {
     OF_THIS_THREAD.get()
+}
+
+/// Bytes that the calling thread has allocated, less those that it has freed.
+pub fn held_by_this_thread() -> isize {
+    HELD_HERE.get()
 }
 
 /// Allocations of the process so far; a block that is made longer is one more.

@@ -1,7 +1,8 @@
 //! Whole engines in one thread of the system, where one seed decides everything: the program, the schedule, the clock, and what
 //! goes wrong.
 //!
-//! The programs are those of the [oracle](crate::oracle), with work that fences mark and with bystanders. Threads are shuttle's, and so are
+//! The programs are those of the [oracle](crate::oracle), with work that fences mark, with bystanders, and with memory that is
+//! imported again and again. Threads are shuttle's, and so are
 //! locks and atomics, through `estafette-sync`; its [`Seeded`] scheduler chooses who goes on, and its clock moves when no thread can, or
 //! at times of the scheduler's choosing. So an execution is the same each time, and can be run again with parts left out:
 //! a failure is [shortened](shorten) to the operations that it needs.
@@ -10,12 +11,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
-use estafette_sync::simulated::clock;
+use estafette::exchange::reaper;
 use estafette_sync::simulated::scheduler::{Seeded, Trace};
 use estafette_sync::simulated::thread::refuse_one_after;
+use estafette_sync::simulated::{clock, drop_at_the_end};
+use estafette_sync::thread;
+use estafette_sync::time::Instant;
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::dice::{Dice, mix};
+use crate::foreign::Deleted;
 use crate::nothing_left::assert_nothing_left;
 use crate::oracle::program::{Body, OpIndex, Plan, Shape};
 use crate::oracle::replay::{Tally, replay};
@@ -94,8 +99,8 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
         faults: !dice.once_in(3),
         gated: window == 64 && dice.once_in(3),
         fences: dice.once_in(2),
-        // A full window that nothing but leases holds up may refuse submissions, which the programs do not expect.
-        bystanders: if window == 64 { dice.roll(3) } else { 0 },
+        aliases: dice.once_in(2),
+        bystanders: dice.roll(3),
         accesses: 2 + dice.roll(3),
     };
     let mut plans = draw_plans(&shape);
@@ -138,7 +143,10 @@ pub fn simulate(
             let digest = world.digests.iter().fold(0, |digest: u64, one| {
                 mix(digest.rotate_left(7) ^ one.get().copied().unwrap_or_default())
             });
+            let deleted = std::mem::take(&mut *world.deleted.lock().unwrap_or_else(PoisonError::into_inner));
             drop(world);
+            assert_deleted_once(&deleted);
+            drop_at_the_end();
             *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((digest, tally));
         }
     };
@@ -156,6 +164,18 @@ pub fn simulate(
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (digest, tally) = seen.expect("an execution that ended well has seen something");
     Ok(Outcome { trace: trace.get(), digest, tally, took: clock::elapsed() })
+}
+
+/// Every deleter runs, once.
+fn assert_deleted_once(deleted: &[(Option<OpIndex>, Deleted)]) {
+    assert!(reaper().flush(LIMIT), "the reaper is stuck");
+    let deadline = Instant::now() + LIMIT / 2;
+    while deleted.iter().any(|(_, deleted)| deleted.count() == 0) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    for (op, deleted) in deleted {
+        assert_eq!(deleted.count(), 1, "deleters of a tensor of operation {op:?}");
+    }
 }
 
 /// Runs `body` under so many schedules, in which nothing moves the clock.

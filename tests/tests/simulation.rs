@@ -7,6 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tests::counting::{Counting, held_by_this_thread};
 use tests::dice;
 use tests::oracle::world::World;
 use tests::simulation::{program, shorten, simulate};
@@ -16,6 +17,9 @@ const SEEDS: u64 = 300;
 
 /// Threads of the system that run executions, each its own.
 const THREADS: u64 = 2;
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
 
 fn nothing_more(_: &World) {}
 
@@ -73,6 +77,21 @@ fn the_same_seed_is_the_same_execution() {
         let [first, second] = [(); 2].map(|()| simulate(seed, None, nothing_more).unwrap());
         assert_eq!(first, second, "seed {seed}");
     }
+}
+
+#[test]
+fn an_execution_leaves_no_memory_behind() {
+    let run = || {
+        for seed in 1..=100 {
+            simulate(seed, None, nothing_more).unwrap();
+        }
+    };
+    // What the process keeps is made once.
+    run();
+    let before = held_by_this_thread();
+    run();
+    let each = (held_by_this_thread() - before) / 100;
+    assert!(each < 4096, "{each} bytes are left of each execution");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub mod thread;
 pub mod time;
 
 pub use self::local::LocalKey;
-pub use self::statics::PerExecution;
+pub use self::statics::{PerExecution, drop_at_the_end};
 
 /// Runs a future as a task of the execution. Its end is waited for before the execution ends.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {

@@ -35,6 +35,8 @@ pub struct Shape {
     pub fences: bool,
     /// Threads that look on: they lease, await, ask and give up, which changes nothing.
     pub bystanders: usize,
+    /// Whether some operations get tensors of their own, imported once more from the same memory.
+    pub aliases: bool,
     /// The most accesses of an operation.
     pub accesses: usize,
 }
@@ -58,6 +60,7 @@ impl Shape {
             gated: window > operations && dice.once_in(2),
             fences: false,
             bystanders: 0,
+            aliases: false,
             accesses: 19,
         }
     }
@@ -117,6 +120,8 @@ pub struct Plan {
     pub wait: bool,
     /// Rounds of idle work, so that some operations are long.
     pub spins: u32,
+    /// Whether its tensors are imported for it alone.
+    pub aliased: bool,
 }
 
 /// The most tensors that one operation updates: each number is a type of its own.
@@ -146,7 +151,10 @@ impl Plan {
             cancel: faulty(dice, 48) && shape.submitters == 1,
             wait: dice.once_in(1024),
             spins: if dice.once_in(32) { 2_000 } else { 0 },
+            aliased: false,
         };
+        // Each try to submit it would import them anew.
+        plan.aliased = shape.aliases && plan.body != Body::Refusing && dice.once_in(3);
         if shape.fences && dice.once_in(3) {
             plan.body = Body::Fenced;
         } else if faulty(dice, 48) {

@@ -7,14 +7,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use estafette::devices::host;
-use estafette::{BodyResult, Completion, DType, Engine, Error, Op, Tensor, Variable};
+use estafette::devices::{Frontier, host};
+use estafette::{BodyResult, Completion, DType, Engine, Error, ManagedTensor, Op, Origin, Tensor, Variable};
 use estafette_sync::sync::mpsc::{Receiver, Sender, channel};
 use estafette_sync::{thread, thread_local};
 
 use super::bystander;
 use super::program::{Body, CellId, Fate, OpIndex, Plan, Shape};
 use crate::dice::{Dice, mix};
+use crate::foreign::{Deleted, Memory};
 use crate::gate::Gate;
 use crate::watchdog::Watchdog;
 
@@ -47,6 +48,8 @@ pub struct Entry {
 pub struct Cell {
     handle: Handle,
     data: *mut u64,
+    /// Where it belongs to another library.
+    memory: Option<Memory>,
     /// -1 while somebody is alone, else the number of readers.
     users: AtomicIsize,
     log: Mutex<Vec<Entry>>,
@@ -136,6 +139,8 @@ pub struct World {
     pub ended: Vec<OnceLock<Ended>>,
     /// The engine's name of each operation.
     pub ids: Mutex<HashMap<u64, OpIndex>>,
+    /// The deleters of all tensors that were imported, with the operation that a tensor was imported for.
+    pub deleted: Mutex<Vec<(Option<OpIndex>, Deleted)>>,
     pub(super) engines: Vec<Engine>,
 }
 
@@ -156,16 +161,25 @@ impl World {
     pub fn with_plans(shape: Shape, plans: Vec<(usize, Plan)>) -> Result<Arc<Self>, Error> {
         let engine = || Engine::builder().workers(shape.workers).window(shape.window).build();
         let engines = (0..shape.engines).map(|_| engine()).collect::<Result<Vec<_>, _>>()?;
-        let mut cells = Vec::new();
+        let (mut cells, mut deleted) = (Vec::new(), Vec::new());
         for number in 0..shape.tensors + shape.variables {
+            let memory = (shape.aliases && number < shape.tensors).then(|| Memory::of(&[0.0; 4]));
             let (handle, data) = if number < shape.tensors {
-                let tensor = engines[number % engines.len()].zeros(&[1], DType::U64)?;
+                let engine = &engines[number % engines.len()];
+                let tensor = match &memory {
+                    Some(memory) => {
+                        let counter = Deleted::default();
+                        deleted.push((None, counter.clone()));
+                        import(engine, memory, &counter)?
+                    }
+                    None => engine.zeros(&[1], DType::U64)?,
+                };
                 let data = tensor.data_ptr()?.cast_mut().cast();
                 (Handle::Tensor(tensor), data)
             } else {
                 (Handle::Variable(engines[0].var()), Box::into_raw(Box::new(0)))
             };
-            cells.push(Cell { handle, data, users: AtomicIsize::new(0), log: Mutex::default() });
+            cells.push(Cell { handle, data, memory, users: AtomicIsize::new(0), log: Mutex::default() });
         }
         Ok(Arc::new(Self {
             first_version: u64::from(shape.gated),
@@ -174,6 +188,7 @@ impl World {
             ended: plans.iter().map(|_| OnceLock::new()).collect(),
             plans,
             ids: Mutex::default(),
+            deleted: Mutex::new(deleted),
             engines,
             shape,
         }))
@@ -254,6 +269,19 @@ impl World {
         digest(plan, op, read)
     }
 
+    /// The tensor that `op` is given: the one of the cell, or one that is imported for it alone.
+    fn operand(&self, op: OpIndex, cell: CellId) -> Tensor {
+        let (plan, cell) = (&self.plans[op].1, &self.cells[cell]);
+        match &cell.memory {
+            Some(memory) if plan.aliased => {
+                let counter = Deleted::default();
+                self.deleted.lock().unwrap_or_else(PoisonError::into_inner).push((Some(op), counter.clone()));
+                import(&self.engines[plan.engine], memory, &counter).expect("memory that is known")
+            }
+            _ => cell.tensor().expect("a tensor").clone(),
+        }
+    }
+
     /// Writes, notes what was seen, and lets the cells go.
     fn end(&self, op: OpIndex, digest: u64) -> BodyResult {
         self.sign(op, true);
@@ -274,6 +302,9 @@ impl World {
             unsafe { *data = written(op, cell, digest, before) };
         }
         self.digests[op].set(digest).expect("a body runs once");
+        for (user, deleted) in &*self.deleted.lock().unwrap_or_else(PoisonError::into_inner) {
+            assert!(*user != Some(op) || deleted.count() == 0, "operation {op} still used what was deleted");
+        }
         for (cell, _, writes) in plan.accesses() {
             self.cells[cell].leave(writes);
         }
@@ -298,6 +329,17 @@ impl Drop for World {
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("World").field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+/// One more tensor of `memory`.
+fn import(engine: &Engine, memory: &Memory, deleted: &Deleted) -> Result<Tensor, Error> {
+    let tensor =
+        memory.versioned(0, 1, deleted, |managed| (managed.tensor.code, managed.tensor.bits) = (1, 64));
+    // SAFETY: a fresh tensor of one `u64`, whose memory holds two. Nothing but operations and leases writes it.
+    unsafe {
+        let managed = ManagedTensor::from_raw_versioned(tensor).expect("version 1.1 is known");
+        engine.import_from(managed, Frontier::default(), false, || Origin::Owner)
     }
 }
 
@@ -449,7 +491,7 @@ impl Submitter<'_> {
 
     fn submit_one(&self, op: OpIndex, plan: &Plan) -> Op {
         let tensors = |cells: &[CellId]| -> Vec<Tensor> {
-            cells.iter().map(|cell| self.world.cells[*cell].tensor().expect("a tensor").clone()).collect()
+            cells.iter().map(|cell| self.world.operand(op, *cell)).collect()
         };
         let variables = |cells: &[CellId]| -> Vec<_> {
             cells.iter().map(|cell| self.world.cells[*cell].variable()).collect()
