@@ -29,6 +29,8 @@ const HELD_MAX: usize = 6;
 const WORDS: usize = 64;
 /// Elements that each bitmap has a bit for.
 const BITS: i64 = 512;
+/// How long an export waits before the device goes on.
+const SHORT: Duration = Duration::from_millis(20);
 /// How long anything may take.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -247,8 +249,14 @@ fn import(world: &World, mut made: Made) -> Option<Tensor> {
 
 type Exported = (ArrowSchema, ArrowDeviceArray);
 
-fn export(tensor: &Tensor) -> Option<Exported> {
-    match tensor.export_arrow_wait(Some(LIMIT)) {
+fn export(world: &World, tensor: &Tensor) -> Option<Exported> {
+    let mut exported = tensor.export_arrow_wait(Some(SHORT));
+    if matches!(exported, Err(Error::Timeout(_))) {
+        // Ranges that lie may overlap memory on the device, whose work goes on only here.
+        world.device.run_until_idle();
+        exported = tensor.export_arrow_wait(Some(LIMIT));
+    }
+    match exported {
         Ok((schema, array)) => {
             // SAFETY: the type has the layout of the C struct, as it documents.
             let seen = unsafe { &*ptr::from_ref(&array).cast::<DeviceArray>() };
@@ -278,7 +286,7 @@ pub(super) fn run(bytes: &[u8]) {
                 tensors.extend(import(world, array));
             }
             4 if exported.len() < HELD_MAX && !tensors.is_empty() => {
-                exported.extend(export(&tensors[bytes.below(tensors.len())]));
+                exported.extend(export(world, &tensors[bytes.below(tensors.len())]));
             }
             5 if tensors.len() < HELD_MAX && !exported.is_empty() => {
                 let (schema, array) = exported.swap_remove(bytes.below(exported.len()));
