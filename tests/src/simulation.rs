@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
+use estafette::devices::sim::{SimNotify, SimOptions, SimPace};
 use estafette_sync::simulated::clock;
 use estafette_sync::simulated::scheduler::{Seeded, Trace};
 use estafette_sync::simulated::thread::refuse_one_after;
@@ -17,7 +18,7 @@ use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::dice::{Dice, mix};
 use crate::nothing_left::assert_nothing_left;
-use crate::oracle::program::{Body, OpIndex, Plan, Shape};
+use crate::oracle::program::{Body, Fate, OpIndex, Pending, Plan, Shape};
 use crate::oracle::replay::{Tally, replay};
 use crate::oracle::world::{World, draw_plans};
 use crate::watchdog;
@@ -82,7 +83,7 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
     let mut dice = Dice::new(mix(seed) ^ 0x0051_0000);
     let workers = dice.pick(&[0, 1, 1, 2, 2, 3]);
     let window = dice.pick(&[2, 4, 64, 64]);
-    let shape = Shape {
+    let mut shape = Shape {
         seed,
         submitters: 1 + dice.roll(3),
         workers,
@@ -94,16 +95,46 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
         faults: !dice.once_in(3),
         gated: window == 64 && dice.once_in(3),
         fences: dice.once_in(2),
-        // A full window that nothing but leases holds up may refuse submissions, which the programs do not expect.
-        bystanders: if window == 64 { dice.roll(3) } else { 0 },
+        bystanders: dice.roll(3),
         accesses: 2 + dice.roll(3),
+        device: None,
+        breaks: false,
+        write_leases: false,
+        refused: dice.once_in(4).then(|| dice.roll(4) as u32),
     };
+    let breaks = shape.faults && dice.once_in(3);
+    if dice.once_in(2) {
+        shape.device = Some(SimOptions {
+            seed,
+            latency_ns: dice.pick(&[0, 1_000, 100_000]),
+            jitter_ns: dice.pick(&[0, 50_000]),
+            notify: dice.pick(&[SimNotify::Push, SimNotify::Poll]),
+            pace: dice.pick(&[SimPace::Immediate, SimPace::RealTime]),
+            ..SimOptions::default()
+        });
+        shape.breaks = breaks;
+    }
+    shape.write_leases = !shape.faults && dice.once_in(2);
+    let [aliases, lates, replays] = [(); 3].map(|()| dice.once_in(2));
     let mut plans = draw_plans(&shape);
     for (_, plan) in &mut plans {
         plan.spins = 0;
         plan.wait = dice.once_in(6);
+        let plain = plan.updates.is_empty() && plan.fate == Fate::Well && plan.body != Body::Fenced;
+        if plain && shape.device.is_some() && dice.once_in(3) {
+            plan.body = Body::Device;
+        } else if plain && replays && !shape.faults && dice.once_in(3) {
+            plan.body = Body::Replay { device: shape.device.is_some() && dice.once_in(2) };
+        }
+        plan.alias = aliases && dice.once_in(2);
+        if plan.alias && dice.once_in(2) {
+            plan.pending =
+                Some(dice.pick(&[Pending::Promise, Pending::Promise, Pending::Polled, Pending::Silent]));
+        }
+        plan.late = lates && dice.once_in(4);
         // Nothing shows when its turn would have come, so its place is known only if one thread submits.
-        plan.cancel = shape.faults && shape.submitters == 1 && plan.body != Body::Fenced && dice.once_in(8);
+        let cancellable = !matches!(plan.body, Body::Fenced | Body::Device);
+        plan.cancel = shape.faults && shape.submitters == 1 && cancellable && dice.once_in(8);
     }
     (shape, plans)
 }
@@ -128,11 +159,11 @@ pub fn simulate(
         move || {
             clock::start(LIMIT, watchdog::describe);
             let world = World::with_plans(shape.clone(), plans.clone()).expect("engines start");
-            let mut dice = Dice::new(mix(seed) ^ 0x0fa1);
-            refuse_one_after(dice.once_in(4).then(|| dice.roll(4) as u32));
+            refuse_one_after(shape.refused);
             world.run();
             let tally = replay(&world);
             assert_nothing_left(&world.engines().iter().collect::<Vec<_>>());
+            world.uses.iter().enumerate().for_each(|(op, uses)| uses.check(op, shape.breaks));
             check(&world);
             watchdog::forget();
             let digest = world.digests.iter().fold(0, |digest: u64, one| {

@@ -1,5 +1,7 @@
 //! What is run: drawn from a seed, before anything runs.
 
+use estafette::devices::sim::SimOptions;
+
 use crate::dice::Dice;
 
 /// Number of a cell of the program: tensors first, then plain variables.
@@ -37,6 +39,14 @@ pub struct Shape {
     pub bystanders: usize,
     /// The most accesses of an operation.
     pub accesses: usize,
+    /// The device that operations may work on.
+    pub device: Option<SimOptions>,
+    /// Whether work on the device fails now and then: what follows from that is not compared with the oracle.
+    pub breaks: bool,
+    /// Whether bystanders take write leases, which make versions of their own: versions are not compared then.
+    pub write_leases: bool,
+    /// Threads that are started before one is refused, while the program runs.
+    pub refused: Option<u32>,
 }
 
 impl Shape {
@@ -59,6 +69,10 @@ impl Shape {
             fences: false,
             bystanders: 0,
             accesses: 19,
+            device: None,
+            breaks: false,
+            write_leases: false,
+            refused: None,
         }
     }
 }
@@ -87,6 +101,24 @@ pub enum Body {
     External,
     /// Ended with a fence by another thread, which does the work after that and then lets the fence be done.
     Fenced,
+    /// Work on the device.
+    Device,
+    /// A program that is recorded and replayed once, with its last node on the device or not.
+    Replay {
+        /// Whether the last node is on the device.
+        device: bool,
+    },
+}
+
+/// What the content of an import waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// A promise of the host.
+    Promise,
+    /// A foreign fence that has to be asked.
+    Polled,
+    /// A foreign fence that accepts subscriptions and never calls.
+    Silent,
 }
 
 /// One operation.
@@ -117,6 +149,12 @@ pub struct Plan {
     pub wait: bool,
     /// Rounds of idle work, so that some operations are long.
     pub spins: u32,
+    /// Whether it uses its tensors by imports of its own.
+    pub alias: bool,
+    /// What the content of these imports waits for.
+    pub pending: Option<Pending>,
+    /// Whether it reads a tensor as well that another operation defines late.
+    pub late: bool,
 }
 
 /// The most tensors that one operation updates: each number is a type of its own.
@@ -146,6 +184,9 @@ impl Plan {
             cancel: faulty(dice, 48) && shape.submitters == 1,
             wait: dice.once_in(1024),
             spins: if dice.once_in(32) { 2_000 } else { 0 },
+            alias: false,
+            pending: None,
+            late: false,
         };
         if shape.fences && dice.once_in(3) {
             plan.body = Body::Fenced;
