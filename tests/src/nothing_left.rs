@@ -10,6 +10,9 @@ use estafette_sync::time::Instant;
 /// How long deleters may take that are under way.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(100);
+
 /// For the end of a test that has waited for its operations and has returned its leases: nothing is in flight in `engines`,
 /// nothing stands in any queue, be it an operation, a question whether something is ready, or a lease, and the reaper has nothing
 /// more to give back.
@@ -34,7 +37,8 @@ fn settles(idle: impl Fn() -> bool) -> bool {
         if Instant::now() > deadline {
             return false;
         }
-        thread::yield_now();
+        // Not a switch alone: in a simulation, time passes only while threads sleep.
+        thread::sleep(PAUSE);
     }
     true
 }

@@ -11,18 +11,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
-use estafette::exchange::reaper;
+use estafette::devices::sim::{SimNotify, SimOptions, SimPace};
 use estafette_sync::simulated::scheduler::{Seeded, Trace};
 use estafette_sync::simulated::thread::refuse_one_after;
 use estafette_sync::simulated::{clock, drop_at_the_end};
-use estafette_sync::thread;
-use estafette_sync::time::Instant;
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};
 
 use crate::dice::{Dice, mix};
-use crate::foreign::Deleted;
 use crate::nothing_left::assert_nothing_left;
-use crate::oracle::program::{Body, OpIndex, Plan, Shape};
+use crate::oracle::program::{Body, Fate, OpIndex, Pending, Plan, Shape};
 use crate::oracle::replay::{Tally, replay};
 use crate::oracle::world::{World, draw_plans};
 use crate::watchdog;
@@ -87,7 +84,7 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
     let mut dice = Dice::new(mix(seed) ^ 0x0051_0000);
     let workers = dice.pick(&[0, 1, 1, 2, 2, 3]);
     let window = dice.pick(&[2, 4, 64, 64]);
-    let shape = Shape {
+    let mut shape = Shape {
         seed,
         submitters: 1 + dice.roll(3),
         workers,
@@ -99,16 +96,48 @@ pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
         faults: !dice.once_in(3),
         gated: window == 64 && dice.once_in(3),
         fences: dice.once_in(2),
-        aliases: dice.once_in(2),
         bystanders: dice.roll(3),
         accesses: 2 + dice.roll(3),
+        device: None,
+        breaks: false,
+        write_leases: false,
+        refused: dice.once_in(4).then(|| dice.roll(4) as u32),
     };
+    let breaks = shape.faults && dice.once_in(3);
+    if dice.once_in(2) {
+        shape.device = Some(SimOptions {
+            seed,
+            latency_ns: dice.pick(&[0, 1_000, 100_000]),
+            jitter_ns: dice.pick(&[0, 50_000]),
+            notify: dice.pick(&[SimNotify::Push, SimNotify::Poll]),
+            pace: dice.pick(&[SimPace::Immediate, SimPace::RealTime]),
+            ..SimOptions::default()
+        });
+        shape.breaks = breaks;
+    }
+    shape.write_leases = !shape.faults && dice.once_in(2);
+    let [aliases, lates, replays] = [(); 3].map(|()| dice.once_in(2));
     let mut plans = draw_plans(&shape);
     for (_, plan) in &mut plans {
         plan.spins = 0;
         plan.wait = dice.once_in(6);
+        let plain = plan.updates.is_empty() && plan.fate == Fate::Well && plan.body != Body::Fenced;
+        if plain && shape.device.is_some() && dice.once_in(3) {
+            plan.body = Body::Device;
+        } else if plain && replays && !shape.faults && dice.once_in(3) {
+            plan.body = Body::Replay { device: shape.device.is_some() && dice.once_in(2) };
+        }
+        plan.alias = aliases && dice.once_in(2);
+        if plan.alias && dice.once_in(2) {
+            let kinds = [Pending::Promise, Pending::Promise, Pending::Polled, Pending::Silent];
+            // A fence that breaks its word is queried by a thread, which must be there.
+            let kinds = if shape.refused.is_some() { &kinds[..3] } else { &kinds };
+            plan.pending = Some(dice.pick(kinds));
+        }
+        plan.late = lates && dice.once_in(4);
         // Nothing shows when its turn would have come, so its place is known only if one thread submits.
-        plan.cancel = shape.faults && shape.submitters == 1 && plan.body != Body::Fenced && dice.once_in(8);
+        let cancellable = !matches!(plan.body, Body::Fenced | Body::Device);
+        plan.cancel = shape.faults && shape.submitters == 1 && cancellable && dice.once_in(8);
     }
     (shape, plans)
 }
@@ -133,19 +162,19 @@ pub fn simulate(
         move || {
             clock::start(LIMIT, watchdog::describe);
             let world = World::with_plans(shape.clone(), plans.clone()).expect("engines start");
-            let mut dice = Dice::new(mix(seed) ^ 0x0fa1);
-            refuse_one_after(dice.once_in(4).then(|| dice.roll(4) as u32));
+            refuse_one_after(shape.refused);
             world.run();
             let tally = replay(&world);
             assert_nothing_left(&world.engines().iter().collect::<Vec<_>>());
+            // Memory that a broken device may use, or whose fence no thread could be started to watch, is leaked.
+            let leaks = shape.breaks || shape.refused.is_some();
+            world.uses.iter().enumerate().for_each(|(op, uses)| uses.check(op, leaks));
             check(&world);
             watchdog::forget();
             let digest = world.digests.iter().fold(0, |digest: u64, one| {
                 mix(digest.rotate_left(7) ^ one.get().copied().unwrap_or_default())
             });
-            let deleted = std::mem::take(&mut *world.deleted.lock().unwrap_or_else(PoisonError::into_inner));
             drop(world);
-            assert_deleted_once(&deleted);
             drop_at_the_end();
             *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some((digest, tally));
         }
@@ -164,18 +193,6 @@ pub fn simulate(
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
     let (digest, tally) = seen.expect("an execution that ended well has seen something");
     Ok(Outcome { trace: trace.get(), digest, tally, took: clock::elapsed() })
-}
-
-/// Every deleter runs, once.
-fn assert_deleted_once(deleted: &[(Option<OpIndex>, Deleted)]) {
-    assert!(reaper().flush(LIMIT), "the reaper is stuck");
-    let deadline = Instant::now() + LIMIT / 2;
-    while deleted.iter().any(|(_, deleted)| deleted.count() == 0) && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(1));
-    }
-    for (op, deleted) in deleted {
-        assert_eq!(deleted.count(), 1, "deleters of a tensor of operation {op:?}");
-    }
 }
 
 /// Runs `body` under so many schedules, in which nothing moves the clock.

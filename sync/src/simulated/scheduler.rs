@@ -13,6 +13,9 @@ const CLOCK: usize = 1;
 /// How often time passes while threads can go on: once in so many choices.
 const TIME_PASSES: u64 = 512;
 
+/// How often parked threads may wake without a cause beside others: once in so many choices.
+const WAKES: u64 = 64;
+
 /// How often a slow thread is chosen beside others: once in so many choices.
 const SLOW: u64 = 64;
 
@@ -61,8 +64,14 @@ impl Seeded {
 
     fn choose(&mut self, runnable: &[&Task], current: Option<TaskId>, yielding: bool) -> TaskId {
         let clock = self.clock;
-        let others: Vec<TaskId> =
-            runnable.iter().map(|task| task.id()).filter(|id| Some(*id) != clock).collect();
+        // Shuttle offers parked threads as well, since a park may end without a cause. They do not keep the clock from moving.
+        let wakes = self.roll(WAKES) == 0;
+        let others: Vec<TaskId> = runnable
+            .iter()
+            .filter(|task| task.runnable() || wakes || clock.is_none())
+            .map(|task| task.id())
+            .filter(|id| Some(*id) != clock)
+            .collect();
         let can_go_on = current.filter(|current| others.contains(current));
         // Other threads would be said to panic as well.
         if let Some(current) = can_go_on.filter(|_| std::thread::panicking()) {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use estafette::devices::host;
-use estafette::{Access, Lease, Tensor};
+use estafette::{Access, DType, Engine, Lease, Tensor};
 use estafette_sync::thread;
 
 use super::world::{Cell, World};
@@ -24,7 +24,7 @@ pub(super) fn look_on(world: &Arc<World>, number: usize) {
         let cell = &world.cells[dice.roll(world.shape.tensors)];
         let tensor = cell.tensor().expect("tensors come first");
         let soon = Duration::from_micros(1 << dice.roll(12));
-        match dice.roll(8) {
+        match dice.roll(10) {
             // A failed version cannot be leased.
             0 => {
                 if let Ok(Some(lease)) = tensor.lease_now(Access::Read, "a bystander") {
@@ -45,16 +45,57 @@ pub(super) fn look_on(world: &Arc<World>, number: usize) {
             }
             5 => drop(poll_for(&mut pin!(tensor.ready()), &mut dice)),
             6 => drop(tensor.wait_timeout(soon)),
+            7 if world.shape.write_leases => hold_alone(cell, tensor, soon, &mut dice),
+            8 => come_and_go(world, cell, tensor, &mut dice),
             _ => ask(world, tensor, &mut dice),
         }
     }
 }
 
 fn ask(world: &World, tensor: &Tensor, dice: &mut Dice) {
-    match dice.roll(3) {
+    match dice.roll(4) {
+        3 => {
+            let refused = world.engines[0].zeros(&[1 << 46], DType::U64);
+            assert!(refused.is_err(), "half a pebibyte");
+        }
         0 => drop(tensor.state()),
         1 => drop(world.engines[dice.roll(world.engines.len())].diagnose()),
         _ => thread::sleep(Duration::from_micros(1 << dice.roll(12))),
+    }
+}
+
+/// Has it alone for a while, beside nothing else.
+fn hold_alone(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
+    let Ok(lease) = tensor.lease_wait(Access::Write, Some(soon), "a bystander") else { return };
+    cell.enter(true);
+    thread::yield_now();
+    if dice.once_in(2) {
+        cell.leave(true);
+        return drop(lease);
+    }
+    let (completer, fence) = host::promise("work of a write lease");
+    lease.release_after(fence);
+    thread::yield_now();
+    cell.leave(true);
+    completer.complete();
+}
+
+/// An engine that reads once and goes, perhaps before it has read. A system that refuses threads may refuse it.
+fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice) {
+    let engine = match Engine::builder().workers(1).window(dice.pick(&[2, 64])).build() {
+        Ok(engine) => engine,
+        Err(error) => return assert!(world.shape.refused.is_some(), "refused without a cause: {error}"),
+    };
+    let number = world.cells.iter().position(|one| std::ptr::eq(one, cell)).expect("one of the cells");
+    let reading = Arc::clone(world);
+    let op = engine.op("comes and goes").reads([tensor]).run(move |_, []| {
+        reading.look_at(number);
+        Ok(())
+    });
+    let op = op.expect("an engine with room takes it");
+    if dice.once_in(2) {
+        // It fails with what it reads.
+        let _ = op.wait();
     }
 }
 

@@ -10,7 +10,9 @@
 //!    free of circles. In that sequence the sequential oracle runs the program, failures included, and everything that
 //!    was observed must be what the oracle says.
 
+pub mod alias;
 mod bystander;
+mod elsewhere;
 pub mod program;
 pub mod replay;
 pub mod world;

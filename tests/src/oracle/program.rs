@@ -1,5 +1,7 @@
 //! What is run: drawn from a seed, before anything runs.
 
+use estafette::devices::sim::SimOptions;
+
 use crate::dice::Dice;
 
 /// Number of a cell of the program: tensors first, then plain variables.
@@ -35,10 +37,16 @@ pub struct Shape {
     pub fences: bool,
     /// Threads that look on: they lease, await, ask and give up, which changes nothing.
     pub bystanders: usize,
-    /// Whether some operations get tensors of their own, imported once more from the same memory.
-    pub aliases: bool,
     /// The most accesses of an operation.
     pub accesses: usize,
+    /// The device that operations may work on.
+    pub device: Option<SimOptions>,
+    /// Whether work on the device fails now and then: what follows from that is not compared with the oracle.
+    pub breaks: bool,
+    /// Whether bystanders take write leases, which make versions of their own: versions are not compared then.
+    pub write_leases: bool,
+    /// Threads that are started before one is refused, while the program runs.
+    pub refused: Option<u32>,
 }
 
 impl Shape {
@@ -60,8 +68,11 @@ impl Shape {
             gated: window > operations && dice.once_in(2),
             fences: false,
             bystanders: 0,
-            aliases: false,
             accesses: 19,
+            device: None,
+            breaks: false,
+            write_leases: false,
+            refused: None,
         }
     }
 }
@@ -90,6 +101,24 @@ pub enum Body {
     External,
     /// Ended with a fence by another thread, which does the work after that and then lets the fence be done.
     Fenced,
+    /// Work on the device.
+    Device,
+    /// A program that is recorded and replayed once, with its last node on the device or not.
+    Replay {
+        /// Whether the last node is on the device.
+        device: bool,
+    },
+}
+
+/// What the content of an import waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// A promise of the host.
+    Promise,
+    /// A foreign fence that has to be asked.
+    Polled,
+    /// A foreign fence that accepts subscriptions and never calls.
+    Silent,
 }
 
 /// One operation.
@@ -120,8 +149,12 @@ pub struct Plan {
     pub wait: bool,
     /// Rounds of idle work, so that some operations are long.
     pub spins: u32,
-    /// Whether its tensors are imported for it alone.
-    pub aliased: bool,
+    /// Whether it uses its tensors by imports of its own.
+    pub alias: bool,
+    /// What the content of these imports waits for.
+    pub pending: Option<Pending>,
+    /// Whether it reads a tensor as well that another operation defines late.
+    pub late: bool,
 }
 
 /// The most tensors that one operation updates: each number is a type of its own.
@@ -151,10 +184,10 @@ impl Plan {
             cancel: faulty(dice, 48) && shape.submitters == 1,
             wait: dice.once_in(1024),
             spins: if dice.once_in(32) { 2_000 } else { 0 },
-            aliased: false,
+            alias: false,
+            pending: None,
+            late: false,
         };
-        // Each try to submit it would import them anew.
-        plan.aliased = shape.aliases && plan.body != Body::Refusing && dice.once_in(3);
         if shape.fences && dice.once_in(3) {
             plan.body = Body::Fenced;
         } else if faulty(dice, 48) {

@@ -1,26 +1,31 @@
 //! Where it is run: cells, bodies, and what they observe.
 
-use std::cell::Cell as ThreadCell;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicIsize, Ordering};
+use std::cell::{Cell as ThreadCell, UnsafeCell};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use estafette::devices::{Frontier, host};
-use estafette::{BodyResult, Completion, DType, Engine, Error, ManagedTensor, Op, Origin, Tensor, Variable};
+use estafette::devices::sim::SimDevice;
+use estafette::devices::{Device, Frontier, Queue, host};
+use estafette::{BodyResult, Completion, Engine, Error, Op, Produced, Tensor, Variable};
 use estafette_sync::sync::mpsc::{Receiver, Sender, channel};
 use estafette_sync::{thread, thread_local};
 
+use super::alias::{self, Settle, Uses};
 use super::bystander;
+use super::elsewhere::{self, Operands};
 use super::program::{Body, CellId, Fate, OpIndex, Plan, Shape};
 use crate::dice::{Dice, mix};
-use crate::foreign::{Deleted, Memory};
 use crate::gate::Gate;
 use crate::watchdog::Watchdog;
 
 /// Far more than a program takes on a loaded machine with two cores.
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// Between two looks at work under way.
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Operations of each engine that a diagnosis shows.
 const SHOWN: usize = 30;
@@ -48,11 +53,11 @@ pub struct Entry {
 pub struct Cell {
     handle: Handle,
     data: *mut u64,
-    /// Where it belongs to another library.
-    memory: Option<Memory>,
     /// -1 while somebody is alone, else the number of readers.
     users: AtomicIsize,
     log: Mutex<Vec<Entry>>,
+    /// Whether its versions are those of the program's operations alone.
+    versioned: bool,
 }
 
 #[derive(Debug)]
@@ -68,8 +73,11 @@ unsafe impl Send for Cell {}
 unsafe impl Sync for Cell {}
 
 impl Cell {
-    /// Finished writes.
+    /// Finished writes; 0 where others write as well.
     pub fn version(&self) -> u64 {
+        if !self.versioned {
+            return 0;
+        }
         match &self.handle {
             Handle::Tensor(tensor) => tensor.version(),
             Handle::Variable(variable) => variable.version(),
@@ -93,6 +101,11 @@ impl Cell {
     /// Everybody who used it, in order.
     pub fn log(&self) -> Vec<Entry> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where it is.
+    pub(super) fn address(&self) -> *mut u64 {
+        self.data
     }
 
     fn variable(&self) -> &Variable {
@@ -139,10 +152,28 @@ pub struct World {
     pub ended: Vec<OnceLock<Ended>>,
     /// The engine's name of each operation.
     pub ids: Mutex<HashMap<u64, OpIndex>>,
-    /// The deleters of all tensors that were imported, with the operation that a tensor was imported for.
-    pub deleted: Mutex<Vec<(Option<OpIndex>, Deleted)>>,
+    /// The imports of each operation.
+    pub uses: Vec<Arc<Uses>>,
+    /// Of operations that read one: a tensor that another operation defines.
+    late: Vec<OnceLock<Tensor>>,
     pub(super) engines: Vec<Engine>,
+    pub(super) device: Option<Arc<SimDevice>>,
+    pub(super) queues: Vec<Arc<dyn Queue>>,
+    /// Work that is enqueued on the device and not over.
+    under_way: AtomicUsize,
+    /// What the cells hold.
+    #[expect(dead_code, reason = "kept for the cells, which point into it")]
+    memory: Box<[Place]>,
 }
+
+/// One number. Its place among the others is the same in each execution, as the engine keeps memory in the order of addresses.
+#[repr(align(64))]
+struct Place(UnsafeCell<u64>);
+
+// SAFETY: as for `Cell`, whose memory it is.
+unsafe impl Send for Place {}
+// SAFETY: as above.
+unsafe impl Sync for Place {}
 
 impl World {
     /// Draws a program and makes what it needs.
@@ -159,36 +190,45 @@ impl World {
     /// # Errors
     /// The engine's.
     pub fn with_plans(shape: Shape, plans: Vec<(usize, Plan)>) -> Result<Arc<Self>, Error> {
-        let engine = || Engine::builder().workers(shape.workers).window(shape.window).build();
+        let device = shape.device.clone().map(SimDevice::new).transpose()?;
+        let queues = device.iter().flat_map(|device| {
+            [device.queue(false) as Arc<dyn Queue>, device.queue(false), device.queue(true)]
+        });
+        let engine = || {
+            let builder = Engine::builder().workers(shape.workers).window(shape.window);
+            match &device {
+                Some(device) => builder.device(device.clone() as Arc<dyn Device>).build(),
+                None => builder.build(),
+            }
+        };
         let engines = (0..shape.engines).map(|_| engine()).collect::<Result<Vec<_>, _>>()?;
-        let (mut cells, mut deleted) = (Vec::new(), Vec::new());
-        for number in 0..shape.tensors + shape.variables {
-            let memory = (shape.aliases && number < shape.tensors).then(|| Memory::of(&[0.0; 4]));
-            let (handle, data) = if number < shape.tensors {
+        let mut cells = Vec::new();
+        let memory = (0..shape.tensors + shape.variables).map(|_| Place(UnsafeCell::new(0)));
+        let memory: Box<[Place]> = memory.collect();
+        for (number, place) in memory.iter().enumerate() {
+            let data = place.0.get();
+            let handle = if number < shape.tensors {
                 let engine = &engines[number % engines.len()];
-                let tensor = match &memory {
-                    Some(memory) => {
-                        let counter = Deleted::default();
-                        deleted.push((None, counter.clone()));
-                        import(engine, memory, &counter)?
-                    }
-                    None => engine.zeros(&[1], DType::U64)?,
-                };
-                let data = tensor.data_ptr()?.cast_mut().cast();
-                (Handle::Tensor(tensor), data)
+                Handle::Tensor(alias::import_place(engine, data, &Arc::default(), Frontier::default())?)
             } else {
-                (Handle::Variable(engines[0].var()), Box::into_raw(Box::new(0)))
+                Handle::Variable(engines[0].var())
             };
-            cells.push(Cell { handle, data, memory, users: AtomicIsize::new(0), log: Mutex::default() });
+            let versioned = !shape.write_leases;
+            cells.push(Cell { handle, data, users: AtomicIsize::new(0), log: Mutex::default(), versioned });
         }
         Ok(Arc::new(Self {
-            first_version: u64::from(shape.gated),
+            first_version: u64::from(shape.gated && !shape.write_leases),
             cells,
+            uses: plans.iter().map(|_| Arc::default()).collect(),
+            late: plans.iter().map(|_| OnceLock::new()).collect(),
+            queues: queues.collect(),
+            under_way: AtomicUsize::new(0),
+            memory,
+            device,
             digests: plans.iter().map(|_| OnceLock::new()).collect(),
             ended: plans.iter().map(|_| OnceLock::new()).collect(),
             plans,
             ids: Mutex::default(),
-            deleted: Mutex::new(deleted),
             engines,
             shape,
         }))
@@ -247,6 +287,9 @@ impl World {
                 self.ended[index].set(ended).expect("each operation ends once");
             }
         });
+        while self.under_way.load(Ordering::Acquire) > 0 {
+            thread::sleep(PAUSE);
+        }
         assert!(watchdog.still_watches());
     }
 
@@ -261,25 +304,10 @@ impl World {
     /// Takes the cells of `op` and reads.
     fn begin(&self, op: OpIndex) -> u64 {
         let plan = &self.plans[op].1;
-        for (cell, _, writes) in plan.accesses() {
-            self.cells[cell].enter(writes);
-        }
+        self.enter_all(op);
         (0..plan.spins).for_each(|_| std::hint::spin_loop());
         let read = |cell: CellId| (self.cells[cell].value(), self.cells[cell].version());
         digest(plan, op, read)
-    }
-
-    /// The tensor that `op` is given: the one of the cell, or one that is imported for it alone.
-    fn operand(&self, op: OpIndex, cell: CellId) -> Tensor {
-        let (plan, cell) = (&self.plans[op].1, &self.cells[cell]);
-        match &cell.memory {
-            Some(memory) if plan.aliased => {
-                let counter = Deleted::default();
-                self.deleted.lock().unwrap_or_else(PoisonError::into_inner).push((Some(op), counter.clone()));
-                import(&self.engines[plan.engine], memory, &counter).expect("memory that is known")
-            }
-            _ => cell.tensor().expect("a tensor").clone(),
-        }
     }
 
     /// Writes, notes what was seen, and lets the cells go.
@@ -293,7 +321,49 @@ impl World {
         }
     }
 
-    fn finish(&self, op: OpIndex, digest: u64) {
+    /// Takes the cells of `op`, and checks what it waits for beside them.
+    pub(super) fn enter_all(&self, op: OpIndex) {
+        for (cell, _, writes) in self.plans[op].1.accesses() {
+            self.cells[cell].enter(writes);
+        }
+        self.assert_ready(op);
+    }
+
+    /// Checks that the imports of `op` are ready, and its late tensor defined.
+    pub(super) fn assert_ready(&self, op: OpIndex) {
+        self.uses[op].begin(op);
+        assert!(
+            !self.uses[op].pending.load(Ordering::Acquire),
+            "operation {op} begins before its import is ready"
+        );
+        if let Some(late) = self.late[op].get() {
+            let data: *const u64 =
+                late.data_ptr().expect("operations wait for the definition of what they read").cast();
+            // SAFETY: defined with one number, which nothing writes.
+            assert_eq!(unsafe { *data }, mix(op as u64), "operation {op} reads a late tensor");
+        }
+    }
+
+    /// Reads a cell beside other readers.
+    pub(super) fn look_at(&self, cell: CellId) -> u64 {
+        self.cells[cell].enter(false);
+        let value = self.cells[cell].value();
+        thread::yield_now();
+        assert_eq!(self.cells[cell].value(), value, "written while a node reads it");
+        self.cells[cell].leave(false);
+        value
+    }
+
+    pub(super) fn begin_work(&self) {
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn end_work(&self, op: OpIndex) {
+        self.uses[op].over.store(true, Ordering::Release);
+        self.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn finish(&self, op: OpIndex, digest: u64) {
         let plan = &self.plans[op].1;
         for (cell, reads, _) in plan.accesses().into_iter().filter(|(_, _, writes)| *writes) {
             let before = if reads { self.cells[cell].value() } else { 0 };
@@ -302,26 +372,15 @@ impl World {
             unsafe { *data = written(op, cell, digest, before) };
         }
         self.digests[op].set(digest).expect("a body runs once");
-        for (user, deleted) in &*self.deleted.lock().unwrap_or_else(PoisonError::into_inner) {
-            assert!(*user != Some(op) || deleted.count() == 0, "operation {op} still used what was deleted");
-        }
         for (cell, _, writes) in plan.accesses() {
             self.cells[cell].leave(writes);
         }
+        self.uses[op].over.store(true, Ordering::Release);
     }
 
-    fn sign(&self, op: OpIndex, ran: bool) {
+    pub(super) fn sign(&self, op: OpIndex, ran: bool) {
         for (cell, _, _) in self.plans[op].1.accesses() {
             self.cells[cell].log.lock().unwrap_or_else(PoisonError::into_inner).push(Entry { op, ran });
-        }
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        for cell in self.cells.iter().filter(|cell| cell.tensor().is_none()) {
-            // SAFETY: made from a box in `new`; all operations have ended with the threads of `run`.
-            drop(unsafe { Box::from_raw(cell.data) });
         }
     }
 }
@@ -329,17 +388,6 @@ impl Drop for World {
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("World").field("shape", &self.shape).finish_non_exhaustive()
-    }
-}
-
-/// One more tensor of `memory`.
-fn import(engine: &Engine, memory: &Memory, deleted: &Deleted) -> Result<Tensor, Error> {
-    let tensor =
-        memory.versioned(0, 1, deleted, |managed| (managed.tensor.code, managed.tensor.bits) = (1, 64));
-    // SAFETY: a fresh tensor of one `u64`, whose memory holds two. Nothing but operations and leases writes it.
-    unsafe {
-        let managed = ManagedTensor::from_raw_versioned(tensor).expect("version 1.1 is known");
-        engine.import_from(managed, Frontier::default(), false, || Origin::Owner)
     }
 }
 
@@ -388,7 +436,7 @@ thread_local! {
 
 /// Held by the body of one operation. Dropped without having been run, it signs the logs: the operation was skipped. One that was
 /// cancelled need not have its accesses then, and signs nothing.
-struct Ticket {
+pub(super) struct Ticket {
     world: Arc<World>,
     op: OpIndex,
     ran: bool,
@@ -400,7 +448,18 @@ impl Ticket {
         (Arc::clone(&self.world), self.op, self.world.begin(self.op))
     }
 
-    fn run(self) -> BodyResult {
+    pub(super) fn world(&self) -> &Arc<World> {
+        &self.world
+    }
+
+    /// Its work is enqueued, and not done yet.
+    pub(super) fn issue(mut self) -> (Arc<World>, OpIndex) {
+        self.ran = true;
+        self.world.uses[self.op].begin(self.op);
+        (Arc::clone(&self.world), self.op)
+    }
+
+    pub(super) fn run(self) -> BodyResult {
         let (world, op, digest) = self.begin();
         world.end(op, digest)
     }
@@ -408,10 +467,15 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.ran || [REFUSABLE.get(), CANCELLING.get()].contains(&Some(self.op)) {
+        if self.ran || REFUSABLE.get() == Some(self.op) {
             return;
         }
-        if self.world.shape.fences || self.world.shape.bystanders > 0 {
+        self.world.uses[self.op].over.store(true, Ordering::Release);
+        if CANCELLING.get() == Some(self.op) {
+            return;
+        }
+        let shape = &self.world.shape;
+        if shape.fences || shape.bystanders > 0 || shape.device.is_some() {
             // Fences of what comes before need not be done.
             return self.world.sign(self.op, false);
         }
@@ -426,12 +490,33 @@ impl Drop for Ticket {
     }
 }
 
-/// An external operation on its way to the thread that ends it.
-type Unfinished = (Arc<World>, OpIndex, u64, Completion);
+/// What another thread has to end.
+enum Unfinished {
+    /// An external operation.
+    Operation(Arc<World>, OpIndex, u64, Completion),
+    /// The definition of the tensor that this operation reads as well.
+    Definition(OpIndex, Completion),
+    /// The fence of the imports of an operation.
+    Import(Arc<Uses>, Settle),
+}
 
 /// The thread that ends external operations.
 fn finish_all(to_finish: &Receiver<Unfinished>) {
-    for (world, op, digest, completion) in to_finish {
+    for unfinished in to_finish {
+        let (world, op, digest, completion) = match unfinished {
+            Unfinished::Operation(world, op, digest, completion) => (world, op, digest, completion),
+            Unfinished::Definition(op, completion) => {
+                thread::yield_now();
+                completion.produce(Produced::from_vec(vec![mix(op as u64)], &[1]).map_err(Into::into));
+                continue;
+            }
+            Unfinished::Import(uses, settle) => {
+                thread::yield_now();
+                uses.pending.store(false, Ordering::Release);
+                settle.done();
+                continue;
+            }
+        };
         if world.plans[op].1.body == Body::Fenced {
             let (completer, fence) = host::promise("work of an operation");
             // While it has its accesses: one that is skipped after it does not wait for its work.
@@ -490,18 +575,37 @@ impl Submitter<'_> {
     }
 
     fn submit_one(&self, op: OpIndex, plan: &Plan) -> Op {
+        let engine = &self.world.engines[plan.engine];
+        let imports = self.import(op, plan);
         let tensors = |cells: &[CellId]| -> Vec<Tensor> {
-            cells.iter().map(|cell| self.world.operand(op, *cell)).collect()
+            let tensor = |cell: &CellId| match imports.get(cell) {
+                Some(import) => import.clone(),
+                None => self.world.cells[*cell].tensor().expect("a tensor").clone(),
+            };
+            cells.iter().map(tensor).collect()
         };
+        let mut reads = tensors(&plan.reads);
+        if plan.late {
+            let finisher = self.finisher.clone();
+            let late = engine.op("late").produce_external(move |completion| {
+                finisher
+                    .send(Unfinished::Definition(op, completion))
+                    .expect("the finisher outlives all operations");
+            });
+            let late = late.expect("submitted");
+            reads.push(late.clone());
+            self.world.late[op].set(late).expect("submitted once");
+        }
+        let writes = tensors(&plan.writes);
         let variables = |cells: &[CellId]| -> Vec<_> {
             cells.iter().map(|cell| self.world.cells[*cell].variable()).collect()
         };
         let updates = tensors(&plan.updates);
         let builder = || {
-            self.world.engines[plan.engine]
+            engine
                 .op("random")
-                .reads_slice(&tensors(&plan.reads))
-                .writes_slice(&tensors(&plan.writes))
+                .reads_slice(&reads)
+                .writes_slice(&writes)
                 .reads_vars(&variables(&plan.variables_read))
                 .writes_vars(&variables(&plan.variables_written))
                 .priority(plan.priority)
@@ -511,7 +615,8 @@ impl Submitter<'_> {
         let external = |ticket: Ticket| {
             move |completion| {
                 let (world, op, digest) = ticket.begin();
-                finisher.send((world, op, digest, completion)).expect("the finisher outlives all operations");
+                let unfinished = Unfinished::Operation(world, op, digest, completion);
+                finisher.send(unfinished).expect("the finisher outlives all operations");
             }
         };
         // The number of updates is part of the type.
@@ -529,6 +634,7 @@ impl Submitter<'_> {
                         builder().run_future(move |reads, writes, updates| asynchronous(ticket, (reads, writes, updates)))
                     }
                     Body::External | Body::Fenced => builder().run_external(external(ticket())),
+                    Body::Device | Body::Replay { .. } => unreachable!("planned without updates"),
                 }
             }};
         }
@@ -552,7 +658,8 @@ impl Submitter<'_> {
                         // Nobody else would make room.
                         self.world.engines[plan.engine].run_ready();
                     }
-                    Err(Error::WindowFull { .. }) => thread::yield_now(),
+                    // Not a switch alone: in a simulation, time passes only while threads sleep.
+                    Err(Error::WindowFull { .. }) => thread::sleep(PAUSE),
                     other => break other,
                 }
             },
@@ -561,12 +668,49 @@ impl Submitter<'_> {
                 builder().run_future(move |reads, writes| asynchronous(ticket, (reads, writes)))
             }
             (0, Body::External | Body::Fenced) => builder().run_external(external(ticket())),
+            (0, Body::Device) => elsewhere::on_device(self.world, op, builder(), ticket()),
+            (0, Body::Replay { device }) => {
+                let operands = Operands {
+                    reads: &reads,
+                    writes: &writes,
+                    variables_read: &variables(&plan.variables_read),
+                    variables_written: &variables(&plan.variables_written),
+                };
+                elsewhere::replayed(engine, op, &operands, device, ticket())
+            }
             (1, _) => with_updates!(a),
             (2, _) => with_updates!(a b),
             (3, _) => with_updates!(a b c),
             (more, _) => unreachable!("{more} updates were never planned"),
         };
         submitted.unwrap_or_else(|error| panic!("operation {op} was refused: {error}"))
+    }
+}
+
+impl Submitter<'_> {
+    /// The tensors of `op` as imports of its own, where it is planned so.
+    fn import(&self, op: OpIndex, plan: &Plan) -> BTreeMap<CellId, Tensor> {
+        if !plan.alias {
+            return BTreeMap::new();
+        }
+        let cells = plan.accesses().into_iter().map(|(cell, _, _)| cell);
+        let tensors: Vec<CellId> = cells.filter(|cell| *cell < self.world.shape.tensors).collect();
+        if tensors.is_empty() {
+            return BTreeMap::new();
+        }
+        let (settle, ready) = plan.pending.map(alias::fence).unzip();
+        let uses = &self.world.uses[op];
+        uses.pending.store(settle.is_some(), Ordering::Release);
+        let engine = &self.world.engines[plan.engine];
+        let imports = tensors
+            .into_iter()
+            .map(|cell| (cell, alias::import(self.world, engine, op, cell, ready.as_ref())));
+        let imports = imports.collect();
+        if let Some(settle) = settle {
+            let unfinished = Unfinished::Import(Arc::clone(uses), settle);
+            self.finisher.send(unfinished).expect("the finisher outlives all submitters");
+        }
+        imports
     }
 }
 

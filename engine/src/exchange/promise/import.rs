@@ -8,7 +8,7 @@
 //! been called is [queried](super::overdue): a fence that has settled and never calls ends its waits all the same.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::ptr::NonNull;
@@ -354,7 +354,7 @@ struct Registry {
 #[derive(Default)]
 struct Numbered {
     last: u64,
-    entries: HashMap<u64, Entry>,
+    entries: BTreeMap<u64, Entry>,
     /// Queries the fences of entries that are due; started with the first entry.
     overdue: overdue::Thread,
 }
