@@ -25,14 +25,16 @@ const LENGTH_MAX: usize = 4096;
 pub struct Options {
     targets: Vec<String>,
     seconds: u64,
+    /// What new inputs are drawn from; 0 for another one each time.
+    seed: u32,
     keep: bool,
     input: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads `[TARGET...] [--seconds N] [--keep] [--input FILE]`.
+    /// Reads `[TARGET...] [--seconds N] [--seed N] [--keep] [--input FILE]`.
     pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self { targets: Vec::new(), seconds: 60, keep: false, input: None };
+        let mut options = Self { targets: Vec::new(), seconds: 60, seed: 0, keep: false, input: None };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             let mut value = || rest.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -42,6 +44,10 @@ impl Options {
                     let text = value()?;
                     options.seconds =
                         text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
+                }
+                "--seed" => {
+                    let text = value()?;
+                    options.seed = text.parse().map_err(|_| format!("`{text}` is no seed"))?;
                 }
                 "--input" => options.input = Some(value()?.into()),
                 name if TARGETS.contains(&name) => options.targets.push(name.to_owned()),
@@ -153,6 +159,7 @@ impl<'a> Session<'a> {
     fn run(&self, options: &Options) -> Result<(), String> {
         let mut command = of(self.program, self.name);
         command.arg(format!("-max_total_time={}", options.seconds)).arg(format!("-max_len={LENGTH_MAX}"));
+        command.arg(format!("-seed={}", options.seed));
         command.args(["-print_final_stats=1", "-use_value_profile=1"]);
         command.arg(format!("-artifact_prefix={}/", self.failing.display()));
         command.args([&self.work, &self.kept]);
