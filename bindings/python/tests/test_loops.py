@@ -396,8 +396,14 @@ class TestTasksAreResumedAsTheyLeft:
             await asyncio.sleep(20)
             return tasks
 
+        async def rest():
+            while len(resumed) < 5:
+                await asyncio.sleep(0.001)
+
         with pytest.raises(SystemExit):
             loop.run_until_complete(main())
+        # Those whose turn had not come go on when the loop does.
+        loop.run_until_complete(asyncio.wait_for(rest(), 30))
         assert sorted(resumed) == list(range(5))
         for task in asyncio.all_tasks(loop):
             task.cancel()
