@@ -13,6 +13,8 @@ pub struct Counts {
     pub reasons: Vec<String>,
     /// Tests that these reasons speak of.
     pub explained: u64,
+    /// The names of failed tests, as their runner wrote them.
+    pub failures: Vec<String>,
 }
 
 impl Counts {
@@ -35,6 +37,10 @@ impl Counts {
             self.explained += 1;
         } else if is_closing(line) {
             self.add(line);
+        } else if let Some(name) = failed_test(line)
+            && !self.failures.contains(&name)
+        {
+            self.failures.push(name);
         }
     }
 
@@ -45,6 +51,7 @@ impl Counts {
         self.skipped += other.skipped;
         other.reasons.into_iter().for_each(|reason| self.add_reason(reason));
         self.explained += other.explained;
+        self.failures.extend(other.failures);
     }
 
     /// Skipped tests for which nobody gave a reason.
@@ -82,6 +89,24 @@ impl Counts {
     }
 }
 
+/// The name of the test that this line of libtest, nextest or pytest says has failed.
+fn failed_test(line: &str) -> Option<String> {
+    if let Some(rest) = line.strip_prefix("FAIL [").or_else(|| line.strip_prefix("TIMEOUT [")) {
+        // "FAIL [   0.139s] ( 670/1017) package::binary name", where the place in the run is missing from old versions.
+        let rest = rest.split_once(']')?.1.trim_start();
+        let named =
+            rest.strip_prefix('(').and_then(|place| place.split_once(')')).map_or(rest, |(_, name)| name);
+        return Some(named.trim().to_owned());
+    }
+    if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+        return Some(name.to_owned());
+    }
+    // "FAILED tests/test_x.py::test_name - message" or "ERROR tests/test_x.py::test_name - message".
+    let name = line.strip_prefix("FAILED ").or_else(|| line.strip_prefix("ERROR "))?;
+    let name = name.split(" - ").next().unwrap_or(name);
+    name.contains(".py").then(|| name.to_owned())
+}
+
 /// Whether the line is the closing line of libtest, nextest or pytest.
 fn is_closing(line: &str) -> bool {
     line.starts_with("test result: ")
@@ -100,7 +125,7 @@ mod tests {
     }
 
     fn counts(passed: u64, failed: u64, skipped: u64) -> Counts {
-        Counts { passed, failed, skipped, reasons: Vec::new(), explained: 0 }
+        Counts { passed, failed, skipped, ..Counts::default() }
     }
 
     #[test]
@@ -125,6 +150,28 @@ test result: FAILED. 5 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
     test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.27s
      Summary [  48.011s] 768 tests run: 767 passed, 1 failed, 0 skipped";
         assert_eq!(read(output), counts(767, 1, 0));
+    }
+
+    #[test]
+    fn failed_tests_are_named_once_by_each_runner() {
+        let output = "
+        PASS [   0.015s] (1010/1017) xtask::bin/xtask test::tests::some
+        FAIL [   0.139s] ( 670/1017) tests::guarantees_devices memory_is_released
+test broken::by::a_seed ... FAILED
+test whole ... ok
+FAILED tests/test_loops.py::test_one[3] - AssertionError: 1 - 2
+ERROR tests/test_more.py
+ERROR: libFuzzer: out-of-memory
+        FAIL [   0.139s] ( 670/1017) tests::guarantees_devices memory_is_released";
+        assert_eq!(
+            read(output).failures,
+            [
+                "tests::guarantees_devices memory_is_released",
+                "broken::by::a_seed",
+                "tests/test_loops.py::test_one[3]",
+                "tests/test_more.py",
+            ]
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: set up, run the suites one after the other, end with a line for each.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -68,7 +69,12 @@ struct Line {
     suite: &'static str,
     outcome: Outcome,
     took: Duration,
+    /// The end of what a command that failed printed.
+    last: Vec<String>,
 }
+
+/// Lines of a failed command that are printed again at the end, where a reader of a long log begins.
+const LAST_LINES: usize = 40;
 
 /// Runs the chosen suites; true when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
@@ -81,10 +87,11 @@ pub fn run(options: &Options) -> Result<bool, String> {
     for suite in options.chosen() {
         let start = Instant::now();
         println!("\n== {}: {}", suite.name, suite.about);
+        let mut last = Vec::new();
         let mut outcome = match missing(suite) {
             Some(reason) => Outcome::Skipped(reason),
             None => match set_up.prepare(suite, &mut context) {
-                Ok(()) => run_suite(suite, &context, options),
+                Ok(()) => run_suite(suite, &context, options, &mut last),
                 Err(reason) => Outcome::Failed(format!("no Python environment: {reason}")),
             },
         };
@@ -93,7 +100,7 @@ pub fn run(options: &Options) -> Result<bool, String> {
         {
             outcome = Outcome::Failed(format!("required, but skipped: {reason}"));
         }
-        lines.push(Line { suite: suite.name, outcome, took: start.elapsed() });
+        lines.push(Line { suite: suite.name, outcome, took: start.elapsed(), last });
     }
     Ok(close(&lines))
 }
@@ -192,7 +199,8 @@ fn set_up_borrowed(context: &mut Context) -> Result<(), String> {
     Ok(())
 }
 
-fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
+/// Runs the commands of one suite. The end of what a failed one printed is added to `last`.
+fn run_suite(suite: &Suite, context: &Context, options: &Options, last: &mut Vec<String>) -> Outcome {
     let mut total = Counts::default();
     let mut problems = Vec::new();
     let deadline = Instant::now() + suite.limit;
@@ -204,7 +212,18 @@ fn run_suite(suite: &Suite, context: &Context, options: &Options) -> Outcome {
         let counted = is_given(&command, "test") || suite.counted && !is_given(&command, "build");
         let mut counts = Counts::default();
         let left = deadline.saturating_duration_since(Instant::now());
-        match shell::watch(command, left, |line| counts.read_line(line)) {
+        let mut end = VecDeque::with_capacity(LAST_LINES);
+        let ended = shell::watch(command, left, |line| {
+            counts.read_line(line);
+            if end.len() == LAST_LINES {
+                end.pop_front();
+            }
+            end.push_back(line.to_owned());
+        });
+        if !matches!(&ended, Ok(Ended::Exit(status)) if status.success()) {
+            last.extend(end);
+        }
+        match ended {
             Ok(Ended::Exit(status)) if status.success() => {
                 // Each command of a suite counts for itself, so that models of one crate do not hide that another has none.
                 if counted && counts.executed() == 0 && counts.reasons.is_empty() {
@@ -231,7 +250,11 @@ fn is_given(command: &std::process::Command, what: &str) -> bool {
 /// What the counts of a suite, and what went wrong in it, amount to.
 fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
     if counts.failed > 0 {
-        problems.insert(0, format!("{} of {} tests failed", counts.failed, counts.executed()));
+        let names = match counts.failures.join(", ") {
+            names if names.is_empty() => names,
+            names => format!(" ({names})"),
+        };
+        problems.insert(0, format!("{} of {} tests failed{names}", counts.failed, counts.executed()));
     }
     if require {
         let refused = counts.reasons.iter().filter(|reason| !excused(reason));
@@ -252,6 +275,10 @@ fn judge(require: bool, counts: Counts, mut problems: Vec<String>) -> Outcome {
 
 /// Prints the closing table; true when nothing failed.
 fn close(lines: &[Line]) -> bool {
+    for line in lines.iter().filter(|line| !line.last.is_empty()) {
+        println!("\n== {} failed; its last lines:", line.suite);
+        line.last.iter().for_each(|text| println!("{text}"));
+    }
     println!("\n== result");
     lines.iter().for_each(|line| println!("{line}"));
     let count = |wanted: fn(&Outcome) -> bool| lines.iter().filter(|line| wanted(&line.outcome)).count();
@@ -293,11 +320,11 @@ mod tests {
     fn counts(passed: u64, failed: u64, reasons: &[&str]) -> Counts {
         let reasons: Vec<String> = reasons.iter().map(|&reason| reason.to_owned()).collect();
         let left_out = reasons.len() as u64;
-        Counts { passed, failed, skipped: left_out, reasons, explained: left_out }
+        Counts { passed, failed, skipped: left_out, reasons, explained: left_out, ..Counts::default() }
     }
 
     fn line(outcome: Outcome) -> String {
-        Line { suite: "some", outcome, took: Duration::from_millis(1500) }.to_string()
+        Line { suite: "some", outcome, took: Duration::from_millis(1500), last: Vec::new() }.to_string()
     }
 
     #[test]
@@ -332,7 +359,7 @@ mod tests {
             borrowed: None,
             fast: true,
         };
-        match run_suite(&suite, &context, &Options::default()) {
+        match run_suite(&suite, &context, &Options::default(), &mut Vec::new()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),
             Outcome::Failed(reason) | Outcome::Skipped(reason) => reason,
         }
