@@ -24,17 +24,16 @@ const LENGTH_MAX: usize = 4096;
 #[derive(Debug, PartialEq)]
 pub struct Options {
     targets: Vec<String>,
+    /// How long new inputs are looked for; 0 runs the kept ones only.
     seconds: u64,
-    /// What new inputs are drawn from; 0 for another one each time.
-    seed: u32,
     keep: bool,
     input: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads `[TARGET...] [--seconds N] [--seed N] [--keep] [--input FILE]`.
+    /// Reads `[TARGET...] [--seconds N] [--keep] [--input FILE]`.
     pub fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self { targets: Vec::new(), seconds: 60, seed: 0, keep: false, input: None };
+        let mut options = Self { targets: Vec::new(), seconds: 60, keep: false, input: None };
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             let mut value = || rest.next().ok_or_else(|| format!("{argument} needs a value"));
@@ -44,10 +43,6 @@ impl Options {
                     let text = value()?;
                     options.seconds =
                         text.parse().map_err(|_| format!("`{text}` is no number of seconds"))?;
-                }
-                "--seed" => {
-                    let text = value()?;
-                    options.seed = text.parse().map_err(|_| format!("`{text}` is no seed"))?;
                 }
                 "--input" => options.input = Some(value()?.into()),
                 name if TARGETS.contains(&name) => options.targets.push(name.to_owned()),
@@ -158,8 +153,12 @@ impl<'a> Session<'a> {
 
     fn run(&self, options: &Options) -> Result<(), String> {
         let mut command = of(self.program, self.name);
-        command.arg(format!("-max_total_time={}", options.seconds)).arg(format!("-max_len={LENGTH_MAX}"));
-        command.arg(format!("-seed={}", options.seed));
+        // libFuzzer takes no time as no limit, and runs the inputs that it is given before it counts new ones.
+        command.arg(match options.seconds {
+            0 => "-runs=0".to_owned(),
+            seconds => format!("-max_total_time={seconds}"),
+        });
+        command.arg(format!("-max_len={LENGTH_MAX}"));
         command.args(["-print_final_stats=1", "-use_value_profile=1"]);
         command.arg(format!("-artifact_prefix={}/", self.failing.display()));
         command.args([&self.work, &self.kept]);

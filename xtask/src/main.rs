@@ -30,10 +30,9 @@ commands
                  --suite    only the named suites
   suites       list the suites and what each needs
   lint         formatting, clippy and rustdoc, with warnings denied
-  fuzz [TARGET...] [--seconds N] [--seed N] [--keep] [--input FILE]
+  fuzz [TARGET...] [--seconds N] [--keep] [--input FILE]
                run the fuzz targets (c-abi, recordings, arrow, operators) under libFuzzer with coverage; needs a C++ compiler
-                 --seconds  how long each target runs (60)
-                 --seed     what new inputs are drawn from (another one each time)
+                 --seconds  how long each target runs (60); 0: the kept inputs only
                  --keep     add what reaches new code to tests/fuzz, the fewest inputs that do
                  --input    run one input of one target instead
   instructions [--save]
