@@ -212,8 +212,9 @@ fn compare(world: &World, number: usize, known: &Known) {
     let value = known.value.unwrap_or_else(|| cell.value());
     assert_eq!((cell.value(), cell.version()), (value, known.version), "cell {number}");
     let Some(tensor) = cell.tensor() else { return };
-    let state = tensor.state();
+    // The work on a device is over, and its fence may settle a moment later.
     let waited = tensor.wait();
+    let state = tensor.state();
     if known.poison.is_empty() {
         assert!(
             matches!(state, TensorState::Ready) && waited.is_ok(),
