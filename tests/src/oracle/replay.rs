@@ -30,6 +30,8 @@ struct Known {
     poison: BTreeSet<OpIndex>,
     /// Whether a broken device may have failed it.
     doubtful: bool,
+    /// Whether it has failed for certain: of the last operation to write it, which is doubtful, nothing was carried out.
+    lost: bool,
 }
 
 /// Checks everything that `world` observed.
@@ -39,8 +41,13 @@ struct Known {
 pub fn replay(world: &World) -> Tally {
     let ran = ran(world);
     let mut tally = Tally::default();
-    let cell =
-        Known { value: Some(0), version: world.first_version, poison: BTreeSet::new(), doubtful: false };
+    let cell = Known {
+        value: Some(0),
+        version: world.first_version,
+        poison: BTreeSet::new(),
+        doubtful: false,
+        lost: false,
+    };
     let mut cells = vec![cell; world.cells.len()];
     for op in sequence(world) {
         let plan = &world.plans[op].1;
@@ -49,8 +56,15 @@ pub fn replay(world: &World) -> Tally {
         let doubtful = world.shape.breaks
             && (plan.body == Body::Device
                 || accesses.iter().any(|(cell, reads, _)| *reads && cells[*cell].doubtful));
+        let carried_out = world.digests[op].get().is_some();
+        let reads_lost = accesses.iter().any(|(cell, reads, _)| *reads && cells[*cell].lost);
+        assert!(
+            !(carried_out && reads_lost),
+            "operation {op} {plan:?} was carried out with what a broken device lost"
+        );
         for (cell, _, _) in accesses.iter().filter(|(_, _, writes)| *writes) {
             cells[*cell].doubtful = doubtful;
+            cells[*cell].lost = doubtful && !carried_out;
         }
         if doubtful {
             for (cell, _, _) in accesses.into_iter().filter(|(_, _, writes)| *writes) {
