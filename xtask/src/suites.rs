@@ -152,7 +152,7 @@ pub const SUITES: &[Suite] = &[
         commands: |context| {
             let mut simulate = SIMULATION.cargo(&context.target, &["test"], &[]);
             if std::env::var_os("ESTAFETTE_SEEDS").is_none() {
-                simulate.env("ESTAFETTE_SEEDS", "4000");
+                simulate.env("ESTAFETTE_SEEDS", "10000");
             }
             vec![simulate]
         },

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use estafette::devices::host;
@@ -43,7 +43,8 @@ pub(super) fn look_on(world: &Arc<World>, number: usize) {
                     hold(cell, lease, soon, &mut dice);
                 }
             }
-            5 => drop(poll_for(&mut pin!(tensor.ready()), &mut dice)),
+            5 if dice.once_in(2) => drop(poll_for(&mut pin!(tensor.ready()), &mut dice)),
+            5 => wait_to_be_woken(cell, tensor, soon, &mut dice),
             6 => drop(tensor.wait_timeout(soon)),
             7 if world.shape.write_leases => hold_alone(cell, tensor, soon, &mut dice),
             8 => come_and_go(world, cell, tensor, &mut dice),
@@ -61,6 +62,19 @@ fn ask(world: &World, tensor: &Tensor, dice: &mut Dice) {
         0 => drop(tensor.state()),
         1 => drop(world.engines[dice.roll(world.engines.len())].diagnose()),
         _ => thread::sleep(Duration::from_micros(1 << dice.roll(12))),
+    }
+}
+
+/// Awaits, and polls only when it is woken.
+fn wait_to_be_woken(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
+    match dice.roll(3) {
+        0 => drop(block_on(tensor.ready())),
+        1 => drop(block_on(tensor.writable())),
+        _ => {
+            if let Ok(lease) = block_on(tensor.lease(Access::Read, "a bystander")) {
+                hold(cell, lease, soon, dice);
+            }
+        }
     }
 }
 
@@ -120,6 +134,27 @@ fn hold(cell: &Cell, lease: Lease, soon: Duration, dice: &mut Dice) {
     assert_eq!(cell.value(), before, "written while work of a lease was under way");
     cell.leave(false);
     completer.complete();
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Polls once, and then each time after it was woken.
+fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
 }
 
 /// Polls now and then, a few times.

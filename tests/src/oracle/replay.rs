@@ -23,12 +23,15 @@ pub struct Tally {
 /// What the oracle knows of a cell.
 #[derive(Debug, Clone)]
 struct Known {
-    value: u64,
+    /// Not known where a device that may have broken was to write it: an operation that is skipped after that does not change it.
+    value: Option<u64>,
     version: u64,
     /// Who may be the root cause, when the version is poisoned. More than one only when nobody could observe which.
     poison: BTreeSet<OpIndex>,
     /// Whether a broken device may have failed it.
     doubtful: bool,
+    /// Whether it has failed for certain: of the last operation to write it, which is doubtful, nothing was carried out.
+    lost: bool,
 }
 
 /// Checks everything that `world` observed.
@@ -38,7 +41,13 @@ struct Known {
 pub fn replay(world: &World) -> Tally {
     let ran = ran(world);
     let mut tally = Tally::default();
-    let cell = Known { value: 0, version: world.first_version, poison: BTreeSet::new(), doubtful: false };
+    let cell = Known {
+        value: Some(0),
+        version: world.first_version,
+        poison: BTreeSet::new(),
+        doubtful: false,
+        lost: false,
+    };
     let mut cells = vec![cell; world.cells.len()];
     for op in sequence(world) {
         let plan = &world.plans[op].1;
@@ -47,12 +56,20 @@ pub fn replay(world: &World) -> Tally {
         let doubtful = world.shape.breaks
             && (plan.body == Body::Device
                 || accesses.iter().any(|(cell, reads, _)| *reads && cells[*cell].doubtful));
+        let carried_out = world.digests[op].get().is_some();
+        let reads_lost = accesses.iter().any(|(cell, reads, _)| *reads && cells[*cell].lost);
+        assert!(
+            !(carried_out && reads_lost),
+            "operation {op} {plan:?} was carried out with what a broken device lost"
+        );
         for (cell, _, _) in accesses.iter().filter(|(_, _, writes)| *writes) {
             cells[*cell].doubtful = doubtful;
+            cells[*cell].lost = doubtful && !carried_out;
         }
         if doubtful {
             for (cell, _, _) in accesses.into_iter().filter(|(_, _, writes)| *writes) {
                 cells[cell].version += u64::from(!world.shape.write_leases);
+                cells[cell].value = None;
             }
             continue;
         }
@@ -68,11 +85,13 @@ pub fn replay(world: &World) -> Tally {
             tally.cancelled += usize::from(ended.cancelled);
             poison_of_skipped(world, op, ended, &causes)
         } else {
-            let seen = digest(plan, op, |cell| (cells[cell].value, cells[cell].version));
+            // What it reads is known, since no broken device may have failed it.
+            let known = |known: &Known| known.value.unwrap_or_default();
+            let seen = digest(plan, op, |cell| (known(&cells[cell]), cells[cell].version));
             assert_eq!(world.digests[op].get(), Some(&seen), "operation {op} {plan:?} saw something else");
             for (cell, reads, _) in accesses.iter().filter(|(_, _, writes)| *writes) {
-                let before = if *reads { cells[*cell].value } else { 0 };
-                cells[*cell].value = written(op, *cell, seen, before);
+                let before = if *reads { known(&cells[*cell]) } else { 0 };
+                cells[*cell].value = Some(written(op, *cell, seen, before));
             }
             tally.well += usize::from(plan.fate == Fate::Well);
             tally.failed += usize::from(plan.fate != Fate::Well);
@@ -204,16 +223,18 @@ fn root_cause(world: &World, ended: &Ended) -> (OpIndex, FailureKind) {
 /// Compares what is left of a cell.
 fn compare(world: &World, number: usize, known: &Known) {
     let cell = &world.cells[number];
-    assert_eq!((cell.value(), cell.version()), (known.value, known.version), "cell {number}");
+    let value = known.value.unwrap_or_else(|| cell.value());
+    assert_eq!((cell.value(), cell.version()), (value, known.version), "cell {number}");
     let Some(tensor) = cell.tensor() else { return };
-    let state = tensor.state();
+    // The work on a device is over, and its fence may settle a moment later.
     let waited = tensor.wait();
+    let state = tensor.state();
     if known.poison.is_empty() {
         assert!(
             matches!(state, TensorState::Ready) && waited.is_ok(),
             "cell {number}: {state:?}, {waited:?}"
         );
-        assert_eq!(tensor.to_vec::<u64>().expect("a ready tensor is read"), [known.value]);
+        assert_eq!(tensor.to_vec::<u64>().expect("a ready tensor is read"), [value]);
         return;
     }
     let TensorState::Failed(error) = state else { panic!("cell {number} is {state:?}, oracle: {known:?}") };
