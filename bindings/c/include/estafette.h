@@ -563,7 +563,7 @@ typedef struct estafette_operator_options {
    */
   int32_t n_inputs;
   /**
-   * How many outputs, at least 1.
+   * How many outputs, from 1 to 65,536.
    */
   int32_t n_outputs;
   /**

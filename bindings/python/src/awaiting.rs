@@ -11,7 +11,8 @@
 //! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again.
 //!
 //! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
-//! suspending.
+//! suspending. Before each poll the waiter forgets its number: a driver other than asyncio may resume a coroutine although
+//! its suspension was never finished, and a wake-up for the new poll must not go to the old suspension.
 //!
 //! A suspended task is held by nothing but its suspension, and that by the loop, through the `Wakeups` that are an attribute
 //! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
@@ -70,17 +71,18 @@ impl Awaiter {
         // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
         // a turn first, as it would after a bare `yield`.
         for _ in 0..2 {
-            if let Some(suspended) = self.suspended.take()
-                && !suspended.get().is_over()
+            let suspended = self.suspended.take().filter(|suspended| !suspended.get().is_over());
+            if let (Some(suspended), Some(waiter)) = (&suspended, &self.waiter)
+                && waiter.is_expecting()
             {
-                // Somebody else resumes the task, to no purpose.
-                suspended.get().block();
-                return Ok(self.suspended.insert(suspended).bind(py).clone().into_any());
+                // Resumed without a wake-up.
+                return Ok(self.suspend_again(py, suspended.clone_ref(py)));
             }
             let outcome = match &mut self.state {
                 State::Done(outcome) => Poll::Ready(outcome.take()),
                 State::Pending(work) => {
                     let waiter = self.waiter.get_or_insert_with(Arc::default);
+                    waiter.forget();
                     let waker = Waker::from(Arc::clone(waiter));
                     let work = work.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
                     work.as_mut().poll(&mut Context::from_waker(&waker)).map(|finish| Some(finish(py)))
@@ -98,6 +100,10 @@ impl Awaiter {
                     });
                 }
                 Poll::Pending => {
+                    if let Some(suspended) = suspended {
+                        // The loop has its number and is about to finish it.
+                        return Ok(self.suspend_again(py, suspended));
+                    }
                     self.suspend(py)?;
                     if let Some(suspended) = &self.suspended {
                         return Ok(suspended.bind(py).clone().into_any());
@@ -126,6 +132,12 @@ impl Awaiter {
             self.suspended = Some(suspension);
         }
         Ok(())
+    }
+
+    /// Yields a suspension that is not over once more.
+    fn suspend_again<'py>(&mut self, py: Python<'py>, suspended: Py<Suspension>) -> Bound<'py, PyAny> {
+        suspended.get().block();
+        self.suspended.insert(suspended).bind(py).clone().into_any()
     }
 
     /// Ends the waiting, not the work.
@@ -246,6 +258,11 @@ impl Waiter {
         let woken = matches!(*slot, Slot::Woken);
         *slot = if woken { Slot::Idle } else { Slot::Expected(target) };
         !woken
+    }
+
+    /// Whether a suspension waits for the wake-up.
+    fn is_expecting(&self) -> bool {
+        matches!(*self.slot(), Slot::Expected(_))
     }
 
     fn forget(&self) {

@@ -1,6 +1,7 @@
 """Event loops of all fates: busy, many, cancelled, closed, gone. Nothing is lost and nothing stays behind."""
 
 import asyncio
+import concurrent.futures
 import contextvars
 import gc
 import logging
@@ -433,5 +434,176 @@ class TestTasksAreResumedAsTheyLeft:
             assert called == [suspension] * 2
             with pytest.raises(asyncio.CancelledError):
                 suspension.result()
+
+        run(main())
+
+
+@pytest.fixture
+def promise(eng):
+    """A tensor that is pending, and the function that makes it ready on the calling thread."""
+    future = concurrent.futures.Future()
+    t = eng.from_future(future)
+    yield t, lambda: future.set_result(bytearray(3))
+    if not future.done():
+        future.set_result(bytearray(3))
+
+
+class TestOtherDrivers:
+    """A driver that resumes coroutines by its own rules, on the thread of a running loop."""
+
+    def test_a_wake_up_after_a_cancelled_suspension_goes_to_the_next_one(self, promise):
+        t, make_ready = promise
+        hooked = []
+
+        class Loop(asyncio.SelectorEventLoop):
+            def __getattribute__(self, name):
+                if name == "_estafette_wakeups" and hooked == [False]:
+                    # The awaiter has polled, and is about to suspend.
+                    hooked[0] = True
+                    make_ready()
+                    until(t.is_ready)
+                return super().__getattribute__(name)
+
+        async def main():
+            awaiter = t.__await__()
+            assert next(awaiter).cancel()
+            # The driver resumes the coroutine all the same, and throws nothing into it.
+            hooked.append(False)
+            try:
+                suspension = next(awaiter)
+            except StopIteration as ended:
+                return ended.value
+            ended = asyncio.Event()
+            suspension.add_done_callback(lambda _: ended.set())
+            await asyncio.wait_for(ended.wait(), 30)
+            with pytest.raises(StopIteration) as last:
+                next(awaiter)
+            return last.value.value
+
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            assert runner.run(asyncio.wait_for(main(), 60)) is t
+        assert hooked == [True]
+
+    def test_one_that_resumes_without_a_wake_up_gets_the_same_suspension_and_then_the_end(self, promise):
+        t, make_ready = promise
+
+        async def main():
+            async def wait():
+                return await t
+
+            coroutine = wait()
+            suspension = coroutine.send(None)
+            assert all(coroutine.send(None) is suspension for _ in range(3))
+            make_ready()
+
+            def end():
+                # The loop has no turn in between.
+                try:
+                    assert coroutine.send(None) is suspension
+                    return False
+                except StopIteration as ended:
+                    assert ended.value is t
+                    return True
+
+            until(end, 30)
+
+        run(main())
+
+    @pytest.mark.parametrize("give_up", ["throw", "close"])
+    def test_one_that_gives_up_leaves_nothing_for_the_wake_up_and_may_await_again(self, promise, caplog, give_up):
+        t, make_ready = promise
+
+        async def main():
+            awaiter = t.__await__()
+            suspension = next(awaiter)
+            if give_up == "throw":
+                with pytest.raises(KeyError, match="enough"):
+                    awaiter.throw(KeyError("enough"))
+            else:
+                awaiter.close()
+            with pytest.raises(RuntimeError, match="already awaited"):
+                next(awaiter)
+            again = asyncio.ensure_future(t)
+            await asyncio.sleep(0)
+            make_ready()
+            assert await again is t
+            assert not suspension.done()
+
+        run(main())
+        assert not caplog.records
+
+    def test_a_coroutine_that_is_thrown_into_may_catch_it_and_wait_on(self, promise):
+        t, make_ready = promise
+
+        async def main():
+            async def persistent():
+                try:
+                    return await t
+                except KeyError:
+                    return await t
+
+            coroutine = persistent()
+            coroutine.send(None)
+            suspension = coroutine.throw(KeyError())
+            ended = asyncio.Event()
+            suspension.add_done_callback(lambda _: ended.set())
+            make_ready()
+            await asyncio.wait_for(ended.wait(), 30)
+            with pytest.raises(StopIteration) as last:
+                coroutine.send(None)
+            assert last.value.value is t
+
+        run(main())
+
+    def test_a_driver_without_asyncio_is_told_to_wait_in_a_thread_and_may_go_on_once_it_is_ready(self, promise):
+        t, make_ready = promise
+
+        async def persistent():
+            with pytest.raises(RuntimeError, match="wait in a thread"):
+                await t
+            make_ready()
+            t.wait()
+            return await t
+
+        with pytest.raises(StopIteration) as ended:
+            persistent().send(None)
+        assert ended.value.value is t
+
+
+class TestTheTurnOfTheEnd:
+    """What asyncio does to a task in the turn in which its tensor becomes ready."""
+
+    @pytest.mark.parametrize("ready_first", [True, False])
+    def test_a_cancelled_task_is_cancelled_and_its_tensor_is_there_for_the_next(self, promise, ready_first):
+        t, make_ready = promise
+
+        async def main():
+            task = asyncio.ensure_future(t)
+            await asyncio.sleep(0)
+            steps = [make_ready, task.cancel]
+            for step in steps if ready_first else reversed(steps):
+                step()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await t is t
+
+        run(main())
+
+    @pytest.mark.parametrize("ready_first", [True, False])
+    def test_a_timeout_or_the_end_of_a_wait_loses_nothing(self, promise, ready_first):
+        t, make_ready = promise
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            waiting = asyncio.ensure_future(asyncio.wait_for(asyncio.shield(t), 60))
+            outer = asyncio.ensure_future(asyncio.wait_for(waiting, 60))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            steps = [make_ready, waiting.cancel]
+            for step in steps if ready_first else reversed(steps):
+                loop.call_soon(step)
+            with pytest.raises(asyncio.CancelledError):
+                await outer
+            assert await asyncio.wait_for(t, 60) is t
 
         run(main())

@@ -78,6 +78,8 @@ class TestRegistry:
             operators.register("a", print, destination=True, infer=print)
         with pytest.raises(est.InvalidError, match="no outputs"):
             operators.register("a", print, outputs=0)
+        with pytest.raises(est.InvalidError, match="`a` has 65537 outputs, more than 65536"):
+            operators.register("a", print, outputs=65537)
         with pytest.raises(est.InvalidError, match=r"nothing\.so: cannot be loaded"):
             operators.load(tmp_path / "nothing.so")
 

@@ -83,7 +83,7 @@ pub struct OperatorOptions {
     pub flags: u32,
     /// How many inputs, or [`OPERATOR_ANY_NUMBER`].
     pub n_inputs: i32,
-    /// How many outputs, at least 1.
+    /// How many outputs, from 1 to 65,536.
     pub n_outputs: i32,
     /// Says what the outputs will look like; needed by [`OPERATOR_INFERRED`] and NULL else.
     pub infer: OperatorFunction,

@@ -9,6 +9,10 @@ use crate::error::Error;
 
 use super::invocation::Invocation;
 
+/// Outputs that an operator may have at most: a call whose function infers makes room for the shape of each, 512 bytes, before it knows
+/// how many dimensions they have.
+pub const OUTPUTS_MAX: usize = 1 << 16;
+
 /// Who decides where the results of an operator go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum OperatorKind {
@@ -38,7 +42,7 @@ pub struct Signature {
     pub kind: OperatorKind,
     /// How many inputs it takes; `None` for any number.
     pub inputs: Option<usize>,
-    /// How many outputs it has; at least 1.
+    /// How many outputs it has; from 1 to [`OUTPUTS_MAX`].
     pub outputs: usize,
     /// Whether outputs may be inputs as well, or overlap them.
     pub in_place: bool,
@@ -51,6 +55,13 @@ impl Signature {
         }
         if self.outputs == 0 {
             return Err(Error::invalid(format!("operator `{}` has no outputs", shown(name))));
+        }
+        if self.outputs > OUTPUTS_MAX {
+            return Err(Error::invalid(format!(
+                "operator `{}` has {} outputs, more than {OUTPUTS_MAX}",
+                shown(name),
+                self.outputs
+            )));
         }
         Ok(())
     }
