@@ -7,7 +7,9 @@
 //! at times of the scheduler's choosing. So an execution is the same each time, and can be run again with parts left out:
 //! a failure is [shortened](shorten) to the operations that it needs.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
@@ -200,9 +202,28 @@ pub fn simulate(
 /// # Panics
 /// When one of them fails; the message before says which.
 pub fn explore(schedules: u64, body: impl Fn() + Send + Sync + 'static) {
+    explore_with(schedules, Seeded::without_clock, body);
+}
+
+/// Runs `body` under so many schedules, with a clock: for protocols in which a time ends something.
+///
+/// # Panics
+/// As [`explore`], and when something still waits after ten minutes of simulated time.
+pub fn explore_in_time(schedules: u64, body: impl Fn() + Send + Sync + 'static) {
+    explore_with(schedules, Seeded::new, move || {
+        clock::start(LIMIT, String::new);
+        body();
+    });
+}
+
+fn explore_with(
+    schedules: u64,
+    scheduler: fn(u64) -> (Seeded, Rc<Cell<Trace>>),
+    body: impl Fn() + Send + Sync + 'static,
+) {
     let body = Arc::new(body);
     for seed in 1..=schedules {
-        let (own, (scheduler, _)) = (Arc::clone(&body), Seeded::without_clock(seed));
+        let (own, (scheduler, _)) = (Arc::clone(&body), scheduler(seed));
         let ran = catch_unwind(AssertUnwindSafe(|| Runner::new(scheduler, config()).run(move || own())));
         if let Err(panic) = ran {
             println!("schedule {seed} fails");

@@ -1,7 +1,8 @@
 //! Protocols of the engine under random schedules: `cargo xtask test --suite shuttle`.
 //!
 //! Nothing moves the clock here, so no timeout ends a wait: a wake-up that is lost is a deadlock, which shuttle reports, even where
-//! the engine would have looked again some milliseconds later. So is a thread that does not leave with its engine.
+//! the engine would have looked again some milliseconds later. So is a thread that does not leave with its engine. A clock moves where a
+//! time belongs to the protocol: in the quarantine, beside staging, which needs a device, and where a fence is overdue.
 #![cfg(estafette_shuttle)]
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
@@ -18,10 +19,16 @@ use estafette_sync::thread;
 use tests::foreign;
 use tests::simulation::explore;
 
+#[path = "protocols/device.rs"]
+mod device;
 #[path = "protocols/foreign_fences.rs"]
 mod foreign_fences;
 #[path = "protocols/leases.rs"]
 mod leases;
+#[path = "protocols/quarantine.rs"]
+mod quarantine;
+#[path = "protocols/staging.rs"]
+mod staging;
 
 /// Schedules per protocol.
 const SCHEDULES: u64 = 3_000;

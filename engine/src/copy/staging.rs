@@ -15,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
 use crate::per_device::PerDevice;
 
-/// Bytes of a small piece, and how many a device has.
-const SMALL: (usize, usize) = (64 << 10, 64);
+/// Bytes of a small piece, and how many a device has. Under shuttle copies wait for pieces at once.
+const SMALL: (usize, usize) = if cfg!(estafette_shuttle) { (8, 1) } else { (64 << 10, 64) };
 /// Bytes of a large piece, and how many a device has. Large enough that enqueueing costs little beside the copy itself.
-const LARGE: (usize, usize) = (2 << 20, 12);
+const LARGE: (usize, usize) = if cfg!(estafette_shuttle) { (16, 2) } else { (2 << 20, 12) };
 
 estafette_sync::statics! {
     static STAGING: PerDevice<Staging> = PerDevice::new();
@@ -136,14 +136,17 @@ impl Piece {
         self.memory.as_ref().expect("a piece has its memory until it is dropped").ptr().as_ptr()
     }
 
-    /// Frees it when `fence` has settled; never if nobody can tell what still happens there.
-    pub(super) fn give_back_after(self, fence: &Fence) {
-        Reactor::global().when_settled([fence], move |outcome| match outcome {
-            Err(error) if error.kind() == DeviceErrorKind::Fault => {
+    /// Frees the piece when `fence` has settled. If the device may use the memory even then, the memory is leaked, and the next copy
+    /// gets a fresh piece or the device's error.
+    pub(super) fn give_back_after(mut self, fence: &Fence) {
+        Reactor::global().when_settled([fence], move |outcome| {
+            if let Err(error) = outcome
+                && error.kind() == DeviceErrorKind::Fault
+            {
                 tracing::warn!(%error, "memory for staging is leaked: the device may still use it");
-                std::mem::forget(self);
+                std::mem::forget(self.memory.take());
             }
-            _ => drop(self),
+            drop(self);
         });
     }
 }

@@ -6,6 +6,10 @@
 //! [`scheduler::Seeded`] lets it run at the right moments. Without that thread, as in models of single protocols, timeouts never
 //! end waits.
 
+use std::cell::RefCell;
+
+use shuttle::future::AbortHandle;
+
 pub mod clock;
 mod local;
 pub mod scheduler;
@@ -17,8 +21,20 @@ pub mod time;
 pub use self::local::LocalKey;
 pub use self::statics::{PerExecution, drop_at_the_end};
 
+thread_local! {
+    /// The tasks of the execution that this thread of the system runs.
+    static TASKS: RefCell<Vec<AbortHandle>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Runs a future as a task of the execution. Its end is waited for before the execution ends.
 pub fn spawn(future: impl Future<Output = ()> + Send + 'static) {
+    let task = shuttle::future::spawn(future);
+    TASKS.with_borrow_mut(|tasks| tasks.push(task.abort_handle()));
     // Dropping a handle would detach the task.
-    std::mem::forget(shuttle::future::spawn(future));
+    std::mem::forget(task);
+}
+
+/// Drops the tasks that have not ended, each where it waits, as a runtime does that ends.
+pub fn drop_tasks() {
+    TASKS.take().iter().for_each(AbortHandle::abort);
 }

@@ -109,6 +109,7 @@ impl Scheduler for Seeded {
         }
         clock::reset();
         super::thread::refuse_one_after(None);
+        super::TASKS.take();
         Some(Schedule::new(self.data))
     }
 

@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use estafette::devices::{DLDevice, Fence, Outcome, Reactor, Subscriber};
-use estafette::exchange::promise::{FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import};
+use estafette::devices::{DLDevice, Fence, Frontier, Outcome, Reactor, Subscriber};
+use estafette::exchange::promise::{
+    FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import, query_overdue_after,
+};
 use estafette::exchange::reaper;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use estafette_sync::sync::{Condvar, Mutex};
 use estafette_sync::thread;
-use tests::simulation::explore;
+use tests::simulation::{explore, explore_in_time};
 
-use crate::SCHEDULES;
+use crate::{SCHEDULES, engine};
 
 /// The fence of the other scheduler. Its memory stays with the test, so that a use after the last release is seen.
 #[derive(Default)]
@@ -136,6 +138,11 @@ impl Foreign {
         }
     }
 
+    /// Settles and calls nobody yet.
+    fn settle_silently(&self) {
+        self.is_settled.store(true, Ordering::SeqCst);
+    }
+
     /// Waits until the last share was released. A share that is kept is a deadlock.
     fn wait_released(&self) {
         let mut holders = self.holders.lock().unwrap();
@@ -227,5 +234,41 @@ fn a_wait_that_is_dropped_takes_its_own_subscription_back_and_no_other() {
         assert_eq!(stays.answers(), 1);
         assert!(foreign.unsubscribed.load(Ordering::SeqCst) <= 1);
         assert!(foreign.calls.lock().unwrap().waiting.is_empty());
+    });
+}
+
+/// ```text
+/// other scheduler:  settle ─── call, late
+/// overdue thread:          query            one of them answers
+/// reaper:                       deleter     after the fence, once
+/// ```
+#[test]
+fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
+    const PAUSE: Duration = Duration::from_millis(1);
+    explore_in_time(SCHEDULES, || {
+        query_overdue_after(PAUSE);
+        let engine = engine(1);
+        let foreign = Arc::<Foreign>::default();
+        let fence = foreign.fence();
+        let deleted = tests::foreign::Deleted::default();
+        let ready: Frontier = [fence.clone()].into_iter().collect();
+        // SAFETY: a true description; nothing uses the memory.
+        let tensor = unsafe { engine.import_ordered(tests::foreign::tensor(&[1.0], &deleted), ready, false) };
+        drop(tensor.unwrap());
+        let watcher = watch(&fence);
+        drop(fence);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(PAUSE);
+                assert_eq!(deleted.count(), 0, "given back before the fence has settled");
+                foreign.settle_silently();
+                thread::sleep(PAUSE);
+                foreign.settle_and_call(false);
+            });
+            watcher.wait();
+        });
+        foreign.wait_released();
+        assert_eq!(watcher.answers(), 1);
+        assert_eq!(deleted.count(), 1);
     });
 }
