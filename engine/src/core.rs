@@ -18,7 +18,7 @@ use crate::blocked::{self, On};
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::{callback, fork};
+use crate::exchange::{callback, fork, promise};
 use crate::journal::hooks::WaitNoted;
 use crate::look::Pace;
 use crate::operation::{Kind, OpGranted, OpGraph};
@@ -597,6 +597,7 @@ impl CoreRef {
     /// What has not moved for a while is seen to: wants stand-ins for what other engines and blocked threads leave undone. Whether
     /// there is something to run, so that the engine does not stand still.
     fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
+        promise::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();
         if has_work && ((self.alone() && !self.helps_alone()) || self.pool.is_stuck()) {

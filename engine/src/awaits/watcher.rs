@@ -26,6 +26,7 @@ use super::{Key, LISTS, LOOK_MIN, ROOM_LOOK, list};
 use crate::clock;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
+use crate::exchange::promise;
 use crate::lease_info::LeaseInfo;
 use crate::look::{self, EVERYTHING, Look};
 use crate::operation::{Kind, OpHandle, Phase, bury};
@@ -101,6 +102,7 @@ impl Clerk {
         let mut not_before = Instant::now();
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
+            promise::stand_in_for_queries();
             let mut next = quiet::tell_others();
             let now = Instant::now();
             let times = if now < not_before {
