@@ -10,6 +10,7 @@ use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
 use crate::quiet;
+use crate::stuck::Checks;
 
 /// This many times the window is the end of it for operations submitted from inside operations.
 const HARD_CAP: usize = 4;
@@ -63,11 +64,12 @@ impl CoreRef {
         if self.is_flowing() && context::current().is_none() {
             self.flow();
         }
-        let mut held_since = None;
+        let mut checks: Option<Checks<'_>> = None;
         loop {
             match self.try_admit() {
                 Err(Error::WindowFull { in_flight, limit }) => {
-                    self.wait_for_room(in_flight, limit, &mut held_since)?;
+                    let checks = checks.get_or_insert_with(|| self.checks_of_room());
+                    self.wait_for_room(in_flight, limit, checks)?;
                 }
                 other => return other,
             }

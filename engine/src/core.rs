@@ -18,7 +18,7 @@ use crate::blocked::{self, On};
 use crate::context;
 use crate::core_ref::CoreRef;
 use crate::error::Error;
-use crate::exchange::{callback, fork};
+use crate::exchange::{callback, fork, promise};
 use crate::journal::hooks::WaitNoted;
 use crate::look::Pace;
 use crate::operation::{Kind, OpGranted, OpGraph};
@@ -27,7 +27,7 @@ use crate::own_runtime;
 use crate::quiet;
 use crate::run::{self, ReadyOp};
 use crate::stand_in::{self, Blocked, StandInSet, StandIns, others_without_workers};
-use crate::stuck;
+use crate::stuck::{self, Checks, Detector};
 use crate::unretrieved::Failures;
 
 /// The process's graph. All engines share it, so tensors of one engine are ordered correctly in operations of another;
@@ -71,6 +71,10 @@ pub(crate) struct Core {
     pub(crate) stand_ins: StandIns,
     /// Looks of those that wait for room, or for everything to end: whether anything can move.
     progress_looks: Pace,
+    /// For waits for room, for waits for everything to end, and for those of them that have a deadline.
+    room_checks: Detector,
+    idle_checks: Detector,
+    timed_checks: Detector,
     /// Looks at what other engines, without workers, have to run.
     others_looks: Pace,
     pub(crate) closing: AtomicBool,
@@ -96,9 +100,6 @@ const BACKLOG: usize = 32;
 /// How often a thread gives its time slice away before it falls asleep because the window is full, or not empty. A yield takes about a
 /// microsecond when nobody else wants the processor.
 const PATIENCE: u32 = 64;
-
-/// How long a submission waits for room between looks at whether it waits in vain.
-const WINDOW_LOOK: Duration = Duration::from_millis(20);
 
 enum Runtime {
     Given(tokio::runtime::Handle),
@@ -171,6 +172,9 @@ impl Core {
             room: Bell::default(),
             stand_ins: StandIns::default(),
             progress_looks: Pace::default(),
+            room_checks: Detector::default(),
+            idle_checks: Detector::default(),
+            timed_checks: Detector::default(),
             others_looks: Pace::default(),
             closing: AtomicBool::new(false),
             stack_size: options.stack_size,
@@ -321,27 +325,37 @@ impl Core {
 
     /// Runs a ready operation that any thread may run, whoever needs it, and what that makes ready in turn, for a while.
     pub(crate) fn help_any(&self) -> bool {
-        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)))
+        self.help_any_after(|| ())
     }
 
-    /// As [`help_any`](Self::help_any), but only if that is in nobody's way: not where priorities matter, nor where there are
+    /// As [`help_any`](Self::help_any), and calls `before` first if there is such an operation.
+    fn help_any_after(&self, before: impl FnOnce()) -> bool {
+        self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before)
+    }
+
+    /// As [`help_any_after`](Self::help_any_after), but only if that is in nobody's way: not where priorities matter, nor where there are
     /// operations that only workers may run.
-    fn help_in_passing(&self) -> bool {
-        self.help_with_what(|pool, mine| {
+    fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
+        let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
             if self.alone() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
-        })
+        };
+        self.help_with_what(take, before)
     }
 
     fn help_with_what(
         &self,
         take: impl FnOnce(&Pool<ReadyOp>, &dyn Fn(&OpGranted) -> bool) -> Option<ReadyOp>,
+        before: impl FnOnce(),
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
         // Whoever is alone must run everything.
         let mine = |op: &OpGranted| self.alone() || op.payload().kind == Kind::Work;
         let job = take(&self.pool, &mine);
         let found = job.is_some();
-        job.into_iter().for_each(|job| run::execute_while(job.0, mine));
+        if let Some(job) = job {
+            before();
+            run::execute_while(job.0, mine);
+        }
         found
     }
 
@@ -448,18 +462,24 @@ impl Core {
 }
 
 impl CoreRef {
+    /// The checks of a submission that waits for room.
+    pub(crate) fn checks_of_room(&self) -> Checks<'_> {
+        let bell = if self.alone() { &self.bell } else { &self.room };
+        Checks::new(&self.room_checks, bell, self.lease_timeout)
+    }
+
     /// Waits until there may be room in the window. Runs ready operations where the engine has no worker to do it.
     ///
-    /// `held_since` is the submission's own: since when leases alone have held it up.
+    /// `checks` are the submission's own.
     pub(crate) fn wait_for_room(
         &self,
         in_flight: usize,
         limit: usize,
-        held_since: &mut Option<Instant>,
+        checks: &mut Checks<'_>,
     ) -> Result<(), Error> {
         callback::check()?;
         quiet::tell();
-        if self.alone() && self.help_any() {
+        if self.alone() && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
             while self.in_flight() > limit / 2 && self.help_any() {}
             if context::current().is_none() {
@@ -477,27 +497,33 @@ impl CoreRef {
         let _noted = WaitNoted::for_any("window");
         let _blocked = blocked::enter(|| On::AnyOther);
         let _cover = self.cover();
-        let mut stand_ins = StandInSet::default();
-        self.want_others(&mut stand_ins);
-        // Inside of an operation the limit is another one than that of the bell.
-        let inside = context::current().is_some();
-        let enough = if inside || self.alone() { limit - 1 } else { self.enough_room() };
-        let mut listening = if inside || self.alone() { self.bell.listen() } else { self.room.listen() };
+        if checks.are_new() {
+            self.want_others(&mut checks.stand_ins);
+        }
+        // Inside of an operation the limit is another one than that of the bell. And where nothing has moved for a while, a single
+        // place counts.
+        let exactly = context::current().is_some() || self.alone() || checks.are_in_vain();
+        let enough = if exactly { limit - 1 } else { self.enough_room() };
+        let mut listening = if exactly { self.bell.listen() } else { self.room.listen() };
         let before = self.in_flight();
         if before <= enough || (self.helps_alone() && self.pool.has_work()) {
             return Ok(());
         }
-        context::blocking(|| listening.wait_until(Instant::now() + WINDOW_LOOK));
+        let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
+        context::blocking(|| listening.wait_until(wake));
         self.check_interrupt()?;
-        if self.in_flight() >= before {
-            self.warn_of_a_blocked_runtime();
-            if !self.is_moved_by(&mut stand_ins)
-                && let Some(found) =
-                    self.progress_looks.look(|| stuck::check_progress(self, in_flight, held_since))
-            {
-                found?;
-            }
+        if self.in_flight() < before {
+            checks.start_over();
+            return Ok(());
         }
+        self.warn_of_a_blocked_runtime();
+        if checks.are_due()
+            && !self.is_moved_by(&mut checks.stand_ins)
+            && let Some(checked) = self.progress_looks.look(|| checks.check_room(self, in_flight))
+        {
+            checked?;
+        }
+        checks.back_off(self);
         Ok(())
     }
 
@@ -522,18 +548,20 @@ impl CoreRef {
         // time, so a wait with a deadline helps with nothing.
         let helps =
             deadline.is_none() && context::may_help() && (self.alone() || context::current().is_none());
-        let mut stand_ins = StandInSet::default();
+        let bell = if self.alone() { &self.bell } else { &self.idle };
+        let detector = if deadline.is_some() { &self.timed_checks } else { &self.idle_checks };
+        let mut checks = Checks::new(detector, bell, self.lease_timeout);
         if self.in_flight() > 0 {
             if self.alone() && !helps {
-                stand_ins.want(self);
+                checks.stand_ins.want(self);
             }
-            self.want_others(&mut stand_ins);
+            self.want_others(&mut checks.stand_ins);
         }
-        let bell = if self.alone() { &self.bell } else { &self.idle };
         loop {
             let mut patience = 0;
             while patience < PATIENCE && self.in_flight() > 0 {
-                if helps && self.help_in_passing() {
+                if helps && self.help_in_passing_after(|| checks.hand_over()) {
+                    checks.start_over();
                     patience = 0;
                 } else {
                     patience += 1;
@@ -547,27 +575,29 @@ impl CoreRef {
             if helps && self.alone() && self.pool.has_work() {
                 continue;
             }
-            let now = Instant::now();
-            if deadline.is_some_and(|deadline| now >= deadline) {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
-            let look = now + WINDOW_LOOK;
             let before = self.in_flight();
-            context::blocking(|| listening.wait_until(deadline.map_or(look, |deadline| look.min(deadline))));
+            let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
+            context::blocking(|| listening.wait_until(wake.into_iter().chain(deadline).min()));
             self.check_interrupt()?;
             if self.in_flight() == before
-                && !self.is_moved_by(&mut stand_ins)
+                && checks.are_due()
+                && !self.is_moved_by(&mut checks.stand_ins)
                 && deadline.is_none()
-                && let Some(found) = self.progress_looks.look(|| stuck::check_idle_progress(self))
+                && let Some(checked) = self.progress_looks.look(|| checks.check_idle(self))
             {
-                found?;
+                checked?;
             }
+            checks.back_off(self);
         }
     }
 
     /// What has not moved for a while is seen to: wants stand-ins for what other engines and blocked threads leave undone. Whether
     /// there is something to run, so that the engine does not stand still.
     fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
+        promise::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();
         if has_work && ((self.alone() && !self.helps_alone()) || self.pool.is_stuck()) {

@@ -30,14 +30,20 @@ pub(crate) const EVERYTHING: usize = usize::MAX;
 const PACE: u32 = 100;
 
 estafette_sync::statics! {
-    /// Accesses looked at since the process began.
+    /// Accesses, and operations in pictures, looked at since the process began.
     static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Accesses that waits have looked at since the process began, to find out what they wait for. For tests of what waiting costs.
+/// Accesses that waits have looked at since the process began, to find out what they wait for, and operations in flight that they have
+/// checked for a standstill. For tests of what waiting costs.
 #[doc(hidden)]
 pub fn looked_at() -> u64 {
     LOOKED_AT.load(Ordering::Relaxed)
+}
+
+/// Counts what a wait has looked at.
+pub(crate) fn count(looked_at: usize) {
+    LOOKED_AT.fetch_add(looked_at as u64, Ordering::Relaxed);
 }
 
 /// The least time until the next look, after one that took so long.
@@ -108,7 +114,7 @@ impl Look {
                 .holders()
                 .each(|holder| found.push((holder.number(), LeaseInfo::of(holder.lease().label()))));
         });
-        LOOKED_AT.fetch_add((self.walk.looked_at() - before) as u64, Ordering::Relaxed);
+        count(self.walk.looked_at() - before);
     }
 
     /// Whether everything was found.

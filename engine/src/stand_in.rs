@@ -266,7 +266,7 @@ fn stand_in(core: CoreRef) {
             }
             let mut listening = core.bell.listen();
             if !core.pool.has_work() && core.stand_ins.goes_on(&core) {
-                listening.wait_until(Instant::now() + NAP);
+                listening.wait_until(Some(Instant::now() + NAP));
             }
         }
         if !core.stand_ins.rest(&core) {

@@ -1,37 +1,201 @@
-//! Can anything still move? What a wait asks before it goes on waiting for room, or for everything to end.
+//! Can anything still move? What a wait checks before it goes on waiting for room, or for everything to end.
+//!
+//! The answer is the same for all threads that wait for the same thing. So one of them checks for all, with pauses that grow, and the
+//! others sleep until they are notified. Each wait may be the one that checks once its first, short sleep was in vain. A wait that ends
+//! hands the checks over: it notifies the others, and the first to wake goes on with them.
+//!
+//! A check that finds a standstill notifies the others, too. Each of them checks for itself until something moves again, since leases
+//! of its own thread, and its own time limit, decide how its wait ends. So do threads inside of operations at any time.
 
 use std::collections::{HashMap, HashSet};
 
 use estafette_graph::{Explained, OpId, OpView, Snapshot};
-use estafette_sync::time::Instant;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
+use crate::bell::Bell;
 use crate::blocked::{self, On};
 use crate::context;
 use crate::core::Core;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
 use crate::lease_info::LeaseInfo;
+use crate::look;
 use crate::operation::{Kind, Phase};
-use crate::wait::{Seen, let_go, picture};
+use crate::stand_in::{StandInSet, others_without_workers};
+use crate::wait::{self, Seen, let_go};
+use crate::wakers::locks_are_lost;
+
+/// The first sleep of a wait, and the time until the first check.
+const CHECK_FIRST: Duration = Duration::from_millis(20);
+
+/// The longest pause between two checks. Each pause is twice as long as the one before.
+const CHECK_LAST: Duration = Duration::from_millis(500);
+
+/// A pause is at most this part of the lease timeout, so a wait that leases hold up fails at most so much late.
+const PAUSES_PER_TIMEOUT: u32 = 8;
+
+/// Which of the threads that wait for the same thing checks whether they wait in vain.
+#[derive(Debug, Default)]
+pub(crate) struct Detector {
+    /// A waiting thread checks for all.
+    is_taken: AtomicBool,
+    /// The last check found a standstill.
+    stands_still: AtomicBool,
+}
+
+/// The checks of one wait. Dropping it hands them over.
+pub(crate) struct Checks<'a> {
+    detector: &'a Detector,
+    /// What the other threads listen to.
+    bell: &'a Bell,
+    /// The thread checks for itself, whatever others do.
+    alone: bool,
+    /// It checks for all.
+    is_in_charge: bool,
+    has_slept: bool,
+    pause: Duration,
+    pause_last: Duration,
+    /// Have other threads run what this one must not, or cannot.
+    pub(crate) stand_ins: StandInSet,
+    /// Since when leases alone hold the wait up, as found by its earlier checks.
+    held_since: Option<Instant>,
+}
+
+impl<'a> Checks<'a> {
+    /// For a wait of the calling thread that `bell` ends.
+    pub(crate) fn new(detector: &'a Detector, bell: &'a Bell, lease_timeout: Duration) -> Self {
+        let pause_last = (lease_timeout / PAUSES_PER_TIMEOUT).clamp(CHECK_FIRST, CHECK_LAST);
+        Self {
+            detector,
+            bell,
+            alone: context::current().is_some(),
+            is_in_charge: false,
+            has_slept: false,
+            pause: CHECK_FIRST,
+            pause_last,
+            stand_ins: StandInSet::default(),
+            held_since: None,
+        }
+    }
+
+    /// Whether the wait has not slept yet.
+    pub(crate) fn are_new(&self) -> bool {
+        !self.has_slept
+    }
+
+    /// Takes the checks for all over, if no thread has them.
+    fn take_charge(&mut self) {
+        if self.has_slept
+            && !self.alone
+            && !self.is_in_charge
+            && !self.detector.is_taken.swap(true, Ordering::SeqCst)
+        {
+            self.is_in_charge = true;
+            self.pause = CHECK_FIRST;
+        }
+    }
+
+    /// When the thread wakes to check; `None` while another thread does so for it. To be asked when the thread listens already.
+    pub(crate) fn next(&mut self) -> Option<Instant> {
+        self.take_charge();
+        let wakes = !self.has_slept
+            || self.alone
+            || self.is_in_charge
+            || self.detector.stands_still.load(Ordering::SeqCst);
+        self.has_slept = true;
+        wakes.then(|| self.later())
+    }
+
+    /// When a pause from now on is over.
+    pub(crate) fn later(&self) -> Instant {
+        Instant::now() + self.pause
+    }
+
+    /// Whether the thread checks for all, and has found nothing to move for a while.
+    pub(crate) fn are_in_vain(&self) -> bool {
+        self.is_in_charge && self.pause > CHECK_FIRST
+    }
+
+    /// Whether the thread that has slept checks.
+    pub(crate) fn are_due(&mut self) -> bool {
+        self.take_charge();
+        self.alone || self.is_in_charge || self.detector.stands_still.load(Ordering::SeqCst)
+    }
+
+    /// The next pause of a wait in `core` is longer, unless an engine without workers may have something to run for it: nothing but a
+    /// check finds that.
+    pub(crate) fn back_off(&mut self, core: &Core) {
+        if !others_without_workers(core.alone()) {
+            self.pause = (self.pause * 2).min(self.pause_last);
+        }
+    }
+
+    /// Something has moved.
+    pub(crate) fn start_over(&mut self) {
+        self.pause = CHECK_FIRST;
+        self.held_since = None;
+    }
+
+    /// Has another thread check, if this one does so for all. The caller may be away for any time.
+    pub(crate) fn hand_over(&mut self) {
+        // In a forked child no other thread waits, and the bell may be locked for ever.
+        if std::mem::take(&mut self.is_in_charge) && !locks_are_lost() {
+            self.detector.is_taken.store(false, Ordering::SeqCst);
+            self.bell.ring();
+        }
+    }
+
+    /// Notes whether a check found a standstill, of which the others have to hear.
+    fn found(&self, stands_still: bool) {
+        if self.detector.stands_still.swap(stands_still, Ordering::SeqCst) != stands_still && stands_still {
+            self.bell.ring();
+        }
+    }
+
+    /// Fails when a full window can never drain, or when only leases have kept it full for longer than the engine accepts.
+    pub(crate) fn check_room(&mut self, core: &Core, in_flight: usize) -> Result<(), Error> {
+        let checked = check_progress(core, in_flight, &mut self.held_since);
+        self.found(!matches!(checked, Ok(false)));
+        checked.map(drop)
+    }
+
+    /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
+    /// that asks.
+    pub(crate) fn check_idle(&mut self, core: &Core) -> Result<(), Error> {
+        let checked = check_idle_progress(core);
+        self.found(!matches!(checked, Ok(false)));
+        checked.map(drop)
+    }
+}
+
+impl Drop for Checks<'_> {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
+
+/// A picture of the graph, which is counted.
+fn picture() -> Snapshot<Seen> {
+    let picture = wait::picture();
+    look::count(picture.ops.len());
+    picture
+}
 
 /// The lease, when this operation is one that is held.
 fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
     seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
 }
 
-/// Fails when a full window can never drain, or when only leases have kept it full for longer than the engine accepts.
+/// See [`Checks::check_room`]. Returns whether the engine stands still.
 ///
 /// A lease of the calling thread is not returned while the thread waits here. Each other lease may be returned at any time and make
 /// room. `held_since` is since when leases alone hold this submission up, as found by its earlier looks.
-pub(crate) fn check_progress(
-    core: &Core,
-    in_flight: usize,
-    held_since: &mut Option<Instant>,
-) -> Result<(), Error> {
+fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant>) -> Result<bool, Error> {
     let Some(leases) = standstill(&picture(), core) else {
         *held_since = None;
-        return Ok(());
+        return Ok(false);
     };
     let is_first_look = held_since.is_none();
     let since = *held_since.get_or_insert_with(Instant::now);
@@ -39,15 +203,15 @@ pub(crate) fn check_progress(
         |leases: &[LeaseInfo]| leases.iter().all(|lease| lease.own) || since.elapsed() >= core.lease_timeout;
     // Collecting garbage may end leases. It can take long, so it is for the first look and for one that would fail.
     if !is_first_look && !is_over(&leases) {
-        return Ok(());
+        return Ok(true);
     }
     let_go(core);
     let Some(leases) = standstill(&picture(), core) else {
         *held_since = None;
-        return Ok(());
+        return Ok(false);
     };
     if !is_over(&leases) {
-        return Ok(());
+        return Ok(true);
     }
     if leases.iter().any(|lease| !lease.own) {
         return Err(Error::LeaseHeld(LeaseHeld::new("a submission into a full window", leases)));
@@ -59,15 +223,14 @@ pub(crate) fn check_progress(
     )))
 }
 
-/// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
-/// that asks.
-pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
+/// See [`Checks::check_idle`]. Returns whether the engine stands still.
+fn check_idle_progress(core: &Core) -> Result<bool, Error> {
     if standstill(&picture(), core).is_none() {
-        return Ok(());
+        return Ok(false);
     }
     let_go(core);
     let snapshot = picture();
-    let Some(leases) = standstill(&snapshot, core) else { return Ok(()) };
+    let Some(leases) = standstill(&snapshot, core) else { return Ok(false) };
     if leases.is_empty() {
         return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
     }
@@ -77,7 +240,7 @@ pub(crate) fn check_idle_progress(core: &Core) -> Result<(), Error> {
     if own || waited >= core.lease_timeout {
         return Err(Error::LeaseHeld(LeaseHeld::new("waiting for all operations", leases)));
     }
-    Ok(())
+    Ok(true)
 }
 
 /// The engines without workers, other than `core`, that have to run something before operations in flight in `core` can end.

@@ -24,7 +24,7 @@ use crate::context::{self, Helping};
 use crate::core::{Core, graph};
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
-use crate::exchange::{callback, reaper};
+use crate::exchange::{callback, promise, reaper};
 use crate::journal::hooks;
 use crate::lease::LeaseInner;
 use crate::lease_info::LeaseInfo;
@@ -178,6 +178,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         }
         if is_wanted || now >= next_look {
             core.check_interrupt()?;
+            promise::stand_in_for_queries();
             let looks_itself = inside
                 || watch.held_since.is_some()
                 || (helps && needed.without_workers().next().is_some())

@@ -123,16 +123,21 @@ pub struct Waiter<'a, W> {
 }
 
 impl<W: Wakers> Waiter<'_, W> {
-    /// Blocks until a notification that came after the last look, or `deadline`.
-    pub fn wait_until(&mut self, deadline: Instant) {
+    /// Blocks until a notification that came after the last look, or until `deadline`, if there is one.
+    pub fn wait_until(&mut self, deadline: Option<Instant>) {
         let mut inner = self.events.lock();
         while inner.count == self.seen {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            (inner, _) =
-                self.events.notified.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner);
+            inner = match deadline {
+                None => self.events.notified.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return;
+                    }
+                    let notified = self.events.notified.wait_timeout(inner, left);
+                    notified.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
         self.seen = inner.count;
     }
@@ -153,7 +158,6 @@ impl<W> Drop for Waiter<'_, W> {
 mod models {
     // Loom's own does not survive the panic that a deadlock is.
     use std::sync::Arc;
-    use std::time::Duration;
 
     use loom::model::Builder;
 
@@ -213,7 +217,7 @@ mod models {
         fn wait(&self) {
             let mut waiter = self.events.listen();
             while !self.holds() {
-                waiter.wait_until(Instant::now() + Duration::from_secs(1_000));
+                waiter.wait_until(None);
             }
         }
 

@@ -249,6 +249,85 @@ fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_the
     sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));
 }
 
+/// An engine in which a window of a hundred operations is full behind a gate.
+fn full_engine() -> (Engine, Tensor, mpsc::Sender<()>) {
+    let engine = Engine::builder().workers(2).window(100).build().expect("an engine");
+    let first = tensor(&engine);
+    let open = gate(&engine, &first);
+    for _ in 1..100 {
+        engine.op("behind").writes([&first]).run(|[], [_]| Ok(())).expect("submitted");
+    }
+    (engine, first, open)
+}
+
+#[test]
+fn threads_that_wait_for_all_sleep_until_everything_has_ended() {
+    let _alone = alone();
+    let (engine, _first, open) = full_engine();
+    // One of them checks for a standstill, twice a second after a while.
+    sleep_soundly(20, 10, || engine.wait_all(None).expect("the gate opens"), || drop(open));
+}
+
+#[test]
+fn threads_that_wait_for_all_with_a_timeout_sleep_until_everything_has_ended() {
+    let _alone = alone();
+    let (engine, _first, open) = full_engine();
+    let wait = || engine.wait_all(Some(Duration::from_secs(3_600))).expect("the gate opens");
+    sleep_soundly(20, 10, wait, || drop(open));
+}
+
+#[test]
+fn threads_that_wait_for_room_sleep_until_there_is_some() {
+    let _alone = alone();
+    let (engine, first, open) = full_engine();
+    let submit = || drop(engine.op("more").writes([&first]).run(|[], [_]| Ok(())).expect("the gate opens"));
+    sleep_soundly(20, 10, submit, || drop(open));
+}
+
+#[test]
+fn two_hundred_threads_that_wait_for_all_check_as_seldom_as_one() {
+    const THREADS: usize = 200;
+    let _alone = alone();
+    let (engine, _first, open) = full_engine();
+    let began = std::time::Instant::now();
+    let (_, looked) = counted(|| {
+        std::thread::scope(|scope| {
+            let builder = || std::thread::Builder::new().stack_size(1 << 18);
+            let wait = || builder().spawn_scoped(scope, || engine.wait_all(None)).expect("a thread");
+            let threads: Vec<_> = (0..THREADS).map(|_| wait()).collect();
+            std::thread::sleep(3 * WHILE);
+            drop(open);
+            for thread in threads {
+                thread.join().expect("it does not panic").expect("the gate opens");
+            }
+        });
+    });
+    // Checks after 20, 40, 80 ... ms, and every half a second in the end, each of the hundred operations in flight.
+    let checks = 10.0 + 2.0 * began.elapsed().as_secs_f64();
+    assert!(looked as f64 <= checks * 100.0, "{looked} operations were looked at");
+}
+
+#[test]
+fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
+    let _alone = alone();
+    let engine = Engine::builder().workers(2).window(100).build().expect("an engine");
+    let (first, single, mine) = (tensor(&engine), tensor(&engine), tensor(&engine));
+    let [open, make_room] = [gate(&engine, &first), gate(&engine, &single)];
+    for _ in 2..100 {
+        engine.op("behind").writes([&first]).run(|[], [_]| Ok(())).expect("submitted");
+    }
+    std::thread::scope(|scope| {
+        let submit = || drop(engine.op("more").writes([&mine]).run(|[], [_]| Ok(())).expect("a place"));
+        let threads: Vec<_> = (0..20).map(|_| scope.spawn(submit)).collect();
+        std::thread::sleep(WHILE);
+        // From here on a single place is free at a time, and a quarter of the window never is.
+        drop(make_room);
+        threads.into_iter().for_each(|thread| thread.join().expect("each gets the place"));
+    });
+    drop(open);
+    engine.wait_all(None).expect("everything ends");
+}
+
 #[test]
 fn a_wait_in_an_engine_without_workers_sleeps_until_something_comes() {
     let _alone = alone();

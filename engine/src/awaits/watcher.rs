@@ -26,6 +26,7 @@ use super::{Key, LISTS, LOOK_MIN, ROOM_LOOK, list};
 use crate::clock;
 use crate::core_ref::CoreRef;
 use crate::error::{Error, LeaseHeld};
+use crate::exchange::promise;
 use crate::lease_info::LeaseInfo;
 use crate::look::{self, EVERYTHING, Look};
 use crate::operation::{Kind, OpHandle, Phase, bury};
@@ -101,6 +102,7 @@ impl Clerk {
         let mut not_before = Instant::now();
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
+            promise::stand_in_for_queries();
             let mut next = quiet::tell_others();
             let now = Instant::now();
             let times = if now < not_before {
@@ -180,8 +182,14 @@ fn look() -> Vec<Instant> {
         }
     }
     let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
+    // One look for all that wait for room in the same engine.
+    let mut others: Vec<(CoreRef, SmallVec<[CoreRef; 1]>)> = Vec::new();
     for due in room {
-        next.extend(make_room(&due));
+        let known = others.iter().position(|(core, _)| core.same(&due.core)).unwrap_or_else(|| {
+            others.push((due.core.clone(), stuck::without_workers(&due.core)));
+            others.len() - 1
+        });
+        next.extend(make_room(&due, &others[known].1));
     }
     if due.is_empty() {
         return next;
@@ -327,13 +335,12 @@ impl Due {
     }
 }
 
-/// Has other engines, without workers, run what operations in flight wait for.
-fn make_room(due: &Due) -> Option<Instant> {
-    let others = stuck::without_workers(&due.core);
+/// Has `others`, engines without workers, run what operations in flight wait for.
+fn make_room(due: &Due, others: &[CoreRef]) -> Option<Instant> {
     let mut entries = list(due.key.list());
     let entry = entries.entry(due.key)?;
     // This takes locks of the other engines, which take none of these lists.
-    for core in &others {
+    for core in others {
         entry.awaited.stand_ins.want(core);
     }
     entry.next_look = clock::deadline(ROOM_LOOK);

@@ -20,6 +20,7 @@ mod overdue;
 
 pub use export::export;
 pub use import::import;
+pub(crate) use import::stand_in_for_queries;
 
 /// Sets after which pause a subscription to a foreign fence that has not called is first queried: for subscriptions from now on, in this
 /// process. For tests; others leave it at a second.

@@ -12,9 +12,11 @@
 //! | leaked because | why that is right |
 //! |---|---|
 //! | a fence failed with kind [`Fault`](DeviceErrorKind::Fault) | what still runs in a broken context is unknown |
-//! | nobody can observe a fence | it may be pending for all we know |
 //! | this is a forked child | the parent owns the other half |
 //! | [`Reaper::stop`] has been called | the interpreter that the deleter needs may be gone |
+//!
+//! Where the system refuses the reactor's thread, so that no thread observes a fence, memory stays due: the next release behind a fence
+//! and the next flush try again.
 //!
 //! Any other failure of a fence says that the work never ran or is over, so memory is released after it.
 //!
@@ -155,6 +157,7 @@ impl Reaper {
         if self.shared.is_forked() {
             return true;
         }
+        self.watch_again(usize::MAX);
         let mut queue = self.shared.lock();
         let last = queue.close_epoch();
         if queue.on_own_thread() || callback::is_running() {
@@ -177,6 +180,9 @@ impl Reaper {
             return true;
         }
         self.shared.stopped.store(true, Ordering::Relaxed);
+        // Their drop leaks them.
+        let unwatched = mem::take(&mut *self.shared.unwatched());
+        drop(unwatched);
         let mut queue = self.shared.lock();
         if queue.phase == Phase::Running {
             queue.phase = if queue.threads.is_empty() { Phase::Stopped } else { Phase::Stopping };
@@ -229,6 +235,8 @@ impl Reaper {
     }
 
     fn release_after(&self, frontier: Frontier, storage: Storage, what: What) {
+        // Two for each that may join them, so they become fewer.
+        self.watch_again(2);
         let what = what.at(storage.data());
         let mut queue = self.shared.lock();
         let ticket = queue.enter();
@@ -236,12 +244,17 @@ impl Reaper {
         drop(queue);
         let waiting =
             Waiting { storage: ManuallyDrop::new(storage), ticket, what, shared: self.shared.clone() };
-        let fences = frontier.clone();
-        Reactor::global().when_settled(&frontier, move |outcome| match outcome {
-            Ok(()) => waiting.proceed(),
-            Err(_) if may_release(&fences) => waiting.proceed(),
-            Err(error) => waiting.give_up(&error),
-        });
+        waiting.watch(frontier);
+    }
+
+    /// Has the reactor observe the fences of `most` storages at most whose fences it could not, since the system had refused its thread.
+    fn watch_again(&self, most: usize) {
+        let unwatched = {
+            let mut unwatched = self.shared.unwatched();
+            let most = most.min(unwatched.len());
+            unwatched.drain(..most).collect::<Vec<_>>()
+        };
+        unwatched.into_iter().for_each(|(waiting, fences)| waiting.watch(fences));
     }
 }
 
@@ -262,6 +275,13 @@ fn may_release(fences: &Frontier) -> bool {
     })
 }
 
+/// Whether a fence has failed in a way that says nothing about what still runs.
+fn is_faulty(fences: &Frontier) -> bool {
+    let is_fault =
+        |state| matches!(state, FenceState::Failed(error) if error.kind() == DeviceErrorKind::Fault);
+    fences.iter().any(|fence| is_fault(fence.state()))
+}
+
 /// A storage that waits for fences. It is leaked unless it is told to proceed: a callback that is lost must
 /// not free early.
 struct Waiting {
@@ -272,6 +292,30 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Goes on once all of `fences` have settled.
+    fn watch(self, fences: Frontier) {
+        let watched = fences.clone();
+        Reactor::global().when_settled(&watched, move |outcome| match outcome {
+            Ok(()) => self.proceed(),
+            Err(_) if may_release(&fences) => self.proceed(),
+            Err(_) if !self.shared.is_forked() && !is_faulty(&fences) => self.watch_later(fences),
+            Err(error) => self.give_up(&error),
+        });
+    }
+
+    /// A fence is pending that the reactor does not observe: the system has refused its thread.
+    fn watch_later(self, fences: Frontier) {
+        let shared = self.shared.clone();
+        let mut unwatched = shared.unwatched();
+        if !shared.stopped.load(Ordering::Relaxed) {
+            unwatched.push((self, fences));
+            return;
+        }
+        drop(unwatched);
+        // The drop leaks it.
+        drop(self);
+    }
+
     fn proceed(self) {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is never dropped nor used again, so storage and count are moved out exactly once.

@@ -417,6 +417,14 @@ fn query_due() -> bool {
     true
 }
 
+/// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts it, or queries the fences on
+/// the calling thread. For threads that look at what waits.
+pub(crate) fn stand_in_for_queries() {
+    if overdue::is_missing() && !fork::in_child() && !lock(&registry().inner).overdue.start_again(query_due) {
+        query_due();
+    }
+}
+
 /// What a foreign scheduler calls, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
 unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
     valgrind::before();

@@ -4,13 +4,15 @@
 //! queried now and then. The thread is not the reactor's: that one sleeps without a time where nothing is polled, and a `query` that
 //! blocks holds up the other overdue fences only.
 
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, essential::essential, stack, thread};
 
 estafette_sync::statics! {
     /// Nanoseconds for which a subscription is left alone at first, and between two rounds of the thread.
     static FIRST: AtomicU64 = AtomicU64::new(1_000_000_000);
+    /// The system has refused the thread.
+    static MISSING: AtomicBool = AtomicBool::new(false);
 }
 /// The longest pause between two queries for one subscription.
 const LAST: Duration = Duration::from_secs(60);
@@ -23,6 +25,11 @@ fn first() -> Duration {
 pub(super) fn set_first(pause: Duration) {
     let nanoseconds = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
     FIRST.store(nanoseconds.max(1_000), Ordering::Relaxed);
+}
+
+/// Whether the system has refused the thread, which no later try has started.
+pub(super) fn is_missing() -> bool {
+    MISSING.load(Ordering::Relaxed)
 }
 
 /// When the fence of a subscription is to be queried. Each pause is twice as long as the one before, up to [`LAST`].
@@ -62,21 +69,34 @@ pub(super) struct Thread {
 impl Thread {
     /// A subscription has arrived: starts or wakes the thread, which calls `round` each time until it returns false.
     ///
-    /// Where the system gives no thread, the next subscription tries again.
+    /// Where the system gives no thread, the next subscription and the next look at what waits try again ([`is_missing`]).
     pub(super) fn arrived(&mut self, round: fn() -> bool) {
         match &self.thread {
             Some(thread) if self.is_resting => thread.unpark(),
             Some(_) => {}
-            None => {
-                let spawned =
-                    stack::thread("estafette-overdue").spawn(move || essential("the queries", || run(round)));
-                match spawned {
-                    Ok(thread) => self.thread = Some(daemon(thread).thread().clone()),
-                    Err(error) => tracing::warn!(%error, "foreign fences that never call are not queried"),
-                }
-            }
+            None => self.start(round),
         }
         self.is_resting = false;
+    }
+
+    /// Starts the thread if there is none. Whether there is one.
+    pub(super) fn start_again(&mut self, round: fn() -> bool) -> bool {
+        if self.thread.is_none() {
+            self.start(round);
+        }
+        self.thread.is_some()
+    }
+
+    fn start(&mut self, round: fn() -> bool) {
+        let spawned =
+            stack::thread("estafette-overdue").spawn(move || essential("the queries", || run(round)));
+        match spawned {
+            Ok(thread) => self.thread = Some(daemon(thread).thread().clone()),
+            Err(error) => {
+                tracing::warn!(%error, "threads that wait query the foreign fences that never call")
+            }
+        }
+        MISSING.store(self.thread.is_none(), Ordering::Relaxed);
     }
 
     /// Notes that the thread sleeps until a subscription arrives.

@@ -15,7 +15,7 @@ use super::super::contain::contain;
 use super::lane::{Lane, Overtaken, Run, Step, Underway};
 use super::queue::{Follower, Phase, Queue, Ready, Rest};
 use super::slow::{SLOW, What};
-use super::{BACKLOG, NAP, Storage, THREADS_MAX, fork};
+use super::{BACKLOG, Frontier, NAP, Storage, THREADS_MAX, Waiting, fork};
 
 pub(super) struct Shared {
     /// After this time a deleter is slow.
@@ -23,6 +23,8 @@ pub(super) struct Shared {
     /// The fork generation that the thread lives in.
     generation: u32,
     queue: Mutex<Queue>,
+    /// Storages whose fences no thread observes.
+    unwatched: Mutex<Vec<(Waiting, Frontier)>>,
     /// Wakes the leader.
     pub(super) work: Condvar,
     /// Wakes the follower.
@@ -45,6 +47,7 @@ impl Default for Shared {
             slow: SLOW,
             generation: fork::generation(),
             queue: Mutex::default(),
+            unwatched: Mutex::default(),
             work: Condvar::new(),
             watch: Condvar::new(),
             progress: Condvar::new(),
@@ -61,6 +64,10 @@ impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing that can panic runs under the lock but allocation failure, which aborts.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, Frontier)>> {
+        self.unwatched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_forked(&self) -> bool {

@@ -1,16 +1,20 @@
 //! A program that uses everything, and keeps account: of each operation that was accepted, each deleter and each capture.
 
 use std::cell::RefCell;
+use std::ffi::c_void;
 use std::fs::File;
 use std::io::Write;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::ExitCode;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
+use estafette::exchange::promise::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
 use estafette::journal::{Journal, JournalOptions};
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
@@ -129,7 +133,8 @@ pub fn run(folder: &Path) -> ExitCode {
     let workers = |count: usize| move || Engine::builder().workers(count).watchdog(LONG).build();
     if let Some(engine) = twice(&account, "start an engine", workers(2)) {
         imported += with_workers(&account, &engine, &deleted);
-        on_a_device(&account);
+        imported += on_a_device(&account, &deleted);
+        imported += behind_a_silent_fence(&account, &engine, &deleted);
         end(&account, &engine);
     }
     if let Some(engine) = twice(&account, "start an engine without workers", workers(0)) {
@@ -369,15 +374,78 @@ fn failures(account: &Account, engine: &Engine) {
     account.ok("blocker", blocker.wait_timeout(Some(LONG)));
 }
 
-/// Work on a device with a thread of its own, whose fences the reactor observes.
-fn on_a_device(account: &Account) {
+/// A fence of another library that accepts a subscription and never calls: it has to be queried.
+fn silent_fence() -> RawFence {
+    unsafe extern "C" fn query(_: *mut c_void) -> i32 {
+        // Pending when it is subscribed to, and done a while later.
+        static QUERIES: AtomicUsize = AtomicUsize::new(0);
+        if QUERIES.fetch_add(1, Ordering::SeqCst) < 10 { PENDING } else { OK }
+    }
+    unsafe extern "C" fn subscribe(_: *mut c_void, _: FenceCallback, _: *mut c_void, token: *mut u64) -> i32 {
+        // SAFETY: the caller gives a place to write to.
+        unsafe { token.write(0) };
+        OK
+    }
+    unsafe extern "C" fn count(_: *mut c_void) {}
+    RawFence {
+        version: FENCE_VERSION,
+        size: size_of::<RawFence>() as u32,
+        context: std::ptr::null_mut(),
+        device: DLDevice::CPU,
+        flags: 0,
+        query: Some(query),
+        wait: None,
+        order_on: None,
+        subscribe: Some(subscribe),
+        unsubscribe: None,
+        error: None,
+        native: None,
+        retain: Some(count),
+        release: Some(count),
+    }
+}
+
+/// An operation whose input is ready when a silent fence is. Gives how many tensors were imported, well or not.
+fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) -> usize {
+    promise::query_overdue_after(Duration::from_millis(1));
+    let raw = silent_fence();
+    // SAFETY: a struct as it is described; its functions need no context.
+    let fence = unsafe { promise::import(NonNull::from(&raw), &[]) };
+    let Some(fence) = account.ok("a silent fence", fence) else { return 0 };
+    // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
+    let tensor = unsafe { engine.import_ordered(foreign::tensor(&[1.0], deleted), fence.into(), false) };
+    if let Some(tensor) = account.ok("import behind a fence", tensor) {
+        let run = account.run();
+        let own = run.clone();
+        let op = engine.op("behind a fence").updates([&tensor]).run(move |[], [], [_tensor]| own.note());
+        account.op("behind a fence", &run, 1, op);
+    }
+    1
+}
+
+/// Work on a device with a thread of its own, whose fences the reactor observes. Gives how many tensors were imported, well or not.
+fn on_a_device(account: &Account, deleted: &Deleted) -> usize {
     let start = || SimDevice::new(SimOptions { pace: SimPace::RealTime, ..SimOptions::default() });
-    let Some(device) = twice(account, "start a device", start) else { return };
+    let Some(device) = twice(account, "start a device", start) else { return 0 };
     let build = || Engine::builder().workers(1).device(device.clone()).build();
-    let Some(engine) = twice(account, "start an engine with a device", build) else { return };
+    let Some(engine) = twice(account, "start an engine with a device", build) else { return 0 };
     let Some(queue) = account.ok("make a queue", estafette::devices::Device::create_queue(&*device)) else {
-        return;
+        return 0;
     };
+    // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
+    let tensor = unsafe { engine.import(foreign::tensor(&[1.0], deleted)) };
+    if let Some(tensor) = account.ok("import", tensor) {
+        let run = account.run();
+        let own = run.clone();
+        // Its memory is to be released before the work on the device is over.
+        let op = engine.op("uses memory on the device").updates([&tensor]).on(&queue);
+        let op = op.run_on(move |queue, [], [], [_tensor]| {
+            let queue = SimQueue::from_queue(queue).ok_or("a queue of the device")?;
+            queue.launch("long work", 1_000_000, || ())?;
+            own.note()
+        });
+        account.op("uses memory on the device", &run, 1, op);
+    }
     let variable = engine.var();
     for _ in 0..3 {
         let run = account.run();
@@ -392,6 +460,7 @@ fn on_a_device(account: &Account) {
         account.ok("wait for the device", engine.wait_all(Some(LONG)));
     }
     end(account, &engine);
+    1
 }
 
 /// An engine whose operations run on threads that wait, and on one that stands in for waits with a timeout.
