@@ -11,6 +11,7 @@ use std::time::Duration;
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, Queue};
 use estafette::exchange::table::{DLManagedTensorVersioned, DLTensor};
+use estafette::operators::operator::OUTPUTS_MAX;
 use estafette::operators::{Implementation, Invocation, OperatorKind, Signature, abi, operators};
 use estafette::{DType, Engine, Error, Produced, Tensor};
 use futures::executor::block_on;
@@ -348,8 +349,22 @@ fn options_of_the_c_interface_are_checked() {
     assert!(refused(|options| options.flags = 6).contains("flags 0x6 are unknown"));
     assert!(refused(|options| options.n_inputs = -2).contains("-2 inputs"));
     assert!(refused(|options| options.n_outputs = 0).contains("has no outputs"));
+    assert!(refused(|options| options.n_outputs = i32::MAX).contains("2147483647 outputs, more than 65536"));
     assert!(refused(|options| options.kind = abi::OPERATOR_INFERRED).contains("has no function that infers"));
     assert!(refused(|options| options.infer = CARELESS).contains("is allocating"));
+}
+
+#[test]
+fn more_outputs_than_an_operator_may_have_are_refused_by_their_number() {
+    let register = |outputs| operators().register_allocating("many.outputs", 0, outputs, |_, _| Ok(vec![]));
+    for outputs in [OUTPUTS_MAX + 1, usize::MAX] {
+        let error = register(outputs).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        let wanted = format!("operator `many.outputs` has {outputs} outputs, more than 65536");
+        assert!(error.to_string().contains(&wanted), "{error}");
+    }
+    register(OUTPUTS_MAX).unwrap();
+    operators().unregister("many.outputs").unwrap();
 }
 
 #[test]

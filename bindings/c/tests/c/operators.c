@@ -91,6 +91,10 @@ static void what_is_refused_stays_the_callers(void) {
   REFUSED(ESTAFETTE_INVALID, "function is NULL", estafette_register_operator("c.two", 0, &options, &state, watched_drop));
   options.kind = 9;
   REFUSED(ESTAFETTE_INVALID, "kind 9", estafette_register_operator("c.two", add, &options, &state, watched_drop));
+  options = in_place();
+  options.n_outputs = 65537;
+  REFUSED(ESTAFETTE_INVALID, "65537 outputs, more than 65536",
+          estafette_register_operator("c.two", add, &options, &state, watched_drop));
   CHECK(atomic_load(&state.dropped) == 0);
   OK(estafette_unregister_operator("c.once"));
   CHECK(atomic_load(&state.dropped) == 1);
