@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use estafette_report::Recording;
 use estafette_report::attribution::attribute;
 use estafette_report::model::{
-    Access, Lane, LaneKind, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall,
+    Access, Cause, Lane, LaneKind, Lease, LostRecords, Mode, Operation, OperationKind, Outcome, Stall,
 };
 use estafette_report::roots::roots;
 use estafette_report::walk::walk;
@@ -117,6 +117,59 @@ fn joined(stalls: &[&Stall]) -> Option<Vec<(u64, u64)>> {
         }
     }
     Some(joined)
+}
+
+#[test]
+fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_stalls_of_the_exact_sums() {
+    const FILLS: u64 = 5_000;
+    // Longer than what counts as a pause, and of lengths of their own.
+    let (period, length) = (200_000, |fill: u64| 10_000 + fill);
+    let duration = (FILLS + 1) * period;
+    let operation = |id: u64, moments: [u64; 5]| {
+        let [submitted, ready, awake, issued, lane] = moments;
+        Operation {
+            id,
+            name: "op".into(),
+            kind: OperationKind::Operation,
+            library: None,
+            site: None,
+            submitter: None,
+            lane: Some(lane as usize),
+            submitted,
+            granted: Some(submitted),
+            ready: Some(ready),
+            awake: Some(awake),
+            began: Some(awake),
+            issued: Some(issued),
+            ran: None,
+            done: Some(issued),
+            observed: Some(issued),
+            resumed: None,
+            outcome: Outcome::Ok,
+            waits_for: None,
+            accesses: vec![Access { variable: id, mode: Mode::Write }],
+        }
+    };
+    let mut operations = vec![operation(1, [0, 0, duration, duration + 1, 0])];
+    for fill in 0..FILLS {
+        let from = fill * period;
+        operations.push(operation(fill + 2, [from, from, from, from + length(fill), 0]));
+    }
+    let mut recording = Recording {
+        duration: duration + 1,
+        lanes: vec![Lane { name: "worker 0".into(), kind: LaneKind::Worker }],
+        operations,
+        ..Recording::default()
+    };
+    attribute(&mut recording);
+    let stalls: Vec<&Stall> = recording.stalls.iter().filter(|stall| stall.waiter == 1).collect();
+    assert!(stalls.len() <= 20, "{} stalls", stalls.len());
+    assert_eq!(joined(&stalls), Some(vec![(0, duration)]));
+    let waited = |cause: Cause| -> u64 {
+        stalls.iter().filter(|stall| stall.cause == cause).map(|stall| stall.duration()).sum()
+    };
+    let full = (0..FILLS).map(length).sum();
+    assert_eq!((waited(Cause::NoWorker), waited(Cause::NotResumed)), (full, duration - full));
 }
 
 proptest! {

@@ -9,11 +9,17 @@ use crate::source::{Merging, Source, operations};
 /// A worker that pauses for less is looking for the next operation.
 const PAUSE_MAX: Nanos = 50_000;
 
+/// Parts that [`Pool::full_between`] gives at most: an operation that is ready for long while the pool fills and empties thousands of
+/// times has as few stalls as any other.
+const PARTS_MAX: usize = 8;
+
 /// When all workers were busy.
 pub(super) struct Pool {
     workers: HashSet<LaneId>,
     /// In order of time, apart from each other.
     full: Vec<(Nanos, Nanos)>,
+    /// Of each entry of `full`, how long the ones before it lasted together.
+    before: Vec<Nanos>,
 }
 
 impl Pool {
@@ -24,7 +30,7 @@ impl Pool {
         let names: HashSet<&str> = workers.iter().map(|lane| lanes[*lane].name.as_str()).collect();
         // Workers of the same name are of several engines: nobody knows whose were free. So with no workers at all.
         if workers.is_empty() || names.len() < workers.len() {
-            return Self { workers, full: vec![(0, Nanos::MAX)] };
+            return Self { workers, full: vec![(0, Nanos::MAX)], before: vec![0] };
         }
         let busy = busy(source, &workers);
         let mut changes: Vec<(Nanos, i32)> = Vec::with_capacity(2 * busy.iter().map(Vec::len).sum::<usize>());
@@ -44,18 +50,31 @@ impl Pool {
                 _ => {}
             }
         }
-        Self { workers, full }
+        let lengths = full.iter().map(|(from, to)| to - from);
+        let before = lengths.scan(0, |sum, length| Some(std::mem::replace(sum, *sum + length))).collect();
+        Self { workers, full, before }
     }
 
     pub(super) fn has(&self, lane: LaneId) -> bool {
         self.workers.contains(&lane)
     }
 
-    /// The parts of a time in which all workers were busy, in order.
+    /// The parts of a time in which all workers were busy, in order, at most [`PARTS_MAX`]. Of more than that, neighbours are put
+    /// together at the end of the last of them, as long as they were together.
     pub(super) fn full_between(&self, from: Nanos, to: Nanos) -> impl Iterator<Item = (Nanos, Nanos)> {
+        let to = to.max(from);
         let first = self.full.partition_point(|(_, end)| *end <= from);
-        let parts = self.full[first..].iter().take_while(move |(begin, _)| *begin < to);
-        parts.map(move |(begin, end)| ((*begin).max(from), (*end).min(to)))
+        let end = self.full.partition_point(|(begin, _)| *begin < to).max(first);
+        let parts = (end - first).min(PARTS_MAX);
+        (0..parts).map(move |part| {
+            let bound = |part: usize| first + (end - first) * part / parts;
+            let (first, last) = (bound(part), bound(part + 1) - 1);
+            let ((first_from, _), (last_from, last_to)) = (self.full[first], self.full[last]);
+            let until = last_to.min(to);
+            // Only the first and the last may reach out of the time.
+            let whole = self.before[last] - self.before[first] + (until - last_from);
+            (until - (whole - from.saturating_sub(first_from)), until)
+        })
     }
 }
 
