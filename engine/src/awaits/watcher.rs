@@ -16,7 +16,7 @@ use estafette_graph::OpId;
 use estafette_sync::daemon;
 use estafette_sync::essential::essential;
 use estafette_sync::stack;
-use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, OnceLock};
 use estafette_sync::thread::ThreadId;
 use estafette_sync::time::{Duration, Instant};
@@ -45,8 +45,10 @@ const WOKEN_MAX: usize = 8;
 /// The thread of the process that looks at pending futures. Started when first needed.
 pub(super) struct Clerk {
     started: Instant,
-    /// There is such a thread.
-    is_running: bool,
+    /// There is such a thread. Where the system has refused it, the next wait that needs it tries again.
+    is_running: AtomicBool,
+    /// It was refused, which is reported once. Held while the thread is started.
+    refused: Mutex<bool>,
     /// When it looks next: milliseconds since it was started.
     next: AtomicU64,
     sleep: Mutex<()>,
@@ -60,25 +62,25 @@ pub(super) fn clerk() -> &'static Clerk {
     estafette_sync::statics! {
         static CLERK: OnceLock<Clerk> = OnceLock::new();
     }
-    CLERK.get_or_init(|| {
-        let work = || essential("the thread that looks at waits", || clerk().work());
-        let started = stack::thread("estafette-waits").spawn(work).map(daemon);
-        if let Err(error) = &started {
-            tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
-        }
-        Clerk {
-            started: Instant::now(),
-            is_running: started.is_ok(),
-            next: AtomicU64::new(NEVER),
-            sleep: Mutex::new(()),
-            woken: Condvar::new(),
-        }
-    })
+    let clerk = CLERK.get_or_init(|| Clerk {
+        started: Instant::now(),
+        is_running: AtomicBool::new(false),
+        refused: Mutex::new(false),
+        next: AtomicU64::new(NEVER),
+        sleep: Mutex::new(()),
+        woken: Condvar::new(),
+    });
+    if !clerk.is_running.load(Ordering::Acquire)
+        && let Some(error) = clerk.start()
+    {
+        tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
+    }
+    clerk
 }
 
 /// Whether there is a thread that looks for those that wait. If it could not be started, blocked threads look themselves.
 pub(crate) fn has_clerk() -> bool {
-    clerk().is_running
+    clerk().is_running.load(Ordering::Acquire)
 }
 
 /// Has the clerk look at `when` or before.
@@ -87,6 +89,23 @@ pub(crate) fn look_by(when: Instant) {
 }
 
 impl Clerk {
+    /// Starts the thread. Returns why the system has refused it, the first time.
+    fn start(&'static self) -> Option<std::io::Error> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_running.load(Ordering::Relaxed) {
+            return None;
+        }
+        let work = || essential("the thread that looks at waits", || self.work());
+        match stack::thread("estafette-waits").spawn(work) {
+            Ok(thread) => {
+                daemon(thread);
+                self.is_running.store(true, Ordering::Release);
+                None
+            }
+            Err(error) => (!std::mem::replace(&mut *refused, true)).then_some(error),
+        }
+    }
+
     pub(super) fn look_by(&self, when: Instant) {
         // Rounded up: a look that came too early would have nothing to do.
         let when = when.saturating_duration_since(self.started).as_millis() as u64 + 1;

@@ -372,7 +372,11 @@ impl Registry {
         inner.last += 1;
         let number = inner.last;
         inner.entries.insert(number, entry);
-        inner.overdue.arrived(query_due);
+        let started = inner.overdue.arrived(query_due);
+        drop(inner);
+        if let Err(error) = started {
+            tracing::warn!(%error, "threads that wait query the foreign fences that never call");
+        }
         number
     }
 
@@ -420,8 +424,11 @@ fn query_due() -> bool {
 /// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts it, or queries the fences on
 /// the calling thread. For threads that look at what waits.
 pub(crate) fn stand_in_for_queries() {
-    if overdue::is_missing() && !fork::in_child() && !lock(&registry().inner).overdue.start_again(query_due) {
-        query_due();
+    if overdue::is_missing() && !fork::in_child() {
+        let started = lock(&registry().inner).overdue.start(query_due);
+        if started.is_err() {
+            query_due();
+        }
     }
 }
 

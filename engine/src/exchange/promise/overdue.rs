@@ -2,7 +2,10 @@
 //!
 //! A foreign scheduler that has arranged a call may never make it. What the fence says when it is queried counts in the end, so it is
 //! queried now and then. The thread is not the reactor's: that one sleeps without a time where nothing is polled, and a `query` that
-//! blocks holds up the other overdue fences only.
+//! blocks holds up the other overdue fences only. Where the system refuses the thread, threads that look at what waits do its part, and
+//! try to start it each time.
+
+use std::io;
 
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::time::{Duration, Instant};
@@ -69,34 +72,25 @@ pub(super) struct Thread {
 impl Thread {
     /// A subscription has arrived: starts or wakes the thread, which calls `round` each time until it returns false.
     ///
-    /// Where the system gives no thread, the next subscription and the next look at what waits try again ([`is_missing`]).
-    pub(super) fn arrived(&mut self, round: fn() -> bool) {
-        match &self.thread {
-            Some(thread) if self.is_resting => thread.unpark(),
-            Some(_) => {}
-            None => self.start(round),
+    /// Returns the error where the system gives no thread. The next subscription and the next look at what waits try again
+    /// ([`is_missing`]).
+    pub(super) fn arrived(&mut self, round: fn() -> bool) -> Result<(), io::Error> {
+        if let Some(thread) = self.thread.as_ref().filter(|_| self.is_resting) {
+            thread.unpark();
         }
         self.is_resting = false;
+        self.start(round)
     }
 
-    /// Starts the thread if there is none. Whether there is one.
-    pub(super) fn start_again(&mut self, round: fn() -> bool) -> bool {
+    /// Starts the thread if there is none.
+    pub(super) fn start(&mut self, round: fn() -> bool) -> Result<(), io::Error> {
         if self.thread.is_none() {
-            self.start(round);
+            let spawned =
+                stack::thread("estafette-overdue").spawn(move || essential("the queries", || run(round)));
+            MISSING.store(spawned.is_err(), Ordering::Relaxed);
+            self.thread = Some(daemon(spawned?).thread().clone());
         }
-        self.thread.is_some()
-    }
-
-    fn start(&mut self, round: fn() -> bool) {
-        let spawned =
-            stack::thread("estafette-overdue").spawn(move || essential("the queries", || run(round)));
-        match spawned {
-            Ok(thread) => self.thread = Some(daemon(thread).thread().clone()),
-            Err(error) => {
-                tracing::warn!(%error, "threads that wait query the foreign fences that never call")
-            }
-        }
-        MISSING.store(self.thread.is_none(), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Notes that the thread sleeps until a subscription arrives.
