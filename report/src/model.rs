@@ -87,8 +87,8 @@ pub struct Variable {
 
 /// One operation, one wait, or one crossing into a library.
 ///
-/// An export and the lease that begins with it have the same identity.
-#[derive(Debug, Clone, PartialEq)]
+/// An export and the lease that begins with it have the same identity. The default has no time and no access, and has not ended.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Operation {
     /// Identity, as in errors and diagnoses.
     pub id: OperationId,
@@ -136,9 +136,10 @@ pub struct Operation {
 }
 
 /// What an operation is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OperationKind {
     /// Has a body.
+    #[default]
     Operation,
     /// A thread that waits.
     Wait,
@@ -153,7 +154,7 @@ pub enum OperationKind {
 }
 
 /// How an operation ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// Well.
     Ok,
@@ -164,6 +165,7 @@ pub enum Outcome {
     /// Not run because an input was bad; why.
     Skipped(Text),
     /// Not at all, as long as the recording lasted.
+    #[default]
     Unfinished,
 }
 

@@ -196,24 +196,14 @@ mod tests {
         let operation = Operation {
             id: 1,
             name: "waits".into(),
-            kind: OperationKind::Operation,
-            library: None,
-            site: None,
-            submitter: None,
-            lane: None,
-            submitted: 0,
             granted: Some(1),
             ready: Some(1),
-            awake: None,
             began: Some(1),
             issued: Some(10 * count),
-            ran: None,
             done: Some(10 * count),
-            observed: None,
-            resumed: None,
             outcome: Outcome::Ok,
             accesses: vec![Access { variable: 1, mode: Mode::Write }],
-            waits_for: None,
+            ..Operation::default()
         };
         let stall = |at: u64| Stall {
             waiter: 1,

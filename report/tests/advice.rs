@@ -42,26 +42,14 @@ impl Program {
             id,
             name: name.into(),
             kind,
-            library: None,
-            site: None,
             submitter: Some(MAIN),
-            lane: None,
             submitted,
-            granted: None,
-            ready: None,
-            awake: None,
-            began: None,
-            issued: None,
-            ran: None,
-            done: None,
-            observed: None,
-            resumed: None,
             outcome: Outcome::Ok,
             accesses: uses
                 .iter()
                 .map(|(variable, mode)| Access { variable: *variable, mode: *mode })
                 .collect(),
-            waits_for: None,
+            ..Operation::default()
         });
         self.0.operations.last_mut().unwrap()
     }

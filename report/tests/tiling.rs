@@ -130,10 +130,6 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
         Operation {
             id,
             name: "op".into(),
-            kind: OperationKind::Operation,
-            library: None,
-            site: None,
-            submitter: None,
             lane: Some(lane as usize),
             submitted,
             granted: Some(submitted),
@@ -141,13 +137,11 @@ fn an_operation_that_is_ready_while_the_pool_fills_thousands_of_times_has_few_st
             awake: Some(awake),
             began: Some(awake),
             issued: Some(issued),
-            ran: None,
             done: Some(issued),
             observed: Some(issued),
-            resumed: None,
             outcome: Outcome::Ok,
-            waits_for: None,
             accesses: vec![Access { variable: id, mode: Mode::Write }],
+            ..Operation::default()
         }
     };
     let mut operations = vec![operation(1, [0, 0, duration, duration + 1, 0])];

@@ -417,28 +417,7 @@ impl<'a> Entries<'a> {
     }
 
     fn empty(&self, id: u64) -> Operation {
-        Operation {
-            id,
-            name: self.empty.clone(),
-            kind: OperationKind::Operation,
-            library: None,
-            site: None,
-            submitter: None,
-            lane: None,
-            submitted: 0,
-            granted: None,
-            ready: None,
-            awake: None,
-            began: None,
-            issued: None,
-            ran: None,
-            done: None,
-            observed: None,
-            resumed: None,
-            outcome: Outcome::Unfinished,
-            accesses: Vec::new(),
-            waits_for: None,
-        }
+        Operation { id, name: self.empty.clone(), ..Operation::default() }
     }
 
     /// All of it at once, with its stalls attributed, as far as `budget` allows. Returns whether it did.

@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
     use crate::Recording;
-    use crate::model::{Access, Outcome, Text};
+    use crate::model::{Access, Outcome};
 
     /// The same by definition: each queue is walked, with all that was met before.
     fn by_definition(recording: &Recording) -> Vec<(usize, usize, usize, Hazard)> {
@@ -313,25 +313,11 @@ mod tests {
             accesses.into_iter().map(|(variable, its)| Access { variable, mode: mode(its) }).collect();
         Operation {
             id,
-            name: Text::default(),
             kind: if waits { OperationKind::Wait } else { OperationKind::Operation },
-            library: None,
-            site: None,
-            submitter: None,
-            lane: None,
-            submitted: 0,
             granted: Some(granted),
-            ready: None,
-            awake: None,
-            began: None,
-            issued: None,
-            ran: None,
-            done: None,
-            observed: None,
-            resumed: None,
             outcome: Outcome::Ok,
             accesses,
-            waits_for: None,
+            ..Operation::default()
         }
     }
 

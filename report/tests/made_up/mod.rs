@@ -244,20 +244,12 @@ impl Run {
             library: Some(stage.library),
             site: Some(Site { file: "pipeline.py".into(), line: stage.line, function: "epoch".into() }),
             submitter: Some(if awaits { LOOP } else { MAIN }),
-            lane: None,
             submitted: self.submitted[at],
             granted: Some(granted),
             ready: Some(granted),
-            awake: None,
-            began: None,
-            issued: None,
-            done: None,
-            observed: None,
-            resumed: None,
             outcome: Outcome::Ok,
             accesses: (stage.uses)(buffer_of(at)),
-            ran: None,
-            waits_for: None,
+            ..Operation::default()
         };
         let takes = dice.between(stage.takes);
         let end = match stage.kind {
