@@ -337,8 +337,8 @@ pub const CALLS: &[Call] = &[
         },
         grows: NEEDED,
         only: None,
-        // The thread that looks for all that wait may do so.
-        beside: 40_000,
+        // The thread that looks for all that wait may pass over the list of all futures meanwhile, at some three instructions for each.
+        beside: 400_000,
     },
     Call {
         name: "live",
