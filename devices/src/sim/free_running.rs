@@ -14,6 +14,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError};
 
+use estafette_sync::essential::essential;
 use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
@@ -56,7 +57,8 @@ impl Runner {
             return Ok(());
         }
         let bell = runner.bell.clone();
-        stack::thread("estafette-sim").spawn(move || run(&bell)).map_err(|error| {
+        let work = move || essential("a simulated device", || run(&bell));
+        stack::thread("estafette-sim").spawn(work).map_err(|error| {
             let message = format!("cannot start the thread of a simulated device: {error}");
             DeviceError::new(DeviceErrorKind::Other, message)
         })?;

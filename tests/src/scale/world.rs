@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use estafette::{
     Access, Completion, DType, Engine, ExportOptions, ManagedTensor, Op, Program, Ready, Tensor, Variable,
@@ -100,7 +101,10 @@ impl World {
     /// # Panics
     /// When the engine refuses.
     pub fn new(alive: Alive, n: usize) -> Self {
-        let engine = Engine::builder().workers(1).window(10 * n + 1_000).build().expect("an engine starts");
+        // Futures are looked at after a part of the lease timeout: not while calls are counted, however slow the machine is.
+        let engine =
+            Engine::builder().workers(1).window(10 * n + 1_000).lease_timeout(Duration::from_secs(86_400));
+        let engine = engine.build().expect("an engine starts");
         let gate = engine.var();
         let [one, read] = [(); 2].map(|()| engine.zeros(&[1], DType::U8).expect("one byte"));
         let open = Some(Gate::on_variable(&engine, &gate).begun());
