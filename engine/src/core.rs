@@ -333,8 +333,8 @@ impl Core {
         self.help_with_what(|pool, mine| pool.take_next_matching(|job| mine(&job.0)), before)
     }
 
-    /// As [`help_any_after`](Self::help_any_after), but only if that is in nobody's way: not where priorities matter, nor where there are
-    /// operations that only workers may run.
+    /// As [`help_any_after`](Self::help_any_after), but takes only the operation that workers would take next, and none that only
+    /// workers may run.
     fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
         let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
             if self.alone() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }

@@ -304,7 +304,7 @@ impl Ward {
                 }),
                 // The driver's own word, and not that it is broken.
                 Err(error) if error.code().is_some() && error.kind() != DeviceErrorKind::Fault => {
-                    tracing::debug!(%error, "a barrier was refused for now");
+                    tracing::debug!(%error, "the driver refused a barrier; it will be asked again");
                     self.later(covered);
                 }
                 Err(error) => {

@@ -28,7 +28,7 @@ impl Pool {
         let is_worker = |lane: &LaneId| lanes[*lane].kind == LaneKind::Worker;
         let workers: HashSet<LaneId> = (0..lanes.len()).filter(is_worker).collect();
         let names: HashSet<&str> = workers.iter().map(|lane| lanes[*lane].name.as_str()).collect();
-        // Workers of the same name are of several engines: nobody knows whose were free. So with no workers at all.
+        // Workers of the same name belong to several engines, so their free time is unknown. The same holds without workers.
         if workers.is_empty() || names.len() < workers.len() {
             return Self { workers, full: vec![(0, Nanos::MAX)], before: vec![0] };
         }
