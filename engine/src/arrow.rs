@@ -7,16 +7,16 @@ use std::time::Duration;
 use estafette_devices::{Device, DeviceType, Fence, Frontier, Queue};
 use estafette_sync::sync::Mutex;
 
-use crate::builder::OpBuilder;
-use crate::completion::Completion;
+use crate::core::error::Error;
+use crate::core::operation::{Name, Op};
 use crate::engine::Engine;
-use crate::error::Error;
 use crate::exchange::arrow::event::{self, EventKind};
 use crate::exchange::arrow::{ArrowDeviceArray, ArrowSchema, Imported};
 use crate::export::ExportOptions;
 use crate::lease::Access;
-use crate::operation::{Name, Op};
-use crate::tensor::Tensor;
+use crate::operation::builder::OpBuilder;
+use crate::operation::completion::Completion;
+use crate::tensor::handle::Tensor;
 
 /// An exported array and its type.
 type Handed = (ArrowSchema, ArrowDeviceArray);
@@ -90,7 +90,7 @@ impl Tensor {
     /// As [`export_arrow`](Self::export_arrow), and those of [`Tensor::wait`].
     pub fn export_arrow_wait(&self, timeout: Option<Duration>) -> Result<Handed, Error> {
         if !self.is_defined() {
-            crate::wait::block_on_tensor(self, timeout)?;
+            crate::wait::blocking::block_on_tensor(self, timeout)?;
         }
         match self.device_with_events()? {
             None => {

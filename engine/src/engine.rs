@@ -12,25 +12,28 @@ use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
-use crate::awaits::{Awaited, Pending};
-use crate::builder::OpBuilder;
 use crate::copy::staging;
-use crate::core::{Core, CoreOptions, WaitHook, graph};
-use crate::core_ref::CoreRef;
-use crate::diagnose::{Diagnosis, diagnose};
-use crate::error::Error;
+use crate::core::clock;
+use crate::core::coalesced;
+use crate::core::core_ref::CoreRef;
+use crate::core::engine_core::{Core, CoreOptions, WaitHook, graph};
+use crate::core::error::Error;
+use crate::core::operation::{Kind, Name, OpHandle};
+use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
-use crate::lease_info::LeaseInfo;
-use crate::live::{self, Live, OnStall, Stall, StallWatch};
-use crate::operation::{Kind, Name, OpHandle};
-use crate::regions::Origin;
-use crate::replay::Recorder;
-use crate::tensor::Tensor;
-use crate::unretrieved::Unretrieved;
-use crate::variable::Variable;
-use crate::wait::picture;
-use crate::{clock, import, look, quiet};
+use crate::import;
+use crate::lease::info::LeaseInfo;
+use crate::operation::builder::OpBuilder;
+use crate::program::Recorder;
+use crate::tensor::alias_map::Origin;
+use crate::tensor::handle::Tensor;
+use crate::tensor::variable::Variable;
+use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::blocking::picture;
+use crate::wait::diagnose::{Diagnosis, diagnose};
+use crate::wait::inspect;
+use crate::wait::live::{self, Live, OnStall, Stall, StallWatch};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
 /// devices busy, and few enough that what is in flight stays in a core's own cache. (With 65,536 the *random* workload of the
@@ -322,7 +325,7 @@ impl Engine {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     pub fn submit_many<T>(&self, submit: impl FnOnce() -> T) -> T {
-        quiet::hold(self.core(), submit)
+        coalesced::hold(self.core(), submit)
     }
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
@@ -602,7 +605,7 @@ impl Engine {
         let snapshot = picture();
         let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
         let waiting = graph().waiting();
-        let (held, leases) = look::held(waiting.iter().filter(mine));
+        let (held, leases) = inspect::held(waiting.iter().filter(mine));
         let mut report = self.report_of_shutdown(false);
         report.leases = leases.iter().map(LeaseInfo::to_string).collect();
         report.leases.sort_unstable();
@@ -613,7 +616,7 @@ impl Engine {
         }
         for op in waiting {
             if held.contains(&op.id()) && op.payload().kind != Kind::Lease {
-                crate::operation::Op::new(op).cancel();
+                crate::core::operation::Op::new(op).cancel();
             }
         }
         report.drained = report.cancelled.is_empty() && report.running.is_empty() && core.in_flight() == 0;

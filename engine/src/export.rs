@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use estafette_devices::DLDevice;
 
-use crate::consumer::{Consumer, after_of, give_back};
 use crate::copy;
-use crate::error::Error;
+use crate::core::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
+use crate::lease::consumer::{Consumer, after_of, give_back};
+use crate::lease::owner::Taker;
 use crate::lease::{Access, Lease, LeaseInner};
-use crate::taker::Taker;
-use crate::tensor::{Definition, Tensor, TensorInner};
+use crate::tensor::handle::{Definition, Tensor, TensorInner};
 
 /// How a tensor is exported.
 #[derive(Debug, Clone)]

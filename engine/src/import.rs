@@ -6,14 +6,14 @@ use estafette_devices::cuda::CudaDevice;
 use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, Frontier};
 
 use crate::copy;
-use crate::core::Core;
-use crate::core_ref::CoreRef;
-use crate::error::Error;
+use crate::core::core_ref::CoreRef;
+use crate::core::engine_core::Core;
+use crate::core::error::Error;
 use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
-use crate::journal::{self, hooks};
 use crate::lease::{Access, Lease};
-use crate::regions::{self, Origin, Placement};
-use crate::tensor::{Definition, Tensor, TensorInner};
+use crate::tensor::alias_map::{self, Origin, Placement};
+use crate::tensor::handle::{Definition, Tensor, TensorInner};
+use crate::trace::{self, hooks};
 
 /// Memory with a description, not yet known to the engine.
 struct Arrival {
@@ -275,12 +275,12 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier, origin: impl FnOnce(
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
     let space = Space::of(layout.device());
-    let Placement { vars, placed, lease } = regions::place(core, space, range, &ready, origin);
+    let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
     let tensor = Tensor::defined(core.clone(), vars, definition, lease);
-    if journal::is_open() {
+    if trace::is_open() {
         hooks::came_in(&tensor.inner);
     }
     tensor
@@ -337,7 +337,7 @@ pub(crate) fn define(
     let own = &target.vars[0];
     let placed = match copying {
         Copying::Always => Err(0),
-        Copying::Allowed | Copying::Refused => regions::place_result(space, range, own, &target.vars),
+        Copying::Allowed | Copying::Refused => alias_map::place_result(space, range, own, &target.vars),
     };
     let mut later = None;
     let (arrival, placed) = match placed {
@@ -353,7 +353,7 @@ pub(crate) fn define(
             later = fence;
             let range = copy.layout.byte_range(copy.data);
             let space = Space::of(copy.layout.device());
-            let Ok(placed) = regions::place_result(space, range, own, &target.vars) else {
+            let Ok(placed) = alias_map::place_result(space, range, own, &target.vars) else {
                 reaper().release(after, copy.storage);
                 return Err(Error::Conflict(
                     "fresh memory overlaps a tensor whose memory was freed elsewhere".into(),
@@ -367,7 +367,7 @@ pub(crate) fn define(
     let Arrival { layout, data, storage, read_only } = arrival;
     let host = host_can_use(core, layout.device(), data);
     target.define(Definition { layout, data, host, storage, read_only, placed: Some(placed) });
-    if journal::is_open() {
+    if trace::is_open() {
         hooks::came_in(target);
     }
     Ok(later)

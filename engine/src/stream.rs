@@ -6,13 +6,13 @@ use std::sync::{Arc, PoisonError};
 use estafette_devices::{DLDevice, Device, DeviceType, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::consumer::Consumer;
-use crate::core_ref::CoreRef;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
+use crate::core::per_device::PerDevice;
 use crate::engine::Engine;
-use crate::error::Error;
 use crate::exchange::quarantine::device_of;
-use crate::per_device::PerDevice;
-use crate::tensor::Tensor;
+use crate::lease::consumer::Consumer;
+use crate::tensor::handle::Tensor;
 
 /// Queues for acquisitions that are kept per device. A producer's wait on a queue holds up what is acquired there next, so
 /// each acquisition gets one with nothing pending; past this many, the one that has waited longest.

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{AsArray, Float32Array};
 use arrow::compute::kernels::numeric;
 use arrow::datatypes::Float32Type;
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 use estafette::{Engine, Produced, Tensor};
 use estafette_report::{Recording, terminal};
 use examples::{Ledger, Result, Trail, with_arrow, with_ndarray};

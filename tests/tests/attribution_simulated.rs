@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use estafette::devices::sim::{SimDevice, SimOptions, SimQueue};
 use estafette::devices::{Device, DeviceError, DeviceErrorKind, Queue};
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 use estafette::{Access, DType, Engine, Tensor};
 use estafette_report::Recording;
 use estafette_report::model::{Cause, Culprit, Hazard, LaneKind, Nanos, Operation, Outcome};

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 use estafette::{Access, DType, Engine, Error, Variable};
 use estafette_report::Recording;
 use estafette_report::model::{Mode, Nanos, Operation, Outcome};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
-use estafette::{Access, DType, Engine, journal};
+use estafette::{Access, DType, Engine, trace};
 use futures::executor::block_on;
 use tests::gate::Gate;
 use tests::ops::until;
@@ -105,11 +105,11 @@ fn what_tracing_gets_has_documented_targets_names_and_fields() {
         let t = engine.zeros(&[1], DType::F32).unwrap();
         engine.op("quiet").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
         assert!(notes.0.lock().unwrap().is_empty(), "nobody has asked");
-        assert!(!journal::emit_events(true));
+        assert!(!trace::emit_events(true));
         engine.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
         drop(block_on(t.lease(Access::Read, "numpy")).unwrap());
         engine.op("fail").writes([&t]).run(|[], [_t]| Err("no".into())).unwrap().wait().unwrap_err();
-        assert!(journal::emit_events(false));
+        assert!(trace::emit_events(false));
     });
     let notes = notes.0.lock().unwrap().clone();
     let expected = [

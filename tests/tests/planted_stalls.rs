@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread::sleep;
 use std::time::Duration;
 
-use estafette::journal::{self, Journal, JournalOptions};
+use estafette::trace::{self, Journal, JournalOptions};
 use estafette::{Access, DType, Engine};
 use estafette_report::{Recording, Report, perfetto, report};
 use futures::executor::block_on;
@@ -148,9 +148,9 @@ fn a_lock_that_a_body_needs_is_taken() {
         let x = engine.var();
         let op = engine.op("score").writes_vars(&[&x]).run_external(move |completion| {
             // What the Python bindings do around each function of Python's.
-            journal::body_wants_lock(completion.id());
+            trace::body_wants_lock(completion.id());
             sleep(long);
-            journal::body_has_lock(completion.id());
+            trace::body_has_lock(completion.id());
             completion.complete(Ok(()));
         });
         op.unwrap().wait().unwrap();
@@ -168,7 +168,7 @@ fn a_consumer_that_comes_late() {
         let (engine, _watchdog) = engine(1);
         let batch = engine.zeros(&[4], DType::F32).unwrap();
         let journal = Journal::open(JournalOptions::default()).unwrap();
-        journal::on_event_loop();
+        trace::on_event_loop();
         let op = engine.op("decode").writes([&batch]).run(move |[], [_batch]| {
             sleep(long / 8);
             Ok(())

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use estafette::journal::{self, Journal, JournalOptions};
+use estafette::trace::{self, Journal, JournalOptions};
 use estafette::{Access, DType, Engine};
 use estafette_report::Recording;
 use estafette_report::model::Outcome;
@@ -65,7 +65,7 @@ fn torso(unfinished: &Path, name: &str) -> Recording {
     loop {
         let copy = unfinished.with_extension("copy");
         fs::copy(unfinished, &copy).unwrap();
-        let read = journal::read(&copy);
+        let read = trace::read(&copy);
         fs::remove_file(&copy).unwrap();
         match read {
             Ok(recording) if recording.operations.iter().any(|it| it.name == name) => return recording,
@@ -105,7 +105,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     running.wait().unwrap();
     journal.save().unwrap();
     assert_eq!(folder.names(), ["run.pftrace"]);
-    let whole = journal::read(&path).unwrap();
+    let whole = trace::read(&path).unwrap();
     assert_eq!(whole.losses, Default::default());
     // Threads are written one after the other, so the end of the newest operations may be missing.
     let ended = left.operations.iter().filter(|operation| operation.outcome != Outcome::Unfinished);
@@ -129,14 +129,14 @@ fn an_unfinished_file_that_is_cut_anywhere_is_read_as_far_as_it_goes() {
     let (cut, mut most) = (folder.0.join("cut"), 0);
     for end in (0..=whole.len()).step_by(7).chain([whole.len()]) {
         fs::write(&cut, &whole[..end]).unwrap();
-        if let Ok(recording) = journal::read(&cut) {
+        if let Ok(recording) = trace::read(&cut) {
             assert!(!recording.losses.damage.is_empty());
             most = most.max(recording.operations.len());
         }
         let mut damaged = whole.clone();
         damaged[end.min(whole.len() - 1)] ^= 0x41;
         fs::write(&cut, &damaged).unwrap();
-        let _ = journal::read(&cut);
+        let _ = trace::read(&cut);
     }
     assert!(most >= 101, "{most} operations");
     drop(journal);
@@ -161,10 +161,10 @@ fn a_recording_that_cannot_be_saved_leaves_the_earlier_one_and_what_was_noted() 
     assert_eq!(unsaved.path, path);
     let kept = unsaved.kept.clone().unwrap();
     assert!(unsaved.to_string().contains("is kept in"), "{unsaved}");
-    assert!(journal::read(&kept).unwrap().operations.len() >= 20);
+    assert!(trace::read(&kept).unwrap().operations.len() >= 20);
     fs::remove_dir(&path).unwrap();
     fs::write(&path, good).unwrap();
-    assert!(journal::read(&path).unwrap().losses.is_empty());
+    assert!(trace::read(&path).unwrap().losses.is_empty());
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-use estafette::journal::{self, Journal, JournalOptions};
+use estafette::trace::{self, Journal, JournalOptions};
 use estafette::{DType, Engine};
 use tests::counting::{self, Counting, taken};
 
@@ -93,7 +93,7 @@ fn a_recording_is_saved_in_less_than_twice_its_own_memory() {
         let each = |bytes: usize| bytes / (SIZES[1] - SIZES[0]);
         println!("{name}: {} bytes for each operation, {} until it is saved", each(held), each(whole));
         assert!(whole < 2 * held, "{name}: {} bytes for each operation, {}", each(held), each(whole));
-        let read = journal::read(&file(name)).unwrap();
+        let read = trace::read(&file(name)).unwrap();
         assert!(read.operations.len() >= SIZES[1] && read.losses.is_empty(), "{:?}", read.losses);
         std::fs::remove_file(file(name)).unwrap();
     }
@@ -109,7 +109,7 @@ fn finishing_in_memory_and_reading_take_memory_in_proportion_to_the_operations()
         drop(finished);
         let (journal, _) = recorded("read", a_chain, operations);
         journal.save().unwrap();
-        let (read, to_read) = taken(|| journal::read(&file("read")).unwrap());
+        let (read, to_read) = taken(|| trace::read(&file("read")).unwrap());
         assert_eq!(read.operations.len() / operations, 1);
         std::fs::remove_file(file("read")).unwrap();
         (to_finish, to_read)
@@ -157,7 +157,7 @@ fn a_small_unfinished_file_with_very_many_dependences_is_read_within_its_budget(
     let path = file("bomb");
     let read = |operations| {
         std::fs::write(&path, many_dependences(operations)).unwrap();
-        taken(|| journal::read(&path).unwrap())
+        taken(|| trace::read(&path).unwrap())
     };
     let (few, _) = read(20);
     assert_eq!((few.operations.len(), few.edges.len()), (40, 400));

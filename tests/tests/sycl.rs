@@ -8,7 +8,7 @@ use std::time::Duration;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::devices::sycl::{SyclDevice, SyclQueue, SyclRuntime, UsmKind};
 use estafette::devices::{Device, Queue};
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 use estafette::{DType, Engine, Op, Tensor};
 use estafette_report::model::LaneKind;
 use tests::ops::{get, set, tensor};

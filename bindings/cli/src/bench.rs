@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use benches::{Record, Settings, WORKLOADS, Workload, named};
 use estafette::WORKERS_MAX;
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 use lexopt::prelude::*;
 
 /// Measured runs unless told otherwise: an odd number, so that the median is one of them.

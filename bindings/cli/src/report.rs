@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use estafette::journal;
+use estafette::trace;
 use estafette_report::diff::difference;
 use estafette_report::terminal::{self, Style};
 use estafette_report::{Recording, file, report};
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &mut lexopt::Parser) -> Result<(), Box<dyn Error>> 
 
 /// A file that is damaged is reported as far as it can be read; one that cannot be read at all is an error.
 fn read(path: &Path) -> Result<Recording, String> {
-    journal::read(path).map_err(|error| match error.kind() {
+    trace::read(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => format!("{} {error}", path.display()),
         _ => format!("{}: {error}", path.display()),
     })

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use estafette::Engine;
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 
 /// Records two operations of which one waits for the other, and gives the file.
 fn recorded(folder: &Path, name: &str, slow: Duration) -> PathBuf {

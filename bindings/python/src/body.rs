@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use estafette::devices::{DeviceError, Fence, Frontier, Order, Queue};
-use estafette::{BodyResult, Completion, Produced, Scope, Tensor, journal};
+use estafette::{BodyResult, Completion, Produced, Scope, Tensor, trace};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
@@ -196,9 +196,9 @@ fn start(
     // body are gone, unless somebody kept them.
     let scope = completion.scope().clone();
     let completion = Pending::new(completion, result, on, &scope);
-    journal::body_wants_lock(scope.id());
+    trace::body_wants_lock(scope.id());
     let outcome = gate::attach(|py| {
-        journal::body_has_lock(scope.id());
+        trace::body_has_lock(scope.id());
         match parts(py) {
             Ok(parts) => parts.map(|parts| parts.call(py, scope, completion.clone())),
             Err(error) => Some(Some(Err(Raised::body_error(py, error)))),
@@ -272,7 +272,7 @@ impl Drop for Body {
 impl Parts {
     /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
     fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
-        if journal::is_open() {
+        if trace::is_open() {
             self.note_library(py, &scope);
         }
         let outcome = if self.is_async {
@@ -312,7 +312,7 @@ impl Parts {
             self.using.as_ref().and_then(|using| using.bind(py).getattr(intern!(py, "__module__")).ok());
         let module = module.and_then(|module| module.extract::<String>().ok());
         if let Some(peer) = module.as_deref().and_then(peers::of_module) {
-            journal::body_uses(scope.id(), peer.root);
+            trace::body_uses(scope.id(), peer.root);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use estafette::{Lease, journal};
+use estafette::{Lease, trace};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
@@ -44,7 +44,7 @@ pub fn record_call_sites(on: bool) -> bool {
 
 /// Notes what has become of leased memory, and in a recording whose it is.
 pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
-    if journal::is_open() {
+    if trace::is_open() {
         let library = peers::of(object).peer().root;
         if !library.is_empty() {
             lease.note_library(library);

@@ -88,7 +88,7 @@ pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
     });
     // The lock is back: from here on the thread is Python's own again.
     drop(inside);
-    estafette::journal::wait_has_lock();
+    estafette::trace::wait_has_lock();
     value
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use estafette::journal::{self, Journal, JournalOptions};
+use estafette::trace::{self, Journal, JournalOptions};
 use estafette_report::shown::shown;
 use estafette_report::terminal::{self, Style};
 use estafette_report::{file, report};
@@ -74,7 +74,7 @@ pub fn read_report(
     html: Option<PathBuf>,
 ) -> PyResult<(String, String)> {
     gate::detach(py, || {
-        let recording = journal::read(&path).map_err(|error| match error.kind() {
+        let recording = trace::read(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::InvalidData => PyValueError::new_err(format!("{} {error}", path.display())),
             _ => of_file(&path, error),
         })?;

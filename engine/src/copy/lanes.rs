@@ -8,8 +8,8 @@ use std::sync::{Arc, PoisonError};
 use estafette_devices::{Device, DeviceError, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::per_device::PerDevice;
-use crate::submit::lost;
+use crate::core::per_device::PerDevice;
+use crate::operation::submit::lost;
 
 /// Queues per device. More than a device has engines for copies, since some of them wait for what they read.
 const LANES_MAX: usize = 8;

@@ -1,6 +1,6 @@
 //! Copying strided host memory into row-major order.
 
-use crate::error::Error;
+use crate::core::error::Error;
 use crate::exchange::Layout;
 
 /// Copies the elements that `layout` describes at `from`, in row-major order and without gaps, to `to`.

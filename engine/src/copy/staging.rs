@@ -13,7 +13,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
-use crate::per_device::PerDevice;
+use crate::core::per_device::PerDevice;
 
 /// Bytes of a small piece, and how many a device has. Under shuttle copies wait for pieces at once.
 const SMALL: (usize, usize) = if cfg!(estafette_shuttle) { (8, 1) } else { (64 << 10, 64) };

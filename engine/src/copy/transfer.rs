@@ -16,7 +16,7 @@ use estafette_devices::{Device, DeviceError, Fence, Frontier};
 use super::lanes::Turn;
 use super::staging::{Piece, Staging};
 use crate::exchange::{Storage, reaper};
-use crate::tensor::Tensor;
+use crate::tensor::handle::Tensor;
 
 /// Pieces of one copy that are under way at once: one that the device copies, one that the host does, one in reserve.
 const AHEAD: usize = 3;

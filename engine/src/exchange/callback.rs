@@ -9,8 +9,8 @@ use std::cell::Cell;
 use estafette_sync::thread_local;
 use estafette_sync::valgrind;
 
-use crate::context::{self, Current};
-use crate::error::Error;
+use crate::core::context::{self, Current};
+use crate::core::error::Error;
 
 thread_local! {
     /// The operation that was current when the callback began.

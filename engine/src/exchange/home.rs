@@ -16,7 +16,7 @@ use std::sync::Arc;
 use estafette_devices::{DLDevice, Device, Frontier, Order};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
-use crate::error::Error;
+use crate::core::error::Error;
 
 /// `CU_STREAM_PER_THREAD`: another stream on the thread that gives memory back.
 const PER_THREAD: usize = 2;

@@ -13,19 +13,19 @@ use estafette_sync::sync::atomic::Ordering;
 use super::inner::{Label, LeaseInner, end, end_unused};
 use super::label::{LeaseLabel, Slot};
 use super::{Access, Lease, check_writable};
-use crate::awaits::{Awaited, Pending};
-use crate::consumer::Consumer;
-use crate::error::{Error, OperationError};
-use crate::journal::hooks;
-use crate::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, Role};
-use crate::ready::ReadySignal;
-use crate::run::{self, ReadyList};
-use crate::signal::Signal;
-use crate::state::Ending;
-use crate::taker::Taker;
-use crate::tensor::Tensor;
-use crate::wait;
-use crate::withdraw::withdraw;
+use crate::core::error::{Error, OperationError};
+use crate::core::oneshot::Signal;
+use crate::core::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, Role};
+use crate::core::var_state::Ending;
+use crate::lease::consumer::Consumer;
+use crate::lease::owner::Taker;
+use crate::operation::run::{self, ReadyList};
+use crate::operation::withdraw::withdraw;
+use crate::tensor::handle::Tensor;
+use crate::trace::hooks;
+use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::blocking;
+use crate::wait::ready::ReadySignal;
 
 impl Lease {
     /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
@@ -95,7 +95,7 @@ impl Lease {
     ) -> Result<Self, Error> {
         let acquire = Self::acquire_for(tensor, access, taker, consumer)?;
         let what = format!("a {access} lease");
-        let waited = wait::block(&tensor.inner.core, &acquire.handle, &what, &acquire.signal, timeout);
+        let waited = blocking::block(&tensor.inner.core, &acquire.handle, &what, &acquire.signal, timeout);
         acquire.note_resumed(true);
         waited??;
         Ok(acquire.into_lease())
@@ -111,7 +111,7 @@ impl Lease {
     ) -> Result<Self, Error> {
         if access == Access::Alias {
             if !tensor.is_defined() {
-                wait::block_on_tensor(tensor, timeout)?;
+                blocking::block_on_tensor(tensor, timeout)?;
             }
             return Ok(Self::alias(tensor, taker));
         }

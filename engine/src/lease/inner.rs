@@ -15,18 +15,18 @@ use smallvec::SmallVec;
 use super::Access;
 use super::acquire::{give_up, note_taking};
 use super::label::{LeaseLabel, Slot};
-use crate::consumer::{After, is_released_early};
-use crate::context;
-use crate::core::graph;
+use crate::core::context;
+use crate::core::engine_core::graph;
+use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
+use crate::core::var_state::{Ending, Replaced, VarState};
 use crate::exchange::fork;
-use crate::holders::Link;
-use crate::journal::{self, hooks};
-use crate::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
-use crate::regions::Region;
-use crate::run::{self, ReadyList};
-use crate::state::{Ending, Replaced, VarState};
-use crate::taker::Taker;
-use crate::tensor::Tensor;
+use crate::lease::consumer::{After, is_released_early};
+use crate::lease::owner::Taker;
+use crate::lease::pins::Link;
+use crate::operation::run::{self, ReadyList};
+use crate::tensor::alias_map::Region;
+use crate::tensor::handle::Tensor;
+use crate::trace::{self, hooks};
 
 /// Either an operation in the graph or, what most are, a *hold* of the tensor's one variable.
 pub(crate) struct LeaseInner {
@@ -158,7 +158,7 @@ impl LeaseInner {
         if !held {
             return Err(lease);
         }
-        if journal::is_open() {
+        if trace::is_open() {
             lease.noted.store(number.get(), Ordering::Relaxed);
             hooks::holds(number, &lease.label.taker, tensor, var.id());
         }
@@ -197,7 +197,7 @@ impl LeaseInner {
         Some(Arc::new(lease))
     }
 
-    /// See [`Holders`](crate::holders::Holders).
+    /// See [`Holders`](crate::lease::pins::Holders).
     pub(crate) fn link(&self) -> &Link {
         &self.link
     }

@@ -9,11 +9,11 @@ use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::thread::ThreadId;
 
 use super::Access;
-use crate::clock::{self, Coarse};
-use crate::error::Error;
-use crate::operation::OpGranted;
-use crate::ready::ReadySignal;
-use crate::taker::Taker;
+use crate::core::clock::{self, Coarse};
+use crate::core::error::Error;
+use crate::core::operation::OpGranted;
+use crate::lease::owner::Taker;
+use crate::wait::ready::ReadySignal;
 
 /// Who took a lease, and since when.
 #[derive(Debug)]
@@ -141,6 +141,6 @@ impl LeaseLabel {
 
 impl std::fmt::Display for LeaseLabel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        crate::lease_info::LeaseInfo::of(self).fmt(f)
+        crate::lease::info::LeaseInfo::of(self).fmt(f)
     }
 }

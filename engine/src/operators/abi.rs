@@ -9,12 +9,12 @@ use std::ptr::NonNull;
 use estafette_report::shown::shown;
 use estafette_sync::valgrind;
 
-use crate::error::{BodyError, BodyResult, Error};
+use crate::core::error::{BodyError, BodyResult, Error};
 use crate::exchange::layout::NDIM_MAX;
 use crate::exchange::table::{self, DLManagedTensorVersioned, DLTensor};
 use crate::exchange::{Abi, ExportFlags, InvalidTensor, Layout, ManagedTensor, export, fork};
 use crate::import::Produced;
-use crate::tensor::Definition;
+use crate::tensor::handle::Definition;
 
 use super::invocation::Invocation;
 use super::kernel::{Kernel, Run};

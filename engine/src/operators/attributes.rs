@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use estafette_report::shown::shown;
 
-use crate::error::Error;
+use crate::core::error::Error;
 
 /// Names and values, in the order in which they were given; a name that is given again has its last value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use estafette_devices::Queue;
 use estafette_sync::sync::Mutex;
 
-use crate::builder::OpBuilder;
-use crate::completion::Completion;
+use crate::core::error::{BodyError, Error};
+use crate::core::operation::Op;
 use crate::engine::Engine;
-use crate::error::{BodyError, Error};
-use crate::operands::Tensors;
-use crate::operation::Op;
-use crate::tensor::Tensor;
+use crate::operation::builder::OpBuilder;
+use crate::operation::completion::Completion;
+use crate::operation::operands::Tensors;
+use crate::tensor::handle::Tensor;
 
 use super::attributes::Attributes;
 use super::invocation::{Invocation, Parts, Results, Slots};

@@ -2,11 +2,11 @@
 
 use estafette_devices::DLDevice;
 
-use crate::error::{BodyResult, Error};
+use crate::core::error::{BodyResult, Error};
 use crate::exchange::{DType, Layout};
 use crate::import::Produced;
-use crate::tensor::Definition;
-use crate::views::{View, ViewMut};
+use crate::tensor::handle::Definition;
+use crate::tensor::views::{View, ViewMut};
 
 use super::attributes::Attributes;
 use super::invocation::Invocation;

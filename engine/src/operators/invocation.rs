@@ -6,11 +6,11 @@ use estafette_devices::{DLDevice, Fence, Queue};
 use estafette_report::shown::shown;
 use estafette_sync::sync::Mutex;
 
-use crate::completion::{Completion, Scope};
+use crate::core::error::{BodyError, BodyResult};
 use crate::engine::Engine;
-use crate::error::{BodyError, BodyResult};
 use crate::import::Produced;
-use crate::tensor::{Definition, Tensor};
+use crate::operation::completion::{Completion, Scope};
+use crate::tensor::handle::{Definition, Tensor};
 
 use super::attributes::Attributes;
 use super::operator::Operator;
@@ -141,7 +141,7 @@ fn end_on(
         (Some(Ok(fence)), result) => completion.complete_after_with(&fence, result),
         (Some(Err(error)), _) => {
             // What was enqueued may run, and nobody will know when it ends: the memory is never given back.
-            completion.complete_after(&crate::submit::lost(error));
+            completion.complete_after(&crate::operation::submit::lost(error));
         }
     }
 }

@@ -4,10 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_report::shown::shown;
 
-use crate::error::{BodyError, BodyResult};
+use crate::core::error::{BodyError, BodyResult};
 use crate::exchange::Layout;
 use crate::import::{Produced, host_can_use, unwritten};
-use crate::tensor::Definition;
+use crate::tensor::handle::Definition;
 
 use super::invocation::Invocation;
 use super::operator::{Implementation, OperatorKind};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use estafette_report::shown::shown;
 
-use crate::error::Error;
+use crate::core::error::Error;
 
 use super::invocation::Invocation;
 

@@ -7,9 +7,9 @@ use dashmap::mapref::entry::Entry;
 use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 
-use crate::core::Core;
+use crate::core::engine_core::Core;
+use crate::core::error::Error;
 use crate::engine::Engine;
-use crate::error::Error;
 
 use super::call::OperatorCall;
 use super::operator::{Implementation, Operator, Signature};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use estafette::devices::Frontier;
 use estafette::exchange::{ManagedTensor, reaper};
-use estafette::{Tensor, journal};
+use estafette::{Tensor, trace};
 use estafette_sync::sync::atomic::Ordering;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -94,8 +94,8 @@ impl PyEngine {
         };
         let tensor = body::within(py, take)?.or_raise(py)?;
         imported(py);
-        if journal::is_open() {
-            journal::imported_from(&tensor, peers::of(x).peer().root);
+        if trace::is_open() {
+            trace::imported_from(&tensor, peers::of(x).peer().root);
         }
         if let Some(lease) = tensor.imported_under() {
             call_sites::note_object(&lease, x);

@@ -23,7 +23,7 @@ use super::{
     DLDataType, DLDataTypeCode, DlpackFlags, ExportFlags, ManagedTensor, RawDevice, VERSION, device_of,
     export, read_dims,
 };
-use crate::error::Error;
+use crate::core::error::Error;
 
 /// The name of the capsule that holds a table.
 pub const CAPSULE: &CStr = c"dlpack_exchange_api";

@@ -85,7 +85,7 @@ unsafe fn exported<'a>(context: *mut c_void) -> &'a Exported {
 fn guarded<T>(otherwise: T, f: impl FnOnce() -> T) -> T {
     valgrind::before();
     let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        crate::operation::bury(panic);
+        crate::core::operation::bury(panic);
         tracing::error!("a panic in a fence that was handed out was contained");
         otherwise
     });

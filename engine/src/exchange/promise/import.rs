@@ -24,7 +24,7 @@ use estafette_sync::{thread_local, valgrind};
 
 use super::overdue::{self, Due};
 use super::{FENCE_VERSION, OK, RawFence, kind_of};
-use crate::error::Error;
+use crate::core::error::Error;
 use crate::exchange::storage::Storage;
 use crate::exchange::{fork, reaper};
 

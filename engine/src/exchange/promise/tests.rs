@@ -12,7 +12,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicI32, AtomicI64, AtomicUsize, Ordering::SeqCst};
 
 use super::*;
-use crate::error::Error;
+use crate::core::error::Error;
 use crate::exchange::reaper;
 
 /// Far more than anything here takes.

@@ -9,7 +9,7 @@ use estafette_sync::sync::{Mutex, MutexGuard, PoisonError};
 use super::REPORT;
 use super::queue::{Ready, Ticket};
 use super::slow::What;
-use crate::clock::Coarse;
+use crate::core::clock::Coarse;
 
 /// The books of one thread. Its lock is taken by the thread itself once per deleter, and by others only to look or to overtake;
 /// it comes after the lock of the queue.

@@ -10,7 +10,7 @@ use estafette_sync::thread;
 use super::Storage;
 use super::lane::Lane;
 use super::slow::What;
-use crate::clock::Coarse;
+use crate::core::clock::Coarse;
 
 /// The place of one storage in the books.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use estafette_sync::sync::Arc;
 use super::Reaper;
 use super::lane::Lane;
 use super::queue::{Phase, Queue};
-use crate::clock::Coarse;
+use crate::core::clock::Coarse;
 use crate::exchange::dtype::DType;
 use crate::exchange::layout::Layout;
 

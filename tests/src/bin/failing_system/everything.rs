@@ -16,7 +16,7 @@ use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::promise::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
-use estafette::journal::{Journal, JournalOptions};
+use estafette::trace::{Journal, JournalOptions};
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
 use estafette_report::perfetto;
 use futures::executor::block_on;

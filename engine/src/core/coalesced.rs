@@ -1,0 +1,133 @@
+//! Submitting many operations with one wake-up: inside of [`Engine::submit_many`](crate::Engine::submit_many) a thread only
+//! notes that work has arrived, and tells the workers at the end, or before it falls asleep itself.
+//!
+//! What was pushed is visible at once, so workers that are awake take it meanwhile. A thread may also wait by other means than the
+//! engine's, for what only sleeping workers could bring about: so the thread that looks at long waits
+//! ([`awaits`](crate::wait::awaits)) looks here too, every [`LATE_MAX`], and tells them in its stead.
+
+use std::cell::RefCell;
+use std::sync::{Arc, PoisonError};
+
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
+
+use crate::core::clock;
+use crate::core::core_ref::CoreRef;
+use crate::wait::awaits;
+
+/// How late the workers hear at most of work that a thread in `submit_many` has submitted.
+const LATE_MAX: Duration = Duration::from_millis(2);
+
+/// How long the looks go on after the last `submit_many`, so that one after the other does not wake the thread that looks.
+const LINGER: Duration = Duration::from_millis(100);
+
+thread_local! {
+    static QUIET: RefCell<Option<Arc<Quiet>>> = const { RefCell::new(None) };
+}
+
+struct Quiet {
+    core: CoreRef,
+    /// Work has arrived, and the workers were not notified.
+    untold: AtomicBool,
+}
+
+estafette_sync::statics! {
+    /// Notifications that threads inside of `submit_many` hold back.
+    static OPEN: Mutex<Open> = Mutex::new(Open { quiets: Vec::new(), last: None });
+}
+
+struct Open {
+    quiets: Vec<Arc<Quiet>>,
+    /// When the last one began or was found.
+    last: Option<Instant>,
+}
+
+fn open() -> MutexGuard<'static, Open> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `submit`, holding back the wake-ups for `core` on this thread. Inside of another such call it only runs.
+pub(crate) fn hold<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
+    // In a forked child nothing is submitted, and locks may be held for ever.
+    let outermost = QUIET.with_borrow(Option::is_none) && core.check_fork().is_ok();
+    /// Ends the quiet also when `submit` panics.
+    struct End(bool);
+    impl Drop for End {
+        fn drop(&mut self) {
+            if self.0 {
+                tell();
+                let quiet = QUIET.take();
+                if let Some(quiet) = &quiet {
+                    open().quiets.retain(|known| !Arc::ptr_eq(known, quiet));
+                }
+            }
+        }
+    }
+    if outermost {
+        let quiet = Arc::new(Quiet { core: core.clone(), untold: AtomicBool::new(false) });
+        let now = Instant::now();
+        {
+            let mut open = open();
+            open.quiets.push(Arc::clone(&quiet));
+            open.last = Some(now);
+        }
+        QUIET.set(Some(quiet));
+        // Without workers nothing sleeps that could be woken.
+        if !core.alone()
+            && let Some(look) = now.checked_add(LATE_MAX)
+        {
+            awaits::look_by(look);
+        }
+    }
+    let _end = End(outermost);
+    submit()
+}
+
+/// Whether the wake-up for work that has arrived at engine number `core` is left for later.
+#[inline]
+pub(crate) fn holds(core: u64) -> bool {
+    let note = |quiet: &RefCell<Option<Arc<Quiet>>>| match &*quiet.borrow() {
+        Some(quiet) if quiet.core.id == core => {
+            quiet.untold.store(true, Ordering::Release);
+            true
+        }
+        _ => false,
+    };
+    QUIET.try_with(note).unwrap_or(false)
+}
+
+/// Tells the workers what they were not told.
+pub(crate) fn tell() {
+    let untold = QUIET.try_with(|quiet| {
+        let quiet = quiet.borrow();
+        quiet.as_ref().filter(|quiet| quiet.untold.swap(false, Ordering::AcqRel)).cloned()
+    });
+    if let Ok(Some(quiet)) = untold {
+        quiet.core.wake();
+    }
+}
+
+/// Sends the notifications that other threads hold back. Returns when to do so again, if at all.
+pub(crate) fn tell_others() -> Option<Instant> {
+    let now = Instant::now();
+    let quiets = {
+        let mut open = open();
+        if !open.quiets.is_empty() {
+            open.last = Some(now);
+        }
+        let recent = open.last.is_some_and(|last| now.saturating_duration_since(last) < LINGER);
+        if !recent {
+            open.last = None;
+            return None;
+        }
+        open.quiets.clone()
+    };
+    for quiet in &quiets {
+        if quiet.untold.swap(false, Ordering::AcqRel) {
+            quiet.core.wake();
+        }
+    }
+    clock::deadline(LATE_MAX)
+}

@@ -1,0 +1,214 @@
+//! Which operation the calling code runs as.
+//!
+//! A host body runs with its operation entered on its thread; an asynchronous body is wrapped so that the same holds
+//! during each of its polls. So the answer follows the task, not the thread.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use estafette_graph::OpId;
+use estafette_sync::thread_local;
+
+use crate::core::operation::OpGranted;
+
+thread_local! {
+    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+    static HELP_DEPTH: Cell<u32> = const { Cell::new(0) };
+    /// Whether this thread runs operations inside of waits and submissions: see [`set_helping`].
+    static MAY_HELP: Cell<bool> = const { Cell::new(true) };
+    /// Whether this thread polls a future for a callback or a fence.
+    static TOLD: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
+    static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How deep operations may run inside waits of operations that themselves run inside waits. Each level costs the
+/// stack of one body; past the bound a wait blocks instead of helping.
+const HELP_DEPTH_MAX: u32 = 16;
+
+/// The same for a wait that has blocked for a while without anybody else taking what it needs: perhaps all others wait as well,
+/// and a deep stack is better than a hang.
+const HELP_DEPTH_LAST: u32 = 64;
+
+/// An operation, and the number of the engine that it was submitted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Current {
+    pub(crate) op: OpId,
+    pub(crate) core: u64,
+}
+
+impl Current {
+    #[inline]
+    pub(crate) fn of(granted: &OpGranted) -> Self {
+        Self { op: granted.id(), core: granted.payload().core.id }
+    }
+}
+
+/// The operation that the calling code runs as.
+#[inline]
+pub(crate) fn current() -> Option<OpId> {
+    CURRENT.get().map(|current| current.op)
+}
+
+/// As [`current`], with its engine.
+pub(crate) fn current_with_core() -> Option<Current> {
+    CURRENT.get()
+}
+
+/// Runs as `op` until the guard is dropped.
+#[inline]
+pub(crate) fn enter(op: Current) -> Entered {
+    Entered { before: CURRENT.replace(Some(op)) }
+}
+
+/// Restores the operation that was current before.
+pub(crate) struct Entered {
+    before: Option<Current>,
+}
+
+impl Drop for Entered {
+    #[inline]
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+/// Says whether the calling thread may run operations inside of the engine's functions; gives what was said before. A thread may,
+/// unless it has said otherwise.
+///
+/// The functions that run operations on the thread that calls them, where this is not forbidden, are:
+/// - waits without a timeout: [`Tensor::wait`](crate::Tensor::wait) and [`to_vec`](crate::Tensor::to_vec), [`Op::wait`](crate::Op::wait),
+///   [`Engine::wait_all`](crate::Engine::wait_all), and those that take a lease or export. They run what they wait for, except
+///   `wait_all`, which runs whatever is ready. Waits with a timeout and futures run none.
+/// - in an engine without workers, submissions, once much is ready or the engine is full, [`Engine::run_ready`](crate::Engine::run_ready),
+///   and the drop of the last handle.
+///
+/// Forbid it where the caller holds a lock that a body may take, or must not be held up by a body. The work is then done by the
+/// engine's workers, or by a thread that an engine without workers starts for the time of the wait.
+pub fn set_helping(allowed: bool) -> bool {
+    MAY_HELP.replace(allowed)
+}
+
+/// Calls `f`; meanwhile none of the engine's functions runs operations on this thread. See [`set_helping`].
+///
+/// ```
+/// # let engine = estafette::Engine::builder().workers(0).build()?;
+/// # let x = engine.from_vec(vec![1.0_f32], &[1])?;
+/// let lock = std::sync::Mutex::new(());
+/// let held = lock.lock();
+/// engine.op("somewhere else").writes([&x]).run(|[], [_x]| Ok(()))?;
+/// estafette::without_helping(|| x.wait())?;
+/// # drop(held);
+/// # Ok::<(), estafette::Error>(())
+/// ```
+pub fn without_helping<T>(f: impl FnOnce() -> T) -> T {
+    /// Restores what was said before, also when `f` panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            set_helping(self.0);
+        }
+    }
+    let _restore = Restore(set_helping(false));
+    f()
+}
+
+/// Whether the calling thread may run operations.
+pub(crate) fn may_help() -> bool {
+    MAY_HELP.get()
+}
+
+/// Polls a future that no task awaits: a callback or a fence hears of its end, however long that takes.
+pub(crate) fn told<T>(poll: impl FnOnce() -> T) -> T {
+    /// Also when `poll` panics.
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            TOLD.set(self.0);
+        }
+    }
+    let _restore = Restore(TOLD.replace(true));
+    poll()
+}
+
+/// Whether the calling code polls inside of [`told`].
+pub(crate) fn is_told() -> bool {
+    TOLD.get()
+}
+
+/// Permission to run other operations inside a wait, while not too deep.
+pub(crate) fn begin_help() -> Option<Helping> {
+    help_up_to(HELP_DEPTH_MAX)
+}
+
+/// As [`begin_help`], for a wait that has been in vain so far.
+pub(crate) fn begin_last_help() -> Option<Helping> {
+    help_up_to(HELP_DEPTH_LAST)
+}
+
+/// Whether [`begin_last_help`] gives permission.
+pub(crate) fn may_help_at_last() -> bool {
+    may_help() && HELP_DEPTH.get() < HELP_DEPTH_LAST
+}
+
+fn help_up_to(max: u32) -> Option<Helping> {
+    let depth = HELP_DEPTH.get();
+    (depth < max && may_help()).then(|| {
+        HELP_DEPTH.set(depth + 1);
+        Helping(())
+    })
+}
+
+/// See [`begin_help`].
+pub(crate) struct Helping(());
+
+impl Drop for Helping {
+    fn drop(&mut self) {
+        HELP_DEPTH.set(HELP_DEPTH.get() - 1);
+    }
+}
+
+/// Runs `sleep`, which blocks the thread. In an asynchronous body it lets other tasks of the thread go elsewhere
+/// meanwhile, as far as the runtime can do that: it may have no other thread, and the wait may be for one of them.
+pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
+    crate::core::coalesced::tell();
+    let covered = ON_RUNTIME.get()
+        && tokio::runtime::Handle::try_current()
+            .is_ok_and(|runtime| runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread);
+    if covered { tokio::task::block_in_place(sleep) } else { sleep() }
+}
+
+/// Restores what was known of the thread before.
+struct OnRuntime {
+    before: bool,
+}
+
+impl Drop for OnRuntime {
+    fn drop(&mut self) {
+        ON_RUNTIME.set(self.before);
+    }
+}
+
+/// A future that runs as an operation.
+pub(crate) struct RunAs<F> {
+    op: Current,
+    future: Pin<Box<F>>,
+}
+
+impl<F: Future> RunAs<F> {
+    pub(crate) fn new(op: Current, future: F) -> Self {
+        Self { op, future: Box::pin(future) }
+    }
+}
+
+impl<F: Future> Future for RunAs<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let _entered = enter(self.op);
+        let _on_runtime = OnRuntime { before: ON_RUNTIME.replace(true) };
+        self.future.as_mut().poll(cx)
+    }
+}

@@ -1,0 +1,358 @@
+//! What can go wrong, sorted by what the caller can do about it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use estafette_devices::DeviceError;
+use estafette_graph::OpId;
+use estafette_report::shown::shown;
+use estafette_sync::abandoned::is_abandoned;
+
+use crate::core::contained::Contained;
+use crate::core::unretrieved::{self, Heard};
+use crate::exchange::InvalidTensor;
+use crate::lease::info::LeaseInfo;
+
+/// The error of this crate. Every variant says what the caller can do about it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument is wrong; the message names it. Nothing was submitted.
+    #[error("{0}")]
+    Invalid(Cow<'static, str>),
+    /// A tensor from outside breaks the rules of DLPack, or an Arrow array is no tensor, or the other way round; the field is
+    /// named. Its deleter has been called.
+    #[error("invalid tensor: {0}")]
+    InvalidTensor(#[from] InvalidTensor),
+    /// The operation that should have made the data failed, or was skipped because an input had failed. Its `source` is the
+    /// error that the body returned.
+    #[error(transparent)]
+    Failed(OperationError),
+    /// The operation was cancelled before it began.
+    #[error(transparent)]
+    Cancelled(OperationError),
+    /// A device refused or broke.
+    #[error("device error: {0}")]
+    Device(#[from] DeviceError),
+    /// The memory is used in a way that excludes this use; the message says by whom.
+    #[error("conflict: {0}")]
+    Conflict(String),
+    /// Only leases that nobody has returned hold this up.
+    #[error("{0}")]
+    LeaseHeld(LeaseHeld),
+    /// Waiting here could never end.
+    #[error("would deadlock: {0}")]
+    WouldDeadlock(String),
+    /// The tensor's operation has not run yet, so it has no shape, type or memory.
+    #[error("tensor is not defined yet: {0}")]
+    NotDefined(String),
+    /// The time is up; the work goes on.
+    #[error("not ready within {0:?}")]
+    Timeout(Duration),
+    /// The hook of [`Engine::on_wait`](crate::Engine::on_wait) has ended the wait; the work goes on.
+    #[error("the wait was interrupted")]
+    Interrupted,
+    /// As many operations are in flight as the engine accepts.
+    #[error("window is full: {in_flight} operations in flight, limit {limit}")]
+    WindowFull {
+        /// Operations in flight when the submission was refused.
+        in_flight: usize,
+        /// The engine's limit.
+        limit: usize,
+    },
+    /// There is no operator of that name.
+    #[error("there is no operator `{}`{}", shown(.name), shown(&near_text(.near)))]
+    NoOperator {
+        /// The name that was asked for.
+        name: String,
+        /// Names that look like it, the nearest first.
+        near: Vec<String>,
+    },
+    /// The engine has been shut down.
+    #[error("the engine is shut down")]
+    Shutdown,
+    /// This process was forked from the one that started the engine; its threads do not exist here.
+    #[error(
+        "this process was forked after an engine was started and cannot use one; start the process by spawn instead of fork"
+    )]
+    Forked,
+    /// The operating system refused something the engine needs.
+    #[error("cannot start the engine: {0}")]
+    Start(String),
+}
+
+impl Error {
+    pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Invalid(message.into())
+    }
+
+    /// The error with all that is behind it, down to the root: for where nothing but a text can be passed on.
+    pub fn full_text(&self) -> String {
+        full_text(self)
+    }
+
+    /// The program gets this: the failure in it is retrieved.
+    pub(crate) fn retrieve(&self) {
+        if let Some(failure) = self.operation() {
+            failure.heard().retrieve();
+        }
+    }
+
+    /// The operation at the root of the failure, when there is one.
+    pub fn operation(&self) -> Option<&OperationError> {
+        match self {
+            Self::Failed(error) | Self::Cancelled(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// `; near it: ...`, when something is.
+fn near_text(near: &[String]) -> String {
+    if near.is_empty() { String::new() } else { format!("; near it: `{}`", near.join("`, `")) }
+}
+
+/// The text of an error and of its sources, each but those that the text before ends with.
+pub(crate) fn full_text(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        // A source is foreign: it may panic when it is printed.
+        if let Ok(more) = catch_unwind(AssertUnwindSafe(|| error.to_string()))
+            && !text.ends_with(&more)
+        {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        source = error.source();
+    }
+    text
+}
+
+/// What the body of an operation may return: any error, or a message by `.into()`.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// The result of an operation's body.
+pub type BodyResult<T = ()> = Result<T, BodyError>;
+
+/// Why an operation failed: the root cause, shared by everybody who asks.
+///
+/// Operations that are skipped because an input had failed pass on the cause they were given, so `operation` is
+/// always the one that failed first.
+#[derive(Clone)]
+pub struct OperationError(Arc<Failure>);
+
+/// Dropped with the last version, handle and signal that carries it.
+pub(crate) struct Failure {
+    operation: Cow<'static, str>,
+    id: OpId,
+    kind: FailureKind,
+    message: String,
+    source: Option<Contained<BodyError>>,
+    heard: Arc<Heard>,
+}
+
+impl Failure {
+    /// A cancellation: the program asked for it.
+    fn is_unsurprising(&self) -> bool {
+        self.kind == FailureKind::Cancelled
+    }
+}
+
+impl Drop for Failure {
+    fn drop(&mut self) {
+        // In a forked child the failure is the parent's.
+        if self.heard.is_settled() || self.is_unsurprising() || is_abandoned() {
+            return;
+        }
+        unretrieved::last_handle_gone(OperationError(Arc::new(Self {
+            operation: std::mem::take(&mut self.operation),
+            id: self.id,
+            kind: self.kind,
+            message: std::mem::take(&mut self.message),
+            source: self.source.take(),
+            heard: Arc::clone(&self.heard),
+        })));
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// How an operation failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FailureKind {
+    /// Its body returned an error.
+    Error,
+    /// Its body panicked.
+    Panic,
+    /// It was cancelled before it began, or what it waited for was.
+    Cancelled,
+    /// Its device work failed after it had been issued.
+    Device,
+    /// Its result could not be taken over: the message says why.
+    Result,
+}
+
+impl OperationError {
+    pub(crate) fn new(
+        operation: &crate::core::operation::Name,
+        id: OpId,
+        kind: FailureKind,
+        message: impl Into<String>,
+        source: Option<BodyError>,
+    ) -> Self {
+        let source = source.map(Contained::new);
+        let message = message.into();
+        let heard = match kind {
+            FailureKind::Device => Heard::of_device(id, &message),
+            _ => Arc::default(),
+        };
+        Self(Arc::new(Failure { operation: operation.to_cow(), id, kind, message, source, heard }))
+    }
+
+    /// Name of the operation that failed first.
+    pub fn operation(&self) -> &str {
+        &self.0.operation
+    }
+
+    /// Identity of that operation, as in traces and diagnoses.
+    pub fn id(&self) -> u64 {
+        self.0.id.get()
+    }
+
+    /// How it failed.
+    pub fn kind(&self) -> FailureKind {
+        self.0.kind
+    }
+
+    /// What it said.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The error value that the body returned, when it returned one.
+    pub fn source_error(&self) -> Option<&(dyn std::error::Error + Send + Sync + 'static)> {
+        self.0.source.as_deref().map(|source| &**source)
+    }
+
+    pub(crate) fn heard(&self) -> &Arc<Heard> {
+        &self.0.heard
+    }
+
+    /// Whether it needs no report, looked at or not.
+    pub(crate) fn is_unsurprising(&self) -> bool {
+        self.0.is_unsurprising()
+    }
+
+    pub(crate) fn downgrade(&self) -> Weak<Failure> {
+        Arc::downgrade(&self.0)
+    }
+
+    pub(crate) fn upgrade(weak: &Weak<Failure>) -> Option<Self> {
+        weak.upgrade().map(Self)
+    }
+
+    pub(crate) fn into_error(self) -> Error {
+        match self.kind() {
+            FailureKind::Cancelled => Error::Cancelled(self),
+            _ => Error::Failed(self),
+        }
+    }
+}
+
+impl fmt::Display for OperationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.0.kind {
+            FailureKind::Cancelled => "was cancelled",
+            FailureKind::Panic => "panicked",
+            _ => "failed",
+        };
+        let name = shown(&self.0.operation);
+        write!(f, "operation `{name}` ({}) {verb}: {}", self.0.id, self.0.message)
+    }
+}
+
+impl fmt::Debug for OperationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OperationError({self})")
+    }
+}
+
+impl std::error::Error for OperationError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source_error().map(|source| source as _)
+    }
+}
+
+/// The leases that hold up a wait, oldest first.
+#[derive(Debug, Clone)]
+pub struct LeaseHeld {
+    /// What waited.
+    pub waiting: String,
+    /// Each blocking lease in words: access, taker, age.
+    pub leases: Vec<String>,
+    /// The same for programs.
+    pub held: Vec<LeaseInfo>,
+}
+
+impl LeaseHeld {
+    pub(crate) fn new(waiting: &str, held: Vec<LeaseInfo>) -> Self {
+        let words =
+            |lease: &LeaseInfo| format!("{lease}{}", if lease.own { " (by this thread)" } else { "" });
+        let leases = held.iter().map(words).collect();
+        Self { waiting: waiting.to_string(), leases, held }
+    }
+}
+
+impl fmt::Display for LeaseHeld {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} waits only for leases that were never returned: {}",
+            self.waiting,
+            self.leases.join("; ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::BodyError;
+    use crate::Engine;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("root")]
+    struct Root;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] Root);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("says it all: {0}")]
+    struct Whole(#[source] Outer);
+
+    fn fails_with(error: fn() -> BodyError) -> String {
+        let engine = Engine::builder().workers(1).build().unwrap();
+        let op = engine.op("any").run(move |[], []| Err(error())).unwrap();
+        op.wait().unwrap_err().full_text()
+    }
+
+    #[test]
+    fn the_text_of_a_failure_has_every_source_once() {
+        let text = fails_with(|| Box::new(Outer(Root)));
+        assert!(text.starts_with("operation `any`") && text.ends_with("failed: outer: root"), "{text}");
+        let text = fails_with(|| Box::new(Whole(Outer(Root))));
+        assert!(text.ends_with("failed: says it all: outer: root"), "{text}");
+        let text = fails_with(|| "plain".into());
+        assert!(text.ends_with("failed: plain"), "{text}");
+    }
+}

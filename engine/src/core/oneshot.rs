@@ -1,0 +1,181 @@
+//! A value set once, for any number of waiters: threads that block and tasks that await.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::{Context, Poll, Waker};
+
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::time::Instant;
+
+use crate::core::error::{Error, OperationError};
+use crate::core::operation::bury;
+use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
+
+/// What a signal delivers.
+pub(crate) trait Delivered {
+    /// The program gets this: a failure in it is retrieved.
+    fn retrieve(&self);
+}
+
+impl Delivered for Result<(), OperationError> {
+    fn retrieve(&self) {
+        if let Err(failure) = self {
+            failure.heard().retrieve();
+        }
+    }
+}
+
+impl Delivered for Result<(), Error> {
+    fn retrieve(&self) {
+        if let Err(error) = self {
+            error.retrieve();
+        }
+    }
+}
+
+/// Set at most once; the first value stands and every waiter gets a clone of it.
+///
+/// Wakers are called after the lock is released, since they are foreign code.
+pub(crate) struct Signal<V> {
+    inner: Mutex<Inner<V>>,
+    changed: Condvar,
+}
+
+struct Inner<V> {
+    value: Option<V>,
+    wakers: Wakers,
+    sleepers: usize,
+}
+
+impl<V: Clone + Delivered> Signal<V> {
+    pub(crate) fn new() -> Self {
+        Self {
+            inner: Mutex::new(Inner { value: None, wakers: Wakers::default(), sleepers: 0 }),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<V>> {
+        // A panic under this lock is impossible: nothing foreign runs under it.
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Sets the value; false when one was there already.
+    pub(crate) fn set(&self, value: V) -> bool {
+        let mut inner = self.lock();
+        if inner.value.is_some() {
+            return false;
+        }
+        inner.value = Some(value);
+        let wakers = inner.wakers.take();
+        let sleepers = inner.sleepers;
+        drop(inner);
+        if sleepers > 0 {
+            self.changed.notify_all();
+        }
+        wakers.wake();
+        true
+    }
+
+    /// The value for the program, when it is there. A failure in it is retrieved from now on, as with the following functions.
+    pub(crate) fn get(&self) -> Option<V> {
+        self.lock().value.clone().map(retrieved)
+    }
+
+    /// Polls for the value with the future's `key`, for a future that [takes its waker out](Self::forget) when it is dropped.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> Poll<V> {
+        self.peek(cx, key).map(retrieved)
+    }
+
+    /// As [`poll`](Self::poll), for a signal that one future alone polls, and that goes with it.
+    pub(crate) fn poll_alone(&self, cx: &mut Context<'_>) -> Poll<V> {
+        self.poll(cx, &mut WakerKey::alone())
+    }
+
+    /// As [`poll`](Self::poll), for the engine's own use: a failure in the value stays unretrieved.
+    pub(crate) fn peek(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> Poll<V> {
+        {
+            let inner = self.lock();
+            if let Some(value) = &inner.value {
+                return Poll::Ready(value.clone());
+            }
+            if inner.wakers.has(key, cx.waker()) {
+                return Poll::Pending;
+            }
+        }
+        // Cloning and dropping a waker is foreign code.
+        let waker = cx.waker().clone();
+        let mut inner = self.lock();
+        if let Some(value) = inner.value.clone() {
+            drop(inner);
+            return Poll::Ready(value);
+        }
+        let replaced = inner.wakers.put(key, waker);
+        drop(inner);
+        drop(replaced);
+        Poll::Pending
+    }
+
+    /// As [`peek`](Self::peek), without the value.
+    pub(crate) fn is_set(&self, cx: &mut Context<'_>, key: &mut WakerKey) -> bool {
+        self.peek(cx, key).is_ready()
+    }
+
+    /// Takes the waker of a future out that waits no longer.
+    pub(crate) fn forget(&self, key: &mut WakerKey) {
+        let key = std::mem::take(key);
+        if !key.is_used() || locks_are_lost() {
+            return;
+        }
+        let removed = self.lock().wakers.remove(&key);
+        drop(removed);
+    }
+
+    /// Blocks the thread until the value is there or `deadline` has passed.
+    pub(crate) fn wait_until(&self, deadline: Option<Instant>) -> Option<V> {
+        let mut inner = self.lock();
+        inner.sleepers += 1;
+        let value = loop {
+            if let Some(value) = &inner.value {
+                break Some(value.clone());
+            }
+            inner = match deadline {
+                None => self.changed.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break None;
+                    }
+                    let (inner, _) = self
+                        .changed
+                        .wait_timeout(inner, left)
+                        .unwrap_or_else(|poisoned| poisoned.into_inner());
+                    inner
+                }
+            };
+        };
+        inner.sleepers -= 1;
+        drop(inner);
+        value.map(retrieved)
+    }
+}
+
+/// A value on its way to the program.
+fn retrieved<V: Delivered>(value: V) -> V {
+    value.retrieve();
+    value
+}
+
+/// Wakes a task. Wakers are foreign code: one that panics must not keep the others from being woken, nor the engine from going
+/// on.
+pub(crate) fn wake(waker: Waker) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
+        tracing::error!("a waker panicked");
+        bury(panic);
+    }
+}
+
+impl<V> std::fmt::Debug for Signal<V> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Signal").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,74 @@
+//! What only some operations have, behind one pointer that is null for most.
+
+use std::ptr;
+
+use estafette_sync::sync::OnceLock;
+use estafette_sync::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::core::error::OperationError;
+use crate::core::operation::{OutcomeSignal, Role};
+
+/// What an operation has by its role, or may get while it is in flight.
+#[derive(Default)]
+pub(crate) struct Late {
+    /// Set before the operation is submitted.
+    pub(crate) role: Option<Role>,
+    pub(crate) failure: OnceLock<OperationError>,
+    pub(crate) signal: OnceLock<OutcomeSignal>,
+}
+
+/// A [`Late`] that is made when first needed, by whoever is first.
+pub(crate) struct LateCell {
+    /// Null, or from a box; set once.
+    place: AtomicPtr<Late>,
+}
+
+impl LateCell {
+    #[inline(always)]
+    pub(crate) const fn new() -> Self {
+        Self { place: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> Option<&Late> {
+        // SAFETY: what is there stays until `self` is dropped; Acquire shows its content.
+        unsafe { self.place.load(Ordering::Acquire).as_ref() }
+    }
+
+    #[cold]
+    pub(crate) fn get_or_make(&self) -> &Late {
+        if self.place.load(Ordering::Acquire).is_null() {
+            let made = Box::into_raw(Box::default());
+            let set = self.place.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
+            if set.is_err() {
+                // SAFETY: somebody else was first, so this one is still ours.
+                drop(unsafe { Box::from_raw(made) });
+            }
+        }
+        self.get().expect("set above, and never again")
+    }
+
+    /// The content, for whoever has the operation alone.
+    pub(crate) fn get_mut(&mut self) -> &mut Late {
+        self.get_or_make();
+        // SAFETY: set above, and borrowed as `self` is.
+        unsafe { &mut **self.place.get_mut() }
+    }
+}
+
+impl Drop for LateCell {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.place.get_mut().is_null() {
+            self.end();
+        }
+    }
+}
+
+impl LateCell {
+    #[cold]
+    fn end(&mut self) {
+        // SAFETY: it came from a box, nobody else is left, and this is called once.
+        drop(unsafe { Box::from_raw(*self.place.get_mut()) });
+    }
+}

@@ -1,0 +1,643 @@
+//! What the engine keeps per operation, and the handle that people hold.
+//!
+//! # Life of an operation
+//!
+//! ```text
+//! queued ──begin──► BEGUN ──finish──► DONE
+//!    └──cancel──► CANCELLED ──(when granted: skipped)──► DONE
+//! ```
+//!
+//! `begin` and `cancel` race for the same word, so an operation either runs or is cancelled, never both. Most operations
+//! are never referred to by name; then nobody can cancel, and the beginning is a plain store beside that word. A lease
+//! is an operation without a body that stays in `BEGUN` until its last holder lets go.
+
+use std::borrow::Cow;
+use std::future::Future;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use estafette_devices::{DeviceError, Queue};
+use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
+use estafette_report::shown::shown;
+use estafette_sync::cell::UnsafeCell;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use crate::core::clock::Coarse;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{BodyError, Error, FailureKind, OperationError};
+use crate::core::oneshot::Signal;
+use crate::core::op_extras::LateCell;
+use crate::core::var_state::VarState;
+use crate::core::wakers::WakerKey;
+use crate::operation::body::Body;
+use crate::operation::cancellation;
+use crate::operation::run::Running;
+use crate::operation::withdraw;
+use crate::program::Inputs;
+use crate::trace;
+use crate::trace::hooks::WaitNoted;
+use crate::wait::awaits::{Awaited, Pending};
+
+pub(crate) type OpGraph = Graph<VarState, OpState>;
+pub(crate) type OpVar = Var<VarState, OpState>;
+pub(crate) type OpDraft<'a> = Draft<'a, VarState, OpState>;
+pub(crate) type OpGranted = Granted<VarState, OpState>;
+pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
+pub(crate) type OpHandle = OpRef<VarState, OpState>;
+
+/// Name of an operation: static text costs nothing, other text is shared. The box makes it two words instead of three.
+#[derive(Debug, Clone)]
+pub(crate) enum Name {
+    Static(&'static str),
+    Shared(Box<Arc<str>>),
+}
+
+impl Name {
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Static(text) => text,
+            Self::Shared(text) => text,
+        }
+    }
+
+    pub(crate) fn to_cow(&self) -> Cow<'static, str> {
+        match self {
+            Self::Static(text) => Cow::Borrowed(text),
+            Self::Shared(text) => Cow::Owned(text.to_string()),
+        }
+    }
+}
+
+impl From<Cow<'static, str>> for Name {
+    #[inline(always)]
+    fn from(text: Cow<'static, str>) -> Self {
+        match text {
+            Cow::Borrowed(text) => Self::Static(text),
+            Cow::Owned(text) => Self::Shared(Box::new(text.into())),
+        }
+    }
+}
+
+/// Name and identity of an operation: what errors and diagnoses say of it.
+#[derive(Clone)]
+pub(crate) struct OpTag {
+    pub(crate) name: Name,
+    pub(crate) id: OpId,
+}
+
+impl OpTag {
+    pub(crate) fn of(granted: &OpGranted) -> Self {
+        Self { name: granted.payload().name.clone(), id: granted.id() }
+    }
+
+    /// This operation's failure.
+    pub(crate) fn failure(
+        &self,
+        kind: FailureKind,
+        message: impl Into<String>,
+        source: Option<BodyError>,
+    ) -> OperationError {
+        OperationError::new(&self.name, self.id, kind, message, source)
+    }
+
+    /// It was cancelled before it began.
+    pub(crate) fn cancellation(&self) -> OperationError {
+        self.failure(FailureKind::Cancelled, "cancelled before it began", None)
+    }
+
+    pub(crate) fn body_failure(&self, error: BodyError) -> OperationError {
+        self.failure(FailureKind::Error, text_of(&error), Some(error))
+    }
+
+    /// What it waited for was cancelled.
+    pub(crate) fn called_off(&self, why: BodyError) -> OperationError {
+        self.failure(FailureKind::Cancelled, text_of(&why), Some(why))
+    }
+
+    pub(crate) fn panic_failure(&self, panic: Panic) -> OperationError {
+        self.failure(FailureKind::Panic, text_of_panic(panic), None)
+    }
+
+    /// Its result could not be taken over.
+    pub(crate) fn result_failure(&self, error: Error) -> OperationError {
+        self.failure(FailureKind::Result, error.to_string(), Some(Box::new(error)))
+    }
+
+    /// Its device work could not be issued, or failed afterwards.
+    pub(crate) fn device_failure(&self, error: DeviceError) -> OperationError {
+        self.failure(FailureKind::Device, error.to_string(), Some(Box::new(error)))
+    }
+}
+
+/// What a foreign error does when it is printed is its own affair, and may be a panic.
+fn text_of(error: &BodyError) -> String {
+    catch_unwind(AssertUnwindSafe(|| error.to_string())).unwrap_or_else(|panic| {
+        bury(panic);
+        "an error that panics when it is printed".into()
+    })
+}
+
+impl std::fmt::Debug for OpTag {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} `{}`", self.id, shown(self.name.as_str()))
+    }
+}
+
+/// A panic's payload.
+pub(crate) type Panic = Box<dyn std::any::Any + Send>;
+
+/// The text of a panic, whose payload is dropped.
+pub(crate) fn text_of_panic(panic: Panic) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    bury(panic);
+    text.unwrap_or_else(|| "a payload that is not text".into())
+}
+
+/// Drops a panic's payload, which may panic in turn: then that payload leaks, or this would never end.
+pub(crate) fn bury(panic: Panic) {
+    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+        std::mem::forget(another);
+    }
+}
+
+/// What kind of use of its variables an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Runs a body.
+    Work,
+    /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
+    Unhelped,
+    /// Observes readiness and is gone.
+    Probe,
+    /// Joins variables into one group.
+    Merge,
+    /// An external use, from export until its last holder lets go.
+    Lease,
+}
+
+/// The body (or the lease) has taken over.
+const BEGUN: u8 = 1;
+/// Cancelled before it began; excludes `BEGUN` at the moment it is set.
+const CANCELLED: u8 = 2;
+/// Completed in the graph; the outcome is final.
+const DONE: u8 = 4;
+/// Somebody has installed a signal and wants it set when `DONE` comes. Set by a read-modify-write, as is `DONE`, so one
+/// of the two sides always sees the other.
+const OBSERVED: u8 = 8;
+
+/// Where an operation stands; for diagnoses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Queued,
+    Begun,
+    Cancelled,
+    Done,
+}
+
+/// What the engine keeps per operation (the graph's `T`). Small, since a million may be in flight: what few operations have
+/// is behind a pointer.
+pub(crate) struct OpState {
+    pub(crate) core: CoreRef,
+    pub(crate) name: Name,
+    /// Belongs to the owner of the granted operation; of a cancelled operation, to the thread that cancelled it.
+    body: UnsafeCell<Body>,
+    /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
+    /// waited for by name.
+    late: LateCell,
+    /// When it was submitted, for "since when".
+    pub(crate) since: Coarse,
+    /// Whether the journal was open when it was described: then it tells of all that happens to it.
+    pub(crate) noted: bool,
+    pub(crate) priority: i32,
+    pub(crate) kind: Kind,
+    /// Whether it has a place in the window and counts as in flight.
+    counted: AtomicBool,
+    phase: AtomicU8,
+    /// As `BEGUN`, of an operation that nobody refers to.
+    begun_unseen: AtomicBool,
+    /// What is known of whether a cancelled operation makes this one fail. Belongs to [`doom`].
+    pub(crate) verdict: AtomicU64,
+}
+
+/// Where a future that waits for the end of an operation has wakers.
+#[derive(Debug, Default)]
+pub(crate) struct EndKeys {
+    outcome: WakerKey,
+    /// At the engine's bell, for a cancelled operation.
+    bell: WakerKey,
+}
+
+/// What only some kinds of operation have.
+pub(crate) enum Role {
+    /// The queue that the body enqueues on.
+    Device(Arc<dyn Queue>),
+    /// Whom to tell early when the version that a probe waits for can no longer come.
+    Probe(Arc<Signal<Result<(), Error>>>),
+    /// Who took a lease.
+    Lease(Arc<crate::lease::LeaseLabel>),
+    /// A replay whose nodes settle what its variables carry: where they find it.
+    Replay(Arc<Inputs>),
+    /// It does a part of another operation's work, which whoever waits for that may do as well.
+    Part(OpId),
+}
+
+impl OpState {
+    /// An operation that has no body yet, and that the window does not count.
+    pub(crate) fn new(core: CoreRef, name: Name, kind: Kind) -> Self {
+        let mut state = MaybeUninit::uninit();
+        // SAFETY: `init` writes every field.
+        unsafe {
+            Self::init(state.as_mut_ptr(), &core, name, kind);
+            state.assume_init()
+        }
+    }
+
+    /// Makes one at `place`, field by field: built elsewhere and moved, it would cost as much again.
+    ///
+    /// # Safety
+    /// `place` may be written; nothing there is dropped.
+    #[inline(always)]
+    pub(crate) unsafe fn init(place: *mut Self, core: &CoreRef, name: Name, kind: Kind) {
+        // SAFETY: the place is the caller's.
+        unsafe {
+            (&raw mut (*place).core).write(core.clone());
+            (&raw mut (*place).name).write(name);
+            (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
+            (&raw mut (*place).late).write(LateCell::new());
+            (&raw mut (*place).since).write(Coarse::now());
+            (&raw mut (*place).noted).write(trace::is_open());
+            (&raw mut (*place).priority).write(0);
+            (&raw mut (*place).kind).write(kind);
+            (&raw mut (*place).counted).write(AtomicBool::new(false));
+            (&raw mut (*place).phase).write(AtomicU8::new(0));
+            (&raw mut (*place).begun_unseen).write(AtomicBool::new(false));
+            (&raw mut (*place).verdict).write(AtomicU64::new(cancellation::UNKNOWN));
+        }
+    }
+
+    /// The operation has a place in the window, and counts as in flight.
+    #[inline(always)]
+    pub(crate) fn admitted(&mut self) {
+        *self.counted.get_mut() = true;
+    }
+
+    /// Sets what the operation does, before it is submitted.
+    #[inline(always)]
+    pub(crate) fn set_body(&mut self, body: Body) {
+        self.body = UnsafeCell::new(body);
+    }
+
+    /// Gives the operation a role, before it is submitted.
+    pub(crate) fn set_role(&mut self, role: Role) {
+        self.late.get_mut().role = Some(role);
+    }
+
+    fn role(&self) -> Option<&Role> {
+        self.late.get()?.role.as_ref()
+    }
+
+    /// The queue its body enqueues on; `None` for host operations.
+    pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
+        match self.role()? {
+            Role::Device(queue) => Some(queue),
+            _ => None,
+        }
+    }
+
+    /// Whom a probe tells.
+    pub(crate) fn probe(&self) -> Option<&Arc<Signal<Result<(), Error>>>> {
+        match self.role()? {
+            Role::Probe(signal) => Some(signal),
+            _ => None,
+        }
+    }
+
+    /// Who took a lease.
+    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
+        match self.role()? {
+            Role::Lease(label) => Some(label),
+            _ => None,
+        }
+    }
+
+    /// Where the nodes of a replay find what its variables carry, if they settle that.
+    pub(crate) fn inputs(&self) -> Option<&Arc<Inputs>> {
+        match self.role()? {
+            Role::Replay(inputs) => Some(inputs),
+            _ => None,
+        }
+    }
+
+    /// The operation that this one is a part of.
+    pub(crate) fn part_of(&self) -> Option<OpId> {
+        match self.role()? {
+            Role::Part(op) => Some(*op),
+            _ => None,
+        }
+    }
+
+    /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
+    #[inline]
+    pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
+        matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
+    }
+
+    /// Begins an operation that was not submitted yet.
+    pub(crate) fn begin_unsubmitted(&mut self) {
+        *self.phase.get_mut() |= BEGUN;
+    }
+
+    /// Whether the operation has a place in the window.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.counted.load(Ordering::Relaxed)
+    }
+
+    /// Gives the place back, if there is one. Called by whoever completes the operation, or else drops it.
+    #[inline(always)]
+    pub(crate) fn count_ended(&self) {
+        if self.counted.load(Ordering::Relaxed) {
+            self.counted.store(false, Ordering::Relaxed);
+            self.core.count_ended();
+            self.core.tell_ended();
+        }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        let bits = self.phase.load(Ordering::Acquire);
+        if bits & DONE != 0 {
+            Phase::Done
+        } else if bits & CANCELLED != 0 {
+            Phase::Cancelled
+        } else if bits & BEGUN != 0 || self.begun_unseen.load(Ordering::Relaxed) {
+            Phase::Begun
+        } else {
+            Phase::Queued
+        }
+    }
+
+    /// Takes the right to run away; false when it has begun, was cancelled already or has ended.
+    pub(crate) fn cancel(&self) -> bool {
+        self.phase
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |bits| {
+                (bits & (BEGUN | CANCELLED | DONE) == 0).then_some(bits | CANCELLED)
+            })
+            .is_ok()
+    }
+
+    /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
+    /// and is skipped later.
+    pub(crate) fn fail(&self, cause: OperationError) {
+        let _ = self.late.get_or_make().failure.set(cause);
+    }
+
+    pub(crate) fn failure(&self) -> Option<&OperationError> {
+        self.late.get()?.failure.get()
+    }
+
+    /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
+    pub(crate) fn done(&self) {
+        if self.phase.fetch_or(DONE, Ordering::AcqRel) & OBSERVED != 0 {
+            self.tell();
+        }
+    }
+
+    /// Drops the body, which holds the operands: user code may run here, so a panic is contained.
+    ///
+    /// # Safety
+    /// The body belongs to the caller.
+    unsafe fn drop_body(&self) {
+        // SAFETY: forwarded to the caller.
+        let body = self.body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) });
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
+            bury(panic);
+            tracing::error!(operation = self.name.as_str(), "dropping the skipped body panicked");
+        }
+    }
+
+    fn tell(&self) {
+        if let Some(signal) = self.late.get().and_then(|late| late.signal.get()) {
+            signal.set(self.failure().cloned().map_or(Ok(()), Err));
+        }
+    }
+
+    /// Polls the end of the operation, however it ends, for a future that [takes its wakers out](Self::forget) when it is dropped.
+    pub(crate) fn poll_done(&self, cx: &mut Context<'_>, keys: &mut EndKeys) -> Poll<()> {
+        match self.signal().peek(cx, &mut keys.outcome) {
+            // A cancelled operation has its outcome before it leaves the graph, which is what counts here.
+            Poll::Ready(_) if self.phase() == Phase::Done => Poll::Ready(()),
+            Poll::Ready(_) => {
+                self.core.bell.wake_at_ring(cx.waker(), &mut keys.bell);
+                if self.phase() == Phase::Done { Poll::Ready(()) } else { Poll::Pending }
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Takes the wakers of a future out that waits for the end no longer.
+    pub(crate) fn forget(&self, keys: &mut EndKeys) {
+        self.forget_outcome(&mut keys.outcome);
+        self.core.bell.forget(&mut keys.bell);
+    }
+
+    fn forget_outcome(&self, key: &mut WakerKey) {
+        if key.is_used()
+            && let Some(signal) = self.late.get().and_then(|late| late.signal.get())
+        {
+            signal.forget(key);
+        }
+    }
+
+    /// The signal of the outcome, made on first use.
+    fn signal(&self) -> &OutcomeSignal {
+        let signal = self.late.get_or_make().signal.get_or_init(Signal::new);
+        let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
+        if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
+            self.tell();
+        }
+        signal
+    }
+}
+
+// SAFETY: shared parts are atomics and once-cells; the body is reached only through the token of the granted operation,
+// of which there is one, and which is not shared between threads.
+unsafe impl Sync for OpState {}
+
+/// Begins to describe an operation of any kind.
+#[inline(always)]
+pub(crate) fn draft<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpDraft<'a> {
+    // SAFETY: `init` writes every field.
+    unsafe { crate::core::engine_core::graph().draft(|place| OpState::init(place, core, name, kind)) }
+}
+
+/// Takes the right to run; false when the operation was cancelled first.
+///
+/// Whoever may cancel has a reference that was made at submission, or while the operation waited
+/// ([`Graph::waiting`]): without one, nobody does.
+#[inline(always)]
+pub(crate) fn begin(granted: &OpGranted) -> bool {
+    let state = granted.payload();
+    if granted.is_referenced() {
+        return state.phase.fetch_or(BEGUN, Ordering::AcqRel) & CANCELLED == 0;
+    }
+    state.begun_unseen.store(true, Ordering::Relaxed);
+    // It may have been cancelled by a reference that is gone.
+    state.phase.load(Ordering::Acquire) & CANCELLED == 0
+}
+
+/// Runs the body, where it is.
+#[inline(always)]
+pub(crate) fn run_body(granted: OpGranted) -> Option<OpGranted> {
+    let body = granted.payload().body.with_mut(|body| body);
+    // SAFETY: a granted operation has one token, which is here, so nobody else uses the body; it stays in its place until
+    // the operation is completed, which the body does with the token, after its content was taken out.
+    unsafe { Body::run_in_place(body, Running::new(granted)) }
+}
+
+/// Drops the body of an operation that is skipped and was not cancelled, if it has not run.
+pub(crate) fn drop_body(granted: &OpGranted) {
+    // SAFETY: a granted operation has one token; it is borrowed here and cannot be shared with another thread. The operation
+    // was begun, so it was not cancelled and no other thread uses the body.
+    unsafe { granted.payload().drop_body() };
+}
+
+/// An operation of which nobody has a reference ends here: it was completed, or never submitted.
+impl Drop for OpState {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.count_ended();
+    }
+}
+
+/// A submitted operation: can be awaited, waited for and cancelled. Dropping it changes nothing for the operation; a failure that
+/// nothing has looked at is reported with its last handle or version.
+///
+/// A clone is another handle; one that is awaited waits on its own.
+pub struct Op {
+    handle: OpHandle,
+    pending: Pending,
+    /// In the signal of the outcome.
+    key: WakerKey,
+}
+
+impl Clone for Op {
+    fn clone(&self) -> Self {
+        Self::new(self.handle.clone())
+    }
+}
+
+impl Op {
+    /// Wraps a counted reference taken at submission, before the operation could end.
+    pub(crate) fn new(handle: OpHandle) -> Self {
+        Self { handle, pending: Pending::default(), key: WakerKey::default() }
+    }
+
+    /// The name given at submission.
+    pub fn name(&self) -> &str {
+        self.handle.payload().name.as_str()
+    }
+
+    /// Identity in traces, diagnoses and errors.
+    pub fn id(&self) -> u64 {
+        self.handle.id().get()
+    }
+
+    /// Whether the operation has ended, well or not.
+    pub fn is_done(&self) -> bool {
+        matches!(self.handle.payload().phase(), Phase::Done | Phase::Cancelled)
+    }
+
+    /// Cancels the operation if it has not begun. Its outputs then carry a failure of kind *cancelled*; memory that it
+    /// would have updated is untouched. Returns whether it was cancelled; `false` means that it has begun or ended.
+    ///
+    /// The body and its operands are dropped before this returns, on the calling thread. It leaves the queues of
+    /// what it only reads at once. What it writes it keeps its place for until its turn, so that its outputs fail in order: between the
+    /// versions that earlier and later writes make.
+    pub fn cancel(&self) -> bool {
+        let state = self.handle.payload();
+        // In a forked child the operation is the parent's.
+        if state.core.check_fork().is_err() || !state.cancel() {
+            return false;
+        }
+        let tag = OpTag { name: state.name.clone(), id: self.handle.id() };
+        state.fail(tag.cancellation());
+        // Whoever waits for this operation by name need not wait until it would have been granted. A read-modify-write, like
+        // the waiter's: one of the two sides sees the other.
+        if state.phase.fetch_or(0, Ordering::AcqRel) & OBSERVED != 0 {
+            state.tell();
+        }
+        // SAFETY: the body belongs to the thread that has cancelled the operation.
+        unsafe { state.drop_body() };
+        if !withdraw::withdraw_reads(&self.handle) {
+            cancellation::cancelled_enters(&self.handle);
+        }
+        true
+    }
+
+    /// Waits until the operation has ended and gives its outcome; `timeout` of `None` waits as long as it takes, and may run
+    /// operations on this thread, unless that is [forbidden](crate::set_helping). A wait with a timeout runs none, so that the
+    /// timeout is kept; one of zero only looks.
+    ///
+    /// # Errors
+    /// The failure of the operation; [`Error::Timeout`]; otherwise as [`Tensor::wait`](crate::Tensor::wait).
+    pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
+        let state = self.handle.payload();
+        let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id())).flatten();
+        crate::wait::blocking::block_on_op(&state.core, &self.handle, state.signal(), timeout)
+    }
+
+    /// Waits until the operation has ended and gives its outcome. May run operations on this thread, unless that is
+    /// [forbidden](crate::set_helping).
+    ///
+    /// # Errors
+    /// As [`wait_timeout`](Self::wait_timeout).
+    pub fn wait(&self) -> Result<(), Error> {
+        self.wait_timeout(None)
+    }
+}
+
+impl Future for Op {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Self { handle, pending, key } = &mut *self;
+        let state = handle.payload();
+        state.core.check_fork()?;
+        match state.signal().poll(cx, key) {
+            Poll::Ready(outcome) => {
+                pending.over();
+                // A signal that is set has no wakers.
+                *key = WakerKey::default();
+                Poll::Ready(outcome.map_err(OperationError::into_error))
+            }
+            Poll::Pending => match pending.poll(cx, || Awaited::op("an operation", handle)) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+        }
+    }
+}
+
+impl Drop for Op {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if self.key.is_used() {
+            self.handle.payload().forget_outcome(&mut self.key);
+        }
+    }
+}
+
+impl std::fmt::Debug for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let phase = self.handle.payload().phase();
+        f.debug_struct("Op")
+            .field("id", &self.id())
+            .field("name", &self.name())
+            .field("phase", &phase)
+            .finish()
+    }
+}

@@ -1,0 +1,298 @@
+//! Failures that nothing has looked at.
+//!
+//! A failure is *retrieved* when it is delivered to the program: by a wait, an `await`, a lease, a fence or a callback. All
+//! operations that fail for the same reason share one failure, so it is retrieved, or reported, once.
+//!
+//! A failure that was not retrieved is reported when the last version, handle and signal that carries it is gone: at the level
+//! *error* of `tracing`, or to the function that [`on_unretrieved`] has set. That happens where the failure is dropped, which is
+//! where the body's own error is dropped too: no lock is held there.
+//!
+//! Each engine also lists its failures, so that its end can name those that were not retrieved. The list holds no failure that
+//! the program still holds, and no more than [`KEPT`] of those that are gone.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+
+use estafette_graph::OpId;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::thread;
+
+use crate::core::error::{Failure, OperationError, full_text};
+use crate::core::operation::bury;
+
+/// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists: more would only hold memory,
+/// as the first ones explain the rest.
+const KEPT: usize = 64;
+
+/// Device failures whose [`Heard`] is remembered: between two looks at one fence few others fail.
+const DEVICE_FAILURES: usize = 64;
+
+/// What became of a failure.
+#[derive(Debug, Default)]
+pub(crate) struct Heard {
+    retrieved: AtomicBool,
+    reported: AtomicBool,
+    /// Its engine has listed it among those that are gone, or has counted it.
+    kept: AtomicBool,
+    /// The engine of the operation that failed, once known.
+    home: OnceLock<Weak<Failures>>,
+}
+
+impl Heard {
+    /// The one of a device failure: each look at the same fence makes an error of its own.
+    pub(crate) fn of_device(id: OpId, message: &str) -> Arc<Self> {
+        estafette_sync::statics! {
+            static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
+        }
+        let mut recent = RECENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some((.., heard)) = recent.iter().find(|(known, text, _)| *known == id && text == message) {
+            return Arc::clone(heard);
+        }
+        if recent.len() == DEVICE_FAILURES {
+            recent.remove(0);
+        }
+        let heard = Arc::new(Self::default());
+        recent.push((id, message.to_string(), Arc::clone(&heard)));
+        heard
+    }
+
+    /// The failure was delivered to the program.
+    pub(crate) fn retrieve(&self) {
+        self.retrieved.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_retrieved(&self) -> bool {
+        self.retrieved.load(Ordering::Relaxed)
+    }
+
+    fn is_kept(&self) -> bool {
+        self.kept.load(Ordering::Acquire)
+    }
+
+    /// Whether a failure that is dropped needs no report.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_retrieved() || self.reported.load(Ordering::Relaxed)
+    }
+}
+
+/// The failures of one engine.
+#[derive(Debug)]
+pub(crate) struct Failures {
+    /// Whether failures that are not retrieved are reported and listed.
+    reports: bool,
+    list: Mutex<List>,
+}
+
+#[derive(Debug, Default)]
+struct List {
+    /// Those that something may still hold, and some that are gone.
+    live: Vec<Listed>,
+    /// Length of `live` at which the latter are taken out.
+    prune_at: usize,
+    /// Those that were reported when their last handle went, the first [`KEPT`].
+    gone: Vec<OperationError>,
+    /// How many more there were.
+    omitted: u64,
+    /// The last handle of the engine is gone: no failure is kept any more.
+    closed: bool,
+}
+
+/// A failure that something may still hold.
+#[derive(Debug)]
+struct Listed {
+    failure: Weak<Failure>,
+    heard: Arc<Heard>,
+}
+
+impl Listed {
+    /// Its last handle is being dropped: the thread that drops it is about to have it kept.
+    fn is_moving(&self) -> bool {
+        self.failure.strong_count() == 0 && !self.heard.is_settled() && !self.heard.is_kept()
+    }
+}
+
+impl Failures {
+    pub(crate) fn new(reports: bool) -> Arc<Self> {
+        Arc::new(Self { reports, list: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have dependents.
+    pub(crate) fn add(self: &Arc<Self>, failure: &OperationError) {
+        if failure.is_unsurprising()
+            || failure.heard().home.set(Arc::downgrade(self)).is_err()
+            || !self.reports
+        {
+            return;
+        }
+        let mut list = self.lock();
+        if list.live.len() >= list.prune_at {
+            // Nothing foreign is dropped: a weak reference owns memory alone.
+            list.live.retain(|listed| listed.failure.strong_count() > 0 || listed.is_moving());
+            list.prune_at = (2 * list.live.len()).max(KEPT);
+        }
+        list.live.push(Listed { failure: failure.downgrade(), heard: Arc::clone(failure.heard()) });
+    }
+
+    /// What was not retrieved so far, in the order in which it failed.
+    pub(crate) fn unretrieved(self: &Arc<Self>) -> Unretrieved {
+        let (mut failures, omitted) = {
+            let mut list = self.lock();
+            while list.live.iter().any(Listed::is_moving) {
+                // Between the last handle and the list of those that are gone, nothing foreign runs.
+                drop(list);
+                thread::yield_now();
+                list = self.lock();
+            }
+            let live = list.live.iter().filter_map(|listed| OperationError::upgrade(&listed.failure));
+            (list.gone.iter().cloned().chain(live).collect::<Vec<_>>(), list.omitted)
+        };
+        // What is dropped from here on may be the last of its kind, and no lock is held.
+        failures.retain(|failure| !failure.heard().is_retrieved());
+        failures.sort_by_key(OperationError::id);
+        failures.dedup_by(|a, b| Arc::ptr_eq(a.heard(), b.heard()));
+        let more = failures.len().saturating_sub(KEPT);
+        failures.truncate(KEPT);
+        Unretrieved { failures, omitted: omitted + more as u64, home: Arc::downgrade(self) }
+    }
+
+    /// The last handle of the engine is gone, so nothing will ask.
+    pub(crate) fn close(&self) {
+        let gone = {
+            let mut list = self.lock();
+            list.closed = true;
+            std::mem::take(&mut list.gone)
+        };
+        drop(gone);
+    }
+
+    /// Keeps a failure that was reported.
+    fn keep(&self, failure: OperationError) {
+        let mut list = self.lock();
+        // Under the lock: an end of the engine that sees this finds the failure listed.
+        failure.heard().kept.store(true, Ordering::Release);
+        if list.closed {
+            drop(list);
+            return drop(failure);
+        }
+        if list.gone.len() < KEPT {
+            return list.gone.push(failure);
+        }
+        // Those that were retrieved since make room.
+        let retrieved = list.take_retrieved();
+        let failure = if list.gone.len() < KEPT {
+            list.gone.push(failure);
+            None
+        } else {
+            list.omitted += 1;
+            Some(failure)
+        };
+        drop(list);
+        drop((retrieved, failure));
+    }
+}
+
+impl List {
+    /// Those that were retrieved after their last handle had gone, to be dropped where no lock is held.
+    fn take_retrieved(&mut self) -> Vec<OperationError> {
+        let (retrieved, gone) =
+            std::mem::take(&mut self.gone).into_iter().partition(|known| known.heard().is_retrieved());
+        self.gone = gone;
+        retrieved
+    }
+}
+
+/// Failures of an engine's operations that the program has not retrieved: by a wait, an `await`, a lease, a fence or a callback.
+#[derive(Debug, Clone, Default)]
+pub struct Unretrieved {
+    failures: Vec<OperationError>,
+    omitted: u64,
+    home: Weak<Failures>,
+}
+
+impl Unretrieved {
+    /// Whether there is none. They stay unretrieved.
+    pub fn is_empty(&self) -> bool {
+        self.failures.is_empty() && self.omitted == 0
+    }
+
+    /// How many there are, the omitted ones included. They stay unretrieved.
+    pub fn count(&self) -> u64 {
+        self.failures.len() as u64 + self.omitted
+    }
+
+    /// Those listed, at most 64, in the order of their operations. From now on they are retrieved.
+    pub fn failures(&self) -> &[OperationError] {
+        self.failures.iter().for_each(|failure| failure.heard().retrieve());
+        if let Some(home) = self.home.upgrade() {
+            // The engine need not keep them any longer.
+            let retrieved = home.lock().take_retrieved();
+            drop(retrieved);
+        }
+        &self.failures
+    }
+
+    /// How many are not listed. Each was reported when its last handle went.
+    pub fn omitted(&self) -> u64 {
+        self.omitted
+    }
+
+    /// Reports those that were not reported yet, as if their last handles were gone. They stay unretrieved.
+    pub fn report(&self) {
+        self.failures.iter().for_each(report);
+    }
+}
+
+/// Called with a failure that was not retrieved.
+type Reporter = fn(&OperationError);
+
+estafette_sync::statics! {
+    static REPORTER: OnceLock<Reporter> = OnceLock::new();
+}
+
+/// Sets what is called, in place of an event of `tracing`, when the last handle of a failure goes that nothing has retrieved.
+/// Only the first call counts.
+///
+/// `reporter` is called once per failure, on the thread that drops the handle, under no lock of the engine. A panic in it is
+/// contained. In a forked child it is not called.
+pub fn on_unretrieved(reporter: fn(&OperationError)) {
+    let _ = REPORTER.set(reporter);
+}
+
+/// The last handle of `failure` has gone; this is a copy of it.
+#[cold]
+pub(crate) fn last_handle_gone(failure: OperationError) {
+    let home = failure.heard().home.get().and_then(Weak::upgrade);
+    if home.as_ref().is_some_and(|home| !home.reports) {
+        return failure.heard().retrieve();
+    }
+    if let Some(home) = home {
+        // First, so that the engine's end does not miss it while it is reported.
+        home.keep(failure.clone());
+    }
+    report(&failure);
+}
+
+fn report(failure: &OperationError) {
+    if failure.heard().is_retrieved() || failure.heard().reported.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let report = REPORTER.get().copied().unwrap_or(log);
+    // It may be dropped while a panic unwinds, and a second one would abort.
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| report(failure))) {
+        bury(panic);
+    }
+}
+
+fn log(failure: &OperationError) {
+    tracing::error!(
+        operation = failure.operation(),
+        id = failure.id(),
+        error = full_text(failure),
+        "the failure of an operation was never retrieved"
+    );
+}

@@ -1,0 +1,408 @@
+//! What the engine keeps per variable: the version, its failure, and the fences it still carries.
+
+use estafette_devices::{DeviceError, Fence, FenceState, Frontier, QueueId};
+use estafette_graph::{Mode, OpId};
+use smallvec::SmallVec;
+
+use crate::core::error::{Error, OperationError};
+use crate::core::operation::{Name, OpTag};
+use crate::lease::pins::Holders;
+
+/// Flag on a variable: its current version is poisoned.
+pub(crate) const FAILED: u32 = 1;
+/// Flag on a variable: its current version still has fences of writers that were pending when last looked at.
+pub(crate) const WRITE_FENCES: u32 = 2;
+/// Flag on a variable: fences of readers were pending when last looked at.
+pub(crate) const READ_FENCES: u32 = 4;
+/// Flag on a variable: fences of the memory have failed. It concerns only whoever gives the memory back.
+pub(crate) const BROKEN_FENCES: u32 = 8;
+
+/// State of one variable (the graph's `V`). A version is the state between two writes.
+///
+/// Small, so that it shares a cache line with the variable's queue: what few variables ever have is kept apart.
+#[derive(Debug, Default)]
+pub(crate) struct VarState {
+    /// Number of finished writes, and [`TURNS`].
+    version: u64,
+    /// Made when first needed, and kept.
+    carried: Option<Box<Carried>>,
+    /// Behind what every operation looks at.
+    holders: Holders,
+}
+
+/// What a version carries beside the data.
+#[derive(Debug, Default, Clone)]
+struct Carried {
+    /// Fences that must be done before the current version may be read.
+    writers: Frontier,
+    /// Fences that must be done, beside `writers`, before the memory may be overwritten.
+    readers: Frontier,
+    /// Fences of readers and writers that have failed: order and later versions have nothing to do with them any more, but what
+    /// they stood for may never have ended, which matters when the memory is given back.
+    broken: Frontier,
+    /// Root cause, when the current version is poisoned.
+    failure: Option<OperationError>,
+    /// Who issued the newest write whose fence is in `writers`: the root cause should that fence fail.
+    writer: Option<OpTag>,
+}
+
+/// The failure of a version whose device work failed after it had been issued.
+pub(crate) fn device_failure(writer: Option<&OpTag>, error: DeviceError) -> OperationError {
+    let outside = OpTag { name: Name::Static("import"), id: OpId::new(0) };
+    writer.unwrap_or(&outside).device_failure(error)
+}
+
+/// How an access ended, as far as its variable is concerned.
+pub(crate) enum Ending<'a> {
+    /// The body ran. `left` are the fences of its device work, at least one, and whose work it is; `None` means that the host
+    /// work is over.
+    Ran { left: Option<(&'a [Fence], &'a OpTag)>, failure: Option<&'a OperationError> },
+    /// The body never ran: what the variable carried stays.
+    Skipped { failure: &'a OperationError },
+    /// An access that changed nothing.
+    Looked,
+}
+
+/// What newer versions replace, and fences that are known to be done. It is rare, and dropped where no bit is held, since it owns
+/// errors and events of users. Boxed, so that each operation tests a pointer.
+#[derive(Default)]
+pub(crate) struct Replaced(Option<Box<Remains>>);
+
+#[derive(Default)]
+struct Remains {
+    failures: SmallVec<[OperationError; 1]>,
+    fences: SmallVec<[Fence; 2]>,
+}
+
+impl Replaced {
+    fn failure(&mut self, failure: Option<OperationError>) {
+        if let Some(failure) = failure {
+            self.0.get_or_insert_default().failures.push(failure);
+        }
+    }
+
+    /// Drops what was replaced, in its place: it is large, and mostly there is none.
+    #[inline(always)]
+    pub(crate) fn clear(&mut self) {
+        if self.0.is_some() {
+            self.drop_remains();
+        }
+    }
+
+    #[cold]
+    fn drop_remains(&mut self) {
+        self.0 = None;
+    }
+
+    /// The program has seen the failures: none of them is reported.
+    pub(crate) fn retrieve(&self) {
+        for failure in self.0.iter().flat_map(|remains| &remains.failures) {
+            failure.heard().retrieve();
+        }
+    }
+}
+
+impl Extend<Fence> for Replaced {
+    fn extend<I: IntoIterator<Item = Fence>>(&mut self, fences: I) {
+        for fence in fences {
+            self.0.get_or_insert_default().fences.push(fence);
+        }
+    }
+}
+
+/// Bit of [`VarState::version`]: bodies take turns by this variable, and their device work does not matter. Counting never gets there.
+const TURNS: u64 = 1 << 63;
+
+impl VarState {
+    pub(crate) fn for_turns() -> Self {
+        Self { version: TURNS, ..Self::default() }
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.version & !TURNS
+    }
+
+    pub(crate) fn failure(&self) -> Option<&OperationError> {
+        self.carried.as_ref()?.failure.as_ref()
+    }
+
+    /// The leases that hold the variable without an operation.
+    pub(crate) fn holders(&mut self) -> &mut Holders {
+        &mut self.holders
+    }
+
+    fn carried(&mut self) -> &mut Carried {
+        self.carried.get_or_insert_default()
+    }
+
+    /// The fences of every use of the memory so far: of the current version's writers, of its readers, and those that have failed.
+    pub(crate) fn all_fences(&self) -> [Frontier; 3] {
+        let fences =
+            |carried: &Carried| [&carried.writers, &carried.readers, &carried.broken].map(Frontier::clone);
+        self.carried.as_deref().map(fences).unwrap_or_default()
+    }
+
+    /// Notes what was found when the fences were asked, which happens outside the bit, since it may call a driver: takes out
+    /// what is known to be done, turns the failure of a writer's fence into one of the version, and sets failed fences aside,
+    /// so that they do not poison the versions to come. Fences that were added since they were asked stay.
+    pub(crate) fn note(
+        &mut self,
+        writers: &Asked,
+        readers: &Asked,
+        flags: &mut u32,
+        replaced: &mut Replaced,
+    ) {
+        if let Some(carried) = &mut self.carried {
+            carried.note(writers, readers, replaced);
+            carried.update(flags);
+        }
+    }
+
+    /// Applies the end of one access. Called under the variable's bit. What this replaces goes to `replaced`, to be dropped where
+    /// no lock is held.
+    pub(crate) fn finish(
+        &mut self,
+        mode: Mode,
+        ending: &Ending<'_>,
+        flags: &mut u32,
+        replaced: &mut Replaced,
+    ) {
+        match (mode, ending) {
+            (_, Ending::Looked) | (Mode::Read, Ending::Ran { left: None, .. } | Ending::Skipped { .. }) => {}
+            (_, Ending::Ran { left: None, failure: None }) => self.finish_well(mode, flags, replaced),
+            _ if self.version & TURNS != 0 => self.version += u64::from(mode.is_exclusive()),
+            _ => self.finish_carrying(mode, ending, flags, replaced),
+        }
+    }
+
+    /// As [`finish`](Self::finish), after a body that succeeded and left no work behind.
+    #[inline(always)]
+    pub(crate) fn finish_well(&mut self, mode: Mode, flags: &mut u32, replaced: &mut Replaced) {
+        if !mode.is_exclusive() {
+            return;
+        }
+        if *flags == 0 {
+            // No failure to replace.
+            self.version += 1;
+        } else {
+            self.finish_carrying(mode, &Ending::Ran { left: None, failure: None }, flags, replaced);
+        }
+    }
+
+    #[cold]
+    fn finish_carrying(&mut self, mode: Mode, ending: &Ending<'_>, flags: &mut u32, replaced: &mut Replaced) {
+        self.version += u64::from(mode.is_exclusive());
+        let carried = self.carried();
+        carried.finish(mode, ending, replaced);
+        carried.update(flags);
+    }
+
+    /// Declares the current version good: "I looked". `writers` is what its fences said. What this replaces goes to `replaced`,
+    /// as by [`finish`](Self::finish).
+    pub(crate) fn heal(&mut self, writers: &Asked, flags: &mut u32, replaced: &mut Replaced) {
+        if let Some(carried) = &mut self.carried {
+            carried.note(writers, &Asked::default(), replaced);
+            replaced.failure(carried.failure.take());
+            carried.update(flags);
+        }
+    }
+
+    /// Adds fences that the current version becomes ready with.
+    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32, replaced: &mut Replaced) {
+        let carried = self.carried();
+        merge(&mut carried.writers, fences, replaced);
+        carried.update(flags);
+    }
+
+    /// Adds a use of the current version that is over when `fence` is.
+    pub(crate) fn add_reader(&mut self, fence: &Fence, flags: &mut u32, replaced: &mut Replaced) {
+        let carried = self.carried();
+        replaced.extend(carried.readers.insert_replacing(fence.clone()));
+        carried.update(flags);
+    }
+
+    /// A copy without the leases.
+    pub(crate) fn copy(&self) -> Self {
+        Self { version: self.version(), carried: self.carried.clone(), holders: Holders::default() }
+    }
+
+    /// Adds the version of `member`, and what it carries. Both states belong to the caller alone, so fences may be dropped.
+    pub(crate) fn add(&mut self, member: &Self) {
+        self.version += member.version;
+        if let Some(carried) = &member.carried {
+            self.carried().merge(carried, &mut Replaced::default());
+        }
+    }
+
+    /// Takes the version of `sum`, and adds what it carries: what was added here since the sum was made stays.
+    pub(crate) fn take_over(&mut self, sum: &Self, flags: &mut u32, replaced: &mut Replaced) {
+        self.version = sum.version;
+        if let Some(carried) = &sum.carried {
+            let own = self.carried();
+            own.merge(carried, replaced);
+            own.update(flags);
+        }
+    }
+
+    /// Who issued the newest write that still has a fence.
+    pub(crate) fn writer_tag(&self) -> Option<OpTag> {
+        self.carried.as_ref()?.writer.clone()
+    }
+
+    /// The fences of the current version's writers.
+    pub(crate) fn writers(&self) -> Frontier {
+        self.carried.as_deref().map(|carried| carried.writers.clone()).unwrap_or_default()
+    }
+
+    /// The fences of the current version's writers, and of its readers.
+    pub(crate) fn fences(&self) -> (Frontier, Frontier) {
+        let fences = |carried: &Carried| (carried.writers.clone(), carried.readers.clone());
+        self.carried.as_deref().map(fences).unwrap_or_default()
+    }
+
+    /// A fence of those that an access must be ordered after, if all of them are of `queue`.
+    pub(crate) fn only_on(&self, mode: Mode, queue: QueueId) -> Option<&Fence> {
+        let carried = self.carried.as_deref()?;
+        let readers = if mode.is_exclusive() { carried.readers.iter() } else { [].iter() };
+        let mut last = None;
+        for fence in carried.writers.iter().chain(readers) {
+            if fence.queue() != Some(queue) {
+                return None;
+            }
+            last = Some(fence);
+        }
+        last
+    }
+
+    /// The version's outcome as far as it is known without its fences.
+    pub(crate) fn outcome(&self) -> Result<(), Error> {
+        self.failure().cloned().map_or(Ok(()), |failure| Err(failure.into_error()))
+    }
+}
+
+impl Carried {
+    fn note(&mut self, writers: &Asked, readers: &Asked, replaced: &mut Replaced) {
+        let found = self.writers.iter().any(|fence| has(&writers.broken, fence));
+        if found
+            && self.failure.is_none()
+            && let Some(error) = &writers.failed
+        {
+            self.failure = Some(device_failure(self.writer.as_ref(), error.clone()));
+        }
+        for (fences, asked) in [(&mut self.writers, writers), (&mut self.readers, readers)] {
+            // They have settled.
+            fences.take_out(|fence| has(&asked.done, fence) || has(&asked.broken, fence), replaced);
+            merge(&mut self.broken, &asked.broken, replaced);
+        }
+    }
+
+    fn finish(&mut self, mode: Mode, ending: &Ending<'_>, replaced: &mut Replaced) {
+        match (mode, ending) {
+            (Mode::Read, Ending::Ran { left: Some((fences, _)), .. }) => {
+                for fence in *fences {
+                    replaced.extend(self.readers.insert_replacing(fence.clone()));
+                }
+            }
+            (Mode::Read, _) | (_, Ending::Looked) => {}
+            (Mode::Write | Mode::Update, Ending::Ran { left, failure }) => {
+                match left {
+                    Some((fences, tag)) => {
+                        for fence in *fences {
+                            for carried in [&mut self.writers, &mut self.readers] {
+                                carried.take_out(|present| fence.same_or_later_on_queue(present), replaced);
+                                replaced.extend(carried.insert_replacing(fence.clone()));
+                            }
+                        }
+                        self.writer = Some((*tag).clone());
+                    }
+                    // A host body began when everything that the variable carried had settled and was taken out. What is
+                    // there now was added in the meantime, and is waited for by those who come.
+                    None => self.writer = None,
+                }
+                // An update begins on a good version. A failure that it finds at its end was left by the operation that
+                // lent it a view, and what the view was used for does not mend that.
+                if mode == Mode::Write || failure.is_some() {
+                    replaced.failure(std::mem::replace(&mut self.failure, failure.cloned()));
+                }
+            }
+            (Mode::Write | Mode::Update, Ending::Skipped { failure }) => {
+                replaced.failure(self.failure.replace((*failure).clone()));
+            }
+        }
+    }
+
+    fn merge(&mut self, other: &Self, replaced: &mut Replaced) {
+        merge(&mut self.writers, &other.writers, replaced);
+        merge(&mut self.readers, &other.readers, replaced);
+        merge(&mut self.broken, &other.broken, replaced);
+        if self.failure.is_none() {
+            self.failure.clone_from(&other.failure);
+        }
+        if other.writer.is_some() {
+            self.writer.clone_from(&other.writer);
+        }
+    }
+
+    fn update(&self, flags: &mut u32) {
+        *flags = 0;
+        if self.failure.is_some() {
+            *flags |= FAILED;
+        }
+        if !self.writers.is_empty() {
+            *flags |= WRITE_FENCES;
+        }
+        if !self.readers.is_empty() {
+            *flags |= READ_FENCES;
+        }
+        if !self.broken.is_empty() {
+            *flags |= BROKEN_FENCES;
+        }
+    }
+}
+
+/// What asking a set of fences has told. Asking may call a driver, so it never happens under a variable's bit.
+#[derive(Default)]
+pub(crate) struct Asked {
+    /// Those that are still pending.
+    pub(crate) pending: Frontier,
+    /// The failure of one that failed.
+    pub(crate) failed: Option<DeviceError>,
+    /// Those that have failed.
+    pub(crate) broken: Frontier,
+    /// Those that are done.
+    done: Frontier,
+}
+
+impl Asked {
+    pub(crate) fn ask(fences: &Frontier) -> Self {
+        let mut asked = Self::default();
+        for fence in fences {
+            match fence.state() {
+                FenceState::Pending => asked.pending.insert(fence.clone()),
+                FenceState::Failed(error) => {
+                    asked.failed.get_or_insert(error);
+                    asked.broken.insert(fence.clone());
+                }
+                FenceState::Done => asked.done.insert(fence.clone()),
+            }
+        }
+        asked
+    }
+}
+
+/// Adds fences to a set under a bit.
+fn merge(fences: &mut Frontier, others: &Frontier, replaced: &mut Replaced) {
+    for fence in others {
+        replaced.extend(fences.insert_replacing(fence.clone()));
+    }
+}
+
+/// Whether a set has this very fence.
+fn has(fences: &Frontier, fence: &Fence) -> bool {
+    fences.counterpart(fence).is_some_and(|present| same(present, fence))
+}
+
+/// Whether both are the same point of a queue, or the same stand-alone fence.
+fn same(a: &Fence, b: &Fence) -> bool {
+    a.same_or_later_on_queue(b) && b.same_or_later_on_queue(a)
+}

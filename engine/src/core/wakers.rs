@@ -1,0 +1,121 @@
+//! Wakers of futures that wait for the same thing.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+use crate::core::contained::Contained;
+use crate::core::oneshot::wake;
+use crate::exchange::fork;
+
+/// The wakers of pending futures, for the lock of the thing that the futures wait for. Under that lock no waker is cloned, dropped or
+/// woken.
+///
+/// Most things have one waiting future, which needs no allocation.
+#[derive(Debug, Default)]
+pub(crate) struct Wakers {
+    waiting: Waiting,
+    /// The last number that was given.
+    last: u64,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Filled only while `others` is empty, so that no future is in both.
+    first: Option<(u64, Waker)>,
+    others: BTreeMap<u64, Waker>,
+}
+
+/// The number of a future among those that wait for one thing; 0 before its first pending poll. A number is given once, so the key
+/// of a future that was woken never names another one.
+#[derive(Debug, Default)]
+pub(crate) struct WakerKey(u64);
+
+impl WakerKey {
+    /// The key of a future that waits alone.
+    pub(crate) fn alone() -> Self {
+        Self(u64::MAX)
+    }
+
+    /// Whether the future may have a waker to take out.
+    #[inline(always)]
+    pub(crate) fn is_used(&self) -> bool {
+        self.0 != 0
+    }
+}
+
+impl Wakers {
+    /// Whether the future has registered this waker.
+    pub(crate) fn has(&self, key: &WakerKey, waker: &Waker) -> bool {
+        let known = match &self.waiting.first {
+            Some((number, known)) if *number == key.0 => Some(known),
+            _ => self.waiting.others.get(&key.0),
+        };
+        known.is_some_and(|known| known.will_wake(waker))
+    }
+
+    /// Registers a waker in place of the future's earlier one, which it returns, to be dropped under no lock.
+    #[must_use]
+    pub(crate) fn put(&mut self, key: &mut WakerKey, waker: Waker) -> Option<Contained<Waker>> {
+        if !key.is_used() {
+            self.last += 1;
+            key.0 = self.last;
+        }
+        let Waiting { first, others } = &mut self.waiting;
+        let replaced = match first {
+            Some((number, known)) if *number == key.0 => Some(std::mem::replace(known, waker)),
+            None if others.is_empty() => {
+                *first = Some((key.0, waker));
+                None
+            }
+            _ => others.insert(key.0, waker),
+        };
+        replaced.map(Contained::new)
+    }
+
+    /// Takes the future's waker out, to be dropped under no lock.
+    #[must_use]
+    pub(crate) fn remove(&mut self, key: &WakerKey) -> Option<Contained<Waker>> {
+        let Waiting { first, others } = &mut self.waiting;
+        let removed = match first.take_if(|(number, _)| *number == key.0) {
+            Some((_, waker)) => Some(waker),
+            None => others.remove(&key.0),
+        };
+        removed.map(Contained::new)
+    }
+
+    /// Takes all wakers out, to be woken under no lock.
+    #[must_use]
+    pub(crate) fn take(&mut self) -> Taken {
+        Taken(std::mem::take(&mut self.waiting))
+    }
+
+    /// How many futures have registered a waker.
+    pub(crate) fn len(&self) -> usize {
+        usize::from(self.waiting.first.is_some()) + self.waiting.others.len()
+    }
+}
+
+impl Drop for Wakers {
+    fn drop(&mut self) {
+        // Tasks that are never woken. The last owner may be any thread of the engine.
+        self.take().into_iter().for_each(|waker| drop(Contained::new(waker)));
+    }
+}
+
+/// Wakers that were taken out.
+pub(crate) struct Taken(Waiting);
+
+impl Taken {
+    pub(crate) fn wake(self) {
+        self.into_iter().for_each(wake);
+    }
+
+    fn into_iter(self) -> impl Iterator<Item = Waker> {
+        self.0.first.map(|(_, waker)| waker).into_iter().chain(self.0.others.into_values())
+    }
+}
+
+/// Whether a destructor of this process must not take a lock: it is a forked child, and a thread that did not come along may hold the lock.
+pub(crate) fn locks_are_lost() -> bool {
+    fork::in_child() && estafette_sync::abandoned::is_abandoned()
+}

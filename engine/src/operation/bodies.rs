@@ -1,0 +1,118 @@
+//! The bodies of operations: closures that own the operands, run the user's code, and complete.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use estafette_graph::Mode;
+
+use crate::core::context::{self, Current, RunAs};
+use crate::core::error::BodyResult;
+use crate::import::{Copying, Produced};
+use crate::lease::check_writable;
+use crate::operation::body::Body;
+use crate::operation::completion::{self, Completion, Prepared};
+use crate::operation::operands::{Declared, Grant, OpenRef, Operands};
+use crate::operation::run::Running;
+use crate::tensor::guards::Open;
+use crate::tensor::handle::Tensor;
+
+/// The body of an operation that ends elsewhere. What its scope needs is put together here, where the operands are at hand, so
+/// that the body is a pointer and `start`.
+pub(crate) fn external_body<R: Operands, W: Operands, U: Operands, F>(
+    (reads, writes, updates): (R, W, U),
+    produced: Option<(Tensor, Copying)>,
+    start: F,
+) -> Body
+where
+    F: FnOnce(Completion) + Send + 'static,
+{
+    let mut operands = Declared::new();
+    reads.each(|tensor| operands.push((tensor, Mode::Read)));
+    writes.each(|tensor| operands.push((tensor, Mode::Write)));
+    updates.each(|tensor| operands.push((tensor, Mode::Update)));
+    let prepared = Prepared::new(operands, produced);
+    Body::new(move |running: Running| {
+        prepared.start(running, start);
+        None
+    })
+}
+
+/// Runs `body` if the tensors that it writes, which were promises at submission, have turned out to be writable. Else skips
+/// it: one still has no memory, because the operation that should have made it has failed, or is read-only.
+pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
+    Body::new(move |running: Running| {
+        let wrong = promised.iter().find_map(|tensor| {
+            if !tensor.is_defined() {
+                return Some(tensor.inner.why_undefined(&running.tag()));
+            }
+            check_writable(tensor).err().map(|error| running.tag().body_failure(Box::new(error)))
+        });
+        match wrong {
+            None => body.run(running),
+            Some(cause) => running.skip(cause),
+        }
+    })
+}
+
+#[inline]
+pub(crate) fn sync_body<R: Operands, W: Operands, F>(reads: R, writes: W, body: F) -> Body
+where
+    F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
+{
+    Body::new(move |running: Running| {
+        let result =
+            running.call(|| body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
+        let next = running.finish(result);
+        // Operands go last: memory whose last handle this was must see what the operation left on its variables.
+        drop((reads, writes));
+        next
+    })
+}
+
+pub(crate) fn future_body<R, W, U, F, Fut>(
+    reads: R,
+    writes: W,
+    updates: U,
+    produced: Option<(Tensor, Copying)>,
+    body: F,
+) -> Body
+where
+    R: Operands,
+    W: Operands,
+    U: Operands,
+    F: FnOnce(&OpenRef, R::Guards, &W, &U) -> Fut + Send + 'static,
+    Fut: Future<Output = BodyResult<Option<Produced>>> + Send + 'static,
+{
+    Body::new(move |running: Running| {
+        if let Err(error) = reads.defined() {
+            let cause = running.tag().result_failure(error);
+            return running.skip(cause);
+        }
+        let core = running.op().payload().core.clone();
+        let (tag, current) = (running.tag(), Current::of(running.op()));
+        let kept = reads.tensors().iter().chain(writes.tensors()).chain(updates.tensors()).cloned().collect();
+        let open = OpenRef(Open::new(running, kept));
+        let guards = reads.guards(&open);
+        let entered = context::enter(current);
+        let started = catch_unwind(AssertUnwindSafe(|| body(&open, guards, &writes, &updates)));
+        drop(entered);
+        let future = match started {
+            Ok(future) => future,
+            Err(panic) => {
+                open.0.conclude(Err(tag.panic_failure(panic)));
+                return None;
+            }
+        };
+        let (task_open, task_tag) = (open.clone(), tag.clone());
+        let task = RunAs::new(current, async move {
+            let outcome = completion::catch(future).await;
+            let held = |tensor: &Tensor| task_open.0.holds(tensor);
+            let ended = completion::settle(&task_tag, outcome, produced.as_ref(), &held, None);
+            task_open.0.conclude(ended.map(drop));
+        });
+        if let Err(error) = core.spawn(task) {
+            open.0.conclude(Err(tag.result_failure(error)));
+        }
+        None
+    })
+}

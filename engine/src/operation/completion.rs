@@ -1,0 +1,449 @@
+//! Operations that end elsewhere: the token that says how, and the views it lends out meanwhile.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use estafette_devices::{DLDevice, Entered, Fence, Queue};
+use estafette_graph::Mode;
+use estafette_report::shown::shown;
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
+use crate::core::operation::{OpTag, Panic, bury};
+use crate::exchange::ManagedTensor;
+use crate::export::{ExportOptions, export_held};
+use crate::import::{Copying, Produced, define};
+use crate::lease::consumer::{Consumer, is_released_early};
+use crate::lease::{Access, LeaseInner, check_writable};
+use crate::operation::active::{Underway, Views};
+use crate::operation::operands::Declared;
+use crate::operation::run::{self, ReadyList, Running};
+use crate::program::NodeRun;
+use crate::tensor::handle::Tensor;
+use crate::trace::{self, hooks};
+
+/// The duty to say how an operation ended. Send it wherever the work goes; dropping it unused fails the operation.
+pub struct Completion {
+    /// `None` once the end was told.
+    scope: Option<Scope>,
+    id: u64,
+}
+
+/// Lends the operands of a running operation to other libraries.
+///
+/// A view taken here belongs to the operation and waits for nothing. One that is still alive when the operation ends
+/// becomes a lease of the same mode, with no gap in between.
+#[derive(Clone)]
+pub struct Scope {
+    inner: Arc<Mutex<Inner>>,
+    id: u64,
+}
+
+struct Inner {
+    /// `None` before the body has begun, and once the operation has ended.
+    running: Option<Underway>,
+    operands: Declared,
+    /// By the address of the tensor. See [`mode_of`](Self::mode_of).
+    modes: Option<HashMap<usize, Mode>>,
+    produced: Option<(Tensor, Copying)>,
+    views: Views,
+    /// The device of an operand that was lent to somebody who uses it on queues that only he knows.
+    lent_on: Option<DLDevice>,
+}
+
+/// A scope whose operation has not begun.
+pub(crate) struct Prepared(Arc<Mutex<Inner>>);
+
+impl Prepared {
+    pub(crate) fn new(operands: Declared, produced: Option<(Tensor, Copying)>) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            running: None,
+            operands,
+            modes: None,
+            produced,
+            views: Vec::new(),
+            lent_on: None,
+        })))
+    }
+
+    /// Starts the body of an operation; a panic in it fails the operation.
+    pub(crate) fn start<F>(self, running: Running, start: F)
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        self.start_underway(Underway::Op(running), start);
+    }
+
+    /// As [`start`](Self::start), for a node of a replay.
+    pub(crate) fn start_node(self, node: NodeRun, start: impl FnOnce(Completion)) {
+        self.start_underway(Underway::Node(node), start);
+    }
+
+    fn start_underway(self, running: Underway, start: impl FnOnce(Completion)) {
+        let op = running.current();
+        let id = op.op.get();
+        let scope = Scope { inner: self.0, id };
+        let queue = running.queue().cloned();
+        scope.lock().running = Some(running);
+        let fallback = scope.clone();
+        let _entered = match queue.as_deref().map(Entered::queue).transpose() {
+            Ok(entered) => entered,
+            Err(error) => {
+                return scope.end_with(&[], |running, _, _, _| Err(running.tag().device_failure(error)));
+            }
+        };
+        let _current = crate::core::context::enter(op);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
+            // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.
+            fallback.end_by_panic(panic);
+        }
+    }
+}
+
+impl Completion {
+    /// Identity of the operation.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The operation's scope, for lending out its operands.
+    pub fn scope(&self) -> &Scope {
+        self.scope.as_ref().expect("whoever tells the end gives the completion up")
+    }
+
+    /// The scope, for telling the end. The completion has nothing left to do then.
+    fn into_scope(mut self) -> Scope {
+        self.scope.take().expect("the end is told once")
+    }
+
+    /// Ends the operation; one that was submitted [`on`](crate::OpBuilder::on) a queue when what it has enqueued there is done.
+    /// For operations that produce a tensor use [`produce`](Self::produce).
+    pub fn complete(self, result: BodyResult) {
+        self.into_scope().end(None, result.map(|()| None));
+    }
+
+    /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
+    pub(crate) fn conclude(self, result: Ended) {
+        self.conclude_after(&[], result);
+    }
+
+    /// As [`conclude`](Self::conclude), with the work that `fences` mark.
+    pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
+        self.into_scope().end_with(fences, |running, _none, _held, _fence| {
+            running.note_settled();
+            result.map(|()| None)
+        });
+    }
+
+    /// Ends an operation that produces a tensor, with its result.
+    pub fn produce(self, result: BodyResult<Produced>) {
+        self.into_scope().end(None, result.map(Some));
+    }
+
+    /// As [`produce`](Self::produce), with work still under way that `fence` marks: whoever uses the result is ordered behind it.
+    pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
+        self.into_scope().end(Some(fence), result.map(Some));
+    }
+
+    /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
+    pub fn cancel(self, why: BodyError) {
+        self.into_scope()
+            .end_with(&[], |running, _produced, _held, _fence| Err(running.tag().called_off(why)));
+    }
+
+    /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
+    /// the host waiting; its failure becomes the operation's.
+    pub fn complete_after(self, fence: &Fence) {
+        self.into_scope().end(Some(fence), Ok(None));
+    }
+
+    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
+    pub fn complete_after_with(self, fence: &Fence, result: BodyResult) {
+        self.into_scope().end(Some(fence), result.map(|()| None));
+    }
+}
+
+impl Drop for Completion {
+    fn drop(&mut self) {
+        let Some(scope) = self.scope.take() else { return };
+        if scope.lock().running.is_some() {
+            let why: BodyError = if std::thread::panicking() {
+                "its body panicked".into()
+            } else {
+                "its completion was dropped without being used".into()
+            };
+            scope.end(None, Err(why));
+        }
+    }
+}
+
+impl std::fmt::Debug for Completion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("id", &self.id).finish()
+    }
+}
+
+impl std::fmt::Debug for Scope {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("id", &self.id).finish()
+    }
+}
+
+impl Scope {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Identity of the operation.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The queue that the operation enqueues on, if it was submitted [`on`](crate::OpBuilder::on) one and has not ended.
+    pub fn queue(&self) -> Option<Arc<dyn Queue>> {
+        self.lock().running.as_ref().and_then(|running| running.queue().cloned())
+    }
+
+    /// The engine that runs the operation, until it has ended.
+    pub(crate) fn core(&self) -> Option<CoreRef> {
+        self.lock().running.as_ref().map(|running| running.core().clone())
+    }
+
+    /// Runs `f` as this operation: waits inside it know whom they must not wait for.
+    pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
+        let op = self.lock().running.as_ref().map(Underway::current);
+        let _current = op.map(crate::core::context::enter);
+        f()
+    }
+
+    /// Keeps views of a node for as long as the operation runs; then they become leases.
+    pub(crate) fn keep(&self, views: Views) {
+        let mut inner = self.lock();
+        if inner.running.is_some() {
+            inner.views.extend(views.into_iter().filter(|(view, _)| view.strong_count() > 0));
+        }
+    }
+
+    /// Whether the operation is still running and `tensor` is one of its operands; then, how it may be used.
+    pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
+        let mut inner = self.lock();
+        inner.running.as_ref()?;
+        inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
+    }
+
+    /// As [`export`](Self::export), to somebody who is only told where the memory is and orders himself behind the operation's queue:
+    /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
+    pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
+        let access = self.access_of(tensor)?;
+        if self.queue().is_none() && is_released_early(&tensor.inner) {
+            // Nothing says which streams he uses.
+            self.lock().lent_on = tensor.device().ok();
+        }
+        Some(if check_writable(tensor).is_err() { Access::Read } else { access })
+    }
+
+    /// Lends an operand out, in the mode it was declared with, without waiting.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`] when it is to be
+    /// written and turned out to be read-only once it was defined.
+    pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+        if self.access_of(tensor) == Some(Access::Write) {
+            check_writable(tensor)?;
+        }
+        let mut inner = self.lock();
+        let running = inner.running.as_ref().map(|running| running.current().op);
+        let Some((running, mode)) = running.zip(inner.mode_of(tensor)) else {
+            return Err(Error::invalid("this tensor is not an operand of the running operation"));
+        };
+        let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
+        if queue.is_none()
+            && !options.copy
+            && (options.consumer.orders_itself() || is_released_early(&tensor.inner))
+        {
+            inner.lent_on = tensor.device().ok();
+        }
+        let access = if mode == Mode::Read { Access::Read } else { Access::Write };
+        let taker = options.taker.clone().unwrap_or_else(|| {
+            let name = inner.running.as_ref().map(|running| running.tag().name);
+            format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
+        });
+        if let Some(library) = taker.library()
+            && trace::is_open()
+        {
+            hooks::lends(self.id, library);
+        }
+        let lease = LeaseInner::view_of(running, tensor, access, taker);
+        inner.note_view(&lease, mode);
+        drop(inner);
+        if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
+            && own.native() != other.native()
+        {
+            // What the operation comes after was left to its own queue.
+            other.order_after(&own.record()?)?;
+        }
+        export_held(lease, options)
+    }
+
+    /// Ends the operation with a panic, unless it has ended.
+    pub(crate) fn end_by_panic(&self, panic: Panic) {
+        let mut inner = self.lock();
+        let Some(running) = inner.running.take() else {
+            drop(inner);
+            return bury(panic);
+        };
+        let failure = running.tag().panic_failure(panic);
+        let operands = std::mem::take(&mut inner.operands);
+        let views = std::mem::take(&mut inner.views);
+        let lent_on = inner.lent_on;
+        drop(inner);
+        let left = running.left_on_queue().or_else(|| running.after_lending(lent_on?));
+        running.hand_over(views, None);
+        dispatch_next(running.finish(left.as_slice(), Err(failure)));
+        drop(operands);
+    }
+
+    fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
+        self.end_with(
+            fence.map(std::slice::from_ref).unwrap_or_default(),
+            |running, produced, held, fence| settle(&running.tag(), Ok(outcome), produced, held, fence),
+        );
+    }
+
+    fn end_with(
+        &self,
+        fences: &[Fence],
+        outcome: impl FnOnce(&Underway, Target<'_>, Held<'_>, Option<&Fence>) -> Settled,
+    ) {
+        let mut inner = self.lock();
+        let Some(running) = inner.running.take() else { return };
+        let operands = std::mem::take(&mut inner.operands);
+        let views = std::mem::take(&mut inner.views);
+        let produced = inner.produced.take();
+        let lent_on = inner.lent_on;
+        drop(inner);
+        let left = if fences.is_empty() {
+            running.left_on_queue().or_else(|| running.after_lending(lent_on?))
+        } else {
+            None
+        };
+        let fences = if fences.is_empty() { left.as_slice() } else { fences };
+        let held = |tensor: &Tensor| operands.iter().any(|(operand, _)| operand.same(tensor));
+        let result = outcome(&running, produced.as_ref(), &held, fences.first());
+        let aliased = produced.as_ref().map(|(tensor, _)| tensor);
+        running.hand_over(views, aliased);
+        let (later, result) = match result {
+            Ok(later) => (later, Ok(())),
+            Err(failure) => (None, Err(failure)),
+        };
+        // The fence of a copy comes after that of what was copied.
+        let fences = if later.is_some() { later.as_slice() } else { fences };
+        dispatch_next(running.finish(fences, result));
+        // After completion, so that memory whose last handle this was sees what the operation left.
+        drop((operands, produced));
+    }
+}
+
+/// More operands than this are found through a map.
+const FEW_OPERANDS: usize = 8;
+
+impl Inner {
+    /// How the operation uses the tensor, if it is an operand. Where there are many, all are looked up in a map that is made once.
+    fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
+        let merge = |a: Mode, b: Mode| if a == b { a } else { Mode::Update };
+        if self.operands.len() <= FEW_OPERANDS {
+            let modes = self.operands.iter().filter(|(operand, _)| operand.same(tensor));
+            return modes.map(|(_, mode)| *mode).reduce(merge);
+        }
+        let operands = &self.operands;
+        let modes = self.modes.get_or_insert_with(|| {
+            let mut modes = HashMap::with_capacity(operands.len());
+            for (operand, mode) in operands {
+                modes
+                    .entry(Arc::as_ptr(&operand.inner).addr())
+                    .and_modify(|known| *known = merge(*known, *mode))
+                    .or_insert(*mode);
+            }
+            modes
+        });
+        modes.get(&Arc::as_ptr(&tensor.inner).addr()).copied()
+    }
+
+    /// Keeps a view for as long as it lives. Those that are gone are forgotten when the list is full, so each costs the same.
+    fn note_view(&mut self, lease: &Arc<LeaseInner>, mode: Mode) {
+        if self.views.len() == self.views.capacity() {
+            self.views.retain(|(view, _)| view.strong_count() > 0);
+            self.views.reserve(self.views.len().max(VIEWS_MIN));
+        }
+        self.views.push((Arc::downgrade(lease), mode));
+    }
+}
+
+/// Room for views in a list that was empty.
+const VIEWS_MIN: usize = 4;
+
+/// What comes next goes to a worker: this may be any thread.
+fn dispatch_next(next: Option<crate::core::operation::OpGranted>) {
+    if let Some(next) = next {
+        run::dispatch(ReadyList::from_iter([next]));
+    }
+}
+
+/// The tensor that an operation produces, if any.
+type Target<'a> = Option<&'a (Tensor, Copying)>;
+/// Says which tensors an operation may read.
+type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
+/// How an operation ended.
+pub(crate) type Ended = Result<(), OperationError>;
+/// The same; if well, with the fence of a copy of its result that had to be made.
+type Settled = Result<Option<Fence>, OperationError>;
+
+/// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
+/// tensors the operation may read, `ready` when what it gave is there.
+pub(crate) fn settle(
+    tag: &OpTag,
+    outcome: Result<BodyResult<Option<Produced>>, Panic>,
+    target: Target<'_>,
+    held: Held<'_>,
+    ready: Option<&Fence>,
+) -> Settled {
+    let produced = match outcome {
+        Ok(Ok(produced)) => produced,
+        Ok(Err(error)) => return Err(tag.body_failure(error)),
+        Err(panic) => return Err(tag.panic_failure(panic)),
+    };
+    match (target, produced) {
+        (None, None) => Ok(None),
+        (Some((tensor, copying)), Some(produced)) => {
+            define(&tensor.inner, produced, *copying, held, ready).map_err(|error| tag.result_failure(error))
+        }
+        (Some(_), None) => Err(tag.failure(FailureKind::Result, "the body ended without a result", None)),
+        (None, Some(_)) => {
+            Err(tag.failure(FailureKind::Result, "the operation was not submitted to produce", None))
+        }
+    }
+}
+
+/// A future whose panics are caught.
+pub(crate) fn catch<F: Future>(future: F) -> Catch<F> {
+    Catch(Box::pin(future))
+}
+
+/// See [`catch`].
+pub(crate) struct Catch<F>(Pin<Box<F>>);
+
+impl<F: Future> Future for Catch<F> {
+    type Output = Result<F::Output, Panic>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.as_mut().poll(cx))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    }
+}

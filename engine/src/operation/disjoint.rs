@@ -1,0 +1,170 @@
+//! Refusing an operation whose body would see memory twice that it writes: in Rust, views are slices.
+//!
+//! The few operands of most operations are compared in pairs. Many are sorted, by what two of them would have in common: identity, a
+//! variable, addresses. So n operands cost n log n.
+
+use estafette_graph::VarId;
+
+use crate::core::error::Error;
+use crate::exchange::Space;
+use crate::tensor::handle::Tensor;
+
+/// Up to so many pairs are compared one by one, which takes no allocation; sorting is not slower beyond.
+const PAIRS_MAX: usize = 64;
+
+/// Fails if a tensor of `written` is used a second time, as itself, as memory that overlaps it, or as a promise of such memory.
+///
+/// # Errors
+/// [`Error::Conflict`].
+#[inline]
+pub(crate) fn check_disjoint(read: &[Tensor], written: &[Tensor], updated: &[Tensor]) -> Result<(), Error> {
+    let writes = written.len() + updated.len();
+    if writes == 0 || writes + read.len() == 1 {
+        return Ok(());
+    }
+    let written = written.iter().chain(updated);
+    if writes * (read.len() + writes) > PAIRS_MAX {
+        return check_sorted(read.iter(), written);
+    }
+    for (at, tensor) in written.clone().enumerate() {
+        for other in read.iter().chain(written.clone().skip(at + 1)) {
+            check_pair(tensor, other)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_pair(written: &Tensor, other: &Tensor) -> Result<(), Error> {
+    if written.same(other) {
+        return Err(Conflict::Same.into());
+    }
+    let shares =
+        || written.inner.vars.iter().any(|var| other.inner.vars.iter().any(|its| its.is_ordered_with(var)));
+    if !(written.is_defined() && other.is_defined()) && shares() {
+        return Err(Conflict::Promised.into());
+    }
+    if let (Some(one), Some(two)) = (Extent::of(written, true), Extent::of(other, false))
+        && one.space == two.space
+        && one.start < two.end
+        && two.start < one.end
+    {
+        return Err(Conflict::Overlap.into());
+    }
+    Ok(())
+}
+
+enum Conflict {
+    Same,
+    Promised,
+    Overlap,
+}
+
+impl From<Conflict> for Error {
+    fn from(conflict: Conflict) -> Self {
+        Self::Conflict(
+            match conflict {
+                Conflict::Same => {
+                    "a tensor is written and used again in the same operation; use `updates` to change it in place"
+                }
+                Conflict::Promised => {
+                    "two operands of one operation may overlap, since one is a promised alias of the other, and one of them is \
+                     written; use `updates`"
+                }
+                Conflict::Overlap => {
+                    "two operands of one operation overlap in memory and one of them is written; use `updates`"
+                }
+            }
+            .into(),
+        )
+    }
+}
+
+/// Where an operand lies.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Extent {
+    space: Space,
+    start: usize,
+    end: usize,
+    written: bool,
+}
+
+impl Extent {
+    /// `None` of a tensor that is only promised.
+    fn of(tensor: &Tensor, written: bool) -> Option<Self> {
+        let definition = tensor.inner.definition().ok()?;
+        let range = definition.layout.byte_range(definition.data);
+        let space = Space::of(definition.layout.device());
+        Some(Self { space, start: range.start, end: range.end, written })
+    }
+}
+
+#[cold]
+fn check_sorted<'a>(
+    read: impl Iterator<Item = &'a Tensor>,
+    written: impl Iterator<Item = &'a Tensor>,
+) -> Result<(), Error> {
+    let operands: Vec<(&Tensor, bool)> =
+        written.map(|tensor| (tensor, true)).chain(read.map(|tensor| (tensor, false))).collect();
+    if is_used_twice(&operands) {
+        return Err(Conflict::Same.into());
+    }
+    if operands.iter().any(|(tensor, _)| !tensor.is_defined()) && is_promised_alias(&operands) {
+        return Err(Conflict::Promised.into());
+    }
+    if overlaps(&operands) {
+        return Err(Conflict::Overlap.into());
+    }
+    Ok(())
+}
+
+/// Names a tensor among those that live.
+fn identity(tensor: &Tensor) -> usize {
+    std::sync::Arc::as_ptr(&tensor.inner).addr()
+}
+
+fn is_used_twice(operands: &[(&Tensor, bool)]) -> bool {
+    let mut uses: Vec<(usize, bool)> =
+        operands.iter().map(|(tensor, written)| (identity(tensor), *written)).collect();
+    uses.sort_unstable();
+    uses.windows(2).any(|pair| pair[0].0 == pair[1].0 && (pair[0].1 || pair[1].1))
+}
+
+/// Whether two tensors have a variable in common, of which one is only promised and one is written. None that is written is
+/// used twice.
+fn is_promised_alias(operands: &[(&Tensor, bool)]) -> bool {
+    let mut uses: Vec<(VarId, usize, bool, bool)> = operands
+        .iter()
+        .flat_map(|(tensor, written)| {
+            let (identity, promised) = (identity(tensor), !tensor.is_defined());
+            tensor.inner.vars.iter().map(move |var| (var.ordering().id(), identity, promised, *written))
+        })
+        .collect();
+    uses.sort_unstable();
+    // A tensor that is read twice, or has a variable under two names.
+    uses.dedup_by_key(|(var, identity, _, _)| (*var, *identity));
+    uses.chunk_by(|one, two| one.0 == two.0).any(|sharing| {
+        let is_both = |promised: bool, written: bool| {
+            sharing.iter().any(|known| (known.2, known.3) == (promised, written))
+        };
+        let one_is_enough = is_both(true, true) && sharing.len() > 1;
+        one_is_enough || is_both(true, false) && is_both(false, true)
+    })
+}
+
+fn overlaps(operands: &[(&Tensor, bool)]) -> bool {
+    let mut extents: Vec<Extent> =
+        operands.iter().filter_map(|(tensor, written)| Extent::of(tensor, *written)).collect();
+    // An empty range comes before others that begin where it is, which it does not overlap.
+    extents.sort_unstable();
+    extents.chunk_by(|one, two| one.space == two.space).any(|extents| {
+        let (mut end, mut written_end) = (0, 0);
+        extents.iter().any(|extent| {
+            let overlaps = extent.start < if extent.written { end } else { written_end };
+            end = end.max(extent.end);
+            if extent.written {
+                written_end = written_end.max(extent.end);
+            }
+            overlaps
+        })
+    })
+}

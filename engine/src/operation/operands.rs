@@ -1,0 +1,175 @@
+//! The tensors of an operation, in a form whose number the compiler checks.
+
+use std::sync::Arc;
+
+use estafette_graph::Mode;
+use smallvec::SmallVec;
+
+use crate::core::error::Error;
+use crate::tensor::guards::{Open, ReadGuard, WriteGuard};
+use crate::tensor::handle::Tensor;
+use crate::tensor::views::{View, ViewMut};
+
+/// Tensors whose number is known only at run time.
+pub type Tensors = SmallVec<[Tensor; 4]>;
+
+/// The operands of an operation that runs elsewhere, with how it uses them.
+pub(crate) type Declared = SmallVec<[(Tensor, Mode); 2]>;
+
+/// Operands of an operation: an array of tensors, whose number the compiler checks, or [`Tensors`].
+///
+/// Sealed: implemented for `[Tensor; N]` and `Tensors`.
+pub trait Operands: sealed::Sealed + Send + 'static {
+    /// What a synchronous body gets to read.
+    type Views<'a>;
+    /// What a synchronous body gets to write.
+    type ViewsMut<'a>;
+    /// What an asynchronous body gets to read.
+    type Guards: Send + 'static;
+    /// What an asynchronous body gets to write.
+    type GuardsMut: Send + 'static;
+    #[doc(hidden)]
+    fn tensors(&self) -> &[Tensor];
+    /// Itself, unless one of the tensors has no memory. A reader of such a tensor is skipped by the failure of the producer, until a
+    /// program clears that failure.
+    #[doc(hidden)]
+    #[inline]
+    fn defined(&self) -> Result<&Self, Error> {
+        match self.tensors().iter().find(|tensor| !tensor.is_defined()) {
+            Some(undefined) => Err(undefined.inner.not_defined()),
+            None => Ok(self),
+        }
+    }
+    #[doc(hidden)]
+    fn each(self, take: impl FnMut(Tensor));
+    #[doc(hidden)]
+    fn views<'a>(&'a self, grant: &'a Grant) -> Self::Views<'a>;
+    #[doc(hidden)]
+    fn views_mut<'a>(&'a self, grant: &'a Grant) -> Self::ViewsMut<'a>;
+    #[doc(hidden)]
+    fn guards(&self, open: &OpenRef) -> Self::Guards;
+    #[doc(hidden)]
+    fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
+}
+
+/// Evidence that the operation which owns the operands was granted and has not ended. Only the engine makes one. Internal to
+/// [`Operands`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct Grant(());
+
+impl Grant {
+    /// For the body of a granted operation, or for a node of a granted replay, until the body returns.
+    pub(crate) const OF_BODY: Self = Self(());
+}
+
+/// Keeps an asynchronous operation open: its task and every guard hold one. Internal to [`Operands`].
+#[doc(hidden)]
+#[derive(Clone)]
+pub struct OpenRef(pub(crate) Arc<Open>);
+
+impl std::fmt::Debug for OpenRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenRef").finish_non_exhaustive()
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for () {}
+    impl<const N: usize> Sealed for [crate::Tensor; N] {}
+    impl Sealed for super::Tensors {}
+}
+
+fn view(tensor: &Tensor) -> View<'_> {
+    View::new(tensor.inner.granted_definition())
+}
+
+/// Only for tensors that the operation was granted to write; submission has refused overlapping ones.
+fn view_mut(tensor: &Tensor) -> ViewMut<'_> {
+    ViewMut::new(tensor.inner.granted_definition())
+}
+
+impl<const N: usize> Operands for [Tensor; N] {
+    type Views<'a> = [View<'a>; N];
+    type ViewsMut<'a> = [ViewMut<'a>; N];
+    type Guards = [ReadGuard; N];
+    type GuardsMut = [WriteGuard; N];
+
+    fn tensors(&self) -> &[Tensor] {
+        self
+    }
+
+    fn each(self, take: impl FnMut(Tensor)) {
+        self.into_iter().for_each(take);
+    }
+
+    fn views<'a>(&'a self, _grant: &'a Grant) -> [View<'a>; N] {
+        self.each_ref().map(view)
+    }
+
+    fn views_mut<'a>(&'a self, _grant: &'a Grant) -> [ViewMut<'a>; N] {
+        self.each_ref().map(view_mut)
+    }
+
+    fn guards(&self, open: &OpenRef) -> [ReadGuard; N] {
+        self.clone().map(|tensor| ReadGuard::new(tensor, open.clone()))
+    }
+
+    fn guards_mut(&self, open: &OpenRef) -> [WriteGuard; N] {
+        self.clone().map(|tensor| WriteGuard::new(tensor, open.clone()))
+    }
+}
+
+impl Operands for Tensors {
+    type Views<'a> = Vec<View<'a>>;
+    type ViewsMut<'a> = Vec<ViewMut<'a>>;
+    type Guards = Vec<ReadGuard>;
+    type GuardsMut = Vec<WriteGuard>;
+
+    fn tensors(&self) -> &[Tensor] {
+        self
+    }
+
+    fn each(self, take: impl FnMut(Tensor)) {
+        self.into_iter().for_each(take);
+    }
+
+    fn views<'a>(&'a self, _grant: &'a Grant) -> Vec<View<'a>> {
+        self.iter().map(view).collect()
+    }
+
+    fn views_mut<'a>(&'a self, _grant: &'a Grant) -> Vec<ViewMut<'a>> {
+        self.iter().map(view_mut).collect()
+    }
+
+    fn guards(&self, open: &OpenRef) -> Vec<ReadGuard> {
+        self.iter().map(|tensor| ReadGuard::new(tensor.clone(), open.clone())).collect()
+    }
+
+    fn guards_mut(&self, open: &OpenRef) -> Vec<WriteGuard> {
+        self.iter().map(|tensor| WriteGuard::new(tensor.clone(), open.clone())).collect()
+    }
+}
+
+/// No update in place.
+impl Operands for () {
+    type Views<'a> = ();
+    type ViewsMut<'a> = ();
+    type Guards = ();
+    type GuardsMut = ();
+
+    fn tensors(&self) -> &[Tensor] {
+        &[]
+    }
+
+    fn each(self, _take: impl FnMut(Tensor)) {}
+
+    fn views<'a>(&'a self, _grant: &'a Grant) {}
+
+    fn views_mut<'a>(&'a self, _grant: &'a Grant) {}
+
+    fn guards(&self, _open: &OpenRef) {}
+
+    fn guards_mut(&self, _open: &OpenRef) {}
+}

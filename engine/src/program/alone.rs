@@ -1,0 +1,72 @@
+//! A run by one thread: the nodes in the order of recording, which respects every dependence.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use super::node::NodeBody;
+use super::pace::Watch;
+use super::run::Run;
+use crate::core::error::BodyResult;
+
+impl Run {
+    /// Runs nodes until none is left, or until `watch` finds that they are worth sharing. Gives the number of nodes that
+    /// have ended: the first ones.
+    pub(super) fn run_alone(&self, mut watch: Option<Watch>) -> usize {
+        let len = self.plan.len();
+        let mut done = 0;
+        while done < len {
+            let stretch = watch.as_ref().map_or(len, Watch::stretch);
+            let end = len.min(done + stretch);
+            while done < end {
+                done = self.run_stretch(done, end);
+            }
+            if done < len && watch.as_mut().is_some_and(Watch::look) {
+                break;
+            }
+        }
+        done
+    }
+
+    /// Runs nodes from `begin` until before `end`, or until one fails. Gives where it stopped.
+    ///
+    /// Panics are caught once per stretch, not once per node.
+    fn run_stretch(&self, begin: usize, end: usize) -> usize {
+        let bodies = &self.plan.bodies;
+        let mut at = begin;
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            if self.failures.is_empty() {
+                for body in &bodies[begin..end] {
+                    at += 1;
+                    call(body)?;
+                }
+            } else {
+                for body in &bodies[begin..end] {
+                    at += 1;
+                    if !self.leave_out_doomed(number(at - 1)) {
+                        call(body)?;
+                    }
+                }
+            }
+            Ok(())
+        }));
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.node_failed(number(at - 1), error),
+            Err(panic) => self.node_panicked(number(at - 1), panic),
+        }
+        at
+    }
+}
+
+/// Calls the body of a node that works on the host.
+#[inline]
+pub(super) fn call(body: &NodeBody) -> BodyResult {
+    match body {
+        NodeBody::Host(body) => body(),
+        NodeBody::Device(_) | NodeBody::External(_) => unreachable!("a program with such nodes is issued"),
+    }
+}
+
+/// The number of a node in its order.
+fn number(place: usize) -> u32 {
+    u32::try_from(place).expect("an order has fewer than 2^32 nodes")
+}

@@ -1,0 +1,64 @@
+//! Failures within a run: they follow data, as between operations.
+//!
+//! A node that reads (or updates) something whose last writer in this run failed, or was itself left out for such a
+//! reason, is left out. A node that only overwrites heals, and nodes that merely come later run.
+
+use std::sync::PoisonError;
+
+use estafette_graph::replay::Order;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
+
+use crate::core::error::OperationError;
+
+/// The failures of one run. Costs one load per node as long as there are none.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    /// For each node whether it must not run. Made by the first failure.
+    doomed: OnceLock<Box<[AtomicBool]>>,
+    /// The failure of the node that was recorded first among those that failed, with its number.
+    cause: Mutex<Option<(u32, OperationError)>>,
+}
+
+impl Failures {
+    /// Whether nothing has failed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.doomed.get().is_none()
+    }
+
+    /// Whether `node` must not run. The nodes that it reads from have ended.
+    pub(super) fn dooms(&self, node: u32) -> bool {
+        // Relaxed: dooming a node happens before the end of the one that doomed it, and so before this.
+        self.doomed.get().is_some_and(|doomed| doomed[node as usize].load(Ordering::Relaxed))
+    }
+
+    /// Notes that `node` has failed.
+    pub(super) fn note(&self, order: &Order, node: u32, failure: OperationError) {
+        self.leave_out(order, node);
+        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not the first in time: who that is may differ from run to run.
+        let dropped = match &*cause {
+            Some((known, _)) if *known < node => Some((node, failure)),
+            _ => cause.replace((node, failure)),
+        };
+        drop(cause);
+        // The error of a body is foreign, and so is what happens when it is dropped.
+        drop(dropped);
+    }
+
+    /// Dooms what reads from `node`, which has failed or is left out itself.
+    pub(super) fn leave_out(&self, order: &Order, node: u32) {
+        let doomed = self.doomed.get_or_init(|| (0..order.len()).map(|_| AtomicBool::new(false)).collect());
+        for reader in order.readers(node) {
+            doomed[*reader as usize].store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How the run has ended, once all nodes have.
+    pub(super) fn outcome(&self) -> Result<(), OperationError> {
+        match self.cause.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            None => Ok(()),
+            Some((_node, failure)) => Err(failure),
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! What a program uses, all in all.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use estafette_graph::Mode;
+
+use crate::tensor::handle::Tensor;
+use crate::tensor::variable::Variable;
+
+/// The accesses of a whole program. What is read and written is in both lists, which makes it an update.
+#[derive(Debug, Default)]
+pub(super) struct Footprint {
+    pub(super) reads: Vec<Tensor>,
+    pub(super) writes: Vec<Tensor>,
+    pub(super) reads_vars: Vec<Variable>,
+    pub(super) writes_vars: Vec<Variable>,
+}
+
+/// Collects a [`Footprint`], node by node.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    tensors: Modes<usize, Tensor>,
+    vars: Modes<u64, Variable>,
+}
+
+impl Uses {
+    /// Notes that the next node uses `tensor`.
+    pub(super) fn tensor(&mut self, tensor: &Tensor, mode: Mode) {
+        self.tensors.note(Arc::as_ptr(&tensor.inner).addr(), tensor, mode);
+    }
+
+    /// Notes that the next node uses `variable`, in the one mode that all its uses of it amount to.
+    pub(super) fn variable(&mut self, variable: &Variable, mode: Mode) {
+        self.vars.note(variable.id(), variable, mode);
+    }
+
+    pub(super) fn footprint(self) -> Footprint {
+        let (reads, writes) = self.tensors.split();
+        let (reads_vars, writes_vars) = self.vars.split();
+        Footprint { reads, writes, reads_vars, writes_vars }
+    }
+}
+
+/// Things in order of first use, each with what all its uses so far amount to.
+#[derive(Debug)]
+struct Modes<K, V> {
+    places: HashMap<K, usize>,
+    used: Vec<(V, Mode)>,
+}
+
+impl<K, V> Default for Modes<K, V> {
+    fn default() -> Self {
+        Self { places: HashMap::new(), used: Vec::new() }
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Modes<K, V> {
+    fn note(&mut self, key: K, value: &V, mode: Mode) {
+        let place = *self.places.entry(key).or_insert_with(|| {
+            self.used.push((value.clone(), mode));
+            self.used.len() - 1
+        });
+        let known = &mut self.used[place].1;
+        *known = then(*known, mode);
+    }
+
+    /// Those that are read, and those that are written.
+    fn split(self) -> (Vec<V>, Vec<V>) {
+        let reads =
+            self.used.iter().filter(|(_, mode)| mode.reads()).map(|(value, _)| value.clone()).collect();
+        let writes = self.used.into_iter().filter(|(_, mode)| mode.is_exclusive()).map(|(value, _)| value);
+        (reads, writes.collect())
+    }
+}
+
+/// What a use and a later one amount to. What is overwritten first never shows what was there before.
+fn then(first: Mode, later: Mode) -> Mode {
+    match (first, later) {
+        (Mode::Read, Mode::Read) => Mode::Read,
+        (Mode::Read | Mode::Update, _) => Mode::Update,
+        (Mode::Write, _) => Mode::Write,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_overwrites_first_it_does_not_read() {
+        assert_eq!(then(Mode::Read, Mode::Read), Mode::Read);
+        assert_eq!(then(Mode::Read, Mode::Write), Mode::Update);
+        assert_eq!(then(Mode::Update, Mode::Read), Mode::Update);
+        assert_eq!(then(Mode::Write, Mode::Update), Mode::Write);
+        assert_eq!(then(Mode::Write, Mode::Read), Mode::Write);
+    }
+}

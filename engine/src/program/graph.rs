@@ -1,0 +1,180 @@
+//! Programs that are one graph of their device.
+//!
+//! All nodes are on queues of ours of one device that records graphs. The first replay calls the bodies, once each, on
+//! queues that stand for those that the nodes name: what they enqueue is recorded and not run. That and every later replay
+//! launches what was recorded, with one call of the driver, on the queue of the first node. What comes before the replay is
+//! waited for there, by the device.
+
+use std::sync::{Arc, PoisonError};
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue};
+use estafette_graph::OpId;
+use estafette_report::shown::shown;
+use estafette_sync::sync::Mutex;
+
+use super::issue::call_on_device;
+use super::node::{NodeBody, NodeRun, Ticket};
+use super::plan::{Node, Plan, numbers};
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{Error, OperationError};
+use crate::core::operation::OpTag;
+use crate::operation::completion::{Completion, Ended, Prepared, Scope};
+use crate::tensor::variable::Variable;
+
+/// How a program becomes a graph.
+pub(super) struct GraphPlan {
+    /// Where launches are enqueued.
+    pub(super) queue: Arc<dyn Queue>,
+    /// For each node which of the recording's queues is its.
+    lane_of: Box<[usize]>,
+    lanes: usize,
+    /// Every replay changes it, so that no two record or launch at the same time.
+    pub(super) turns: Variable,
+    /// `None` before the first replay that went well.
+    recorded: Mutex<Option<Arc<dyn LaunchGraph>>>,
+}
+
+impl GraphPlan {
+    /// # Errors
+    /// What stands in the way, with the node that does.
+    pub(super) fn of(nodes: &[Node]) -> Result<Self, Error> {
+        let cannot = |node: Option<(usize, &Node)>, why: String| {
+            let node = node
+                .map(|(at, node)| format!(": node {at} `{}` {why}", shown(node.name.as_str())))
+                .unwrap_or(why);
+            Err(Error::invalid(format!("the program cannot be one graph{node}")))
+        };
+        let Some(first) = nodes.first() else { return cannot(None, ": it has no nodes".into()) };
+        let mut lanes: Vec<&Arc<dyn Queue>> = Vec::new();
+        let mut lane_of = Vec::with_capacity(nodes.len());
+        for at in nodes.iter().enumerate() {
+            let Some(queue) = &at.1.queue else {
+                return cannot(Some(at), "works on the host".into());
+            };
+            if let Some(first) = &first.queue
+                && first.device() != queue.device()
+            {
+                return cannot(
+                    Some(at),
+                    format!("is on {}, and the first one on {}", queue.device(), first.device()),
+                );
+            }
+            if !queue.records_graphs() {
+                let why =
+                    "is on a queue that records no graphs: somebody else's, or of a device that has none";
+                return cannot(Some(at), why.into());
+            }
+            let known = lanes.iter().position(|lane| lane.id() == queue.id());
+            lane_of.push(known.unwrap_or_else(|| {
+                lanes.push(queue);
+                lanes.len() - 1
+            }));
+        }
+        let queue = Arc::clone(lanes[0]);
+        let (lanes, lane_of) = (lanes.len(), lane_of.into());
+        Ok(Self { queue, lane_of, lanes, turns: Variable::for_turns(), recorded: Mutex::new(None) })
+    }
+}
+
+/// Launches the graph of `plan` as the operation that `completion` will end, and records it first if need be.
+pub(super) fn start(plan: &Plan, graph: &GraphPlan, core: &CoreRef, completion: Completion) {
+    let recording =
+        Recording { plan, graph, core, scope: completion.scope(), op: OpId::new(completion.id()) };
+    match recording.launch() {
+        Ok(fence) => completion.conclude_after(&[fence], Ok(())),
+        Err(failure) => completion.conclude(Err(failure)),
+    }
+}
+
+struct Recording<'a> {
+    plan: &'a Plan,
+    graph: &'a GraphPlan,
+    core: &'a CoreRef,
+    scope: &'a Scope,
+    op: OpId,
+}
+
+impl Recording<'_> {
+    fn launch(&self) -> Result<Fence, OperationError> {
+        let known = self.graph.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let recorded = match known {
+            Some(recorded) => recorded,
+            None => {
+                let recorded = self.record()?;
+                *self.graph.recorded.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Arc::clone(&recorded));
+                recorded
+            }
+        };
+        let own = || OpTag { name: self.plan.name.clone(), id: self.op };
+        recorded.launch(&*self.graph.queue).map_err(|error| own().device_failure(error))
+    }
+
+    fn record(&self) -> Result<Arc<dyn LaunchGraph>, OperationError> {
+        let mut failed = None;
+        let recorded = self.graph.queue.record_graph(self.graph.lanes, &mut |queues| {
+            self.enqueue(queues).map_err(|failure| {
+                failed = Some(failure);
+                DeviceError::new(DeviceErrorKind::Other, "a node has failed")
+            })
+        });
+        recorded.map_err(|error| {
+            let own = OpTag { name: self.plan.name.clone(), id: self.op };
+            failed.unwrap_or_else(|| own.device_failure(error))
+        })
+    }
+
+    /// Calls all bodies, in the order of recording.
+    fn enqueue(&self, queues: &[Arc<dyn Queue>]) -> Result<(), OperationError> {
+        let issue = self.plan.issue.as_ref().expect("nodes on devices are issued");
+        let mut fences: Vec<Fence> = Vec::with_capacity(self.plan.len());
+        for node in numbers(self.plan.len()) {
+            let lane = self.graph.lane_of[node as usize];
+            let (tag, queue) =
+                (OpTag { name: self.plan.names[node as usize].clone(), id: self.op }, &queues[lane]);
+            for earlier in &issue.before[node as usize] {
+                if self.graph.lane_of[*earlier as usize] != lane {
+                    let ordered = queue.order_after(&fences[*earlier as usize]);
+                    ordered.map_err(|error| tag.device_failure(error))?;
+                }
+            }
+            self.call(node, &tag, queue)?;
+            // Refused if the body did something that no graph can have.
+            let left = queue.record().map_err(|error| {
+                let message = format!("what it did cannot be part of a graph: {}", error.message());
+                let mut said = DeviceError::new(error.kind(), message);
+                if let Some(code) = error.code() {
+                    said = said.with_code(code);
+                }
+                tag.device_failure(said)
+            })?;
+            fences.push(left);
+        }
+        Ok(())
+    }
+
+    fn call(&self, node: u32, tag: &OpTag, queue: &Arc<dyn Queue>) -> Ended {
+        match &self.plan.bodies[node as usize] {
+            NodeBody::Host(_) => unreachable!("a node on the host was refused"),
+            NodeBody::Device(body) => match call_on_device(&**body, &**queue) {
+                Ok(outcome) => outcome.map_err(|error| tag.body_failure(error)),
+                Err(panic) => Err(tag.panic_failure(panic)),
+            },
+            NodeBody::External(external) => {
+                let ticket = Arc::new(Ticket::default());
+                let (core, scope) = (self.core.clone(), self.scope.clone());
+                let running =
+                    NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
+                Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
+                match ticket.ask(drop) {
+                    // The fence is a point in the recording, or says what the next record will say as well.
+                    Some((_fence, result)) => result,
+                    None => {
+                        let why = "a node of a graph has to end before its function returns";
+                        Err(tag.body_failure(why.into()))
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Programs with nodes that are over later than their bodies return: on devices, or as they say themselves.
+//!
+//! As for operations, the program's order is that of *issue*, and fences order execution. A node leaves its fence to those
+//! that come right after it, and each of them settles it in the cheapest way: a node on the same in-order queue does nothing,
+//! one on another queue makes that wait, and one on the host is put by until the reactor says that the fence is done; no
+//! thread blocks. The dependences that were left out since they follow from others need nothing here either: whoever comes
+//! after a node comes after all that this one was made to wait for. A node that is left out passes on what it would have
+//! waited for.
+//!
+//! The replay ends with the fences of the nodes that nothing follows.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use estafette_devices::{DeviceError, Entered, Fence, FenceState, Frontier, Order, Queue, Reactor};
+use estafette_graph::replay;
+use estafette_sync::sync::OnceLock;
+
+use super::inputs::Earlier;
+use super::node::{DeviceBody, NodeBody, NodeRun, Ticket, Told};
+use super::plan::{IssuePlan, numbers};
+use super::shared::{Entry, Shared};
+use crate::core::error::BodyResult;
+use crate::operation::completion::Prepared;
+use crate::operation::submit::lost;
+
+/// The fences that nodes have left.
+pub(super) struct Marks {
+    /// Filled when the node has ended.
+    left: Box<[OnceLock<Frontier>]>,
+}
+
+impl Marks {
+    pub(super) fn new(len: usize) -> Self {
+        Self { left: (0..len).map(|_| OnceLock::new()).collect() }
+    }
+
+    fn of(&self, node: u32) -> impl Iterator<Item = &Fence> {
+        self.left[node as usize].get().into_iter().flatten()
+    }
+
+    fn leave(&self, node: u32, fences: impl IntoIterator<Item = Fence>) {
+        self.left[node as usize].get_or_init(|| fences.into_iter().collect());
+    }
+
+    /// What the nodes that nothing follows have left.
+    pub(super) fn last(&self, order: &replay::Order) -> Vec<Fence> {
+        let mut last = Frontier::default();
+        for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
+            last.extend(self.of(node).cloned());
+        }
+        last.prune();
+        last.into_iter().collect()
+    }
+}
+
+/// How a fence was settled for a node.
+enum Settled {
+    /// It is done, or the node's queue is ordered after it.
+    Ordered,
+    /// Only the host can wait for it.
+    Pending,
+    /// Its work has failed.
+    Failed(DeviceError),
+    /// The queue refuses to wait.
+    Refused(DeviceError),
+}
+
+fn settle(fence: &Fence, queue: Option<&Arc<dyn Queue>>) -> Settled {
+    let refused = match queue.map(|queue| queue.order_after(fence)) {
+        Some(Ok(Order::Nothing | Order::Device)) => return Settled::Ordered,
+        Some(Ok(Order::Host)) | None => None,
+        Some(Err(error)) => Some(error),
+    };
+    match (fence.state(), refused) {
+        (FenceState::Done, _) => Settled::Ordered,
+        (FenceState::Failed(error), _) => Settled::Failed(error),
+        (FenceState::Pending, None) => Settled::Pending,
+        (FenceState::Pending, Some(error)) => Settled::Refused(error),
+    }
+}
+
+/// Calls the body of a node that enqueues on `queue`.
+pub(super) fn call_on_device(body: &DeviceBody, queue: &dyn Queue) -> std::thread::Result<BodyResult> {
+    catch_unwind(AssertUnwindSafe(|| {
+        let _entered = Entered::queue(queue)?;
+        body(queue)
+    }))
+}
+
+impl Shared {
+    /// Runs a node; false if it has not ended, and goes on elsewhere.
+    pub(super) fn issue(self: &Arc<Self>, node: u32, marks: &Marks, plan: &IssuePlan) -> bool {
+        let run = &self.run;
+        let queue = plan.queues[node as usize].as_ref();
+        let before = &plan.before[node as usize];
+        let (mut pending, mut refused) = (Frontier::default(), None);
+        for &earlier in before {
+            for fence in marks.of(earlier) {
+                match settle(fence, queue) {
+                    Settled::Ordered => {}
+                    Settled::Pending => pending.insert(fence.clone()),
+                    Settled::Failed(error) => run.failed(earlier, run.tag(earlier).device_failure(error)),
+                    Settled::Refused(error) => refused = Some(error),
+                }
+            }
+        }
+        let first = before.is_empty().then_some(&run.earlier);
+        for fence in first.into_iter().flat_map(Earlier::all) {
+            match settle(fence, queue) {
+                Settled::Ordered => {}
+                Settled::Pending => pending.insert(fence.clone()),
+                Settled::Refused(error) => refused = Some(error),
+                // An input that fails after all fails the replay; the failure of what was only in the way is not its own.
+                Settled::Failed(error) if run.earlier.has_written(fence) => refused = Some(error),
+                Settled::Failed(_) => {}
+            }
+        }
+        if run.leave_out_doomed(node) || self.refuse(node, refused) {
+            let passed_on = before.iter().flat_map(|earlier| marks.of(*earlier));
+            marks.leave(node, passed_on.chain(first.into_iter().flat_map(Earlier::all)).cloned());
+            return true;
+        }
+        if !pending.is_empty() {
+            let shared = Arc::clone(self);
+            // Whether they failed is seen when the node is looked at again.
+            Reactor::global().when_settled(&pending, move |_| shared.resume(Entry::Node(node)));
+            return false;
+        }
+        match &run.plan.bodies[node as usize] {
+            NodeBody::Host(_) => self.call_on_host(node),
+            NodeBody::Device(body) => {
+                let queue = queue.expect("a device body was recorded with a queue");
+                match call_on_device(&**body, &**queue) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => run.node_failed(node, error),
+                    Err(panic) => run.node_panicked(node, panic),
+                }
+                // Even a body that failed may have enqueued something, so its end is marked all the same.
+                let left = queue.record().unwrap_or_else(|error| {
+                    run.failed(node, run.tag(node).device_failure(error.clone()));
+                    lost(error)
+                });
+                marks.leave(node, [left]);
+            }
+            NodeBody::External(external) => {
+                let ticket = Arc::new(Ticket::default());
+                let (tag, core, scope) = (run.tag(node), self.core.clone(), self.scope.clone());
+                let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&ticket));
+                Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
+                let shared = Arc::clone(self);
+                let later = move |told| {
+                    shared.note(node, told);
+                    shared.resume(Entry::Ended(node));
+                };
+                let Some(told) = ticket.ask(later) else { return false };
+                self.note(node, told);
+            }
+        }
+        true
+    }
+
+    /// Whether the queue of `node` refuses to wait for what it comes after, by which the node has failed.
+    fn refuse(&self, node: u32, refused: Option<DeviceError>) -> bool {
+        let Some(error) = refused else { return false };
+        self.run.failed(node, self.run.tag(node).device_failure(error));
+        true
+    }
+
+    /// Takes note of how a node ended that told it itself.
+    fn note(&self, node: u32, (fence, result): Told) {
+        if let Some(marks) = &self.marks {
+            marks.leave(node, fence);
+        }
+        if let Err(failure) = result {
+            self.run.failed(node, failure);
+        }
+    }
+}

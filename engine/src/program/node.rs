@@ -1,0 +1,144 @@
+//! One node: what it is in the plan, and its run where it tells its end itself.
+
+use std::sync::{Arc, PoisonError};
+
+use estafette_devices::{Fence, Queue};
+use estafette_sync::sync::Mutex;
+
+use crate::core::context::Current;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{BodyResult, FailureKind};
+use crate::core::operation::OpTag;
+use crate::lease::consumer::After;
+use crate::operation::active::Views;
+use crate::operation::completion::{Completion, Ended, Scope};
+use crate::operation::operands::Declared;
+
+/// What enqueues on the queue that it is given.
+pub(super) type DeviceBody = dyn Fn(&dyn Queue) -> BodyResult + Send + Sync;
+
+/// The body of a node, which owns its operands. Called once per run, never twice at once within a run.
+pub(super) enum NodeBody {
+    /// Works on the host, and has ended when it returns.
+    Host(Box<dyn Fn() -> BodyResult + Send + Sync>),
+    /// Has ended when what it has enqueued is done.
+    Device(Box<DeviceBody>),
+    /// Tells its end itself, on the host or on a device. Behind a pointer, since those of long programs are the others.
+    External(Box<External>),
+}
+
+/// See [`NodeBody::External`].
+pub(super) struct External {
+    /// What it may lend.
+    pub(super) operands: Declared,
+    pub(super) start: Box<dyn Fn(Completion) + Send + Sync>,
+}
+
+/// A node that runs and tells its end through a completion.
+pub(crate) struct NodeRun {
+    tag: OpTag,
+    core: CoreRef,
+    queue: Option<Arc<dyn Queue>>,
+    /// Of the replay.
+    replay: Scope,
+    /// `None` once the end was told.
+    ticket: Option<Arc<Ticket>>,
+}
+
+impl NodeRun {
+    pub(super) fn new(
+        tag: OpTag,
+        core: CoreRef,
+        queue: Option<Arc<dyn Queue>>,
+        replay: Scope,
+        ticket: Arc<Ticket>,
+    ) -> Self {
+        Self { tag, core, queue, replay, ticket: Some(ticket) }
+    }
+
+    /// A node runs as its replay.
+    pub(crate) fn current(&self) -> Current {
+        Current { op: self.tag.id, core: self.core.id }
+    }
+
+    pub(crate) fn tag(&self) -> &OpTag {
+        &self.tag
+    }
+
+    pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
+        self.queue.as_ref()
+    }
+
+    pub(crate) fn core(&self) -> &CoreRef {
+        &self.core
+    }
+
+    /// Leaves views that outlive the node to the replay.
+    pub(crate) fn keep(&self, views: Views) {
+        if let Some(queue) = &self.queue {
+            for lease in views.iter().filter_map(|(view, _)| view.upgrade()) {
+                lease.ends_after(After::Queue(Arc::clone(queue)));
+            }
+        }
+        self.replay.keep(views);
+    }
+
+    /// Tells the end.
+    pub(crate) fn finish(mut self, fence: Option<Fence>, result: Ended) {
+        if let Some(ticket) = self.ticket.take() {
+            ticket.tell(fence, result);
+        }
+    }
+}
+
+impl Drop for NodeRun {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            let why = "its completion was dropped without being used";
+            ticket.tell(None, Err(self.tag.failure(FailureKind::Error, why, None)));
+        }
+    }
+}
+
+/// Where a node tells its end, and whoever has started it asks for that: each once, in either order.
+#[derive(Default)]
+pub(super) struct Ticket(Mutex<Stage>);
+
+/// What is told of a node's end: the fence of the work that it left, and how it ended.
+pub(super) type Told = (Option<Fence>, Ended);
+
+#[derive(Default)]
+enum Stage {
+    #[default]
+    Running,
+    Ended(Told),
+    /// Whoever has started it has left.
+    Left(Box<dyn FnOnce(Told) + Send>),
+    Over,
+}
+
+impl Ticket {
+    fn swap(&self, with: impl FnOnce(&mut Stage)) -> Stage {
+        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *stage, Stage::Over);
+        if matches!(before, Stage::Running) {
+            with(&mut stage);
+        }
+        before
+    }
+
+    fn tell(&self, fence: Option<Fence>, result: Ended) {
+        let mut told = Some((fence, result));
+        let before = self.swap(|stage| *stage = told.take().map_or(Stage::Over, Stage::Ended));
+        // Under no lock.
+        if let (Stage::Left(then), Some(told)) = (before, told) {
+            then(told);
+        }
+    }
+
+    /// The end, if it was told; else `then` gets it.
+    pub(super) fn ask(&self, then: impl FnOnce(Told) + Send + 'static) -> Option<Told> {
+        let before = self.swap(|stage| *stage = Stage::Left(Box::new(then)));
+        if let Stage::Ended(told) = before { Some(told) } else { None }
+    }
+}

@@ -1,0 +1,95 @@
+//! One run of a program, from grant to completion.
+
+use std::sync::{Arc, PoisonError};
+
+use estafette_devices::Fence;
+use estafette_graph::OpId;
+use estafette_sync::sync::Mutex;
+
+use super::failures::Failures;
+use super::inputs::{Earlier, Inputs};
+use super::pace::Watch;
+use super::plan::Plan;
+use super::{graph, shared};
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{BodyError, OperationError};
+use crate::core::operation::{OpTag, Panic};
+use crate::operation::completion::Completion;
+
+/// What the threads of one run share.
+pub(super) struct Run {
+    pub(super) plan: Arc<Plan>,
+    pub(super) failures: Failures,
+    pub(super) op: OpId,
+    /// What nodes that come after no other one come after, where they settle that themselves.
+    pub(super) earlier: Earlier,
+    /// Taken by whoever has ended the last node.
+    completion: Mutex<Option<Completion>>,
+}
+
+/// Runs `plan` as the operation that `completion` will end. This is the body of a replay.
+pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, completion: Completion) {
+    if let Some(graph) = &plan.graph {
+        return graph::start(&plan, graph, core, completion);
+    }
+    let scope = completion.scope().clone();
+    let op = OpId::new(completion.id());
+    let earlier = inputs.map(Inputs::take).unwrap_or_default();
+    let completion = Mutex::new(Some(completion));
+    let run = Run { plan, failures: Failures::default(), op, earlier, completion };
+    let plan = &run.plan;
+    let helpers = shared::helpers_max(core, plan);
+    if let Some(issue) = &plan.issue
+        && plan.len() > 0
+    {
+        let helps = issue.shares && !plan.chain && !plan.pace.is_short();
+        return shared::go_on(run, 0, if helps { helpers } else { 0 }, core, scope);
+    }
+    let done = if helpers == 0 || plan.chain {
+        run.run_alone(None)
+    } else if plan.pace.is_short() {
+        run.run_alone(Some(Watch::start()))
+    } else {
+        0
+    };
+    if done == plan.len() {
+        run.complete(&[]);
+    } else {
+        shared::go_on(run, done, helpers, core, scope);
+    }
+}
+
+impl Run {
+    /// Whether `node` is left out, because something that it reads has failed.
+    pub(super) fn leave_out_doomed(&self, node: u32) -> bool {
+        let doomed = self.failures.dooms(node);
+        if doomed {
+            self.failures.leave_out(&self.plan.order, node);
+        }
+        doomed
+    }
+
+    pub(super) fn node_failed(&self, node: u32, error: BodyError) {
+        self.failed(node, self.tag(node).body_failure(error));
+    }
+
+    pub(super) fn node_panicked(&self, node: u32, panic: Panic) {
+        self.failed(node, self.tag(node).panic_failure(panic));
+    }
+
+    pub(super) fn failed(&self, node: u32, failure: OperationError) {
+        self.failures.note(&self.plan.order, node, failure);
+    }
+
+    /// Ends the operation, with the work on devices that `left` marks. Called once, after the last node.
+    pub(super) fn complete(&self, left: &[Fence]) {
+        let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let completion = completion.expect("one thread accounts for the last node");
+        completion.conclude_after(left, self.failures.outcome());
+    }
+
+    /// A node goes by its own name and by the identity of the replay: nodes have none in the graph.
+    pub(super) fn tag(&self, node: u32) -> OpTag {
+        OpTag { name: self.plan.names[node as usize].clone(), id: self.op }
+    }
+}

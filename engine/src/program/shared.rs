@@ -1,0 +1,219 @@
+//! A run by several threads, on counters. The protocol between them is that of
+//! [`Countdown`](estafette_graph::replay::Countdown).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use estafette_graph::replay::Countdown;
+use estafette_sync::hint;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::time::Instant;
+
+use super::alone::call;
+use super::issue::Marks;
+use super::plan::Plan;
+use super::run::Run;
+use crate::core::core_ref::CoreRef;
+use crate::core::operation::{Name, Role};
+use crate::operation::bodies::sync_body;
+use crate::operation::builder::{Nothing, OpBuilder};
+use crate::operation::completion::Scope;
+use crate::operation::run;
+use crate::trace::hooks;
+
+/// How often a thread that finds nothing to run looks again before it leaves. This takes about as long as it takes to
+/// wake a helper up, so leaving too early and staying too long cost the same at worst.
+const LOOKS: usize = 256;
+
+/// A run that others may join.
+pub(super) struct Shared {
+    pub(super) run: Run,
+    /// `None` only while this is dropped.
+    countdown: Option<Countdown>,
+    pub(super) core: CoreRef,
+    /// Runs helpers as the operation that they help with.
+    pub(super) scope: Scope,
+    /// Helpers that were invited and have not left.
+    helpers: AtomicUsize,
+    helpers_max: usize,
+    /// What nodes have left on devices, in programs that have such nodes.
+    pub(super) marks: Option<Marks>,
+}
+
+/// Where a thread begins.
+pub(super) enum Entry {
+    /// With whatever may run.
+    Any,
+    /// With a node that was put by until what it waits for had settled.
+    Node(u32),
+    /// With what a node lets go that has told its end elsewhere.
+    Ended(u32),
+}
+
+/// How many helpers may join a run that the calling thread owns. If that is a worker, there are the other ones, and a thread
+/// that waits for the replay: it takes a helper's place if it finds one, unless bodies need a lock of their own.
+pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {
+    let workers = core.pool.workers();
+    if plan.unhelped && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
+}
+
+/// Goes on with a run whose first `done` nodes have ended, as the thread that owns it.
+pub(super) fn go_on(run: Run, done: usize, helpers_max: usize, core: &CoreRef, scope: Scope) {
+    let countdown = Some(run.plan.countdown(done));
+    let core = core.clone();
+    let marks = run.plan.issue.is_some().then(|| Marks::new(run.plan.len()));
+    let helpers = AtomicUsize::new(0);
+    let shared = Arc::new(Shared { run, countdown, core, scope, helpers, helpers_max, marks });
+    let began = Instant::now();
+    shared.invite();
+    let (nodes, ended) = shared.work(Entry::Any);
+    shared.run.plan.pace.measured(nodes, ended.saturating_duration_since(began));
+}
+
+impl Shared {
+    fn countdown(&self) -> &Countdown {
+        self.countdown.as_ref().expect("present until dropped")
+    }
+
+    /// Runs nodes until there are none to take. Gives how many, and when the last one ended.
+    fn work(self: &Arc<Self>, entry: Entry) -> (usize, Instant) {
+        let mut nodes = 0;
+        let mut entry = Some(entry);
+        loop {
+            let ran = self.run_available(entry.take().unwrap_or(Entry::Any));
+            nodes += ran;
+            let ended = Instant::now();
+            if ran > 0 && self.countdown().account(ran) {
+                let left = self.marks.as_ref().map(|marks| marks.last(&self.run.plan.order));
+                self.run.complete(&left.unwrap_or_default());
+                return (nodes, ended);
+            }
+            if !self.look_again() {
+                return (nodes, ended);
+            }
+        }
+    }
+
+    /// Looks for something to take for a while.
+    fn look_again(&self) -> bool {
+        (0..LOOKS).any(|_| {
+            hint::spin_loop();
+            self.countdown().has_listed()
+        })
+    }
+
+    /// Runs what can be taken and what that lets go, one after the other. Gives how many nodes have ended.
+    fn run_available(self: &Arc<Self>, entry: Entry) -> usize {
+        let (mut next, mut ran) = match entry {
+            Entry::Any => (self.countdown().take(), 0),
+            Entry::Node(node) => (Some(node), 0),
+            Entry::Ended(node) => (self.let_go(node), 1),
+        };
+        while let Some(node) = next {
+            if self.run_node(node) {
+                ran += 1;
+                next = self.let_go(node);
+            } else {
+                // Whoever it ends with goes on from there.
+                next = None;
+            }
+            next = next.or_else(|| self.countdown().take());
+        }
+        ran
+    }
+
+    /// Lists what the end of `node` lets go, but for one that the caller runs next.
+    fn let_go(self: &Arc<Self>, node: u32) -> Option<u32> {
+        let freed = self.countdown().ended(&self.run.plan.order, node);
+        if freed.listed > 0 {
+            self.invite();
+        }
+        freed.next
+    }
+
+    /// Runs a node; false if it has not ended, and goes on elsewhere.
+    fn run_node(self: &Arc<Self>, node: u32) -> bool {
+        let run = &self.run;
+        if let (Some(marks), Some(issue)) = (&self.marks, &run.plan.issue) {
+            return self.issue(node, marks, issue);
+        }
+        if !run.leave_out_doomed(node) {
+            self.call_on_host(node);
+        }
+        true
+    }
+
+    /// Runs a node whose body ends on the host as it returns.
+    pub(super) fn call_on_host(&self, node: u32) {
+        let run = &self.run;
+        match catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => run.node_failed(node, error),
+            Err(panic) => run.node_panicked(node, panic),
+        }
+    }
+
+    /// Invites one more helper, if there is something to run and room for one. That one invites the next.
+    fn invite(self: &Arc<Self>) {
+        if self.helpers.load(Ordering::Relaxed) >= self.helpers_max || !self.countdown().has_listed() {
+            return;
+        }
+        let joined = self.helpers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |helpers| {
+            (helpers < self.helpers_max).then_some(helpers + 1)
+        });
+        if joined.is_err() {
+            return;
+        }
+        let shared = Arc::clone(self);
+        let helper = self.helper().try_run(move |[], []| {
+            shared.help();
+            Ok(())
+        });
+        // A full window, or a shutdown: the run goes on without help.
+        if helper.is_err() {
+            self.helpers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
+        let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
+        helper.draft.payload_mut().set_role(Role::Part(self.run.op));
+        if self.run.plan.unhelped { helper.unhelped() } else { helper }
+    }
+
+    /// The body of a helper. One that comes too late finds nothing to take.
+    fn help(self: &Arc<Self>) {
+        self.scope.enter(|| {
+            self.invite();
+            self.work(Entry::Any);
+        });
+        self.helpers.fetch_sub(1, Ordering::Relaxed);
+        // What was listed just now may have found every helper present.
+        self.invite();
+    }
+
+    /// Goes on with the run on a worker: the calling thread may be any. The replay is in flight and has its place, so this takes
+    /// none and is never refused.
+    pub(super) fn resume(self: &Arc<Self>, entry: Entry) {
+        let shared = Arc::clone(self);
+        let mut part = self.helper().draft;
+        part.payload_mut().set_body(sync_body([], [], move |[], []| {
+            shared.scope.enter(|| shared.work(entry));
+            Ok(())
+        }));
+        if part.payload().noted {
+            hooks::submitted(&part);
+        }
+        // It uses nothing, so nothing is in its way.
+        part.submit_unreferenced().into_iter().for_each(run::push);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The last thread has left: the next run may have the countdown.
+        if let Some(countdown) = self.countdown.take() {
+            self.run.plan.recycle(countdown);
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Which variables order the uses of a piece of memory.
+//!
+//! Every tensor with memory has an entry in one process-wide map of ranges, with a variable of its own. Tensors with the same memory that
+//! are ordered by the same variable share an entry, so the same memory may be imported very often. A tensor that is
+//! imported later and overlaps it takes that variable into its set, so any two overlapping tensors share at least one:
+//! the later one has the own variable of the earlier. A tensor that lies inside an older one needs no variable beyond
+//! those it found.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use estafette_devices::Frontier;
+use estafette_graph::Mode;
+use estafette_sync::sync::{Mutex, MutexGuard};
+use smallvec::SmallVec;
+
+use crate::core::core_ref::CoreRef;
+use crate::core::engine_core::graph;
+use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
+use crate::core::var_state::{Ending, Replaced, VarState};
+use crate::exchange::{Answer, Key, Ranges, Space};
+use crate::lease::LeaseInner;
+use crate::operation::run::{self, ReadyList};
+use crate::tensor::handle::VarSet;
+
+/// A tensor that overlaps more than this many others collapses them into one group variable: the cost of an operation
+/// grows with its variables, and the finer order is lost to whoever uses the whole.
+const OVERLAP_MAX: usize = 16;
+
+/// Leases of one memory that may be dead before they are swept.
+const LEASES_MIN: usize = 8;
+
+/// Dead ones go when a new one comes: those at the end at once, and all of them when there are twice as many as were alive
+/// after the last sweep. So a new one costs the same however many are open.
+#[derive(Default)]
+struct Leases {
+    known: Vec<Weak<LeaseInner>>,
+    sweep_at: usize,
+}
+
+/// The entry of a tensor, or of several with the same memory.
+pub(crate) struct Region {
+    range: Range<usize>,
+    own: Mutex<Owners>,
+    /// Leases taken on this memory, newest last; but for those that hold the variable.
+    leases: Mutex<Leases>,
+}
+
+/// The variable that orders a tensor.
+struct Owners {
+    now: OpVar,
+    /// The first one, of a tensor that was collapsed: it may still be held.
+    first: Option<OpVar>,
+}
+
+impl Region {
+    fn new(range: Range<usize>, own: OpVar) -> Arc<Self> {
+        let own = Mutex::new(Owners { now: own, first: None });
+        Arc::new(Self { range, own, leases: Mutex::default() })
+    }
+
+    fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn own(&self) -> OpVar {
+        self.owners().now.clone()
+    }
+
+    fn collapse_into(&self, group: &OpVar) {
+        let mut owners = self.owners();
+        let before = std::mem::replace(&mut owners.now, group.clone());
+        owners.first.get_or_insert(before);
+    }
+
+    /// The newest lease that holds the variable for this memory.
+    fn holder(&self) -> Option<Arc<LeaseInner>> {
+        let owners = self.owners();
+        let held = owners.first.as_ref().unwrap_or(&owners.now);
+        held.with_state(|state, _| {
+            state.holders().find(|holder| {
+                let lease = holder.lease();
+                (lease.is_of(self) && lease.protects()).then(|| holder.share()).flatten()
+            })
+        })
+    }
+
+    /// Makes imports from inside this memory find `lease`.
+    pub(crate) fn add_lease(&self, lease: &Arc<LeaseInner>) {
+        let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        while leases.known.last().is_some_and(|known| known.strong_count() == 0) {
+            leases.known.pop();
+        }
+        if leases.known.len() >= leases.sweep_at {
+            leases.known.retain(|known| known.strong_count() > 0);
+            leases.sweep_at = (2 * leases.known.len()).max(LEASES_MIN);
+        }
+        leases.known.push(Arc::downgrade(lease));
+    }
+
+    /// The newest open lease under which all of `range` was handed out, where that can be from it. Clones may be the last: they
+    /// go to `keep`, to be dropped where no lock is held.
+    fn covering(
+        &self,
+        range: &Range<usize>,
+        origin: Origin,
+        keep: &mut SmallVec<[Arc<LeaseInner>; 2]>,
+    ) -> Option<Arc<LeaseInner>> {
+        if self.range.start > range.start || self.range.end < range.end {
+            return None;
+        }
+        if let Some(lease) = self.holder() {
+            keep.push(Arc::clone(&lease));
+            return Some(lease);
+        }
+        let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
+            keep.push(Arc::clone(&lease));
+            if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
+                // Made under the lock: what is derived from the lease relies on it from here on.
+                lease.scope();
+                return Some(lease);
+            }
+        }
+        None
+    }
+
+    /// Makes a lease of this memory an alias, unless something was derived from it: that has no place in the graph but the lease's.
+    pub(crate) fn untrack(&self, lease: &LeaseInner) -> bool {
+        let _leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let alone = !lease.has_scope();
+        if alone {
+            lease.untrack();
+        }
+        alone
+    }
+}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+/// The process-wide map.
+pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
+    estafette_sync::statics! {
+        static REGIONS: Ranges<Arc<Region>> = Ranges::new();
+    }
+    &REGIONS
+}
+
+/// A tensor's hold on its entry; dropping the last one takes the entry out.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    pub(crate) region: Arc<Region>,
+    key: Option<Key>,
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if let Some(key) = self.key.take() {
+            regions().remove(key);
+        }
+    }
+}
+
+/// What is known of where memory comes from, when a lease of it is open.
+///
+/// A tensor that is imported from what the taker of a lease has made of it is *derived*: it carries the lease, and does not
+/// wait for it. A tensor that is imported from the memory's owner once more is one like the first, and waits. The address is the
+/// same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody knows. It is taken to be derived, unless the lease is the view of an operation that runs, and this code is not a
+    /// part of that.
+    Unknown,
+    /// The owner of the memory: no lease has anything to do with it.
+    Owner,
+    /// Somebody to whom it was lent.
+    Lent,
+}
+
+/// Where a new tensor stands among those that are known.
+pub(crate) struct Placement {
+    pub(crate) vars: VarSet,
+    pub(crate) placed: Placed,
+    /// The open lease it lies inside, if any.
+    pub(crate) lease: Option<Arc<LeaseInner>>,
+}
+
+/// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer. `origin` is asked
+/// only where it matters: when a lease of that memory is open.
+pub(crate) fn place(
+    core: &CoreRef,
+    space: Space,
+    range: Range<usize>,
+    ready: &Frontier,
+    origin: impl FnOnce() -> Origin,
+) -> Placement {
+    if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
+        return placement;
+    }
+    // Foreign code may have to be asked, so no lock is held.
+    let origin = origin();
+    try_place(core, space, range, ready, Some(origin)).expect("the origin is known")
+}
+
+/// As [`place`]; `None` when the origin matters and is not known yet.
+fn try_place(
+    core: &CoreRef,
+    space: Space,
+    range: Range<usize>,
+    ready: &Frontier,
+    origin: Option<Origin>,
+) -> Option<Placement> {
+    let mut keep = SmallVec::new();
+    let mut collapsed: Option<(OpVar, VarSet)> = None;
+    let (key, placed) = regions().resolve(space, range.clone(), |found| {
+        let mut lent = |origin| {
+            found
+                .iter()
+                .find_map(|region| region.covering(&range, origin, &mut keep).map(|lease| (region, lease)))
+        };
+        let lent = match origin {
+            None if lent(Origin::Lent).is_some() => return (Answer::Nothing, None),
+            None | Some(Origin::Owner) => None,
+            Some(origin) => lent(origin),
+        };
+        if let Some((region, lease)) = lent {
+            let vars = VarSet::from_iter([lease.scope().clone()]);
+            return (Answer::Nothing, Some((vars, Arc::clone(region), Some(lease))));
+        }
+        let mut vars = VarSet::new();
+        let mut known = HashSet::new();
+        let mut inside = false;
+        for region in found {
+            let own = region.own();
+            inside |= region.range.start <= range.start && range.end <= region.range.end;
+            // Most find few, which are not worth a set.
+            let is_new = if vars.len() <= OVERLAP_MAX {
+                vars.iter().all(|known| known.id() != own.id())
+            } else {
+                known.extend(vars[known.len()..].iter().map(OpVar::id));
+                !known.contains(&own.id())
+            };
+            if is_new {
+                vars.push(own);
+            }
+        }
+        let own = if vars.len() > OVERLAP_MAX {
+            let group = graph().var(VarState::default());
+            for region in found {
+                region.collapse_into(&group);
+            }
+            let members = std::mem::replace(&mut vars, VarSet::from_iter([group.clone()]));
+            collapsed = Some((group.clone(), members));
+            group
+        } else if inside {
+            vars[0].clone()
+        } else {
+            let own = graph().var(VarState::default());
+            vars.push(own.clone());
+            own
+        };
+        let equal = |known: &Arc<Region>| known.range == range && known.own().id() == own.id();
+        if let Some(place) = found.iter().position(equal) {
+            return (Answer::Share(place), Some((vars, Arc::clone(&found[place]), None)));
+        }
+        let region = Region::new(range.clone(), own);
+        (Answer::Insert(Arc::clone(&region)), Some((vars, region, None)))
+    });
+    drop(keep);
+    let (vars, region, lease) = placed?;
+    if let Some((group, members)) = collapsed {
+        collapse(core, &group, &members);
+    }
+    if !ready.is_empty() {
+        // The fences belong to the memory's present content, whichever variable stands for it.
+        let mut replaced = Replaced::default();
+        vars[vars.len() - 1]
+            .with_ordering_state(|state, flags| state.add_writers(ready, flags, &mut replaced));
+    }
+    Some(Placement { vars, placed: Placed { region, key }, lease })
+}
+
+/// Enters the memory of a produced result, ordered by `own`. Gives back the overlapping entries instead, when there are
+/// any that `allowed` does not order.
+pub(crate) fn place_result(
+    space: Space,
+    range: Range<usize>,
+    own: &OpVar,
+    allowed: &[OpVar],
+) -> Result<Placed, usize> {
+    let (key, result) = regions().resolve(space, range.clone(), |found| {
+        let strangers = found
+            .iter()
+            .filter(|region| {
+                // What was collapsed meanwhile is ordered by its group.
+                let known = region.own();
+                allowed.iter().all(|var| !var.is_ordered_with(&known))
+            })
+            .count();
+        if strangers > 0 {
+            return (Answer::Nothing, Err(strangers));
+        }
+        let region = Region::new(range, own.clone());
+        (Answer::Insert(Arc::clone(&region)), Ok(region))
+    });
+    result.map(|region| Placed { region, key })
+}
+
+/// From now on `members` are ordered as one variable.
+fn collapse(core: &CoreRef, group: &OpVar, members: &[OpVar]) {
+    let state = OpState::new(core.clone(), Name::Static("collapse"), Kind::Merge);
+    let members: SmallVec<[&OpVar; 32]> = members.iter().collect();
+    if let Some(granted) = graph().collapse(state, &members, group) {
+        run::dispatch_one(granted);
+    }
+}
+
+/// Handles a granted collapse: what the members still carry moves to the group.
+pub(crate) fn merge_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let mut sum = VarState::default();
+    for access in granted.accesses() {
+        debug_assert!(access.mode() != Mode::Read, "a collapse writes all its variables");
+        sum.add(&access.with_state(|state, _| state.copy()));
+    }
+    // Every variable of the collapse gets the sum: the group for those who come, the members for those who look.
+    let mut replaced = Replaced::default();
+    for access in granted.accesses() {
+        access.with_state(|state, flags| state.take_over(&sum, flags, &mut replaced));
+    }
+    run::complete(granted, &Ending::Looked, None, ready);
+}

@@ -1,0 +1,121 @@
+//! Owned access for asynchronous bodies: `'static`, sendable, and the access lasts as long as the guard.
+
+use std::sync::Arc;
+
+use crate::core::error::{Error, OperationError};
+use crate::exchange::Element;
+use crate::operation::operands::OpenRef;
+use crate::operation::run::{self, ReadyList, Running};
+use crate::tensor::handle::Tensor;
+use crate::tensor::views::{View, ViewMut};
+use estafette_sync::sync::Mutex;
+
+/// What keeps an asynchronous operation open: its task and every guard hold one. The last one to go completes it.
+pub(crate) struct Open {
+    /// Only taken out when the last holder goes; the lock makes guards shareable.
+    running: Mutex<Option<Running>>,
+    result: Mutex<Option<Result<(), OperationError>>>,
+    /// Operands live until the operation has completed, so that its fences are known before their memory may go.
+    operands: Vec<Tensor>,
+}
+
+impl Open {
+    pub(crate) fn new(running: Running, operands: Vec<Tensor>) -> Arc<Self> {
+        Arc::new(Self { running: Mutex::new(Some(running)), result: Mutex::new(None), operands })
+    }
+
+    /// Whether `tensor` is an operand.
+    pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
+        self.operands.iter().any(|operand| operand.same(tensor))
+    }
+
+    /// Notes how the body ended. The operation completes when the last guard is gone as well.
+    pub(crate) fn conclude(&self, result: Result<(), OperationError>) {
+        self.result.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(result);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let running = self.running.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let result = self.result.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let Some(running) = running else { return };
+        // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports that.
+        let Some(result) = result else { return };
+        if let Some(next) = running.finish(result) {
+            // The last guard may be dropped anywhere, so what follows goes to a worker.
+            run::dispatch(ReadyList::from_iter([next]));
+        }
+    }
+}
+
+/// Read access of an asynchronous operation, until dropped.
+pub struct ReadGuard {
+    tensor: Tensor,
+    _open: OpenRef,
+}
+
+/// Exclusive access of an asynchronous operation, until dropped.
+pub struct WriteGuard {
+    tensor: Tensor,
+    _open: OpenRef,
+}
+
+impl ReadGuard {
+    pub(crate) fn new(tensor: Tensor, open: OpenRef) -> Self {
+        Self { tensor, _open: open }
+    }
+
+    /// The tensor as a view.
+    pub fn view(&self) -> View<'_> {
+        View::new(self.tensor.inner.granted_definition())
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// As [`View::as_slice`].
+    pub fn as_slice<T: Element>(&self) -> Result<&[T], Error> {
+        self.view().as_slice()
+    }
+}
+
+impl WriteGuard {
+    /// The operation has exclusive access to `tensor`.
+    pub(crate) fn new(tensor: Tensor, open: OpenRef) -> Self {
+        Self { tensor, _open: open }
+    }
+
+    /// The tensor as an exclusive view.
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut::new(self.tensor.inner.granted_definition())
+    }
+
+    /// The tensor as a view.
+    pub fn view(&self) -> View<'_> {
+        View::new(self.tensor.inner.granted_definition())
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// As [`View::as_slice`].
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Error> {
+        let mut view = ViewMut::new(self.tensor.inner.granted_definition());
+        let slice = view.as_mut_slice::<T>()?;
+        // SAFETY: the same slice with the lifetime of the exclusive borrow of this guard, which keeps access and memory.
+        Ok(unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr(), slice.len()) })
+    }
+}
+
+impl std::fmt::Debug for ReadGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ReadGuard").field(&self.view()).finish()
+    }
+}
+
+impl std::fmt::Debug for WriteGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("WriteGuard").field(&self.view()).finish()
+    }
+}

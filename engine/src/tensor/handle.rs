@@ -1,0 +1,432 @@
+//! Tensors: promise nodes that other libraries can use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::{DLDevice, Frontier};
+use estafette_report::shown::shown;
+use estafette_sync::sync::OnceLock;
+use smallvec::SmallVec;
+
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{Error, OperationError};
+use crate::core::operation::{Name, OpTag, OpVar};
+use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
+use crate::exchange::reaper::What;
+use crate::exchange::{DType, Layout, Storage, reaper};
+use crate::lease::LeaseInner;
+use crate::tensor::alias_map::Placed;
+use crate::tensor::views::View;
+use crate::wait::blocking;
+use crate::wait::ready::{Ready, Writable};
+
+/// The variables that order the uses of a tensor: its own, and those of older tensors that overlap its memory.
+pub(crate) type VarSet = SmallVec<[OpVar; 1]>;
+
+/// A promise of an n-dimensional array.
+///
+/// A tensor can be asked whether it is ready, awaited, used by operations, and handed to other libraries. It may be
+/// *defined late*: then the operation that makes it also decides its memory, and perhaps its shape. Cloning gives
+/// another handle to the same tensor. When the last handle and the last operation that uses it are gone, and its last
+/// device work is done, the memory goes back to whoever owns it.
+#[derive(Clone)]
+pub struct Tensor {
+    pub(crate) inner: Arc<TensorInner>,
+}
+
+pub(crate) struct TensorInner {
+    pub(crate) core: CoreRef,
+    pub(crate) vars: VarSet,
+    definition: Defining,
+    /// What a late definition was promised to look like.
+    declared: Option<(DType, SmallVec<[i64; 4]>)>,
+    /// Name of the operation that makes it, for messages.
+    pub(crate) producer: Option<Name>,
+    /// The lease that this tensor was derived from, held as long as it lives. Reads are covered by the lease.
+    pub(crate) lease: Option<Arc<LeaseInner>>,
+}
+
+/// A definition that most tensors are made with, and that an operation gives to the others.
+enum Defining {
+    Known(Definition),
+    Late(OnceLock<Definition>),
+}
+
+impl Defining {
+    #[inline]
+    fn get(&self) -> Option<&Definition> {
+        match self {
+            Self::Known(definition) => Some(definition),
+            Self::Late(definition) => definition.get(),
+        }
+    }
+
+    fn take(&mut self) -> Option<Definition> {
+        match std::mem::replace(self, Self::Late(OnceLock::new())) {
+            Self::Known(definition) => Some(definition),
+            Self::Late(definition) => definition.into_inner(),
+        }
+    }
+}
+
+/// Where a tensor's data is and what it looks like.
+pub(crate) struct Definition {
+    pub(crate) layout: Layout,
+    /// Address of the first element, byte offset included; dangling when there is no element.
+    pub(crate) data: *mut u8,
+    pub(crate) storage: Storage,
+    /// Whether the host may load and store there.
+    pub(crate) host: bool,
+    /// The owner of the memory forbids writing.
+    pub(crate) read_only: bool,
+    /// Its entry in the process's map of ranges; taken out before the storage goes.
+    pub(crate) placed: Option<Placed>,
+}
+
+// SAFETY: `data` is only dereferenced through views, whose access the graph orders; the other fields are `Send + Sync`
+// or, in the case of the storage, only dropped.
+unsafe impl Send for Definition {}
+// SAFETY: as above; a shared reference gives no access to the memory behind `data`.
+unsafe impl Sync for Definition {}
+
+/// Where a tensor stands.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum TensorState {
+    /// Its producing operation has not finished: no memory yet.
+    Undefined,
+    /// Defined, with writes unfinished on host or device.
+    Pending,
+    /// The current version may be read.
+    Ready,
+    /// The current version is poisoned.
+    Failed(Error),
+}
+
+impl Tensor {
+    #[inline]
+    pub(crate) fn defined(
+        core: CoreRef,
+        vars: VarSet,
+        definition: Definition,
+        lease: Option<Arc<LeaseInner>>,
+    ) -> Self {
+        Self {
+            inner: Arc::new(TensorInner {
+                core,
+                vars,
+                definition: Defining::Known(definition),
+                declared: None,
+                producer: None,
+                lease,
+            }),
+        }
+    }
+
+    pub(crate) fn promised(
+        core: CoreRef,
+        vars: VarSet,
+        declared: Option<(DType, SmallVec<[i64; 4]>)>,
+        producer: Name,
+    ) -> Self {
+        Self {
+            inner: Arc::new(TensorInner {
+                core,
+                vars,
+                definition: Defining::Late(OnceLock::new()),
+                declared,
+                producer: Some(producer),
+                lease: None,
+            }),
+        }
+    }
+
+    /// Whether two handles are of the same tensor.
+    pub fn same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Length of each dimension; known before the data is when the shape was declared at submission.
+    pub fn shape(&self) -> Result<SmallVec<[i64; 4]>, Error> {
+        match (self.inner.definition.get(), &self.inner.declared) {
+            (Some(definition), _) => Ok(SmallVec::from_slice(definition.layout.shape())),
+            (None, Some((_, shape))) => Ok(shape.clone()),
+            (None, None) => Err(self.inner.not_defined()),
+        }
+    }
+
+    /// Element type; known before the data is when it was declared at submission.
+    pub fn dtype(&self) -> Result<DType, Error> {
+        match (self.inner.definition.get(), &self.inner.declared) {
+            (Some(definition), _) => Ok(definition.layout.dtype()),
+            (None, Some((dtype, _))) => Ok(*dtype),
+            (None, None) => Err(self.inner.not_defined()),
+        }
+    }
+
+    /// Where the data is.
+    #[inline]
+    pub fn device(&self) -> Result<DLDevice, Error> {
+        Ok(self.inner.definition()?.layout.device())
+    }
+
+    /// Type, shape, strides and place together.
+    pub fn layout(&self) -> Result<Layout, Error> {
+        Ok(self.inner.definition()?.layout.clone())
+    }
+
+    /// Address of the first element. What is there may be read only in an operation or under a lease.
+    pub fn data_ptr(&self) -> Result<*const u8, Error> {
+        Ok(self.inner.definition()?.data)
+    }
+
+    /// Whether the owner of the memory forbids writing it.
+    pub fn is_read_only(&self) -> Result<bool, Error> {
+        Ok(self.inner.definition()?.read_only)
+    }
+
+    /// Whether the tensor is read-only, and its owner has not said so: its memory came in a DLPack struct before version 1.0, which
+    /// cannot say whether it may be written, and its import did not vouch for that.
+    pub fn is_write_unsaid(&self) -> bool {
+        self.inner.definition().is_ok_and(|definition| {
+            let foreign = definition.storage.as_foreign();
+            definition.read_only && foreign.is_some_and(|managed| managed.version().is_none())
+        })
+    }
+
+    /// Whether the tensor has its memory and shape.
+    pub fn is_defined(&self) -> bool {
+        self.inner.definition.get().is_some()
+    }
+
+    /// Number of finished writes of its memory (of the variable that stands for it).
+    pub fn version(&self) -> u64 {
+        self.inner.vars.iter().map(|var| var.with_ordering_state(|state, _| state.version())).sum()
+    }
+
+    /// Whether the current version is finished, well or not. One load per variable when it is.
+    ///
+    /// "Current" means the version at the call: the newest write submitted so far counts.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.inner.is_quiet() || self.inner.look_closely().is_some()
+    }
+
+    /// Where the tensor stands.
+    pub fn state(&self) -> TensorState {
+        match self.inner.look() {
+            Some(Ok(())) => TensorState::Ready,
+            Some(Err(error)) => TensorState::Failed(error),
+            None if self.is_defined() => TensorState::Pending,
+            None => TensorState::Undefined,
+        }
+    }
+
+    /// Waits, asynchronously, until the version current at this call is finished; every waiter of a failed version
+    /// gets its root cause. Needs no particular runtime. Dropping the future cancels the waiting, not the work. Polling it runs no
+    /// operation.
+    ///
+    /// It fails with [`Error::LeaseHeld`] once leases alone have held it up for the engine's
+    /// [lease timeout](crate::EngineBuilder::lease_timeout), or up to an eighth longer.
+    #[inline]
+    pub fn ready(&self) -> Ready {
+        Ready::new(self)
+    }
+
+    /// Waits, asynchronously, until the memory may be overwritten: no unfinished write, no reader, no lease. Fails with
+    /// [`Error::LeaseHeld`] as [`ready`](Self::ready) does.
+    pub fn writable(&self) -> Writable {
+        Writable::new(self)
+    }
+
+    /// Blocks until the version current at this call is finished. May run operations that it needs on this thread, unless that
+    /// is [forbidden](crate::set_helping).
+    ///
+    /// # Errors
+    /// The root cause of a failed version; [`Error::LeaseHeld`] when only leases hold it up, at once if this very thread has taken
+    /// one of them, since it cannot return that while it waits; [`Error::WouldDeadlock`] when the wait leads back to the waiting
+    /// operation, or every thread that could run what it needs is blocked in a wait.
+    pub fn wait(&self) -> Result<(), Error> {
+        blocking::block_on_tensor(self, None)
+    }
+
+    /// As [`wait`](Self::wait), for at most `timeout`; then [`Error::Timeout`]. Runs no operation on this thread, so the timeout is kept
+    /// whatever there is to run; an engine without workers starts a thread for the time of the wait. A timeout of zero only
+    /// looks. The reasons why a wait can never end are first looked for after 10 ms, so shorter waits end by their timeout alone.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        blocking::block_on_tensor(self, Some(timeout))
+    }
+
+    /// Declares the current version good after a failure or cancellation that left the data intact.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] while writes are unfinished: there is no version to judge yet.
+    pub fn clear_error(&self) -> Result<(), Error> {
+        if self.inner.vars.iter().any(|var| var.has_unfinished_write()) {
+            return Err(Error::Conflict("clear_error while a write is unfinished".into()));
+        }
+        let mut replaced = Replaced::default();
+        for var in &self.inner.vars {
+            let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+            var.with_ordering_state(|state, flags| state.heal(&asked, flags, &mut replaced));
+        }
+        // The program has judged the failures.
+        replaced.retrieve();
+        Ok(())
+    }
+
+    /// A copy of the data as a vector, in row-major order, once it is ready. Blocks, as [`wait`](Self::wait) does.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.
+    pub fn to_vec<T: crate::Element>(&self) -> Result<Vec<T>, Error> {
+        let lease = crate::lease::Lease::acquire_wait(self, crate::Access::Read, None)?;
+        let definition = self.inner.definition()?;
+        let values = View::new(definition).to_vec::<T>();
+        drop(lease);
+        values
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut out = f.debug_struct("Tensor");
+        if let Some(definition) = self.inner.definition.get() {
+            out.field("layout", &definition.layout);
+        }
+        out.field("state", &self.state()).finish()
+    }
+}
+
+impl TensorInner {
+    #[cold]
+    pub(crate) fn not_defined(&self) -> Error {
+        let producer = shown(self.producer.as_ref().map_or("?", |name| name.as_str()));
+        Error::NotDefined(format!("operation `{producer}`, which makes it, has not finished"))
+    }
+
+    /// Why a tensor that an operation was granted has no memory: the failure of its producer.
+    pub(crate) fn why_undefined(&self, asking: &OpTag) -> OperationError {
+        let failure = self.vars[0].with_ordering_state(|state, _| state.failure().cloned());
+        failure.unwrap_or_else(|| asking.result_failure(self.not_defined()))
+    }
+
+    #[inline]
+    pub(crate) fn definition(&self) -> Result<&Definition, Error> {
+        self.definition.get().ok_or_else(|| self.not_defined())
+    }
+
+    /// The data of a tensor that the graph says is there.
+    pub(crate) fn granted_definition(&self) -> &Definition {
+        self.definition
+            .get()
+            .expect("a granted reader comes after the operation that defines the tensor, or is skipped")
+    }
+
+    pub(crate) fn declared(&self) -> Option<&(DType, SmallVec<[i64; 4]>)> {
+        self.declared.as_ref()
+    }
+
+    /// Gives a promised tensor its memory; by its producing operation, once.
+    pub(crate) fn define(&self, definition: Definition) {
+        let fresh = match &self.definition {
+            Defining::Known(_) => false,
+            Defining::Late(late) => late.set(definition).is_ok(),
+        };
+        debug_assert!(fresh, "only the producing operation defines, and it runs once");
+    }
+
+    pub(crate) fn take_definition(mut self) -> Option<Definition> {
+        self.definition.take()
+    }
+
+    /// The outcome of the current version, for the program, if it is finished; asks fences that were pending when last looked at.
+    #[inline]
+    pub(crate) fn look(&self) -> Option<Result<(), Error>> {
+        if self.vars.iter().all(OpVar::is_quiet) {
+            return Some(Ok(()));
+        }
+        self.look_closely().inspect(|outcome| {
+            if let Err(error) = outcome {
+                error.retrieve();
+            }
+        })
+    }
+
+    /// Whether the current version is finished and well, and no fence has to be asked for that. One load per variable.
+    #[inline]
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.vars.iter().all(OpVar::is_quiet)
+    }
+
+    /// As [`look`](Self::look), when something is queued or carried on a variable.
+    #[cold]
+    fn look_closely(&self) -> Option<Result<(), Error>> {
+        for var in &self.vars {
+            if var.is_quiet() {
+                continue;
+            }
+            if var.has_unfinished_write() {
+                return None;
+            }
+            let flags = var.flags();
+            if flags & (FAILED | WRITE_FENCES) == 0 {
+                continue;
+            }
+            let writers = var.with_ordering_state(|state, _| state.writers());
+            // Who asks again and again while a device works is answered from here, and no driver is asked.
+            if writers.iter().any(|fence| fence.peek() == Some(false)) {
+                return None;
+            }
+            let asked = Asked::ask(&writers);
+            if !asked.pending.is_empty() {
+                return None;
+            }
+            let mut replaced = Replaced::default();
+            let outcome = var.with_ordering_state(|state, flags| {
+                state.note(&asked, &Asked::default(), flags, &mut replaced);
+                state.outcome()
+            });
+            if let Err(error) = outcome {
+                return Some(Err(error));
+            }
+        }
+        Some(Ok(()))
+    }
+
+    /// Every fence that the memory's uses have left so far.
+    pub(crate) fn all_fences(&self) -> Frontier {
+        let mut fences = Frontier::default();
+        for var in &self.vars {
+            // The flags are those of the group of a collapsed variable, whose own fences are there only when the collapse was
+            // granted.
+            if var.is_collapsed() || var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
+                let mut found: SmallVec<[Frontier; 3]> = SmallVec::new();
+                var.with_each_state(|state, _| found.extend(state.all_fences()));
+                found.iter().for_each(|found| fences.merge(found));
+            }
+        }
+        fences
+    }
+}
+
+impl Drop for TensorInner {
+    fn drop(&mut self) {
+        let forked = self.core.check_fork().is_err();
+        if forked {
+            // A forked child: locks of the graph, of the ranges and of the pool may be held by threads that do not exist here.
+            std::mem::forget((self.core.clone(), self.vars.clone()));
+        }
+        let Some(definition) = self.definition.take() else { return };
+        let Definition { storage, placed, layout, .. } = definition;
+        if forked {
+            std::mem::forget(placed);
+            return reaper().release(Frontier::default(), storage);
+        }
+        // The range goes first: once the deleter has run, the owner may give the same addresses to somebody else.
+        drop(placed);
+        // Every operation on this tensor held it until its fences were on the variables, so they are all there.
+        let variable = self.vars.first().map_or(0, |var| var.id().get());
+        reaper().release_of(self.all_fences(), storage, || What::tensor(variable, &layout));
+    }
+}

@@ -1,0 +1,189 @@
+//! What the body of an operation sees of its operands: borrowed views, typed on use.
+
+use std::marker::PhantomData;
+
+use estafette_devices::DLDevice;
+
+use crate::copy;
+use crate::core::error::Error;
+use crate::exchange::{DType, Element, Layout};
+use crate::tensor::handle::Definition;
+
+/// A tensor that the running operation may read.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    definition: &'a Definition,
+}
+
+/// A tensor that the running operation may read and write, alone.
+pub struct ViewMut<'a> {
+    definition: &'a Definition,
+    /// Mutable use is exclusive: the view is neither `Clone` nor shared.
+    exclusive: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a view is a reference to memory that the graph keeps everybody from writing; element types are `Send + Sync`.
+unsafe impl Send for View<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for View<'_> {}
+// SAFETY: an exclusive reference to memory that the graph keeps for this operation alone.
+unsafe impl Send for ViewMut<'_> {}
+// SAFETY: shared use of a `ViewMut` only reads.
+unsafe impl Sync for ViewMut<'_> {}
+
+/// Checks that `definition` can be a slice of `T`, and says how long it is.
+fn check_slice<T: Element>(definition: &Definition) -> Result<usize, Error> {
+    let layout = &definition.layout;
+    if !definition.host {
+        return Err(Error::invalid(format!("memory on {} cannot be used by the host", layout.device())));
+    }
+    let len = layout.check_slice::<T>(definition.data)?;
+    // SAFETY: type, contiguity and place were just checked, so this many bytes are there; the operation may read them.
+    let bytes =
+        unsafe { std::slice::from_raw_parts(slice_start::<u8>(definition, len), len * size_of::<T>()) };
+    if T::valid(bytes) {
+        Ok(len)
+    } else {
+        Err(Error::invalid(format!("the memory holds bytes that are not values of {}", T::DTYPE)))
+    }
+}
+
+fn slice_start<T>(definition: &Definition, len: usize) -> *mut T {
+    if len == 0 { std::ptr::NonNull::dangling().as_ptr() } else { definition.data.cast() }
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn new(definition: &'a Definition) -> Self {
+        Self { definition }
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when `T` is not the element type, or the memory is not contiguous, not aligned or not on the
+    /// host.
+    pub fn as_slice<T: Element>(&self) -> Result<&'a [T], Error> {
+        let len = check_slice::<T>(self.definition)?;
+        // SAFETY: type, alignment, contiguity and place were checked; the layout was validated against overflow; the
+        // operation is granted read access for as long as the view lives.
+        Ok(unsafe { std::slice::from_raw_parts(slice_start(self.definition, len), len) })
+    }
+
+    /// The elements in row-major order, copied; strided memory as well.
+    ///
+    /// # Errors
+    /// As [`as_slice`](Self::as_slice), but for contiguity.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, Error> {
+        if self.definition.layout.is_contiguous() {
+            return Ok(self.as_slice::<T>()?.to_vec());
+        }
+        let layout = &self.definition.layout;
+        let mut packed: Vec<T> = Vec::with_capacity(layout.len());
+        let target = Layout::contiguous(layout.dtype(), DLDevice::CPU, layout.shape())?;
+        if !self.definition.host {
+            return Err(Error::invalid(format!("memory on {} cannot be used by the host", layout.device())));
+        }
+        // The type is checked against the packed layout, which is aligned and contiguous.
+        target.check_slice::<T>(packed.as_ptr().cast())?;
+        // SAFETY: the operation may read the memory; the vector has room for the row-major elements, which a check just
+        // showed to be of this size.
+        unsafe { copy::to_contiguous(layout, self.definition.data, packed.as_mut_ptr().cast()) }?;
+        // SAFETY: the capacity's bytes were all written; they are checked before they become values.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(packed.as_ptr().cast::<u8>(), layout.len() * size_of::<T>())
+        };
+        if !T::valid(bytes) {
+            return Err(Error::invalid(format!(
+                "the memory holds bytes that are not values of {}",
+                T::DTYPE
+            )));
+        }
+        // SAFETY: `len` elements were written and are valid.
+        unsafe { packed.set_len(layout.len()) };
+        Ok(packed)
+    }
+
+    /// Length of each dimension.
+    pub fn shape(&self) -> &'a [i64] {
+        self.definition.layout.shape()
+    }
+
+    /// Type, shape, strides and place together.
+    pub fn layout(&self) -> &'a Layout {
+        &self.definition.layout
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.definition.layout.dtype()
+    }
+
+    /// Where the data is.
+    pub fn device(&self) -> DLDevice {
+        self.definition.layout.device()
+    }
+
+    /// Address of the first element; may be read while the view lives, as the layout describes.
+    pub fn data_ptr(&self) -> *const u8 {
+        self.definition.data
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// The caller has exclusive access to the memory for `'a`.
+    pub(crate) fn new(definition: &'a Definition) -> Self {
+        Self { definition, exclusive: PhantomData }
+    }
+
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// As [`View::as_slice`].
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T], Error> {
+        let len = check_slice::<T>(self.definition)?;
+        // SAFETY: as for `View::as_slice`, with write access; the borrow of `self` keeps the slice unique.
+        Ok(unsafe { std::slice::from_raw_parts_mut(slice_start(self.definition, len), len) })
+    }
+
+    /// The same tensor for reading.
+    pub fn as_view(&self) -> View<'_> {
+        View::new(self.definition)
+    }
+
+    /// Length of each dimension.
+    pub fn shape(&self) -> &'a [i64] {
+        self.definition.layout.shape()
+    }
+
+    /// Type, shape, strides and place together.
+    pub fn layout(&self) -> &'a Layout {
+        &self.definition.layout
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.definition.layout.dtype()
+    }
+
+    /// Where the data is.
+    pub fn device(&self) -> DLDevice {
+        self.definition.layout.device()
+    }
+
+    /// Address of the first element; may be read and written while the view lives.
+    pub fn data_mut_ptr(&mut self) -> *mut u8 {
+        self.definition.data
+    }
+}
+
+impl std::fmt::Debug for View<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("View").field(&self.definition.layout).finish()
+    }
+}
+
+impl std::fmt::Debug for ViewMut<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ViewMut").field(&self.definition.layout).finish()
+    }
+}

@@ -1,0 +1,88 @@
+//! The same for people, and for whoever collects `tracing` already: events and spans at the level *debug*.
+//!
+//! Names of targets and fields are stable; `docs/report.md` lists them. They are emitted while somebody has asked for them
+//! by [`emit_events`], which is the same switch as the journal's: nothing is added to what an operation costs without it.
+
+use std::sync::atomic::Ordering;
+
+use tracing::{Span, debug, debug_span};
+
+use super::{EVENTS, OPEN};
+use crate::core::operation::OpGranted;
+use crate::lease::owner::Taker;
+
+/// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Says what was
+/// so before. Operations that were described before keep to what was so then.
+///
+/// An operation's body runs in a span `operation` (target `estafette::op`); what it does asynchronously or on a device is told by
+/// events alone.
+pub fn emit_events(on: bool) -> bool {
+    let before =
+        if on { OPEN.fetch_or(EVENTS, Ordering::AcqRel) } else { OPEN.fetch_and(!EVENTS, Ordering::AcqRel) };
+    before & EVENTS != 0
+}
+
+#[inline]
+pub(crate) fn are_emitted() -> bool {
+    OPEN.load(Ordering::Relaxed) & EVENTS != 0
+}
+
+pub(super) fn submitted(id: u64, name: &str, accesses: usize) {
+    if are_emitted() {
+        debug!(target: "estafette::op", id, operation = name, accesses, "submitted");
+    }
+}
+
+pub(super) fn ready(id: u64) {
+    if are_emitted() {
+        debug!(target: "estafette::op", id, "ready");
+    }
+}
+
+/// The span that a body runs in.
+pub(crate) fn body(granted: &OpGranted) -> Span {
+    debug_span!(target: "estafette::op", "operation", id = granted.id().get(), operation = granted.payload().name.as_str())
+}
+
+pub(super) fn ended(id: u64, outcome: &str, why: Option<&str>) {
+    if are_emitted() {
+        debug!(target: "estafette::op", id, outcome, why, "ended");
+    }
+}
+
+pub(super) fn device_done(id: u64, why: Option<&str>) {
+    if are_emitted() {
+        debug!(target: "estafette::op", id, why, "device work done");
+    }
+}
+
+pub(super) fn taken(id: u64, taker: &Taker) {
+    if are_emitted() {
+        let library = taker.library();
+        debug!(target: "estafette::exchange", id, taker = &**taker, library, "lease asked for");
+    }
+}
+
+pub(super) fn held(id: u64) {
+    if are_emitted() {
+        debug!(target: "estafette::exchange", id, "lease held");
+    }
+}
+
+pub(super) fn imported(variable: u64, library: &str) {
+    if are_emitted() {
+        debug!(target: "estafette::exchange", variable, library, "imported");
+    }
+}
+
+pub(super) fn resumed(id: u64, blocking: bool) {
+    if are_emitted() {
+        debug!(target: "estafette::stall", id, blocking, "resumed");
+    }
+}
+
+pub(super) fn waits_for(id: u64, what: &str, operation: u64) {
+    if are_emitted() {
+        debug!(target: "estafette::stall", id, what, operation, "waits");
+    }
+}

@@ -1,0 +1,471 @@
+//! What the engine, and the bindings, call when something happens that the journal tells of.
+//!
+//! All of it is out of line: callers look at the operation's flag first, and that is all they do while no journal is open.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use estafette_devices::{Fence, Reactor, Timing};
+use estafette_graph::{Mode, OpId, VarId};
+use estafette_sync::sync::Mutex;
+use smallvec::SmallVec;
+
+use super::entry::{How, NONE, Tells, Use, WORDS_MAX, access, brief, element, ended, narrow, pair};
+use super::events;
+use super::names;
+use super::writer::{self, Writer};
+use crate::core::error::FailureKind;
+use crate::core::operation::{Kind, Name, OpDraft, OpGranted, OpState};
+use crate::core::var_state::Ending;
+use crate::lease::owner::Taker;
+use crate::tensor::handle::{Tensor, TensorInner};
+
+/// Waits that are no operations of the graph have numbers of their own, far above those of operations.
+const WAITS: u64 = 1 << 62;
+
+/// A wait for whatever ends next, or last.
+const ANY: u64 = 0;
+
+fn use_of(kind: Kind) -> Use {
+    match kind {
+        Kind::Work | Kind::Unhelped => Use::Body,
+        Kind::Probe => Use::Wait,
+        Kind::Lease => Use::Lease,
+        Kind::Merge => Use::Copy,
+    }
+}
+
+/// Accesses that one entry has room for.
+const ACCESSES_MAX: usize = WORDS_MAX - 3;
+
+/// Extents of a shape that are told.
+const NDIM_MAX: usize = 64;
+
+/// Words for accesses in an entry of narrow form, two to a word.
+const BRIEF_WORDS: usize = 4;
+
+impl Writer {
+    fn name(&mut self, name: &Name) -> u32 {
+        match name {
+            Name::Static(text) => self.fixed_text(text),
+            Name::Shared(text) => self.text(text),
+        }
+    }
+
+    #[inline]
+    fn submitted(&mut self, id: u64, state: &OpState, accesses: impl ExactSizeIterator<Item = (u64, Mode)>) {
+        let now = self.now();
+        let (name, what) = (self.name(&state.name), use_of(state.kind));
+        if accesses.len() > 2 * BRIEF_WORDS {
+            let all: Vec<u64> = accesses.map(|(var, mode)| access(var, mode)).collect();
+            return self.submitted_at_length(now, id, pair(name, what as u32), &all);
+        }
+        let (mut words, mut all, len) = ([0; 2 * BRIEF_WORDS], 0, accesses.len());
+        for (word, (var, mode)) in words.iter_mut().zip(accesses) {
+            *word = access(var, mode);
+            all |= *word;
+        }
+        match narrow(id, brief(name, what)) {
+            Some(word) if all >> 32 == 0 => {
+                let pairs = words[..len.next_multiple_of(2)].chunks_exact(2).map(|two| two[0] | two[1] << 32);
+                self.write(Tells::Brief, now, word, pairs);
+            }
+            _ => self.submitted_at_length(now, id, pair(name, what as u32), &words[..len]),
+        }
+    }
+
+    #[cold]
+    fn submitted_at_length(&mut self, now: u64, id: u64, about: u64, accesses: &[u64]) {
+        let (first, rest) = accesses.split_at(accesses.len().min(ACCESSES_MAX));
+        self.write(Tells::Submitted, now, id, [&[about], first].concat());
+        for some in rest.chunks(ACCESSES_MAX) {
+            self.write(Tells::Accesses, now, id, some.iter().copied());
+        }
+    }
+}
+
+/// A drafted operation is about to be submitted.
+#[cold]
+#[inline(never)]
+pub(crate) fn submitted(draft: &OpDraft<'_>) {
+    events::submitted(draft.id().get(), draft.payload().name.as_str(), draft.accesses().len());
+    writer::with(|writer| {
+        let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
+        writer.submitted(draft.id().get(), draft.payload(), accesses);
+    });
+}
+
+/// As [`submitted`], for one that came into being as granted.
+#[cold]
+#[inline(never)]
+pub(crate) fn split_off(granted: &OpGranted) {
+    events::submitted(granted.id().get(), granted.payload().name.as_str(), granted.accesses().len());
+    writer::with(|writer| {
+        let accesses = granted.accesses().map(|access| (access.var().get(), access.mode()));
+        writer.submitted(granted.id().get(), granted.payload(), accesses);
+    });
+}
+
+/// What the variables of these tensors are.
+#[cold]
+#[inline(never)]
+pub(crate) fn uses(tensors: &[Tensor]) {
+    writer::with(|writer| tensors.iter().for_each(|tensor| describe(writer, &tensor.inner, None)));
+}
+
+/// A tensor has got its memory.
+#[cold]
+#[inline(never)]
+pub(crate) fn came_in(tensor: &TensorInner) {
+    writer::with(|writer| describe(writer, tensor, None));
+}
+
+/// A tensor was imported from `library`, a package name. For bindings; does nothing while no journal is open.
+pub fn imported_from(tensor: &Tensor, library: &'static str) {
+    if super::is_open() && !library.is_empty() {
+        if let Some(var) = tensor.inner.vars.first() {
+            events::imported(var.id().get(), library);
+        }
+        writer::with(|writer| describe(writer, &tensor.inner, Some(library)));
+    }
+}
+
+fn describe(writer: &mut Writer, tensor: &TensorInner, library: Option<&'static str>) {
+    let Some(var) = tensor.vars.first() else { return };
+    let var = var.id().get();
+    if library.is_none() && !writer.is_new(var) {
+        return;
+    }
+    let Ok(definition) = tensor.definition() else { return };
+    let layout = &definition.layout;
+    let library = library.map_or(NONE, |library| writer.fixed_text(library));
+    let now = writer.now();
+    // No tensor of use has more, and the entry has to have room for them.
+    let shape = layout.shape().iter().take(NDIM_MAX).map(|&extent| extent as u64);
+    let about = [layout.byte_len() as u64, pair(element(layout.dtype()), library)];
+    let words: SmallVec<[u64; 8]> = about.into_iter().chain(shape).collect();
+    writer.write(Tells::Variable, now, var, words);
+}
+
+impl Tensor {
+    /// Names the tensor in reports, also of journals that are opened later. The last 65,536 tensors that were made and named keep
+    /// their names. Does nothing for a tensor that has no memory yet.
+    pub fn call_in_report(&self, name: &str) {
+        if let Some(var) = self.inner.vars.first() {
+            names::note(var.id().get(), name);
+        }
+    }
+}
+
+impl crate::Variable {
+    /// As [`Tensor::call_in_report`].
+    pub fn call_in_report(&self, name: &str) {
+        names::note(self.id(), name);
+    }
+}
+
+/// Pushed to where it runs.
+#[cold]
+#[inline(never)]
+pub(crate) fn ready(id: OpId) {
+    events::ready(id.get());
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Ready, now, id.get(), []);
+    });
+}
+
+/// As [`ready`], for one that this thread has just submitted.
+#[cold]
+#[inline(never)]
+pub(crate) fn ready_at_once(id: OpId) {
+    events::ready(id.get());
+    writer::with(|writer| writer.write(Tells::Ready, writer.last, id.get(), []));
+}
+
+/// Its body begins.
+#[cold]
+#[inline(never)]
+pub(crate) fn begins(granted: &OpGranted) {
+    begins_at(granted, Writer::now);
+}
+
+/// As [`begins`], on the thread that has noted something else about an operation just now, with nothing in between that takes time.
+#[cold]
+#[inline(never)]
+pub(crate) fn begins_at_once(granted: &OpGranted) {
+    begins_at(granted, |writer| writer.last);
+}
+
+#[inline(always)]
+fn begins_at(granted: &OpGranted, at: impl FnOnce(&mut Writer) -> u64) {
+    let id = granted.id().get();
+    if granted.payload().kind == Kind::Lease {
+        events::held(id);
+    }
+    let queue = granted.payload().queue().map_or(0, |queue| {
+        if super::is_kept()
+            && let Some(timing) = queue.time()
+        {
+            timings().insert(id, timing);
+        }
+        queue.id().get()
+    });
+    writer::with(|writer| {
+        let at = at(writer);
+        if queue == 0 && granted.payload().kind != Kind::Lease {
+            writer.begins(at, id);
+        } else {
+            writer.write(Tells::Began, at, id, [queue]);
+        }
+    });
+}
+
+estafette_sync::statics! {
+    /// What the device work of operations under way is measured by, from the beginning of their bodies to the end. Only operations on
+    /// queues that can tell are here.
+    static TIMINGS: Mutex<BTreeMap<u64, Arc<dyn Timing>>> = Mutex::new(BTreeMap::new());
+}
+
+fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
+    TIMINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// It ran well and left nothing behind; about to be completed.
+#[cold]
+#[inline(never)]
+pub(crate) fn ends_well(granted: &OpGranted) {
+    events::ended(granted.id().get(), "ok", None);
+    writer::with(|writer| {
+        writer.now();
+        writer.ends_well(granted.id().get());
+    });
+}
+
+/// About to be completed.
+#[cold]
+#[inline(never)]
+pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
+    let id = granted.id();
+    let (how, text, left) = match ending {
+        Ending::Ran { left, failure } => {
+            let how = if failure.is_some() { How::Failed } else { How::Well };
+            (how, failure.map(ToString::to_string), left.map(|(fences, _)| fences))
+        }
+        Ending::Skipped { failure } => {
+            let cancelled = failure.kind() == FailureKind::Cancelled && failure.id() == id.get();
+            let how = if cancelled { How::Cancelled } else { How::Skipped };
+            (how, Some(failure.to_string()), None)
+        }
+        Ending::Looked => (How::Well, None, None),
+    };
+    let outcome = match how {
+        How::Well => "ok",
+        How::Failed => "failed",
+        How::Cancelled => "cancelled",
+        How::Skipped => "skipped",
+    };
+    events::ended(id.get(), outcome, text.as_deref());
+    writer::with(|writer| {
+        let now = writer.now();
+        let text = text.map_or(NONE, |text| writer.text(&text));
+        writer.tell_began();
+        writer.write(Tells::Ended, now, id.get(), [ended(how, left.is_some(), text)]);
+    });
+    // Dropped under no lock: it may own events of a driver.
+    let timing = granted.payload().queue().and_then(|_| timings().remove(&id.get()));
+    if let Some(fences) = left {
+        watch(id, fences, timing);
+    }
+}
+
+/// Notes the end of device work when it is observed, and when it ran.
+fn watch(id: OpId, fences: &[Fence], timing: Option<Arc<dyn Timing>>) {
+    Reactor::global().when_settled(fences, move |settled| {
+        let span = if settled.is_ok() { timing.and_then(|timing| timing.span()) } else { None };
+        let text = settled.err().map(|error| error.to_string());
+        events::device_done(id.get(), text.as_deref());
+        writer::with(|writer| {
+            let now = writer.now();
+            let how = if text.is_some() { How::Failed } else { How::Well };
+            let text = text.map_or(NONE, |text| writer.text(&text));
+            let about = pair(u32::from(how as u8), text);
+            match span {
+                None => writer.write(Tells::Done, now, id.get(), [about]),
+                Some(span) => {
+                    let [began, ended] = [span.began_ns, span.ended_ns].map(|at| writer.since_start(at));
+                    writer.write(Tells::Done, now, id.get(), [about, began, ended]);
+                }
+            }
+        });
+    });
+}
+
+/// It has left its queues without having been granted.
+#[cold]
+#[inline(never)]
+pub(crate) fn withdrawn(id: OpId) {
+    events::ended(id.get(), "cancelled", None);
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Ended, now, id.get(), [ended(How::Cancelled, false, NONE)]);
+    });
+}
+
+/// Whoever waits for it is about to be told.
+#[cold]
+#[inline(never)]
+pub(crate) fn observed(id: OpId) {
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Observed, now, id.get(), []);
+    });
+}
+
+/// Whoever waited goes on; `blocking` if a thread did.
+#[cold]
+#[inline(never)]
+pub(crate) fn resumed(id: u64, blocking: bool) {
+    events::resumed(id, blocking);
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Resumed, now, id, [u64::from(blocking)]);
+        writer.woken_from = if blocking { id } else { 0 };
+    });
+}
+
+/// Who takes a lease.
+#[cold]
+#[inline(never)]
+pub(crate) fn taken(id: OpId, taker: &Taker) {
+    events::taken(id.get(), taker);
+    writer::with(|writer| {
+        let now = writer.now();
+        let words = writer.taker(taker);
+        writer.write(Tells::Taker, now, id.get(), words);
+    });
+}
+
+/// A lease was had at once, without an operation.
+#[cold]
+#[inline(never)]
+pub(crate) fn holds(id: OpId, taker: &Taker, tensor: &Tensor, var: VarId) {
+    events::submitted(id.get(), "lease", 1);
+    events::taken(id.get(), taker);
+    events::held(id.get());
+    writer::with(|writer| {
+        let now = writer.now();
+        let [text, site] = writer.taker(taker);
+        writer.write(Tells::Held, now, id.get(), [access(var.get(), Mode::Read), text, site]);
+        describe(writer, &tensor.inner, None);
+    });
+}
+
+/// The end of such a lease; whether device work goes on.
+#[cold]
+#[inline(never)]
+pub(crate) fn hold_ends(id: OpId, left: Option<&Fence>) {
+    events::ended(id.get(), "ok", None);
+    writer::with(|writer| {
+        let now = writer.now();
+        writer.write(Tells::Ended, now, id.get(), [ended(How::Well, left.is_some(), NONE)]);
+    });
+    if let Some(left) = left {
+        watch(id, std::slice::from_ref(left), None);
+    }
+}
+
+/// The body of `id` lends an operand to a library.
+#[cold]
+#[inline(never)]
+pub(crate) fn lends(id: u64, library: &'static str) {
+    writer::with(|writer| {
+        let now = writer.now();
+        let library = writer.fixed_text(library);
+        writer.write(Tells::Library, now, id, [library.into()]);
+    });
+}
+
+/// A wait for something that is no access of a variable, until dropped.
+pub(crate) struct WaitNoted {
+    id: u64,
+}
+
+impl WaitNoted {
+    /// Waits for the end of an operation by name.
+    pub(crate) fn for_op(op: OpId) -> Option<Self> {
+        super::is_open().then(|| Self::begin("wait", op.get()))
+    }
+
+    /// Waits for whatever is in flight; `what` names the wait.
+    pub(crate) fn for_any(what: &'static str) -> Option<Self> {
+        super::is_open().then(|| Self::begin(what, ANY))
+    }
+
+    #[cold]
+    fn begin(what: &'static str, target: u64) -> Self {
+        // An id allocator outside of every protocol.
+        static NEXT: AtomicU64 = AtomicU64::new(WAITS);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        events::waits_for(id, what, target);
+        writer::with(|writer| {
+            let (now, name) = (writer.now(), writer.fixed_text(what));
+            writer.write(Tells::WaitsFor, now, id, [target, pair(name, 0)]);
+        });
+        Self { id }
+    }
+}
+
+impl Drop for WaitNoted {
+    fn drop(&mut self) {
+        resumed(self.id, true);
+    }
+}
+
+/// The body of the operation `id` works with arrays of `library`, a package name. For bindings; does nothing while no journal
+/// is open.
+pub fn body_uses(id: u64, library: &'static str) {
+    if super::is_open() {
+        lends(id, library);
+    }
+}
+
+/// A thread is about to run the body of the operation `id`, and asks for a lock that the body needs, such as the Python lock.
+/// For bindings; does nothing while no journal is open.
+pub fn body_wants_lock(id: u64) {
+    note(Tells::Awake, id);
+}
+
+/// It has the lock: the body begins.
+pub fn body_has_lock(id: u64) {
+    note(Tells::Locked, id);
+}
+
+/// The calling thread has come back from a blocking wait, and has got the lock that it had given up for it.
+pub fn wait_has_lock() {
+    if super::is_open() {
+        writer::with(|writer| {
+            if writer.woken_from != 0 {
+                let (now, id) = (writer.now(), std::mem::take(&mut writer.woken_from));
+                writer.write(Tells::Locked, now, id, [1]);
+            }
+        });
+    }
+}
+
+/// The calling thread runs an event loop, so whoever awaits on it goes on when the loop does.
+pub fn on_event_loop() {
+    if super::is_open() {
+        writer::with(|writer| writer.on_event_loop());
+    }
+}
+
+fn note(tells: Tells, id: u64) {
+    if super::is_open() {
+        writer::with(|writer| {
+            let now = writer.now();
+            writer.write(tells, now, id, []);
+        });
+    }
+}

@@ -1,0 +1,307 @@
+//! The journal: what the engine notes about operations while stalls are recorded, to tell afterwards where the time went.
+//!
+//! One journal at a time is kept for the whole process, since tensors of one engine are used by operations of another.
+//! It is off unless a [`Journal`] is open; then an operation costs one relaxed load, at its description, and whatever happens to
+//! it later costs a look at a flag of its own.
+//!
+//! While one is open:
+//!
+//! 1. Every operation that is described carries a flag. The hooks (`hooks`) write an entry of two words and more (`entry`) for what
+//!    happens to such an operation: submitted, ready, begun, ended, observed, resumed.
+//! 2. A thread writes to pages of its own (`writer`, `page`), which nobody else writes. It never waits: a page comes from
+//!    the journal's budget, and when that is spent, entries are counted instead of kept. Pages are made ready ahead (`stock`).
+//! 3. [`Journal::save`] closes the journal, sorts the places of all entries that were published by their operations (`assemble`), and
+//!    writes the file as it makes operations from their entries and attributes their stalls. [`Journal::finish`] makes all of them, as
+//!    a [`Recording`].
+//!
+//! The time of an entry is a reading of the processor's counter where that is steady (`ticks`), and otherwise the monotonic
+//! clock. Readings become nanoseconds at the end, by comparing both clocks over the whole recording.
+
+mod assemble;
+mod chain;
+mod entry;
+pub(crate) mod events;
+pub(crate) mod hooks;
+mod names;
+mod page;
+mod stock;
+mod ticks;
+mod unfinished;
+mod writer;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+
+use estafette_report::{Recording, file, perfetto};
+use estafette_sync::sync::Mutex;
+// The switch is outside of every protocol: a plain std atomic, so that it may be a static under model checkers too.
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use self::assemble::{BLOCKS_MAX, Entries};
+use self::ticks::Ticks;
+use self::unfinished::Unfinished;
+use self::writer::Session;
+use crate::core::error::Error;
+
+use estafette_report::shown::shown;
+
+pub use self::events::emit_events;
+pub use self::hooks::{
+    body_has_lock, body_uses, body_wants_lock, imported_from, on_event_loop, wait_has_lock,
+};
+
+/// Memory for a recording, unless an option says otherwise: some three million operations.
+const MEMORY_DEFAULT: usize = 256 << 20;
+
+/// What a page of entries takes until it is saved: itself, and as much again for the index that saving makes of it.
+const MEMORY_PER_PAGE: usize = 2 * page::PAGE_BYTES;
+
+/// The number of the open journal; 0 while there is none. Numbers are not used again, so a thread sees that its pages
+/// belong to an older one.
+static OPEN: AtomicU32 = AtomicU32::new(0);
+
+/// The bit of [`OPEN`] that says that events are emitted; the others are the number.
+const EVENTS: u32 = 1 << 31;
+
+estafette_sync::statics! {
+    /// What writers need of the open journal.
+    static SESSION: Mutex<Option<Arc<Session>>> = Mutex::new(None);
+}
+
+/// Whether somebody is to be told: a journal is kept, or events are emitted. One relaxed load.
+#[inline(always)]
+pub fn is_open() -> bool {
+    OPEN.load(Ordering::Relaxed) != 0
+}
+
+/// Whether a journal is kept, beside whoever listens to events.
+fn is_kept() -> bool {
+    OPEN.load(Ordering::Relaxed) & !EVENTS != 0
+}
+
+/// How a journal is kept.
+#[derive(Clone, Default)]
+pub struct JournalOptions {
+    /// Bytes for the recording, from its beginning until [`Journal::save`] has written it: half of them for what is noted on all threads
+    /// together, the other half for what saving takes beside it. What does not fit is counted. `None` for 256 MiB. At most 64 GiB are
+    /// used. Some 8 to 32 MiB more are taken whatever the size is, and more again where very much waits at the same time (some 50 bytes for
+    /// each wait that has begun and not ended).
+    pub memory_max: Option<usize>,
+    /// Name of the program, for the report. `None` for the file name of the running one.
+    pub program: Option<String>,
+    /// Nanoseconds of another clock than the machine's: a simulated device's, for instance. It must not go backwards.
+    pub clock: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
+}
+
+impl std::fmt::Debug for JournalOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JournalOptions")
+            .field("memory_max", &self.memory_max)
+            .field("program", &self.program)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An open journal of everything that all engines of the process do. Dropping it throws away what was noted.
+///
+/// ```
+/// use estafette::Engine;
+/// use estafette::trace::{Journal, JournalOptions};
+///
+/// let journal = Journal::open(JournalOptions::default())?;
+/// let engine = Engine::builder().workers(1).build()?;
+/// let x = engine.var();
+/// engine.op("produce").writes_vars(&[&x]).run(|[], []| Ok(()))?;
+/// engine.op("consume").reads_vars(&[&x]).run(|[], []| Ok(()))?.wait()?;
+/// let recording = journal.finish();
+/// assert!(recording.operations.iter().any(|operation| operation.name == "consume"));
+/// assert!(recording.losses.is_empty());
+/// # Ok::<(), estafette::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "a journal is kept until it is finished or dropped"]
+pub struct Journal {
+    session: Arc<Session>,
+    program: String,
+    started_unix_ns: u64,
+    /// Where it is to be saved, and what is written there meanwhile.
+    file: Option<(PathBuf, Unfinished)>,
+}
+
+/// A recording that could not be saved. Its file has the content that it had before.
+#[derive(Debug)]
+pub struct Unsaved {
+    /// Where it should have been.
+    pub path: PathBuf,
+    /// What went wrong.
+    pub error: io::Error,
+    /// The unfinished file, which [`read`] takes: what was recorded, as far as it could be written. `None` if there is none.
+    pub kept: Option<PathBuf>,
+}
+
+impl fmt::Display for Unsaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display().to_string();
+        write!(f, "the recording cannot be saved to {}: {}", shown(&path), self.error)?;
+        match &self.kept {
+            Some(kept) => write!(f, "; what was recorded is kept in {}", shown(&kept.display().to_string())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Unsaved {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// Reads the file of a recording: one that was saved, or the unfinished one of a process that ended before.
+///
+/// A damaged file gives what can be read of it; [`Recording::losses`] says what is missing. Memory is taken in proportion to the
+/// file's size (see [`perfetto::read`]).
+///
+/// # Errors
+/// Those of the system; `InvalidInput` for what is no regular file; `InvalidData`, with a text that begins with "is", for a file that
+/// is no recording or of which nothing is left.
+pub fn read(path: &Path) -> io::Result<Recording> {
+    let bytes = file::read(path)?;
+    let recording =
+        if unfinished::is_unfinished(&bytes) { unfinished::read(&bytes) } else { perfetto::read(&bytes) };
+    if recording.operations.is_empty() && !recording.losses.damage.is_empty() {
+        let damage = recording.losses.damage.join("; ");
+        let text = format!("is no recording, or nothing of it is left: {}", shown(&damage));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+    }
+    Ok(recording)
+}
+
+impl Journal {
+    /// Opens the journal.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when one is open already; [`Error::Invalid`] for a memory limit that holds no entry.
+    pub fn open(options: JournalOptions) -> Result<Self, Error> {
+        // An id allocator, as `OPEN`.
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let pages = options.memory_max.unwrap_or(MEMORY_DEFAULT) / MEMORY_PER_PAGE;
+        if pages == 0 {
+            return Err(Error::invalid(format!("a journal needs at least {MEMORY_PER_PAGE} bytes")));
+        }
+        let pages = pages.min(BLOCKS_MAX);
+        let program = options.program.unwrap_or_else(program_name);
+        let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        if session.is_some() {
+            return Err(Error::Conflict("stalls are being recorded already".into()));
+        }
+        let number = NEXT.fetch_add(1, Ordering::Relaxed) & !EVENTS;
+        let new = Arc::new(Session::new(number, pages, Ticks::start(options.clock)));
+        *session = Some(Arc::clone(&new));
+        drop(session);
+        let started_unix_ns = unix_ns();
+        OPEN.fetch_or(number, Ordering::Release);
+        Ok(Self { session: new, program, started_unix_ns, file: None })
+    }
+
+    /// Says which file [`save`](Self::save) writes. From now on what is noted is also written beside it, several times a second, to
+    /// `PATH.PROCESS.unfinished`: if the process ends before the recording is saved, that file stays, and [`read`] takes it. It takes as
+    /// much disk as the journal takes memory.
+    ///
+    /// ```
+    /// use estafette::Engine;
+    /// use estafette::trace::{self, Journal, JournalOptions};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("estafette-doc-{}", std::process::id()));
+    /// # std::fs::create_dir_all(&folder)?;
+    /// let path = folder.join("run.pftrace");
+    /// let journal = Journal::open(JournalOptions::default())?.to_file(&path)?;
+    /// let engine = Engine::builder().workers(1).build()?;
+    /// engine.op("step").run(|[], []| Ok(()))?.wait()?;
+    /// journal.save()?;
+    /// assert_eq!(trace::read(&path)?.operations[0].name.to_string(), "step");
+    /// # std::fs::remove_dir_all(&folder)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of the system for the unfinished file and the thread that writes it; `InvalidInput` where `path` is something else than a
+    /// regular file. The journal is closed then.
+    pub fn to_file(mut self, path: &Path) -> io::Result<Self> {
+        let unfinished = Unfinished::begin(&self.session, path, self.started_unix_ns, &self.program)?;
+        self.file = Some((path.to_owned(), unfinished));
+        Ok(self)
+    }
+
+    /// Closes the journal and writes the recording to the file of [`to_file`](Self::to_file), which is replaced when the new one is
+    /// whole and on disk. The unfinished file is removed then.
+    ///
+    /// # Errors
+    /// Those of the system; the file is as it was before, and the unfinished one stays. `InvalidInput` without [`to_file`](Self::to_file).
+    pub fn save(mut self) -> Result<(), Unsaved> {
+        self.close();
+        let Some((path, mut unfinished)) = self.file.take() else {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "it was given no file");
+            return Err(Unsaved { path: PathBuf::new(), error, kept: None });
+        };
+        // Its failure costs nothing if the recording can be saved.
+        let _ = unfinished.end();
+        let entries = self.entries();
+        match file::replace(&path, |out| perfetto::attribute_and_write(&entries, out)) {
+            Ok(()) => {
+                unfinished.remove();
+                Ok(())
+            }
+            Err(error) => Err(Unsaved { path, error, kept: Some(unfinished.path().to_owned()) }),
+        }
+    }
+
+    /// Entries that did not fit so far.
+    pub fn lost(&self) -> u64 {
+        self.session.lost()
+    }
+
+    /// Closes the journal and returns what it tells, with every stall attributed. All of it is in memory then: some 900 bytes for an
+    /// operation with one access, which [`JournalOptions::memory_max`] does not count. [`save`](Self::save) needs none of that.
+    pub fn finish(self) -> Recording {
+        self.close();
+        self.entries().recording(None).0
+    }
+
+    fn entries(&self) -> Entries<'static> {
+        let program = self.program.as_str().into();
+        let about = Recording { program, started_unix_ns: self.started_unix_ns, ..Recording::default() };
+        Entries::of(&self.session, about)
+    }
+
+    fn close(&self) {
+        let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        if session.as_ref().is_some_and(|open| Arc::ptr_eq(open, &self.session)) {
+            *session = None;
+            OPEN.fetch_and(EVENTS, Ordering::Release);
+        }
+        self.session.close();
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.close();
+        if let Some((_, unfinished)) = &mut self.file {
+            unfinished.remove();
+        }
+    }
+}
+
+fn program_name() -> String {
+    let path = std::env::current_exe().ok();
+    let name =
+        path.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|| "program".into())
+}
+
+fn unix_ns() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos().try_into().unwrap_or(u64::MAX))
+}

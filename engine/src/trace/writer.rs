@@ -1,0 +1,350 @@
+//! A thread's side of the journal: its pages, and its list of texts.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use estafette_report::model::LaneKind;
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use estafette_sync::thread_local;
+
+use super::chain::{Chain, Link};
+use super::entry::{NONE, Tells, WORDS_MAX, head, narrow, pair};
+use super::page::{Page, WORDS};
+use super::stock::Stocked;
+use super::ticks::Ticks;
+use super::{EVENTS, OPEN, SESSION};
+use crate::lease::owner::Taker;
+
+/// Texts that one thread keeps; what comes later has no name in the report, and is counted.
+const TEXTS_MAX: usize = 1 << 16;
+
+/// Static texts that a thread finds again without hashing.
+const RECENT: usize = 64;
+
+/// Variables that a thread remembers having described.
+const DESCRIBED: usize = 256;
+
+/// Takers that a thread finds again without formatting them.
+const TAKERS: usize = 32;
+
+/// One journal, from opening to finishing.
+#[derive(Debug)]
+pub(super) struct Session {
+    number: u32,
+    pub(super) ticks: Ticks,
+    /// Pages that may still be taken.
+    budget: AtomicUsize,
+    stock: Stocked,
+    pub(super) threads: Mutex<Vec<Arc<ThreadLog>>>,
+}
+
+impl Session {
+    pub(super) fn new(number: u32, pages: usize, ticks: Ticks) -> Self {
+        let (budget, stock) = (AtomicUsize::new(pages), Stocked::of(pages));
+        Self { number, ticks, budget, stock, threads: Mutex::new(Vec::new()) }
+    }
+
+    /// Nothing more is expected to be written.
+    pub(super) fn close(&self) {
+        self.stock.close();
+    }
+
+    pub(super) fn lost(&self) -> u64 {
+        let threads = self.threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        threads.iter().map(|thread| thread.lost.load(Ordering::Relaxed)).sum()
+    }
+
+    fn page(&self) -> Option<Page> {
+        self.budget
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1))
+            .ok()
+            .map(|_| self.stock.take().unwrap_or_else(Page::fresh))
+    }
+}
+
+/// What one thread has noted.
+#[derive(Debug)]
+pub(super) struct ThreadLog {
+    pub(super) name: String,
+    kind: LaneKind,
+    /// An event loop has been seen running here.
+    pub(super) event_loop: AtomicBool,
+    pub(super) pages: Chain<Page>,
+    pub(super) texts: Chain<Arc<str>>,
+    pub(super) lost: AtomicU64,
+    pub(super) running: Body,
+}
+
+/// The body that runs on a thread, of which no entry tells yet: its operation, or 0, and when it began.
+///
+/// Only the thread itself writes it. Whoever reads it at the end may see it change: then an entry tells of it, too.
+#[derive(Debug, Default)]
+pub(super) struct Body {
+    id: AtomicU64,
+    ticks: AtomicU64,
+}
+
+impl Body {
+    /// The operation and when it began.
+    #[inline(always)]
+    pub(super) fn get(&self) -> Option<(u64, u64)> {
+        let id = self.id.load(Ordering::Acquire);
+        let ticks = self.ticks.load(Ordering::Relaxed);
+        (id != 0).then_some((id, ticks))
+    }
+
+    #[inline(always)]
+    fn set(&self, id: u64, ticks: u64) {
+        self.ticks.store(ticks, Ordering::Relaxed);
+        self.id.store(id, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn clear(&self) {
+        self.id.store(0, Ordering::Release);
+    }
+}
+
+impl ThreadLog {
+    fn of_this_thread() -> Self {
+        let current = std::thread::current();
+        let name = current.name().map_or_else(unnamed, str::to_owned);
+        let kind = match name.as_str() {
+            "estafette-reactor" => LaneKind::Reactor,
+            "estafette-reaper" => LaneKind::Reaper,
+            name if name.starts_with("estafette-") => LaneKind::Worker,
+            _ => LaneKind::Thread,
+        };
+        Self {
+            name,
+            kind,
+            event_loop: AtomicBool::new(false),
+            pages: Chain::default(),
+            texts: Chain::default(),
+            lost: AtomicU64::new(0),
+            running: Body::default(),
+        }
+    }
+
+    pub(super) fn kind(&self) -> LaneKind {
+        if self.event_loop.load(Ordering::Relaxed) { LaneKind::EventLoop } else { self.kind }
+    }
+
+    fn lose(&self, entries: u64) {
+        self.lost.store(self.lost.load(Ordering::Relaxed) + entries, Ordering::Relaxed);
+    }
+}
+
+/// What a thread goes by that Rust has not started: `main`, or its number in the system.
+fn unnamed() -> String {
+    let this = std::fs::read_link("/proc/thread-self").unwrap_or_default();
+    let number = this.file_name().map(|number| number.to_string_lossy().into_owned());
+    match number {
+        Some(number) if number == std::process::id().to_string() => "main".into(),
+        Some(number) => format!("thread {number}"),
+        None => format!("{:?}", std::thread::current().id()),
+    }
+}
+
+/// A thread that writes.
+pub(super) struct Writer {
+    session: Arc<Session>,
+    log: Arc<ThreadLog>,
+    page: Option<Arc<Link<Page>>>,
+    last_text: Option<Arc<Link<Arc<str>>>>,
+    /// Words of the page that are written.
+    at: usize,
+    /// The reading of the newest entry.
+    pub(super) last: u64,
+    /// The newest wait that this thread came back from.
+    pub(super) woken_from: u64,
+    numbers: HashMap<Arc<str>, u32>,
+    recent: [(usize, usize, u32); RECENT],
+    takers: [Option<(Taker, [u64; 2])>; TAKERS],
+    described: Box<[u64; DESCRIBED]>,
+}
+
+thread_local! {
+    /// Boxed: a shared library has little room for what each of its threads is born with.
+    static WRITER: RefCell<Option<Box<Writer>>> = const { RefCell::new(None) };
+}
+
+/// Lends the calling thread's writer, if a journal is open. Nothing foreign may be called meanwhile.
+#[inline]
+pub(super) fn with(f: impl FnOnce(&mut Writer)) {
+    let open = OPEN.load(Ordering::Acquire) & !EVENTS;
+    if open == 0 {
+        return;
+    }
+    // A thread that is ending has no writer any more.
+    let _ = WRITER.try_with(|writer| {
+        let Ok(mut writer) = writer.try_borrow_mut() else { return };
+        if writer.as_ref().is_none_or(|writer| writer.session.number != open) {
+            *writer = Writer::enter().map(Box::new);
+        }
+        if let Some(writer) = &mut *writer {
+            f(writer);
+        }
+    });
+}
+
+impl Writer {
+    #[cold]
+    fn enter() -> Option<Self> {
+        let session = SESSION.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()?;
+        let log = Arc::new(ThreadLog::of_this_thread());
+        session.threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Arc::clone(&log));
+        Some(Self {
+            session,
+            log,
+            page: None,
+            last_text: None,
+            at: WORDS,
+            last: 0,
+            woken_from: 0,
+            numbers: HashMap::new(),
+            recent: [(0, 0, NONE); RECENT],
+            takers: [const { None }; TAKERS],
+            described: Box::new([0; DESCRIBED]),
+        })
+    }
+
+    /// The time, kept for entries that belong to the same moment.
+    #[inline]
+    pub(super) fn now(&mut self) -> u64 {
+        self.last = self.session.ticks.now();
+        self.last
+    }
+
+    /// Nanoseconds since the start, of a time that a device told.
+    pub(super) fn since_start(&self, at_ns: u64) -> u64 {
+        self.session.ticks.since_start(at_ns)
+    }
+
+    /// Writes an entry, or counts it as lost. `words` are as many as fit into one.
+    #[inline(always)]
+    pub(super) fn write(
+        &mut self,
+        tells: Tells,
+        ticks: u64,
+        id: u64,
+        words: impl IntoIterator<IntoIter: ExactSizeIterator<Item = u64>>,
+    ) {
+        let words = words.into_iter();
+        let len = 2 + words.len();
+        debug_assert!(len <= WORDS_MAX, "the number of words has seven bits");
+        if let Some((page, at)) = self.room(len) {
+            self.at = page.write(at, [head(tells, len, ticks), id], words);
+        }
+    }
+
+    /// A body begins on this thread.
+    #[inline]
+    pub(super) fn begins(&mut self, ticks: u64, id: u64) {
+        self.tell_began();
+        self.log.running.set(id, ticks);
+    }
+
+    /// The body of `id` ends well at the time of the newest reading.
+    #[inline]
+    pub(super) fn ends_well(&mut self, id: u64) {
+        let ended = self.last;
+        let Some((_, began)) = self.log.running.get().filter(|(running, _)| *running == id) else {
+            return self.write(Tells::Ended, ended, id, []);
+        };
+        match narrow(id, ended.wrapping_sub(began)) {
+            Some(word) => self.write(Tells::Ran, ended, word, []),
+            None => {
+                self.write(Tells::Began, began, id, []);
+                self.write(Tells::Ended, ended, id, []);
+            }
+        }
+        self.log.running.clear();
+    }
+
+    /// Writes down which body runs here, since it will not be the next one to end.
+    #[inline]
+    pub(super) fn tell_began(&mut self) {
+        if let Some((id, began)) = self.log.running.get() {
+            self.write(Tells::Began, began, id, []);
+            self.log.running.clear();
+        }
+    }
+
+    /// Where an entry of `len` words goes; if nowhere, it is counted.
+    #[inline(always)]
+    fn room(&mut self, len: usize) -> Option<(&Page, usize)> {
+        if self.at + len > WORDS && !self.turn_page() {
+            self.log.lose(1);
+            return None;
+        }
+        Some((&self.page.as_deref()?.value, self.at))
+    }
+
+    #[cold]
+    fn turn_page(&mut self) -> bool {
+        let Some(page) = self.session.page() else { return false };
+        self.page = Some(self.log.pages.append(self.page.as_deref(), page));
+        self.at = 0;
+        true
+    }
+
+    /// The number of a text that lives for ever.
+    #[inline]
+    pub(super) fn fixed_text(&mut self, text: &'static str) -> u32 {
+        let (address, len) = (text.as_ptr() as usize, text.len());
+        let slot = (address ^ (address >> 6) ^ len) % RECENT;
+        let (known, known_len, number) = self.recent[slot];
+        if known == address && known_len == len {
+            return number;
+        }
+        let number = self.text(text);
+        self.recent[slot] = (address, len, number);
+        number
+    }
+
+    /// The numbers of what is told of a taker: text and library, and the line.
+    pub(super) fn taker(&mut self, taker: &Taker) -> [u64; 2] {
+        let slot = taker.slot() % TAKERS;
+        if let Some((_, words)) = self.takers[slot].as_ref().filter(|(known, _)| known.same(taker)) {
+            return *words;
+        }
+        let text = self.text(taker);
+        let library = taker.library().map_or(NONE, |library| self.fixed_text(library));
+        let site = taker.site().map_or(NONE, |site| {
+            // A path has no line break where anybody wants to read reports of it.
+            self.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
+        });
+        let words = [pair(text, library), site.into()];
+        self.takers[slot] = Some((taker.clone(), words));
+        words
+    }
+
+    /// The number of any text.
+    pub(super) fn text(&mut self, text: &str) -> u32 {
+        if let Some(number) = self.numbers.get(text) {
+            return *number;
+        }
+        let number = self.numbers.len();
+        if number >= TEXTS_MAX {
+            self.log.lose(1);
+            return NONE;
+        }
+        let text: Arc<str> = text.into();
+        self.last_text = Some(self.log.texts.append(self.last_text.as_deref(), Arc::clone(&text)));
+        self.numbers.insert(text, number as u32);
+        number as u32
+    }
+
+    /// Whether this thread has to describe the variable: it has not done so lately.
+    pub(super) fn is_new(&mut self, var: u64) -> bool {
+        let slot = &mut self.described[var as usize % DESCRIBED];
+        std::mem::replace(slot, var) != var
+    }
+
+    pub(super) fn on_event_loop(&self) {
+        self.log.event_loop.store(true, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,317 @@
+//! Futures of the engine that are pending, and threads that are blocked for long: who runs what they wait for, and how long leases may
+//! hold them up.
+//!
+//! A future that is polled runs no operation, since that could take any time. In an engine without workers it wants a
+//! [stand-in](crate::wait::stand_in) for as long as it is pending. And no thread waits inside of a future that could look at the graph now and
+//! then; one thread of the process looks for all of them ([`watcher`]). It looks for threads that are blocked, too, if they run no operation,
+//! so that many of them cost one look: it wakes those that have to look for themselves.
+//!
+//! A future registers at its first pending poll, in one of several lists so that threads do not meet, and leaves when it is ready or
+//! dropped. An entry is looked at after an eighth of its engine's lease timeout for the first time, so most are never looked at.
+
+mod watcher;
+
+use std::num::NonZeroU64;
+use std::sync::PoisonError;
+use std::task::{Context, Waker};
+
+use estafette_graph::OpId;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::thread::ThreadId;
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
+
+use self::watcher::clerk;
+pub(crate) use self::watcher::{has_clerk, look_by};
+use crate::core::clock;
+use crate::core::contained::Contained;
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
+use crate::core::operation::OpHandle;
+use crate::core::wakers::locks_are_lost;
+use crate::tensor::handle::Tensor;
+use crate::wait::inspect::{EVERYTHING, Look};
+use crate::wait::stand_in::{StandInSet, others_without_workers};
+
+/// Lists of pending futures. A thread uses one of them.
+const LISTS: usize = 16;
+
+/// The least time between two looks at one future: each costs time in proportion to what the future waits for.
+const LOOK_MIN: Duration = Duration::from_millis(10);
+
+/// A future is looked at for the first time after this part of its lease timeout, so it fails at most so much late.
+const FIRST_LOOK: u32 = 8;
+
+/// How often a future is looked at that waits for room in an engine, where another engine has no workers.
+const ROOM_LOOK: Duration = Duration::from_millis(20);
+
+/// What a future, or a thread, waits for.
+pub(crate) struct Awaited {
+    core: CoreRef,
+    what: &'static str,
+    /// What has to end, or to be granted.
+    ops: SmallVec<[OpHandle; 1]>,
+    /// Leases without an operation that have to end, and whose.
+    holds: Option<(Tensor, SmallVec<[OpId; 1]>)>,
+    stand_ins: StandInSet,
+    /// How long leases alone may hold it up; `None` for any time.
+    limit: Option<Duration>,
+    /// It waits for room in the engine.
+    room: bool,
+    /// A thread is blocked, which looks itself when it is woken: the time until the next look.
+    blocked: Option<Duration>,
+    /// That thread may run what it waits for.
+    helps: bool,
+}
+
+impl Awaited {
+    /// A wait for the end, or the grant, of `op`.
+    pub(crate) fn op(what: &'static str, op: &OpHandle) -> Self {
+        Self::new(op.payload().core.clone(), what, SmallVec::from_iter([op.clone()])).with_stand_ins()
+    }
+
+    /// A wait for the ends of all of `uses` of a tensor, and of the leases of it that have no operation and these numbers.
+    pub(crate) fn all(tensor: &Tensor, what: &'static str, uses: &[OpHandle], held: &[OpId]) -> Self {
+        let awaited = Self::new(tensor.inner.core.clone(), what, uses.iter().cloned().collect());
+        let holds = (!held.is_empty()).then(|| (tensor.clone(), held.iter().copied().collect()));
+        Self { holds, ..awaited }.with_stand_ins()
+    }
+
+    /// A wait for room in the engine, or for everything in it to end.
+    pub(crate) fn room(core: &CoreRef) -> Self {
+        let awaited = Self::new(core.clone(), "an engine", SmallVec::new());
+        Self { room: others_without_workers(core.alone()), limit: None, ..awaited }
+    }
+
+    /// A thread that is blocked until `op` has ended, or is granted. It is woken when it has to look itself: when leases alone may
+    /// hold it up, or when it may run what it needs. The first look is taken after `pause`.
+    pub(crate) fn by_thread(op: &OpHandle, pause: Duration, helps: bool) -> Self {
+        Self {
+            core: op.payload().core.clone(),
+            what: "",
+            ops: SmallVec::from_iter([op.clone()]),
+            holds: None,
+            stand_ins: StandInSet::default(),
+            limit: None,
+            room: false,
+            blocked: Some(pause),
+            helps,
+        }
+    }
+
+    fn new(core: CoreRef, what: &'static str, ops: SmallVec<[OpHandle; 1]>) -> Self {
+        let mut stand_ins = StandInSet::default();
+        if core.alone() {
+            core.stop_flow();
+            stand_ins.want(&core);
+        }
+        let limit = (!context::is_told()).then_some(core.lease_timeout);
+        Self { core, what, ops, holds: None, stand_ins, limit, room: false, blocked: None, helps: false }
+    }
+
+    /// Wants stand-ins in the engines without workers that have something to run for it.
+    fn with_stand_ins(mut self) -> Self {
+        if others_without_workers(self.core.alone()) {
+            let mut look = Look::new();
+            for op in &self.ops {
+                look.add(op);
+            }
+            look.run(EVERYTHING);
+            for (_, _, op) in look.ops().filter(|(_, _, op)| op.core.alone()) {
+                self.stand_ins.want(&op.core);
+            }
+        }
+        self
+    }
+
+    /// The time between looks while it is not known to be held up.
+    fn pause(&self) -> Option<Duration> {
+        if self.room {
+            return Some(ROOM_LOOK);
+        }
+        self.blocked.or_else(|| self.limit.map(|limit| (limit / FIRST_LOOK).max(LOOK_MIN)))
+    }
+}
+
+/// A future's place among those that are pending; empty while it is not.
+#[derive(Debug, Default)]
+pub(crate) struct Pending(Option<Key>);
+
+/// Which list, which place in it, and how many had the place before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Key(NonZeroU64);
+
+impl Key {
+    fn new(list: usize, place: usize, generation: u32) -> Self {
+        let bits = (u64::from(generation) << 32) | ((place as u64) << 4) | list as u64;
+        Self(NonZeroU64::new(bits).expect("generations begin with 1"))
+    }
+
+    fn list(self) -> usize {
+        (self.0.get() & 0xf) as usize
+    }
+
+    fn place(self) -> usize {
+        (self.0.get() as u32 >> 4) as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0.get() >> 32) as u32
+    }
+}
+
+const _: () = assert!(LISTS == 16, "a key has four bits for it");
+
+impl Pending {
+    /// The future was polled, and is pending: it wakes when leases have held it up for too long, and then this gives the error. `begin`
+    /// is called at the first time.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, begin: impl FnOnce() -> Awaited) -> Option<Error> {
+        match self.0 {
+            None => {
+                self.0 = register(begin(), cx.waker().clone());
+                None
+            }
+            Some(key) => {
+                let verdict = poll_again(key, cx.waker());
+                if verdict.is_some() {
+                    self.over();
+                }
+                verdict
+            }
+        }
+    }
+
+    /// Whether it was woken since it was polled last.
+    pub(crate) fn was_woken(&self) -> bool {
+        self.0.is_some_and(|key| list(key.list()).entry(key).is_some_and(|entry| entry.waker.is_none()))
+    }
+
+    /// The future is pending no more.
+    pub(crate) fn over(&mut self) {
+        if let Some(key) = self.0.take() {
+            leave(key);
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.over();
+    }
+}
+
+struct Entry {
+    awaited: Awaited,
+    /// `None` while it is being woken.
+    waker: Option<Waker>,
+    /// The thread that polled first.
+    thread: ThreadId,
+    next_look: Option<Instant>,
+    /// Since when it is known that leases alone hold it up.
+    held_since: Option<Instant>,
+    verdict: Option<Error>,
+}
+
+#[derive(Default)]
+struct List {
+    places: Vec<(u32, Option<Box<Entry>>)>,
+    free: Vec<usize>,
+}
+
+estafette_sync::statics! {
+    static ENTRIES: [Mutex<List>; LISTS] =
+        [const { Mutex::new(List { places: Vec::new(), free: Vec::new() }) }; LISTS];
+}
+
+fn list(number: usize) -> MutexGuard<'static, List> {
+    ENTRIES[number].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl List {
+    fn entry(&mut self, key: Key) -> Option<&mut Box<Entry>> {
+        let (generation, entry) = self.places.get_mut(key.place())?;
+        if *generation == key.generation() { entry.as_mut() } else { None }
+    }
+}
+
+/// The list of the calling thread.
+fn own_list() -> usize {
+    estafette_sync::statics! {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+    }
+    thread_local! {
+        static OWN: usize = NEXT.fetch_add(1, Ordering::Relaxed) % LISTS;
+    }
+    OWN.try_with(|own| *own).unwrap_or(0)
+}
+
+fn register(awaited: Awaited, waker: Waker) -> Option<Key> {
+    let pause = awaited.pause();
+    let next_look = pause.and_then(clock::deadline);
+    let entry = Box::new(Entry {
+        awaited,
+        waker: Some(waker),
+        thread: clock::this_thread(),
+        next_look,
+        held_since: None,
+        verdict: None,
+    });
+    let number = own_list();
+    let mut list = list(number);
+    let place = match list.free.pop() {
+        Some(place) => place,
+        None => {
+            list.places.push((0, None));
+            list.places.len() - 1
+        }
+    };
+    let (generation, free) = &mut list.places[place];
+    *generation = generation.wrapping_add(1).max(1);
+    *free = Some(entry);
+    let key = Key::new(number, place, *generation);
+    drop(list);
+    if let Some(next_look) = next_look {
+        clerk().look_by(next_look);
+    }
+    Some(key)
+}
+
+fn poll_again(key: Key, waker: &Waker) -> Option<Error> {
+    let mut own = list(key.list());
+    let entry = own.entry(key)?;
+    if entry.verdict.is_some() {
+        return entry.verdict.take();
+    }
+    if entry.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+        return None;
+    }
+    drop(own);
+    // Cloning and dropping a waker is foreign code.
+    let waker = waker.clone();
+    let mut own = list(key.list());
+    let entry = own.entry(key)?;
+    let verdict = entry.verdict.take();
+    let before = entry.waker.replace(waker);
+    drop(own);
+    drop(Contained::new(before));
+    verdict
+}
+
+fn leave(key: Key) {
+    if locks_are_lost() {
+        // The lists may be locked by threads that did not come along.
+        return;
+    }
+    let mut own = list(key.list());
+    let (generation, entry) = &mut own.places[key.place()];
+    let left = if *generation == key.generation() { entry.take() } else { None };
+    if left.is_some() {
+        own.free.push(key.place());
+    }
+    // Wakers, and what the engine holds, are dropped under no lock.
+    drop(own);
+    drop(Contained::new(left));
+}

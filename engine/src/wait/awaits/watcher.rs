@@ -1,0 +1,367 @@
+//! The thread of the process that looks at what futures and threads wait for.
+//!
+//! # Deciding when to look
+//! 1. *Register*: enter the list (under its lock), then read [`Clerk::next`]; if that is later than the entry's own time, lower it under
+//!    the clerk's lock and wake the clerk.
+//! 2. *Look*: the clerk sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
+//!    and sleeps until then.
+//!
+//! An entry that the clerk missed was entered after the lists were gone through, hence after `next` was *never*: its future read
+//! that, or a time that the clerk has set since then, and lowers it if need be.
+
+use std::panic::catch_unwind;
+use std::sync::PoisonError;
+
+use estafette_graph::OpId;
+use estafette_sync::daemon;
+use estafette_sync::essential::essential;
+use estafette_sync::stack;
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use estafette_sync::sync::{Condvar, Mutex, OnceLock};
+use estafette_sync::thread::ThreadId;
+use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
+
+use super::{Key, LISTS, LOOK_MIN, ROOM_LOOK, list};
+use crate::core::clock;
+use crate::core::coalesced;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::{Error, LeaseHeld};
+use crate::core::oneshot::wake;
+use crate::core::operation::{Kind, OpHandle, Phase, bury};
+use crate::exchange::promise;
+use crate::lease::info::LeaseInfo;
+use crate::tensor::handle::Tensor;
+use crate::wait::blocking::{is_ready_work, let_go};
+use crate::wait::deadlock;
+use crate::wait::inspect::{self, EVERYTHING, Look};
+
+/// The longest time between two looks for a blocked thread.
+const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
+
+/// Threads that one look wakes at most because they could run something: others are left for the next one.
+const WOKEN_MAX: usize = 8;
+
+/// The thread of the process that looks at pending futures. Started when first needed.
+pub(super) struct Clerk {
+    started: Instant,
+    /// There is such a thread. Where the system has refused it, the next wait that needs it tries again.
+    is_running: AtomicBool,
+    /// It was refused, which is reported once. Held while the thread is started.
+    refused: Mutex<bool>,
+    /// When it looks next: milliseconds since it was started.
+    next: AtomicU64,
+    sleep: Mutex<()>,
+    woken: Condvar,
+}
+
+/// As `Clerk::next`: not before a future asks for it.
+const NEVER: u64 = u64::MAX;
+
+pub(super) fn clerk() -> &'static Clerk {
+    estafette_sync::statics! {
+        static CLERK: OnceLock<Clerk> = OnceLock::new();
+    }
+    let clerk = CLERK.get_or_init(|| Clerk {
+        started: Instant::now(),
+        is_running: AtomicBool::new(false),
+        refused: Mutex::new(false),
+        next: AtomicU64::new(NEVER),
+        sleep: Mutex::new(()),
+        woken: Condvar::new(),
+    });
+    if !clerk.is_running.load(Ordering::Acquire)
+        && let Some(error) = clerk.start()
+    {
+        tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
+    }
+    clerk
+}
+
+/// Whether there is a thread that looks for those that wait. If it could not be started, blocked threads look themselves.
+pub(crate) fn has_clerk() -> bool {
+    clerk().is_running.load(Ordering::Acquire)
+}
+
+/// Has the clerk look at `when` or before.
+pub(crate) fn look_by(when: Instant) {
+    clerk().look_by(when);
+}
+
+impl Clerk {
+    /// Starts the thread. Returns why the system has refused it, the first time.
+    fn start(&'static self) -> Option<std::io::Error> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_running.load(Ordering::Relaxed) {
+            return None;
+        }
+        let work = || essential("the thread that looks at waits", || self.work());
+        match stack::thread("estafette-waits").spawn(work) {
+            Ok(thread) => {
+                daemon(thread);
+                self.is_running.store(true, Ordering::Release);
+                None
+            }
+            Err(error) => (!std::mem::replace(&mut *refused, true)).then_some(error),
+        }
+    }
+
+    pub(super) fn look_by(&self, when: Instant) {
+        // Rounded up: a look that came too early would have nothing to do.
+        let when = when.saturating_duration_since(self.started).as_millis() as u64 + 1;
+        if when < self.next.load(Ordering::SeqCst) {
+            let sleep = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            self.next.fetch_min(when, Ordering::SeqCst);
+            drop(sleep);
+            self.woken.notify_one();
+        }
+    }
+
+    fn work(&self) {
+        let mut not_before = Instant::now();
+        loop {
+            self.next.store(NEVER, Ordering::SeqCst);
+            promise::stand_in_for_queries();
+            let mut next = coalesced::tell_others();
+            let now = Instant::now();
+            let times = if now < not_before {
+                vec![not_before]
+            } else {
+                // What is looked at is dropped by users' code at last.
+                let looked = catch_unwind(look);
+                not_before = Instant::now() + inspect::pause_after(now.elapsed());
+                looked.unwrap_or_else(|panic| {
+                    tracing::error!("a look at what futures wait for panicked");
+                    bury(panic);
+                    vec![not_before]
+                })
+            };
+            for time in times {
+                next = Some(next.map_or(time, |next| next.min(time)));
+            }
+            if let Some(next) = next {
+                let next = next.saturating_duration_since(self.started).as_millis() as u64 + 1;
+                self.next.fetch_min(next, Ordering::SeqCst);
+            }
+            let mut sleep = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            loop {
+                let now = self.started.elapsed().as_millis() as u64;
+                sleep = match self.next.load(Ordering::SeqCst) {
+                    NEVER => self.woken.wait(sleep).unwrap_or_else(PoisonError::into_inner),
+                    next if next <= now => break,
+                    next => {
+                        let left = Duration::from_millis(next - now);
+                        self.woken.wait_timeout(sleep, left).unwrap_or_else(PoisonError::into_inner).0
+                    }
+                };
+            }
+        }
+    }
+}
+
+/// What a look needs to know of an entry.
+struct Due {
+    key: Key,
+    core: CoreRef,
+    ops: SmallVec<[OpHandle; 1]>,
+    holds: Option<(Tensor, SmallVec<[OpId; 1]>)>,
+    thread: ThreadId,
+    limit: Option<Duration>,
+    held_since: Option<Instant>,
+    room: bool,
+    is_blocked: bool,
+    helps: bool,
+}
+
+/// Looks at the futures and threads whose time has come. Gives the times at which others are to be looked at next.
+fn look() -> Vec<Instant> {
+    let now = Instant::now();
+    let mut next = Vec::new();
+    let mut due = Vec::new();
+    for number in 0..LISTS {
+        let entries = list(number);
+        for (place, (generation, entry)) in entries.places.iter().enumerate() {
+            let Some(entry) = entry else { continue };
+            match entry.next_look {
+                Some(time) if time <= now => due.push(Due {
+                    key: Key::new(number, place, *generation),
+                    core: entry.awaited.core.clone(),
+                    ops: entry.awaited.ops.clone(),
+                    holds: entry.awaited.holds.clone(),
+                    thread: entry.thread,
+                    limit: entry.awaited.limit,
+                    held_since: entry.held_since,
+                    room: entry.awaited.room,
+                    is_blocked: entry.awaited.blocked.is_some(),
+                    helps: entry.awaited.helps,
+                }),
+                Some(time) => next.push(time),
+                None => {}
+            }
+        }
+    }
+    let (room, due): (Vec<_>, Vec<_>) = due.into_iter().partition(|due| due.room);
+    // One look for all that wait for room in the same engine.
+    let mut others: Vec<(CoreRef, SmallVec<[CoreRef; 1]>)> = Vec::new();
+    for due in room {
+        let known = others.iter().position(|(core, _)| core.same(&due.core)).unwrap_or_else(|| {
+            others.push((due.core.clone(), deadlock::without_workers(&due.core)));
+            others.len() - 1
+        });
+        next.extend(make_room(&due, &others[known].1));
+    }
+    if due.is_empty() {
+        return next;
+    }
+    // One look for all of them. Few are held up by leases alone, and these are looked at again, one by one.
+    let mut look = Look::new();
+    let places: Vec<Places> = due.iter().map(|due| due.ops.iter().map(|op| look.add(op)).collect()).collect();
+    look.run(EVERYTHING);
+    let reaches = look.reaches(inspect::moves);
+    let wanted = wanted_threads(&look, &due, &places);
+    let (threads, futures): (Vec<_>, Vec<_>) =
+        due.into_iter().zip(places).enumerate().partition(|(_, (due, _))| due.is_blocked);
+    drop(look);
+    for (number, (due, places)) in threads {
+        let suspect = !places.iter().any(|place| reaches[*place]);
+        let wake = wanted.contains(&number) || (suspect && due.held_by().is_some());
+        next.extend(due.look_again_or_wake(wake));
+    }
+    // Those that would fail now get what a blocking wait does first: leases are let go of that are garbage.
+    let held: Vec<_> = futures
+        .iter()
+        .map(|(_, (due, places))| {
+            let moves =
+                |(op, place): (&OpHandle, &usize)| op.payload().phase() != Phase::Done && reaches[*place];
+            if due.ops.iter().zip(places).any(moves) { None } else { due.held_by() }
+        })
+        .collect();
+    let mut collected: SmallVec<[CoreRef; 1]> = SmallVec::new();
+    for ((_, (due, _)), held) in futures.iter().zip(&held) {
+        if held.is_some() && due.is_over_limit(now) && collected.iter().all(|known| !known.same(&due.core)) {
+            let_go(&due.core);
+            collected.push(due.core.clone());
+        }
+    }
+    for ((_, (due, _)), held) in futures.into_iter().zip(held) {
+        let held = if held.is_some() && !collected.is_empty() { due.held_by() } else { held };
+        next.extend(due.settle(held));
+    }
+    next
+}
+
+/// Where the operations of one entry are in a look.
+type Places = SmallVec<[usize; 1]>;
+
+/// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it: they may
+/// run it, or have another thread do so.
+fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
+    if !due.iter().any(|due| due.is_blocked) {
+        return Vec::new();
+    }
+    let helped = look.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
+    let left = look.reaches(|op| is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()));
+    let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
+    let threads = due
+        .iter()
+        .zip(places)
+        .enumerate()
+        .filter(|(_, (due, places))| due.is_blocked && places.iter().any(|place| is_wanted(due, *place)));
+    threads.map(|(number, _)| number).take(WOKEN_MAX).collect()
+}
+
+impl Due {
+    /// The leases that hold up all that has not ended, if nothing else does.
+    fn held_by(&self) -> Option<Vec<LeaseInfo>> {
+        let mut look = Look::new();
+        for op in &self.ops {
+            look.add(op);
+        }
+        look.run(EVERYTHING);
+        let mut held = look.only_leases(!self.is_blocked);
+        if let Some((tensor, numbers)) = &self.holds {
+            // Where every operation has ended, the look has found nothing.
+            if held.is_none() && !self.ops.iter().all(|op| op.payload().phase() == Phase::Done) {
+                return None;
+            }
+            for var in &tensor.inner.vars {
+                var.with_state(|state, _| {
+                    state.holders().each(|holder| {
+                        if numbers.contains(&holder.number()) {
+                            held.get_or_insert_default().push(LeaseInfo::of(holder.lease().label()));
+                        }
+                    });
+                });
+            }
+        }
+        held
+    }
+
+    /// Wakes the blocked thread, or says when to look again.
+    fn look_again_or_wake(&self, wakes: bool) -> Option<Instant> {
+        let mut entries = list(self.key.list());
+        let entry = entries.entry(self.key)?;
+        if wakes {
+            entry.next_look = None;
+            let waker = entry.waker.take();
+            drop(entries);
+            waker.into_iter().for_each(wake);
+            return None;
+        }
+        let pause = entry.awaited.blocked.map(|pause| (pause * 2).min(BLOCKED_LOOK_LAST));
+        entry.awaited.blocked = pause;
+        entry.next_look = pause.and_then(clock::deadline);
+        entry.next_look
+    }
+
+    fn is_over_limit(&self, now: Instant) -> bool {
+        let since = self.held_since.zip(self.limit);
+        since.is_some_and(|(since, limit)| now.saturating_duration_since(since) >= limit)
+    }
+
+    /// Notes what was found, and says when to look again. A future that leases have held up for too long is woken with the error.
+    fn settle(&self, held: Option<Vec<LeaseInfo>>) -> Option<Instant> {
+        let now = Instant::now();
+        let limit = self.limit?;
+        let first = self.held_since.is_none();
+        let mut waker = None;
+        let mut entries = list(self.key.list());
+        let entry = entries.entry(self.key)?;
+        match &held {
+            None => {
+                entry.held_since = None;
+                entry.next_look = entry.awaited.pause().and_then(|pause| now.checked_add(pause));
+            }
+            Some(leases) => {
+                let since = *entry.held_since.get_or_insert(now);
+                entry.next_look = since.checked_add(limit.max(LOOK_MIN));
+                if self.is_over_limit(now) {
+                    let mut leases = leases.clone();
+                    leases.iter_mut().for_each(|lease| lease.own = lease.thread == self.thread);
+                    entry.verdict = Some(Error::LeaseHeld(LeaseHeld::new(entry.awaited.what, leases)));
+                    entry.next_look = None;
+                    waker = entry.waker.take();
+                }
+            }
+        }
+        let next = entry.next_look;
+        drop(entries);
+        waker.into_iter().for_each(wake);
+        if first && let Some(own) = held.iter().flatten().find(|lease| lease.thread == self.thread) {
+            tracing::warn!(lease = %own, "an await waits for a lease that its own thread has taken");
+        }
+        next
+    }
+}
+
+/// Has `others`, engines without workers, run what operations in flight wait for.
+fn make_room(due: &Due, others: &[CoreRef]) -> Option<Instant> {
+    let mut entries = list(due.key.list());
+    let entry = entries.entry(due.key)?;
+    // This takes locks of the other engines, which take none of these lists.
+    for core in others {
+        entry.awaited.stand_ins.want(core);
+    }
+    entry.next_look = clock::deadline(ROOM_LOOK);
+    entry.next_look
+}

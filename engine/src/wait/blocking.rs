@@ -1,0 +1,494 @@
+//! Blocking waits: help, then look whether the wait can end, then sleep.
+//!
+//! A wait without a timeout runs what it needs on its own thread. A body may take any time, and the engine cannot interrupt it, so
+//! a wait with a timeout runs none: the workers do, or a [stand-in](crate::wait::stand_in) of an engine that has none.
+//!
+//! A wait [looks](crate::wait::inspect) at what it waits for, because what it sees decides how it ends: a wait that leads back to the waiting
+//! operation is refused, one that only leases hold up ends with their names, and all others sleep until woken. At the start it looks
+//! at what is near. A thread that runs no operation then sleeps, and one thread of the process looks for all of these
+//! ([`awaits`](crate::wait::awaits)): it wakes those that have to look for themselves, since something may be wrong or they could help. A thread
+//! inside of an operation looks for itself now and then. There are few of those, and what they wait for may wait for them.
+
+use std::collections::HashSet;
+
+use estafette_graph::{OpId, Snapshot};
+use estafette_report::shown::shown;
+use estafette_sync::thread;
+use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
+
+use crate::core::clock::{self, Coarse};
+use crate::core::context::{self, Helping};
+use crate::core::core_ref::CoreRef;
+use crate::core::engine_core::{Core, graph};
+use crate::core::error::{Error, LeaseHeld};
+use crate::core::oneshot::{Delivered, Signal};
+use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
+use crate::exchange::{callback, promise, reaper};
+use crate::lease::LeaseInner;
+use crate::lease::info::LeaseInfo;
+use crate::operation::run;
+use crate::tensor::handle::Tensor;
+use crate::trace::hooks;
+use crate::wait::awaits;
+use crate::wait::inspect::{self, EVERYTHING, Look, NEAR};
+use crate::wait::ready::{self, Looked, look_or_probe};
+use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
+use crate::wait::wait_for::{self, On};
+use crate::wait::watched::{Watched, sleep_until_work};
+
+/// Time until the first look while asleep. A look finds only what no wake-up can say: that nothing is left that could
+/// wake this thread. Each look comes twice as late as the one before, up to `LOOK_LAST`, or later where looks take long.
+const LOOK_FIRST: Duration = Duration::from_millis(10);
+
+/// See [`LOOK_FIRST`].
+const LOOK_LAST: Duration = Duration::from_millis(500);
+
+/// A wait that depends on more operations than this does not pick the ones it needs but sleeps: finding them would cost
+/// more than it gains.
+const HELP_SCAN_MAX: usize = 4096;
+
+/// Accesses that are looked at for an operation with a few variables.
+const ACCESSES_PER_OP: usize = 8;
+
+/// What a picture takes from each operation.
+#[derive(Clone)]
+pub(crate) struct Seen {
+    pub(crate) core: u64,
+    pub(crate) home: CoreRef,
+    pub(crate) name: Name,
+    pub(crate) kind: Kind,
+    pub(crate) phase: Phase,
+    pub(crate) counted: bool,
+    pub(crate) since: Coarse,
+    pub(crate) lease: Option<LeaseInfo>,
+}
+
+pub(crate) fn see(state: &OpState) -> Seen {
+    Seen {
+        core: state.core.id,
+        home: state.core.clone(),
+        name: state.name.clone(),
+        kind: state.kind,
+        phase: state.phase(),
+        counted: state.is_counted(),
+        since: state.since,
+        lease: state.lease().map(|label| LeaseInfo::of(label)),
+    }
+}
+
+/// A picture of the graph, in which leases without an operation look like those with one.
+pub(crate) fn picture() -> Snapshot<Seen> {
+    graph().snapshot_with(see, |state, found| {
+        state.holders().each(|holder| found.push((holder.number(), see_holder(holder.lease()))));
+    })
+}
+
+fn see_holder(lease: &LeaseInner) -> Seen {
+    let (label, core) = (lease.label(), &lease.tensor.inner.core);
+    Seen {
+        core: core.id,
+        home: core.clone(),
+        name: Name::Static("lease"),
+        kind: Kind::Lease,
+        phase: Phase::Begun,
+        counted: false,
+        since: label.since,
+        lease: Some(LeaseInfo::of(label)),
+    }
+}
+
+pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Result<(), Error> {
+    if let Some(timeout @ Duration::ZERO) = timeout {
+        // Only a question, which leaves nothing in any queue.
+        return ready::look(&tensor.inner).unwrap_or(Err(Error::Timeout(timeout)));
+    }
+    match look_or_probe(&tensor.inner) {
+        Looked::Ready => Ok(()),
+        Looked::Failed(error) => Err(*error),
+        Looked::Probing(probe) => {
+            let core = &tensor.inner.core;
+            let waited = block(core, &probe.handle, "a tensor", &probe.signal, timeout);
+            if probe.handle.payload().noted {
+                hooks::resumed(probe.handle.id().get(), true);
+            }
+            waited?
+        }
+    }
+}
+
+/// Blocks until `signal`, which `waiting` will set, is set.
+pub(crate) fn block<V: Clone + Delivered>(
+    core: &CoreRef,
+    waiting: &OpHandle,
+    what: &str,
+    signal: &Signal<V>,
+    timeout: Option<Duration>,
+) -> Result<V, Error> {
+    if let Some(value) = signal.get() {
+        return Ok(value);
+    }
+    core.check_fork()?;
+    if let Some(Duration::ZERO) = timeout {
+        return Err(Error::Timeout(Duration::ZERO));
+    }
+    callback::check()?;
+    core.stop_flow();
+    let helps = timeout.is_none() && context::may_help();
+    let deadline = timeout.and_then(clock::deadline);
+    let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
+    let _blocked = wait_for::enter(|| On::Op(waiting.clone()));
+    let inside = context::current().is_some() || core.runs_anything_here();
+    let mut needed = Needed::at_the_start(core, &mut watch, timeout)?;
+    let mut relief = Relief::default();
+    if !helps {
+        needed.want_stand_ins(&mut relief.stand_ins);
+    }
+    let mut cover = None;
+    let mut look_took = Duration::ZERO;
+    let mut pause = LOOK_FIRST;
+    // When it is asked whether the wait shall end, and the wait looks if enough time has gone by for that.
+    let mut next_look = Instant::now() + pause;
+    let mut looks_from = next_look;
+    let mut watched: Option<Watched<'_, V>> = None;
+    let mut is_wanted = false;
+    loop {
+        if let Some(value) = signal.get() {
+            return Ok(value);
+        }
+        if helps {
+            // A worker that has slept a while without another thread taking what it needs, since all spare workers wait as well,
+            // runs it after all: better a body inside another one's wait than a hang.
+            // At once, where all threads of the pool are blocked.
+            let in_vain = pause > LOOK_FIRST || (cover.is_some() && core.pool.is_stuck());
+            let last_resort = in_vain && core.runs_anything_here();
+            let helping = if in_vain { context::begin_last_help() } else { context::begin_help() };
+            if helping.is_none() {
+                needed.want_stand_ins(&mut relief.stand_ins);
+            }
+            if needed.help(helping, last_resort) {
+                continue;
+            }
+        }
+        let now = Instant::now();
+        if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+            && now >= deadline
+        {
+            return Err(Error::Timeout(timeout));
+        }
+        if is_wanted || now >= next_look {
+            core.check_interrupt()?;
+            promise::stand_in_for_queries();
+            let looks_itself = inside
+                || watch.held_since.is_some()
+                || (helps && needed.without_workers().next().is_some())
+                || !awaits::has_clerk();
+            let looks = is_wanted || (looks_itself && now >= looks_from);
+            // Not where the end of the wait is as near as that of the look may be.
+            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
+                let seen = watch.look(core, EVERYTHING)?;
+                if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
+                    relief.see_to(&seen, what)?;
+                }
+                if helps && !needed.complete {
+                    needed = Needed::by(&seen, waiting);
+                }
+                drop(seen);
+                look_took = now.elapsed();
+                looks_from = Instant::now() + inspect::pause_after(look_took);
+            }
+            pause = (pause * 2).min(LOOK_LAST);
+            next_look = Instant::now() + pause;
+            if std::mem::take(&mut is_wanted) {
+                // What it needs and is ready may have become near.
+                watched = None;
+                continue;
+            }
+        }
+        let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
+        if helps && needed.without_workers().next().is_some() {
+            // Work that arrived before this thread listened has not woken it.
+            sleep_until_work(signal, needed.without_workers(), wake, || {
+                let helped = needed.help(context::begin_help(), false);
+                if !helped {
+                    cover.get_or_insert_with(|| core.cover());
+                }
+                !helped
+            });
+        } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
+            // It takes long, and nothing is wrong so far.
+            let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause, helps));
+            // A signal handler of the language can only be asked for here.
+            let asks = core.may_be_interrupted() || !awaits::has_clerk();
+            let wake = if asks { Some(wake) } else { deadline };
+            is_wanted = context::blocking(|| watched.wait_until(wake));
+        } else {
+            watched = None;
+            if cover.is_none() {
+                cover = Some(core.cover());
+                if helps && core.runs_anything_here() && core.pool.is_stuck() {
+                    continue;
+                }
+            }
+            if let Some(value) = context::blocking(|| signal.wait_until(Some(wake))) {
+                return Ok(value);
+            }
+        }
+    }
+}
+
+/// What a wait has others run for it.
+#[derive(Default)]
+struct Relief {
+    stand_ins: StandInSet,
+    /// Whether the last look found what is needed ready, and nothing left to run it.
+    hopeless: bool,
+}
+
+impl Relief {
+    /// Has a stand-in run what is needed and ready, where all threads of its pool are blocked.
+    ///
+    /// # Errors
+    /// [`Error::WouldDeadlock`] where that has failed twice in a row: other threads that could take it have had the time.
+    fn see_to(&mut self, seen: &Look, what: &str) -> Result<(), Error> {
+        let before = std::mem::take(&mut self.hopeless);
+        let is_left = |op: &OpState| {
+            is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()) && op.core.pool.has_work()
+        };
+        for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
+            let Some(missing) = self.stand_ins.want(&op.core) else { continue };
+            if before {
+                let why = match missing {
+                    NoStandIn::TooMany => {
+                        "every thread that could run it is blocked in a wait inside of an operation; nest fewer waits, or give the \
+                         engine more workers"
+                            .to_string()
+                    }
+                    NoStandIn::Refused(error) => format!("a thread to run it cannot be started: {error}"),
+                };
+                let name = op.name.as_str();
+                let message = format!("{what} waits for operation `{name}`, which is ready, but {why}");
+                return Err(Error::WouldDeadlock(message));
+            }
+            self.hopeless = true;
+        }
+        Ok(())
+    }
+}
+
+/// As [`block`], for an operation by name.
+pub(crate) fn block_on_op(
+    core: &CoreRef,
+    op: &OpHandle,
+    signal: &Signal<Result<(), crate::OperationError>>,
+    timeout: Option<Duration>,
+) -> Result<(), Error> {
+    let what = format!("operation `{}`", shown(op.payload().name.as_str()));
+    block(core, op, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
+}
+
+/// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
+pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
+    let Some(current) = context::current() else { return Ok(()) };
+    if Look::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
+        return Err(Error::WouldDeadlock("a tensor waits for the operation that waits for it".into()));
+    }
+    Ok(())
+}
+
+/// Whether this is a body that is granted and was not begun, if the operation is granted.
+pub(crate) fn is_ready_work(op: &OpState) -> bool {
+    matches!(op.kind, Kind::Work | Kind::Unhelped) && op.phase() == Phase::Queued
+}
+
+/// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
+/// written by operations of another.
+struct Needed {
+    ops: HashSet<OpId>,
+    cores: SmallVec<[CoreRef; 1]>,
+    /// There were too many to pick those that are needed: without workers, whatever is ready must do.
+    too_many: bool,
+    /// Nothing is left out. If something is, it is farther away than what is here.
+    complete: bool,
+}
+
+impl Needed {
+    /// The engines that have no workers, so that the waiting thread runs what it needs there.
+    fn without_workers(&self) -> impl Iterator<Item = &CoreRef> {
+        self.cores.iter().filter(|core| core.alone())
+    }
+
+    /// Has a stand-in run what is ready in each of the engines that has no workers.
+    fn want_stand_ins(&self, stand_ins: &mut StandInSet) {
+        for core in self.without_workers() {
+            stand_ins.want(core);
+        }
+    }
+
+    /// What is known at the start of a wait. What is submitted later comes behind it.
+    ///
+    /// It is what is near, but for engines without workers: there the waiting thread runs what is needed itself, or has to know
+    /// the engines that have something to run for it.
+    fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
+        let others = others_without_workers(core.alone());
+        let limit = match (others, core.alone()) {
+            (true, _) => EVERYTHING,
+            (false, true) => HELP_SCAN_MAX * ACCESSES_PER_OP,
+            (false, false) => NEAR,
+        };
+        if timeout.is_none() {
+            Ok(Self::by(&watch.look(core, limit)?, watch.op))
+        } else if others {
+            Ok(Self::by(&Look::of(watch.op, limit), watch.op))
+        } else {
+            // A look could take longer than the wait.
+            let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
+            Ok(Self { ops: HashSet::from([watch.op.id()]), cores, too_many: false, complete: false })
+        }
+    }
+
+    /// What `waiting` needs, according to a look.
+    fn by(look: &Look, waiting: &OpHandle) -> Self {
+        let own = &waiting.payload().core;
+        let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
+        let mut ops = HashSet::new();
+        for (id, _, op) in look.ops() {
+            ops.insert(id);
+            if cores.iter().all(|known| !known.same(&op.core)) {
+                cores.push(op.core.clone());
+            }
+        }
+        let complete = look.is_complete();
+        Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
+    }
+
+    /// Whether `op` is one of those, or does a part of the work of one.
+    fn names(&self, op: &OpGranted) -> bool {
+        self.ops.contains(&op.id()) || op.payload().part_of().is_some_and(|whole| self.ops.contains(&whole))
+    }
+
+    /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.
+    fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
+        let Some(_helping) = helping else { return false };
+        let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
+            let alone = core.alone();
+            core.pool.take_matching(|job| {
+                let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
+                let needed = if self.too_many { alone } else { self.names(&job.0) };
+                helpable && needed
+            })
+        });
+        match job {
+            Some(job) => {
+                run::execute_one(job.0);
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Watches one wait.
+struct Watch<'a> {
+    op: &'a OpHandle,
+    what: &'a str,
+    /// When the wait ends, whatever a look would still find.
+    deadline: Option<Instant>,
+    /// Since when only leases have held it up.
+    held_since: Option<Instant>,
+    /// Whether leases that nobody wants any more were given the chance to end.
+    collected: bool,
+}
+
+impl Watch<'_> {
+    /// Whether this wait, which `current` makes, needs the end of `current`.
+    fn leads_back_to(&self, current: OpId, limit: usize) -> bool {
+        Look::of(self.op, limit).leads_to(current, limit)
+    }
+
+    /// The leases that hold it up, if nothing else does.
+    fn only_leases(&self) -> Option<Vec<LeaseInfo>> {
+        Look::of(self.op, EVERYTHING).only_leases(false)
+    }
+
+    /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw in `limit` accesses.
+    fn look(&mut self, core: &Core, limit: usize) -> Result<Look, Error> {
+        if let Some(current) = context::current()
+            && self.leads_back_to(current, limit)
+        {
+            return Err(Error::WouldDeadlock(format!(
+                "{} waits for the operation that waits for it",
+                self.what
+            )));
+        }
+        let look = Look::of(self.op, limit);
+        let Some(mut held) = look.only_leases(false) else {
+            self.held_since = None;
+            return Ok(look);
+        };
+        // Collecting garbage can take longer than others hold their leases, so it is for waits that last, or would fail.
+        if !self.collected && (self.held_since.is_some() || held.iter().any(|lease| lease.own)) {
+            self.collected = true;
+            let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let_go_within(core, left);
+            match self.only_leases() {
+                Some(still) => held = still,
+                None => return Ok(look),
+            }
+        }
+        let since = *self.held_since.get_or_insert_with(Instant::now);
+        // Our own thread will not return its lease while it waits here; but what held it may just be on its way out elsewhere.
+        let collected = core.on_lease_wait.get().is_some();
+        let patience = since + if collected { COLLECTED_GRACE } else { OWN_GRACE };
+        let patience = self.deadline.map_or(patience, |deadline| patience.min(deadline));
+        while held.iter().any(|lease| lease.own) && Instant::now() < patience {
+            linger();
+            match self.only_leases() {
+                Some(still) => held = still,
+                None => return Ok(look),
+            }
+        }
+        let own = held.iter().any(|lease| lease.own);
+        if own || since.elapsed() >= core.lease_timeout {
+            return Err(Error::LeaseHeld(LeaseHeld::new(self.what, held)));
+        }
+        Ok(look)
+    }
+}
+
+/// Gives the processor to others for a while that is too short for falling asleep.
+fn linger() {
+    let until = Instant::now() + OWN_LOOK;
+    while Instant::now() < until {
+        thread::yield_now();
+    }
+}
+
+/// Lets leases end that nobody wants any more: garbage of the language that holds them, and deleters on their way.
+pub(crate) fn let_go(core: &Core) {
+    let_go_within(core, None);
+}
+
+/// As [`let_go`], for a wait that has only so much time `left`. How long a collection takes is not known.
+fn let_go_within(core: &Core, left: Option<Duration>) {
+    if let Some(collect) = core.on_lease_wait.get()
+        && left.is_none_or(|left| left >= COLLECTED_GRACE)
+    {
+        collect();
+    }
+    reaper().flush(left.map_or(RELEASE_GRACE, |left| left.min(RELEASE_GRACE)));
+}
+
+/// How long a wait goes on that a lease of its own thread holds up. A worker drops the operands of an operation after it has
+/// told that the operation has ended, and may be the last to hold what the lease was taken for.
+const OWN_GRACE: Duration = OWN_LOOK;
+
+/// The same where garbage is collected. Libraries let go of what was collected on threads of their own: JAX took up to 68 ms on a busy
+/// machine.
+const COLLECTED_GRACE: Duration = Duration::from_millis(200);
+
+/// The time between two looks meanwhile.
+const OWN_LOOK: Duration = Duration::from_micros(200);
+
+/// How long a wait that leases hold up lets deleters finish that are already with the reaper.
+const RELEASE_GRACE: Duration = Duration::from_millis(500);

@@ -1,0 +1,322 @@
+//! Can anything still move? What a wait checks before it goes on waiting for room, or for everything to end.
+//!
+//! The answer is the same for all threads that wait for the same thing. So one of them checks for all, with pauses that grow, and the
+//! others sleep until they are notified. Each wait may be the one that checks once its first, short sleep was in vain. A wait that ends
+//! hands the checks over: it notifies the others, and the first to wake goes on with them.
+//!
+//! A check that finds a standstill notifies the others, too. Each of them checks for itself until something moves again, since leases
+//! of its own thread, and its own time limit, decide how its wait ends. So do threads inside of operations at any time.
+
+use std::collections::{HashMap, HashSet};
+
+use estafette_graph::{Explained, OpId, OpView, Snapshot};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
+
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::engine_core::Core;
+use crate::core::error::{Error, LeaseHeld};
+use crate::core::event_count::Bell;
+use crate::core::operation::{Kind, Phase};
+use crate::core::wakers::locks_are_lost;
+use crate::lease::info::LeaseInfo;
+use crate::wait::blocking::{self, Seen, let_go};
+use crate::wait::inspect;
+use crate::wait::stand_in::{StandInSet, others_without_workers};
+use crate::wait::wait_for::{self, On};
+
+/// The first sleep of a wait, and the time until the first check.
+const CHECK_FIRST: Duration = Duration::from_millis(20);
+
+/// The longest pause between two checks. Each pause is twice as long as the one before.
+const CHECK_LAST: Duration = Duration::from_millis(500);
+
+/// A pause is at most this part of the lease timeout, so a wait that leases hold up fails at most so much late.
+const PAUSES_PER_TIMEOUT: u32 = 8;
+
+/// Which of the threads that wait for the same thing checks whether they wait in vain.
+#[derive(Debug, Default)]
+pub(crate) struct Detector {
+    /// A waiting thread checks for all.
+    is_taken: AtomicBool,
+    /// The last check found a standstill.
+    stands_still: AtomicBool,
+}
+
+/// The checks of one wait. Dropping it hands them over.
+pub(crate) struct Checks<'a> {
+    detector: &'a Detector,
+    /// What the other threads listen to.
+    bell: &'a Bell,
+    /// The thread checks for itself, whatever others do.
+    alone: bool,
+    /// It checks for all.
+    is_in_charge: bool,
+    has_slept: bool,
+    pause: Duration,
+    pause_last: Duration,
+    /// Have other threads run what this one must not, or cannot.
+    pub(crate) stand_ins: StandInSet,
+    /// Since when leases alone hold the wait up, as found by its earlier checks.
+    held_since: Option<Instant>,
+}
+
+impl<'a> Checks<'a> {
+    /// For a wait of the calling thread that `bell` ends.
+    pub(crate) fn new(detector: &'a Detector, bell: &'a Bell, lease_timeout: Duration) -> Self {
+        let pause_last = (lease_timeout / PAUSES_PER_TIMEOUT).clamp(CHECK_FIRST, CHECK_LAST);
+        Self {
+            detector,
+            bell,
+            alone: context::current().is_some(),
+            is_in_charge: false,
+            has_slept: false,
+            pause: CHECK_FIRST,
+            pause_last,
+            stand_ins: StandInSet::default(),
+            held_since: None,
+        }
+    }
+
+    /// Whether the wait has not slept yet.
+    pub(crate) fn are_new(&self) -> bool {
+        !self.has_slept
+    }
+
+    /// Takes the checks for all over, if no thread has them.
+    fn take_charge(&mut self) {
+        if self.has_slept
+            && !self.alone
+            && !self.is_in_charge
+            && !self.detector.is_taken.swap(true, Ordering::SeqCst)
+        {
+            self.is_in_charge = true;
+            self.pause = CHECK_FIRST;
+        }
+    }
+
+    /// When the thread wakes to check; `None` while another thread does so for it. To be asked when the thread listens already.
+    pub(crate) fn next(&mut self) -> Option<Instant> {
+        self.take_charge();
+        let wakes = !self.has_slept
+            || self.alone
+            || self.is_in_charge
+            || self.detector.stands_still.load(Ordering::SeqCst);
+        self.has_slept = true;
+        wakes.then(|| self.later())
+    }
+
+    /// When a pause from now on is over.
+    pub(crate) fn later(&self) -> Instant {
+        Instant::now() + self.pause
+    }
+
+    /// Whether the thread checks for all, and has found nothing to move for a while.
+    pub(crate) fn are_in_vain(&self) -> bool {
+        self.is_in_charge && self.pause > CHECK_FIRST
+    }
+
+    /// Whether the thread that has slept checks.
+    pub(crate) fn are_due(&mut self) -> bool {
+        self.take_charge();
+        self.alone || self.is_in_charge || self.detector.stands_still.load(Ordering::SeqCst)
+    }
+
+    /// The next pause of a wait in `core` is longer, unless an engine without workers may have something to run for it: nothing but a
+    /// check finds that.
+    pub(crate) fn back_off(&mut self, core: &Core) {
+        if !others_without_workers(core.alone()) {
+            self.pause = (self.pause * 2).min(self.pause_last);
+        }
+    }
+
+    /// Something has moved.
+    pub(crate) fn start_over(&mut self) {
+        self.pause = CHECK_FIRST;
+        self.held_since = None;
+    }
+
+    /// Has another thread check, if this one does so for all. The caller may be away for any time.
+    pub(crate) fn hand_over(&mut self) {
+        // In a forked child no other thread waits, and the bell may be locked for ever.
+        if std::mem::take(&mut self.is_in_charge) && !locks_are_lost() {
+            self.detector.is_taken.store(false, Ordering::SeqCst);
+            self.bell.ring();
+        }
+    }
+
+    /// Notes whether a check found a standstill, of which the others have to hear.
+    fn found(&self, stands_still: bool) {
+        if self.detector.stands_still.swap(stands_still, Ordering::SeqCst) != stands_still && stands_still {
+            self.bell.ring();
+        }
+    }
+
+    /// Fails when a full window can never drain, or when only leases have kept it full for longer than the engine accepts.
+    pub(crate) fn check_room(&mut self, core: &Core, in_flight: usize) -> Result<(), Error> {
+        let checked = check_progress(core, in_flight, &mut self.held_since);
+        self.found(!matches!(checked, Ok(false)));
+        checked.map(drop)
+    }
+
+    /// Fails when everything in flight has waited for leases only, for longer than the engine accepts, or waits for the operation
+    /// that asks.
+    pub(crate) fn check_idle(&mut self, core: &Core) -> Result<(), Error> {
+        let checked = check_idle_progress(core);
+        self.found(!matches!(checked, Ok(false)));
+        checked.map(drop)
+    }
+}
+
+impl Drop for Checks<'_> {
+    fn drop(&mut self) {
+        self.hand_over();
+    }
+}
+
+/// A picture of the graph, which is counted.
+fn picture() -> Snapshot<Seen> {
+    let picture = blocking::picture();
+    inspect::count(picture.ops.len());
+    picture
+}
+
+/// The lease, when this operation is one that is held.
+fn held_lease(seen: &Seen) -> Option<LeaseInfo> {
+    seen.lease.clone().filter(|lease| seen.kind == Kind::Lease && lease.held)
+}
+
+/// See [`Checks::check_room`]. Returns whether the engine stands still.
+///
+/// A lease of the calling thread is not returned while the thread waits here. Each other lease may be returned at any time and make
+/// room. `held_since` is since when leases alone hold this submission up, as found by its earlier looks.
+fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant>) -> Result<bool, Error> {
+    let Some(leases) = standstill(&picture(), core) else {
+        *held_since = None;
+        return Ok(false);
+    };
+    let is_first_look = held_since.is_none();
+    let since = *held_since.get_or_insert_with(Instant::now);
+    let is_over =
+        |leases: &[LeaseInfo]| leases.iter().all(|lease| lease.own) || since.elapsed() >= core.lease_timeout;
+    // Collecting garbage may end leases. It can take long, so it is for the first look and for one that would fail.
+    if !is_first_look && !is_over(&leases) {
+        return Ok(true);
+    }
+    let_go(core);
+    let Some(leases) = standstill(&picture(), core) else {
+        *held_since = None;
+        return Ok(false);
+    };
+    if !is_over(&leases) {
+        return Ok(true);
+    }
+    if leases.iter().any(|lease| !lease.own) {
+        return Err(Error::LeaseHeld(LeaseHeld::new("a submission into a full window", leases)));
+    }
+    let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
+    Err(Error::WouldDeadlock(format!(
+        "all {in_flight} operations in flight wait for {}",
+        if held.is_empty() { "the submitting operation".to_string() } else { held.join("; ") }
+    )))
+}
+
+/// See [`Checks::check_idle`]. Returns whether the engine stands still.
+fn check_idle_progress(core: &Core) -> Result<bool, Error> {
+    if standstill(&picture(), core).is_none() {
+        return Ok(false);
+    }
+    let_go(core);
+    let snapshot = picture();
+    let Some(leases) = standstill(&snapshot, core) else { return Ok(false) };
+    if leases.is_empty() {
+        return Err(Error::WouldDeadlock("waiting for all operations inside one of them".into()));
+    }
+    let own = leases.iter().any(|lease| lease.own);
+    let oldest = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
+    let waited = oldest.map(|op| op.label.since.elapsed()).max().unwrap_or_default();
+    if own || waited >= core.lease_timeout {
+        return Err(Error::LeaseHeld(LeaseHeld::new("waiting for all operations", leases)));
+    }
+    Ok(true)
+}
+
+/// The engines without workers, other than `core`, that have to run something before operations in flight in `core` can end.
+pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
+    let snapshot = picture();
+    let ready = |op: &&OpView<Seen>| {
+        op.granted && op.label.phase == Phase::Queued && op.label.home.alone() && op.label.core != core.id
+    };
+    let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
+    if snapshot.ops.iter().any(|op| ready(&op)) {
+        let mine = snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id);
+        let needed: HashSet<OpId> = snapshot.ancestors_of(mine.map(|op| op.id)).into_iter().collect();
+        for op in snapshot.ops.iter().filter(|op| ready(op) && needed.contains(&op.id)) {
+            if found.iter().all(|known| !known.same(&op.label.home)) {
+                found.push(op.label.home.clone());
+            }
+        }
+    }
+    found
+}
+
+/// When none of the engine's operations in flight can move: the leases they are behind. None of those means that they are
+/// behind the current operation, or behind others that are blocked as it is.
+fn standstill(snapshot: &Snapshot<Seen>, core: &Core) -> Option<Vec<LeaseInfo>> {
+    let mine: Vec<_> =
+        snapshot.ops.iter().filter(|op| op.label.counted && op.label.core == core.id).collect();
+    // Operations without variables are not in the picture. Unless they are blocked, they move; so may those that a picture
+    // taken a moment ago has missed.
+    let unseen = wait_for::of_core(core.id).iter().filter(|op| snapshot.op(**op).is_none()).count();
+    if mine.len() + unseen == 0 || mine.len() + unseen != core.in_flight() {
+        return None;
+    }
+    let mut search = Search {
+        snapshot,
+        explained: snapshot.explained(),
+        blocked: wait_for::now(),
+        seen: HashSet::new(),
+        leases: Vec::new(),
+    };
+    if mine.into_iter().any(|op| search.moves(op.id)) { None } else { Some(search.leases) }
+}
+
+/// Looks for operations that can move, among all that some operations need.
+struct Search<'a> {
+    snapshot: &'a Snapshot<Seen>,
+    explained: Explained<'a, Seen>,
+    blocked: HashMap<OpId, Vec<On>>,
+    /// Those looked at; none of them moves.
+    seen: HashSet<OpId>,
+    /// The held leases among them.
+    leases: Vec<LeaseInfo>,
+}
+
+impl Search<'_> {
+    /// Whether `op`, or anything that it needs, can move.
+    fn moves(&mut self, op: OpId) -> bool {
+        let mut open = vec![op];
+        while let Some(next) = open.pop() {
+            if !self.seen.insert(next) {
+                continue;
+            }
+            // Not in the picture any more: it has ended, and whoever was blocked on it moves.
+            let Some(view) = self.snapshot.op(next) else { return true };
+            if !view.granted {
+                open.extend(self.explained.blockers(view).into_iter().map(|blocker| blocker.op));
+            } else if let Some(lease) = held_lease(&view.label) {
+                self.leases.push(lease);
+            } else if let Some(blocked) = self.blocked.get(&next) {
+                open.extend(blocked.iter().filter_map(|on| match on {
+                    On::Op(target) => Some(target.id()),
+                    On::AnyOther => None,
+                }));
+            } else if Some(next) != context::current() {
+                return true;
+            }
+        }
+        false
+    }
+}

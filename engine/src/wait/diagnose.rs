@@ -1,0 +1,178 @@
+//! Who waits for whom: a picture of everything in flight, in words.
+
+use std::fmt;
+use std::time::Duration;
+
+use estafette_graph::Hazard;
+use estafette_report::shown::shown;
+
+use crate::core::engine_core::Core;
+use crate::core::operation::{Kind, Phase};
+use crate::exchange::{Release, reaper};
+use crate::lease::info::LeaseInfo;
+use crate::wait::blocking::{Seen, picture};
+
+/// Everything that is in flight, and what each waiting operation waits for.
+///
+/// Its `Display` form is one line per operation and release; the fields are for programs.
+#[derive(Debug, Clone)]
+pub struct Diagnosis {
+    /// Operations in flight, in submission order; leases and waiting futures included.
+    pub operations: Vec<Waiting>,
+    /// Memory of this process, of whatever engine, that has been on its way back to its owner for long: each deleter that has run for
+    /// more than a quarter of a second, and the oldest memory that waits for such a deleter, or for device work for more than
+    /// ten seconds.
+    pub releases: Vec<Release>,
+}
+
+/// One operation in flight.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    /// Identity, as in errors and traces.
+    pub id: u64,
+    /// Name given at submission.
+    pub name: String,
+    /// What it is doing.
+    pub status: Status,
+    /// Time since submission, a few milliseconds coarse.
+    pub age: Duration,
+    /// What it waits for directly; empty unless `status` is [`Status::Waiting`] or [`Status::Cancelled`].
+    pub blocked_by: Vec<Blocked>,
+    /// For a lease, held or still waiting, who takes it; `None` for everything else.
+    pub lease: Option<LeaseInfo>,
+}
+
+/// What an operation in flight is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Status {
+    /// Waits for earlier operations or leases.
+    Waiting,
+    /// May proceed, but has not begun: no worker is free, or fences of its inputs are pending.
+    Granted,
+    /// Its body runs, or the work it started has not reported back.
+    Running,
+    /// Cancelled. It keeps its place among the writes of its outputs until its turn, and is skipped then.
+    Cancelled,
+    /// A lease that is held, in words.
+    Held(String),
+}
+
+/// One reason to wait.
+#[derive(Debug, Clone)]
+pub struct Blocked {
+    /// The operation or lease in the way.
+    pub id: u64,
+    /// Its name, or who took the lease.
+    pub name: String,
+    /// The variable both use.
+    pub variable: u64,
+    /// Read after write, write after read, or write after write.
+    pub hazard: Hazard,
+    /// If a lease is in the way, whose.
+    pub lease: Option<LeaseInfo>,
+}
+
+pub(crate) fn diagnose(core: &Core) -> Diagnosis {
+    if core.check_fork().is_err() {
+        // A forked child: nothing runs here, and locks may be held by threads that do not exist.
+        return Diagnosis { operations: Vec::new(), releases: Vec::new() };
+    }
+    let snapshot = picture();
+    let mut explained = snapshot.explained();
+    let mut operations: Vec<Waiting> = snapshot
+        .ops
+        .iter()
+        .filter(|op| op.label.core == core.id)
+        .map(|op| Waiting {
+            id: op.id.get(),
+            name: op.label.name.as_str().to_string(),
+            status: status(&op.label, op.granted),
+            age: op.label.since.elapsed(),
+            blocked_by: explained
+                .blockers(op)
+                .into_iter()
+                .map(|blocker| Blocked {
+                    id: blocker.op.get(),
+                    name: snapshot.op(blocker.op).map_or_else(String::new, |op| describe(&op.label)),
+                    variable: blocker.var.get(),
+                    hazard: blocker.kind,
+                    lease: snapshot.op(blocker.op).and_then(|op| op.label.lease.clone()),
+                })
+                .collect(),
+            lease: op.label.lease.clone(),
+        })
+        .collect();
+    operations.sort_by_key(|op| op.id);
+    Diagnosis { operations, releases: reaper().slow() }
+}
+
+fn describe(seen: &Seen) -> String {
+    match &seen.lease {
+        Some(lease) if seen.phase == Phase::Queued => {
+            format!("{} lease wanted by {}", lease.access, lease.taker)
+        }
+        Some(lease) => lease.to_string(),
+        None => format!("`{}`", shown(seen.name.as_str())),
+    }
+}
+
+fn status(seen: &Seen, granted: bool) -> Status {
+    match (seen.phase, &seen.lease) {
+        (Phase::Cancelled, _) => Status::Cancelled,
+        (_, _) if !granted => Status::Waiting,
+        (Phase::Begun, Some(lease)) if seen.kind == Kind::Lease => Status::Held(lease.to_string()),
+        (Phase::Begun | Phase::Done, _) => Status::Running,
+        (Phase::Queued, _) => Status::Granted,
+    }
+}
+
+impl Diagnosis {
+    /// Whether nothing is in flight, and no memory has been on its way back for long.
+    pub fn is_idle(&self) -> bool {
+        self.operations.is_empty() && self.releases.is_empty()
+    }
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_idle() {
+            return f.write_str("nothing in flight");
+        }
+        let operations = self.operations.iter().map(|op| op as &dyn fmt::Display);
+        let releases = self.releases.iter().map(|release| release as &dyn fmt::Display);
+        for (at, line) in operations.chain(releases).enumerate() {
+            let line_break = if at > 0 { "\n" } else { "" };
+            write!(f, "{line_break}{line}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "operation {} `{}` ", self.id, shown(&self.name))?;
+        match &self.status {
+            Status::Held(text) => write!(f, "is a {}", shown(text))?,
+            Status::Granted => f.write_str("may run, but has not begun")?,
+            Status::Running => f.write_str("is running")?,
+            Status::Cancelled if self.blocked_by.is_empty() => f.write_str("is cancelled")?,
+            Status::Cancelled | Status::Waiting => {
+                let cancelled = self.status == Status::Cancelled;
+                f.write_str(if cancelled { "is cancelled, and is skipped after " } else { "waits for " })?;
+                for (at, blocked) in self.blocked_by.iter().enumerate() {
+                    let comma = if at > 0 { ", " } else { "" };
+                    write!(
+                        f,
+                        "{comma}operation {} {} ({} on variable {})",
+                        blocked.id,
+                        shown(&blocked.name),
+                        blocked.hazard,
+                        blocked.variable
+                    )?;
+                }
+            }
+        }
+        write!(f, "; submitted {:.1?} ago", self.age)
+    }
+}

@@ -1,0 +1,220 @@
+//! Looks at the graph: what an operation waits for, and whether any of that can move.
+//!
+//! A look walks back from the operation through the queues that it waits in, one after the other ([`Walk`]). So it costs time in
+//! proportion to what it finds, whatever else is alive or in flight, and holds up no other thread. Those who wait take few of them: a
+//! blocking wait looks at what is [near](NEAR) at its start, and one thread of the process looks for all that wait for long
+//! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::PoisonError;
+
+use estafette_graph::{OpId, Step, Walk, What};
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use estafette_sync::time::{Duration, Instant};
+
+use crate::core::engine_core::graph;
+use crate::core::operation::{Kind, OpHandle, OpState, Phase};
+use crate::core::var_state::VarState;
+use crate::lease::info::LeaseInfo;
+use crate::wait::wait_for::{self, On};
+
+/// Accesses that a look at the start of a wait goes through. What most waits need is found in these, and what it costs is little
+/// beside falling asleep.
+pub(crate) const NEAR: usize = 256;
+
+/// A limit for looks that have to find everything.
+pub(crate) const EVERYTHING: usize = usize::MAX;
+
+/// The pause between two looks of a series is this many times as long as the last one took.
+const PACE: u32 = 100;
+
+estafette_sync::statics! {
+    /// Accesses, and operations in pictures, looked at since the process began.
+    static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
+}
+
+/// Accesses that waits have looked at since the process began, to find out what they wait for, and operations in flight that they have
+/// checked for a standstill. For tests of what waiting costs.
+#[doc(hidden)]
+pub fn looked_at() -> u64 {
+    LOOKED_AT.load(Ordering::Relaxed)
+}
+
+/// Counts what a wait has looked at.
+pub(crate) fn count(looked_at: usize) {
+    LOOKED_AT.fetch_add(looked_at as u64, Ordering::Relaxed);
+}
+
+/// The least time until the next look, after one that took so long.
+pub(crate) fn pause_after(look_took: Duration) -> Duration {
+    look_took.saturating_mul(PACE)
+}
+
+/// Looks of several threads at the same thing: one at a time, for a [hundredth](PACE) of the time.
+#[derive(Debug, Default)]
+pub(crate) struct Pace(Mutex<Option<Instant>>);
+
+impl Pace {
+    /// Looks, unless another thread does, or one has a short while ago.
+    pub(crate) fn look<R>(&self, look: impl FnOnce() -> R) -> Option<R> {
+        let began = Instant::now();
+        {
+            let mut from = self.from();
+            if from.is_some_and(|from| began < from) {
+                return None;
+            }
+            *from = began.checked_add(LOOK_MAX);
+        }
+        let found = look();
+        let ended = Instant::now();
+        *self.from() = ended.checked_add(pause_after(ended - began));
+        Some(found)
+    }
+
+    fn from(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A look that takes longer, or panics, does not keep others from looking.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+
+/// What some operations wait for.
+pub(crate) struct Look {
+    walk: Walk<'static, VarState, OpState, LeaseInfo>,
+    roots: HashSet<OpId>,
+    complete: bool,
+}
+
+impl Look {
+    pub(crate) fn new() -> Self {
+        Self { walk: graph().walk(), roots: HashSet::new(), complete: true }
+    }
+
+    /// What `op` waits for, as far as it is found in `limit` accesses.
+    pub(crate) fn of(op: &OpHandle, limit: usize) -> Self {
+        let mut look = Self::new();
+        look.add(op);
+        look.run(limit);
+        look
+    }
+
+    /// Adds an operation. Gives its place in [`reaches`](Self::reaches).
+    pub(crate) fn add(&mut self, op: &OpHandle) -> usize {
+        self.roots.insert(op.id());
+        self.walk.add(op)
+    }
+
+    /// Looks further, up to `limit` accesses in all.
+    pub(crate) fn run(&mut self, limit: usize) {
+        let before = self.walk.looked_at();
+        self.complete = self.walk.run(limit, |state, found| {
+            state
+                .holders()
+                .each(|holder| found.push((holder.number(), LeaseInfo::of(holder.lease().label()))));
+        });
+        count(self.walk.looked_at() - before);
+    }
+
+    /// Whether everything was found.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// The operations found, those included that the look began with, and whether they are granted.
+    pub(crate) fn ops(&self) -> impl Iterator<Item = (OpId, bool, &OpState)> {
+        self.walk.steps().filter_map(|step| match step.what {
+            What::Op(state) => Some((step.id, step.granted, state)),
+            What::Hold(_) => None,
+        })
+    }
+
+    /// For each place, whether one of the granted operations there that it waits for, or itself, is such.
+    pub(crate) fn reaches(&self, such: impl Fn(&OpState) -> bool) -> Vec<bool> {
+        self.walk.reaches(|step| matches!(step.what, What::Op(state) if such(state)))
+    }
+
+    /// The leases that hold up the operations that the look began with, if nothing else does. An operation that has ended is left
+    /// out. One that is a held lease counts as such if `ends` are waited for.
+    ///
+    /// That is never said unless it is so at one moment: all that waits was found, and waits still.
+    pub(crate) fn only_leases(&self, ends: bool) -> Option<Vec<LeaseInfo>> {
+        if !self.complete {
+            return None;
+        }
+        let mut leases = Vec::new();
+        for step in self.walk.steps().filter(|step| step.granted) {
+            let is_root = self.roots.contains(&step.id);
+            if is_root && matches!(step.what, What::Op(state) if state.phase() == Phase::Done) {
+                continue;
+            }
+            leases.push(lease_of(&step).filter(|_| ends || !is_root)?);
+        }
+        (!leases.is_empty() && self.walk.all_still_wait()).then_some(leases)
+    }
+
+    /// Whether what the look began with needs the end of `op`, by way of queues and of operations that are blocked.
+    ///
+    /// What an operation needs only becomes less, and `op` runs, so what was found at different times was so when the look began.
+    /// Looks at `limit` accesses at most, and then does not know.
+    pub(crate) fn leads_to(mut self, op: OpId, limit: usize) -> bool {
+        let blocked = wait_for::now();
+        let mut followed = HashSet::new();
+        loop {
+            if self.walk.steps().any(|step| step.id == op) {
+                return true;
+            }
+            let found = self.walk.steps().filter(|step| step.granted).map(|step| step.id);
+            let new: Vec<OpId> =
+                found.filter(|id| blocked.contains_key(id) && followed.insert(*id)).collect();
+            if new.is_empty() {
+                return false;
+            }
+            for on in new.iter().flat_map(|id| &blocked[id]) {
+                if let On::Op(target) = on {
+                    self.add(target);
+                }
+            }
+            self.run(limit);
+        }
+    }
+}
+
+/// Which of these operations leases alone hold up, and these leases. One look for all of them.
+pub(crate) fn held<'a>(ops: impl Iterator<Item = &'a OpHandle>) -> (HashSet<OpId>, Vec<LeaseInfo>) {
+    let mut look = Look::new();
+    let ops: Vec<_> = ops.map(|op| (op, look.add(op))).collect();
+    look.run(EVERYTHING);
+    let reaches = look.reaches(moves);
+    let mut leases = Look::new();
+    let held = ops.into_iter().filter(|(_, place)| !reaches[*place]).map(|(op, _)| {
+        leases.add(op);
+        op.id()
+    });
+    let held = held.collect();
+    leases.run(EVERYTHING);
+    // A lease is found once for each variable that waits for it.
+    let granted = leases.walk.steps().filter(|step| step.granted);
+    let leases: BTreeMap<_, _> = granted.filter_map(|step| Some((step.id, lease_of(&step)?))).collect();
+    (held, leases.into_values().collect())
+}
+
+/// The lease, when this is one that is held.
+fn lease_of(step: &Step<'_, OpState, LeaseInfo>) -> Option<LeaseInfo> {
+    match step.what {
+        What::Hold(lease) => Some(lease.clone()),
+        What::Op(state) => held_lease(state),
+    }
+}
+
+/// The lease, when this operation is one that is held.
+pub(crate) fn held_lease(state: &OpState) -> Option<LeaseInfo> {
+    let label = state.lease().filter(|label| state.kind == Kind::Lease && label.is_held())?;
+    Some(LeaseInfo::of(label))
+}
+
+/// Whether the operation can move by itself, once it is granted.
+pub(crate) fn moves(state: &OpState) -> bool {
+    state.kind != Kind::Lease || state.lease().is_none_or(|label| !label.is_held())
+}

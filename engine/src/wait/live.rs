@@ -1,0 +1,193 @@
+//! The engine while it runs: what is stalled at this moment, and who is told when that lasts.
+
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError, Weak};
+use std::time::Duration;
+
+use estafette_sync::stack;
+use estafette_sync::sync::{Condvar, Mutex};
+
+use crate::exchange::{Release, ReleaseStatus};
+use crate::lease::info::LeaseInfo;
+use crate::wait::diagnose::{Diagnosis, Status, Waiting};
+
+/// What an engine is doing at one moment. Leases and waits of the program count as well as operations.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Live {
+    /// Operations whose body runs, or whose work has not reported back.
+    pub running: usize,
+    /// May run, and no worker has taken them; or fences of their inputs are pending.
+    pub ready: usize,
+    /// Stalled behind other operations.
+    pub queued: usize,
+    /// Stalled by leases alone.
+    pub leased: usize,
+    /// The lease that has been held longest.
+    pub oldest_lease: Option<LeaseInfo>,
+}
+
+impl Live {
+    pub(crate) fn of(diagnosis: &Diagnosis) -> Self {
+        let mut live = Self::default();
+        for op in &diagnosis.operations {
+            match &op.status {
+                Status::Running => live.running += 1,
+                Status::Granted => live.ready += 1,
+                Status::Waiting if only_leases(op) => live.leased += 1,
+                Status::Waiting => live.queued += 1,
+                Status::Held(_) => {
+                    let older = |known: &LeaseInfo, new: &LeaseInfo| known.age >= new.age;
+                    if let Some(lease) = &op.lease
+                        && !live.oldest_lease.as_ref().is_some_and(|known| older(known, lease))
+                    {
+                        live.oldest_lease = Some(lease.clone());
+                    }
+                }
+                Status::Cancelled => {}
+            }
+        }
+        live
+    }
+}
+
+fn only_leases(op: &Waiting) -> bool {
+    !op.blocked_by.is_empty() && op.blocked_by.iter().all(|blocked| blocked.lease.is_some())
+}
+
+/// What the watchdog has found. Its `Display` form is its line of [`Diagnosis`].
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Stall<'a> {
+    /// An operation, a lease or a wait of the program that waits.
+    Operation(&'a Waiting),
+    /// Memory that does not come back to its owner; of the process, so that each engine's watchdog tells of it.
+    Release(&'a Release),
+}
+
+impl std::fmt::Display for Stall<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Operation(op) => op.fmt(f),
+            Self::Release(release) => release.fmt(f),
+        }
+    }
+}
+
+/// Called with what has been stalled for longer than the limit, once each. On a thread of its own, under no lock.
+pub(crate) type OnStall = Arc<dyn Fn(Stall<'_>) + Send + Sync>;
+
+/// Says it by `tracing`, to whoever listens there.
+pub(crate) fn log(stall: Stall<'_>) {
+    match stall {
+        Stall::Operation(op) => tracing::warn!(
+            target: "estafette::stall",
+            id = op.id,
+            operation = op.name,
+            age_ms = op.age.as_millis() as u64,
+            "{op}"
+        ),
+        Stall::Release(release) => tracing::warn!(
+            target: "estafette::stall",
+            release = release.id,
+            age_ms = release.age.as_millis() as u64,
+            "{release}"
+        ),
+    }
+}
+
+/// How often the watchdog looks within its limit: an operation is told of at most a quarter of it late.
+const LOOKS: u32 = 4;
+
+/// The least time between two looks; each costs time in proportion to what is in flight.
+const LOOK_MIN: Duration = Duration::from_millis(5);
+
+/// Looks now and then at what is stalled. Ends when it is dropped; its thread owns nothing of the engine.
+pub(crate) struct StallWatch {
+    ended: Arc<Ended>,
+}
+
+#[derive(Default)]
+struct Ended {
+    flag: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl StallWatch {
+    /// Watches whatever `diagnose` sees through `watched`, until that is gone.
+    pub(crate) fn start<T: Send + Sync + 'static>(
+        watched: Weak<T>,
+        diagnose: fn(&T) -> Diagnosis,
+        limit: Duration,
+        on_stall: OnStall,
+    ) -> std::io::Result<Self> {
+        let ended = Arc::new(Ended::default());
+        let watch = Self { ended: Arc::clone(&ended) };
+        let pause = (limit / LOOKS).max(LOOK_MIN);
+        stack::thread("estafette-watchdog").spawn(move || {
+            let mut reported = Reported::default();
+            while ended.sleep(pause) {
+                let Some(diagnosis) = watched.upgrade().map(|watched| diagnose(&watched)) else { return };
+                tell(&diagnosis, limit, &mut reported, &on_stall);
+            }
+        })?;
+        Ok(watch)
+    }
+}
+
+/// Identities of what was reported and is stalled still.
+#[derive(Default)]
+struct Reported {
+    operations: HashSet<u64>,
+    releases: HashSet<u64>,
+}
+
+fn tell(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
+    let stalled = |op: &&Waiting| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit;
+    let stalled = diagnosis.operations.iter().filter(stalled).map(|op| (op.id, Stall::Operation(op)));
+    report_new(stalled.collect(), &mut reported.operations, on_stall);
+    let slow = diagnosis.releases.iter().filter(|release| release.age >= limit);
+    // Memory that waited for another deleter is reported again when its own does not return.
+    let key = |slow: &Release| slow.id << 1 | u64::from(slow.status == ReleaseStatus::Deleting);
+    report_new(
+        slow.map(|slow| (key(slow), Stall::Release(slow))).collect(),
+        &mut reported.releases,
+        on_stall,
+    );
+}
+
+fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_stall: &OnStall) {
+    // Identities are not used again, so what is not stalled any more may be forgotten.
+    let still: HashSet<u64> = stalled.iter().map(|(id, _)| *id).collect();
+    reported.retain(|id| still.contains(id));
+    for (id, stall) in stalled {
+        if reported.insert(id) {
+            on_stall(stall);
+        }
+    }
+}
+
+impl Ended {
+    /// Whether `pause` went by without the end.
+    fn sleep(&self, pause: Duration) -> bool {
+        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        if *flag {
+            return false;
+        }
+        let (flag, _) = self.changed.wait_timeout(flag, pause).unwrap_or_else(PoisonError::into_inner);
+        !*flag
+    }
+}
+
+impl Drop for StallWatch {
+    fn drop(&mut self) {
+        *self.ended.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.ended.changed.notify_all();
+    }
+}
+
+impl std::fmt::Debug for StallWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StallWatch").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,231 @@
+//! Telling those who cannot await: callbacks, and fences for other schedulers.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use estafette_devices::{DeviceError, DeviceErrorKind, Fence, host};
+use estafette_sync::sync::Mutex;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::core::context;
+use crate::core::error::Error;
+use crate::core::operation::{Op, bury};
+use crate::core::var_state::{Asked, Replaced};
+use crate::engine::Engine;
+use crate::exchange::callback;
+use crate::exchange::promise::{self, RawFence};
+use crate::lease::Lease;
+use crate::operation::completion::Completion;
+use crate::tensor::handle::{Tensor, TensorInner};
+
+/// A future that is polled by whoever wakes it, and a closure that gets what it gives. Needs no executor.
+struct Told<F, C> {
+    /// Wake-ups since the last poll began, plus one while it is being polled: whoever raises it from 0 polls.
+    wanted: AtomicUsize,
+    /// `None` once it has ended. Only who polls takes this lock.
+    task: Mutex<Option<(Pin<Box<F>>, C)>>,
+}
+
+impl<F, C> Told<F, C>
+where
+    F: Future + Send + 'static,
+    C: FnOnce(F::Output) + Send + 'static,
+{
+    fn run(self: Arc<Self>) {
+        if self.wanted.fetch_add(1, Ordering::AcqRel) != 0 {
+            // Whoever polls does it once more.
+            return;
+        }
+        let waker = Waker::from(Arc::clone(&self));
+        loop {
+            let seen = self.wanted.load(Ordering::Acquire);
+            let task = self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            let Some((mut future, callback)) = task else { return };
+            match context::told(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
+                Poll::Ready(output) => {
+                    drop(future);
+                    return callback(output);
+                }
+                Poll::Pending => {
+                    *self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                        Some((future, callback));
+                }
+            }
+            if self.wanted.fetch_sub(seen, Ordering::AcqRel) == seen {
+                return;
+            }
+        }
+    }
+}
+
+impl<F, C> Wake for Told<F, C>
+where
+    F: Future + Send + 'static,
+    C: FnOnce(F::Output) + Send + 'static,
+{
+    fn wake(self: Arc<Self>) {
+        self.run();
+    }
+}
+
+/// Calls `callback` with what `future` gives: on this thread if that is there already, else on the thread that learns it.
+fn tell<F, C>(future: F, callback: C)
+where
+    F: Future + Send + 'static,
+    C: FnOnce(F::Output) + Send + 'static,
+{
+    let task = Mutex::new(Some((Box::pin(future), callback)));
+    Arc::new(Told { wanted: AtomicUsize::new(0), task }).run();
+}
+
+/// The fence that settles as `future` does.
+fn fence_of<F>(name: &'static str, future: F) -> Fence
+where
+    F: Future<Output = Result<(), Error>> + Send + 'static,
+{
+    let (completer, fence) = host::promise(name);
+    tell(future, move |outcome| completer.settle(outcome.map_err(device_error)));
+    fence
+}
+
+/// What a fence says of an error of the engine.
+fn device_error(error: Error) -> DeviceError {
+    match error {
+        Error::Device(error) => error,
+        Error::Cancelled(_) => DeviceError::new(DeviceErrorKind::Cancelled, error.full_text()),
+        _ => DeviceError::new(DeviceErrorKind::Other, error.full_text()),
+    }
+}
+
+impl Tensor {
+    /// Calls `callback` once, when the version current at this call is finished: on this thread if it is already, else on the
+    /// thread that learns it, under no lock. It must be short and must not block: a wait in it that would block ends with
+    /// [`Error::WouldDeadlock`]. A panic in it is logged.
+    pub fn on_ready<C>(&self, callback: C)
+    where
+        C: FnOnce(Result<(), Error>) + Send + 'static,
+    {
+        tell(self.ready(), move |outcome| {
+            let call = || callback::run(|| callback(outcome));
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
+                tracing::error!("a callback of a tensor panicked");
+                bury(panic);
+            }
+        });
+    }
+
+    /// The readiness of the version current at this call, as a fence. A version of which only one point of a device is
+    /// missing gives that very fence, so that the device's other queues can be ordered after it without the host.
+    pub fn ready_fence(&self) -> Fence {
+        match self.only_fence() {
+            Some(fence) => fence,
+            None => fence_of("a tensor", self.ready()),
+        }
+    }
+
+    /// [`ready_fence`](Self::ready_fence) for another scheduler; whoever has the struct owns one count of it.
+    pub fn export_ready_fence(&self) -> RawFence {
+        let fence = self.ready_fence();
+        let device = self.inner.core.device(fence.device());
+        promise::export(fence, device)
+    }
+
+    /// The end of every use that was submitted before this call, as a fence: when it is done, the memory may be overwritten.
+    pub fn writable_fence(&self) -> Fence {
+        fence_of("the uses of a tensor", self.writable())
+    }
+
+    /// The one pending fence of a version that is issued.
+    fn only_fence(&self) -> Option<Fence> {
+        let inner: &TensorInner = &self.inner;
+        let [var] = inner.vars.as_slice() else { return None };
+        if !self.is_defined() || inner.core.check_fork().is_err() || var.has_unfinished_write() {
+            return None;
+        }
+        let asked = Asked::ask(&var.with_ordering_state(|state, _| state.writers()));
+        if asked.failed.is_some() || asked.pending.len() != 1 {
+            return None;
+        }
+        asked.pending.into_iter().next()
+    }
+
+    /// Notes a use of the memory outside of every operation and lease that is over when `fence` is: writes that begin later, and
+    /// the memory's deleter, wait for it.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    pub fn used_until(&self, fence: &Fence) -> Result<(), Error> {
+        self.inner.core.check_fork()?;
+        let mut replaced = Replaced::default();
+        for var in &self.inner.vars {
+            var.with_ordering_state(|state, flags| state.add_reader(fence, flags, &mut replaced));
+        }
+        Ok(())
+    }
+}
+
+impl Op {
+    /// The end of the operation as a fence. Of an operation that left device work, that it was issued.
+    pub fn fence(&self) -> Fence {
+        fence_of("an operation", self.clone())
+    }
+}
+
+impl Completion {
+    /// As [`Engine::import_fence`], with the devices of the engine that runs the operation.
+    ///
+    /// # Errors
+    /// As [`Engine::import_fence`].
+    ///
+    /// # Safety
+    /// As for [`promise::import`].
+    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
+        let core = self.scope().core();
+        // SAFETY: the caller's promise is the same.
+        unsafe { promise::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
+    }
+}
+
+impl Lease {
+    /// As [`Engine::import_fence`], with the devices of the tensor's engine, its own among them.
+    ///
+    /// # Errors
+    /// As [`Engine::import_fence`].
+    ///
+    /// # Safety
+    /// As for [`promise::import`].
+    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
+        let core = &self.tensor().inner.core;
+        let mut devices = core.devices.clone();
+        if let Ok(place) = self.tensor().device() {
+            devices.extend(core.device(place));
+        }
+        // SAFETY: the caller's promise is the same.
+        unsafe { promise::import(fence, &devices) }
+    }
+}
+
+impl Engine {
+    /// Takes over the fence of another scheduler.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
+    ///
+    /// # Safety
+    /// As for [`promise::import`].
+    pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { promise::import(fence, self.devices()) }
+    }
+
+    /// Hands a fence to another scheduler; whoever has the struct owns one count of it.
+    pub fn export_fence(&self, fence: Fence) -> RawFence {
+        let place = fence.device();
+        let device = self.devices().iter().find(|device| device.id() == place);
+        promise::export(fence, device.cloned())
+    }
+}

@@ -1,0 +1,323 @@
+//! Readiness: futures and probes.
+//!
+//! A *probe* is an operation that reads the tensor's variables and has no body. It is appended like any other, so it
+//! sees exactly the version that is current at the call; it leaves the graph as soon as it is granted, so it never
+//! holds up a writer; then its fences are watched by the reactor. One that is given up leaves at once.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use estafette_devices::{Frontier, Reactor};
+use estafette_graph::{Mode, OpId};
+use smallvec::SmallVec;
+
+use crate::core::error::Error;
+use crate::core::oneshot::Signal;
+use crate::core::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
+use crate::core::var_state::{Ending, FAILED, WRITE_FENCES};
+use crate::core::wakers::WakerKey;
+use crate::operation::cancellation;
+use crate::operation::run::{self, ReadyList};
+use crate::operation::withdraw::withdraw;
+use crate::tensor::handle::{Tensor, TensorInner};
+use crate::trace::hooks;
+use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::blocking;
+
+pub(crate) type ReadySignal = Signal<Result<(), Error>>;
+
+/// A probe on its way. Dropping it while it waits takes it out of its queues.
+pub(crate) struct Probe {
+    pub(crate) signal: Arc<ReadySignal>,
+    pub(crate) handle: OpHandle,
+    pending: Pending,
+}
+
+/// Either the outcome, when it is known, or a probe for the version that is current now. Small, since a future of it is moved
+/// about.
+pub(crate) enum Looked {
+    Ready,
+    Failed(Box<Error>),
+    Probing(Probe),
+}
+
+/// The outcome of the current version, if it is known now.
+pub(crate) fn look(tensor: &TensorInner) -> Option<Result<(), Error>> {
+    if tensor.is_quiet() {
+        Some(Ok(()))
+    } else {
+        tensor.look().or_else(|| tensor.core.check_fork().err().map(Err))
+    }
+}
+
+#[inline]
+pub(crate) fn look_or_probe(tensor: &TensorInner) -> Looked {
+    if tensor.is_quiet() { Looked::Ready } else { look_closely_or_probe(tensor) }
+}
+
+#[cold]
+fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
+    match tensor.look() {
+        Some(Ok(())) => return Looked::Ready,
+        Some(Err(error)) => return Looked::Failed(Box::new(error)),
+        None => {}
+    }
+    if let Err(error) = tensor.core.check_fork() {
+        return Looked::Failed(Box::new(error));
+    }
+    let signal = Arc::new(Signal::new());
+    let mut draft = operation::draft(&tensor.core, Name::Static("ready"), Kind::Probe);
+    draft.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
+    tensor.vars.iter().for_each(|var| draft.access(var, Mode::Read));
+    if draft.payload().noted {
+        hooks::submitted(&draft);
+    }
+    cancellation::probe_enters();
+    let (handle, granted) = draft.submit();
+    let probe = Probe { signal, handle, pending: Pending::default() };
+    if let Some(granted) = granted {
+        run::dispatch_one(granted);
+    } else if let Err(error) = blocking::check_self_wait(&probe.handle) {
+        return Looked::Failed(Box::new(error));
+    } else {
+        cancellation::probe_waits(&probe.handle);
+    }
+    Looked::Probing(probe)
+}
+
+/// Handles a granted probe: takes the version's failure or fences along and leaves the graph.
+pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let state = granted.payload();
+    let signal = state.probe().cloned().expect("every probe is submitted with its signal");
+    cancellation::probe_leaves();
+    let mut fences = Frontier::default();
+    let mut failure = None;
+    for access in granted.accesses() {
+        if access.flags() & (FAILED | WRITE_FENCES) == 0 {
+            continue;
+        }
+        let (writers, found) = access.with_state(|state, _| (state.writers(), state.failure().cloned()));
+        fences.merge(&writers);
+        failure = failure.or(found);
+    }
+    let writers: Vec<_> =
+        granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
+    let noted = state.noted.then(|| granted.id());
+    run::complete(granted, &Ending::Looked, None, ready);
+    let tell = move |signal: &ReadySignal, outcome| {
+        if let Some(id) = noted {
+            hooks::observed(id);
+        }
+        signal.set(outcome);
+    };
+    match failure {
+        Some(failure) => tell(&signal, Err(failure.into_error())),
+        None if fences.is_empty() => tell(&signal, Ok(())),
+        None => {
+            // The signal goes with its last waiter: a subscription without a waiter leaves the reactor's lists, too.
+            let (signal, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
+            let wanted = move || wanted.strong_count() > 0;
+            Reactor::global().when_settled_if(&fences, wanted, move |settled| {
+                let Some(signal) = signal.upgrade() else { return };
+                let outcome = settled.map_err(|error| {
+                    crate::core::var_state::device_failure(writers.first(), error).into_error()
+                });
+                tell(&signal, outcome);
+            });
+        }
+    }
+}
+
+/// Waits for the version that was current when it was made. See [`Tensor::ready`].
+#[must_use = "futures do nothing unless awaited"]
+pub struct Ready {
+    looked: Looked,
+}
+
+impl Ready {
+    #[inline]
+    pub(crate) fn new(tensor: &Tensor) -> Self {
+        Self { looked: look_or_probe(&tensor.inner) }
+    }
+}
+
+impl Future for Ready {
+    type Output = Result<(), Error>;
+
+    #[inline(always)]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.looked {
+            Looked::Ready => Poll::Ready(Ok(())),
+            Looked::Failed(error) => Poll::Ready(Err((**error).clone())),
+            Looked::Probing(probe) => probe.poll(cx),
+        }
+    }
+}
+
+impl Probe {
+    /// Apart, so that the answer for a tensor that is ready is made where it is awaited.
+    #[inline(never)]
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        let polled = match self.signal.poll_alone(cx) {
+            Poll::Ready(outcome) => Poll::Ready(outcome),
+            Poll::Pending => match self.pending.poll(cx, || Awaited::op("a tensor", &self.handle)) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+        };
+        if polled.is_ready() {
+            self.pending.over();
+            if self.handle.payload().noted {
+                hooks::resumed(self.handle.id().get(), false);
+            }
+        }
+        polled
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        if withdraw(&self.handle) {
+            cancellation::probe_leaves();
+        }
+    }
+}
+
+impl std::fmt::Debug for Ready {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let known = !matches!(self.looked, Looked::Probing(_));
+        f.debug_struct("Ready").field("known", &known).finish()
+    }
+}
+
+/// Waits until every use that was submitted before it was made has ended. See [`Tensor::writable`].
+///
+/// It is an observer, not an access: later readers are not held up by it.
+#[must_use = "futures do nothing unless awaited"]
+pub struct Writable {
+    tensor: Tensor,
+    uses: Vec<OpHandle>,
+    /// The ends of leases that have no operation.
+    holds: Vec<Arc<ReadySignal>>,
+    fences: Option<Arc<ReadySignal>>,
+    /// The numbers of the leases in `holds`.
+    held: SmallVec<[OpId; 1]>,
+    /// For the last of `uses`.
+    use_keys: EndKeys,
+    /// For the last of `holds`.
+    hold_key: WakerKey,
+    pending: Pending,
+}
+
+impl Writable {
+    pub(crate) fn new(tensor: &Tensor) -> Self {
+        let mut uses: Vec<OpHandle> = Vec::new();
+        let mut holds = Vec::new();
+        let mut held = SmallVec::new();
+        for var in &tensor.inner.vars {
+            var.with_state(|state, _| {
+                state.holders().each(|mut holder| {
+                    held.push(holder.number());
+                    holds.push(holder.observer(|| Arc::new(Signal::new())));
+                });
+            });
+            for handle in var.queued() {
+                if handle.payload().kind != Kind::Probe && uses.iter().all(|known| known.id() != handle.id())
+                {
+                    uses.push(handle);
+                }
+            }
+        }
+        Self {
+            tensor: tensor.clone(),
+            uses,
+            holds,
+            fences: None,
+            held,
+            use_keys: EndKeys::default(),
+            hold_key: WakerKey::default(),
+            pending: Pending::default(),
+        }
+    }
+}
+
+impl Future for Writable {
+    type Output = Result<(), Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.tensor.inner.core.check_fork()?;
+        let polled = self.poll_uses(cx);
+        if polled.is_ready() {
+            self.pending.over();
+            return polled;
+        }
+        let Self { tensor, uses, held, pending, .. } = &mut *self;
+        match pending.poll(cx, || Awaited::all(tensor, "the end of all uses of a tensor", uses, held)) {
+            Some(error) => Poll::Ready(Err(error)),
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Writable {
+    fn poll_uses(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        while let Some(last) = self.uses.last() {
+            // How a use ended is not our business; that it ended is.
+            if last.payload().poll_done(cx, &mut self.use_keys).is_pending() {
+                return Poll::Pending;
+            }
+            self.forget_wakers();
+            self.uses.pop();
+        }
+        while let Some(last) = self.holds.last() {
+            if last.poll(cx, &mut self.hold_key).is_pending() {
+                return Poll::Pending;
+            }
+            self.forget_wakers();
+            self.holds.pop();
+        }
+        if self.fences.is_none() {
+            let signal = Arc::new(Signal::new());
+            let fences = self.tensor.inner.all_fences();
+            // As with a probe: a subscription without a waiter leaves the reactor's lists.
+            let (done, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
+            let wanted = move || wanted.strong_count() > 0;
+            Reactor::global().when_settled_if(&fences, wanted, move |_settled| {
+                if let Some(done) = done.upgrade() {
+                    done.set(Ok(()));
+                }
+            });
+            self.fences = Some(signal);
+        }
+        match &self.fences {
+            Some(signal) => signal.poll_alone(cx),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl Writable {
+    /// Takes the wakers out that wait for the last use.
+    fn forget_wakers(&mut self) {
+        if let Some(last) = self.uses.last() {
+            last.payload().forget(&mut self.use_keys);
+        }
+        if let Some(last) = self.holds.last() {
+            last.forget(&mut self.hold_key);
+        }
+    }
+}
+
+impl Drop for Writable {
+    fn drop(&mut self) {
+        self.forget_wakers();
+    }
+}
+
+impl std::fmt::Debug for Writable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writable").field("uses", &(self.uses.len() + self.holds.len())).finish()
+    }
+}

@@ -1,0 +1,278 @@
+//! Threads that run an engine's operations in place of threads that wait and must not run them.
+//!
+//! A wait with a timeout must be back in time, whatever its operations do; a future must not hold up its executor; code inside
+//! [`without_helping`](crate::without_helping) may hold locks. In an engine with workers the workers run what such waits need. Two
+//! cases are left, and a *stand-in* serves both:
+//!
+//! - An engine without workers. A wait holds a [`StandIn`] for as long as it lasts; while there is one, a thread of the engine takes
+//!   whatever is ready.
+//! - A pool whose threads are all blocked in waits of their own ([`Pool::is_stuck`](estafette_devices::cpu::Pool::is_stuck)). One of
+//!   these waits has a stand-in take what the pool cannot.
+//!
+//! At most one stand-in of an engine takes operations at a time. When the operation that it runs waits in turn, it counts as blocked,
+//! and the next one is called. [`STAND_INS_MAX`] bounds them.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::PoisonError;
+
+use estafette_sync::essential::essential;
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
+use estafette_sync::thread;
+use estafette_sync::thread_local;
+use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
+
+use crate::core::core_ref::CoreRef;
+use crate::core::operation::bury;
+use crate::operation::run;
+
+/// The most stand-ins of one engine. Each is a thread that is blocked in a wait of an operation that it runs, but for the last one, so
+/// this bounds how deep waits may nest where nothing else runs what they need.
+const STAND_INS_MAX: usize = 64;
+
+/// How long a stand-in that is not wanted rests before its thread ends: long enough for a program that waits again and again.
+const REST: Duration = Duration::from_millis(200);
+
+/// How long a stand-in of an engine without workers sleeps at most between looks at whether it is still wanted.
+const NAP: Duration = Duration::from_millis(100);
+
+estafette_sync::statics! {
+    /// Engines without workers.
+    static WORKERLESS: AtomicUsize = AtomicUsize::new(0);
+}
+
+thread_local! {
+    /// The engine that this thread stands in for, and how many blocking sections it is in.
+    static STANDS_IN: RefCell<Option<(CoreRef, usize)>> = const { RefCell::new(None) };
+}
+
+/// The stand-ins of one engine.
+#[derive(Debug, Default)]
+pub(crate) struct StandIns {
+    /// Waits that want one.
+    wanted: AtomicUsize,
+    roll: Mutex<Roll>,
+    called: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Roll {
+    /// Threads that have not ended.
+    alive: usize,
+    /// Those that rest.
+    resting: usize,
+    /// Those that rest, and have been called.
+    calls: usize,
+    /// Those whose operation waits.
+    blocked: usize,
+}
+
+impl Roll {
+    /// Threads that take operations, or are about to.
+    fn active(&self) -> usize {
+        self.alive - self.blocked - (self.resting - self.calls)
+    }
+}
+
+/// Has a thread of an engine run what is ready, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct StandIn {
+    core: CoreRef,
+}
+
+impl Drop for StandIn {
+    fn drop(&mut self) {
+        self.core.stand_ins.wanted.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Why there is no stand-in.
+#[derive(Debug)]
+pub(crate) enum NoStandIn {
+    /// There are [`STAND_INS_MAX`] of them.
+    TooMany,
+    /// The system has refused the thread.
+    Refused(std::io::Error),
+}
+
+/// The stand-ins that one wait wants, at most one per engine.
+#[derive(Debug, Default)]
+pub(crate) struct StandInSet(SmallVec<[StandIn; 1]>);
+
+impl StandInSet {
+    /// Wants one of `core`, and sees to it that one is there. Returns why there is none.
+    pub(crate) fn want(&mut self, core: &CoreRef) -> Option<NoStandIn> {
+        if self.0.iter().all(|known| !known.core.same(core)) {
+            core.stand_ins.wanted.fetch_add(1, Ordering::SeqCst);
+            self.0.push(StandIn { core: core.clone() });
+        }
+        core.stand_ins.call(core)
+    }
+}
+
+/// An engine without workers was made.
+pub(crate) fn workerless_made() {
+    WORKERLESS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// An engine without workers is gone.
+pub(crate) fn workerless_gone() {
+    WORKERLESS.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Whether there may be an engine without workers beside the one that asks, which is `alone` if it has none either.
+pub(crate) fn others_without_workers(alone: bool) -> bool {
+    WORKERLESS.load(Ordering::Relaxed) > usize::from(alone)
+}
+
+/// Counts the calling thread as blocked, if it is a stand-in, until this is dropped.
+pub(crate) struct Blocked(());
+
+impl Blocked {
+    pub(crate) fn enter() -> Option<Self> {
+        let enter = |stands_in: &RefCell<Option<(CoreRef, usize)>>| {
+            let mut stands_in = stands_in.borrow_mut();
+            let (core, depth) = stands_in.as_mut()?;
+            *depth += 1;
+            Some((*depth == 1).then(|| core.clone()))
+        };
+        // A thread that ends stands in for nothing.
+        let core = STANDS_IN.try_with(enter).ok().flatten()?;
+        if let Some(core) = core {
+            core.stand_ins.roll().blocked += 1;
+            // Where there are workers, the wait that finds all threads blocked calls.
+            if core.alone() && core.stand_ins.is_wanted() {
+                // If there are too many, the waits find out.
+                core.stand_ins.call(&core);
+            }
+        }
+        Some(Self(()))
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        let core = STANDS_IN.with_borrow_mut(|stands_in| {
+            let (core, depth) = stands_in.as_mut().expect("a stand-in stays one until its thread ends");
+            *depth -= 1;
+            (*depth == 0).then(|| core.clone())
+        });
+        if let Some(core) = core {
+            core.stand_ins.roll().blocked -= 1;
+        }
+    }
+}
+
+/// Whether the calling thread is a stand-in, of whatever engine.
+pub(crate) fn is_one() -> bool {
+    STANDS_IN.try_with(|stands_in| stands_in.borrow().is_some()).unwrap_or(false)
+}
+
+impl StandIns {
+    fn roll(&self) -> MutexGuard<'_, Roll> {
+        // Nothing foreign runs under this lock.
+        self.roll.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::SeqCst) > 0
+    }
+
+    /// Wants a stand-in for as long as the engine, whose last handle is gone, has operations in flight.
+    pub(crate) fn want_to_the_end(&self, core: &CoreRef) {
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        self.call(core);
+    }
+
+    /// Makes sure that one takes operations. Returns why none does.
+    fn call(&self, core: &CoreRef) -> Option<NoStandIn> {
+        let mut roll = self.roll();
+        if roll.active() > 0 {
+            return None;
+        }
+        if roll.resting > roll.calls {
+            roll.calls += 1;
+            drop(roll);
+            self.called.notify_one();
+            return None;
+        }
+        if roll.alive >= STAND_INS_MAX {
+            return Some(NoStandIn::TooMany);
+        }
+        roll.alive += 1;
+        drop(roll);
+        let own = core.clone();
+        let body = move || essential("a thread that stands in for waiting ones", || stand_in(own));
+        let thread = thread::Builder::new().name("estafette-stand-in".into()).stack_size(core.stack_size);
+        let started = thread.spawn(body);
+        if let Err(error) = started {
+            self.roll().alive -= 1;
+            tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");
+            return Some(NoStandIn::Refused(error));
+        }
+        None
+    }
+
+    /// Rests until called; false when there was no call for a while, and the thread is to end.
+    fn rest(&self, core: &CoreRef) -> bool {
+        let until = Instant::now() + REST;
+        let mut roll = self.roll();
+        roll.resting += 1;
+        // A wait that wanted one in the meantime may have found this thread active, and two that were active may both rest.
+        if core.alone() && self.is_wanted() && !core.is_over() && roll.active() == 0 {
+            roll.resting -= 1;
+            return true;
+        }
+        while roll.calls == 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                roll.resting -= 1;
+                roll.alive -= 1;
+                return false;
+            }
+            roll = self.called.wait_timeout(roll, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        roll.calls -= 1;
+        roll.resting -= 1;
+        true
+    }
+
+    /// Whether the calling stand-in goes on: it is wanted, and the only one that takes operations.
+    fn goes_on(&self, core: &CoreRef) -> bool {
+        self.is_wanted()
+            && !core.is_over()
+            && (core.alone() || core.pool.is_stuck())
+            && self.roll().active() <= 1
+    }
+}
+
+/// The body of a stand-in.
+fn stand_in(core: CoreRef) {
+    STANDS_IN.set(Some((core.clone(), 0)));
+    loop {
+        while core.stand_ins.goes_on(&core) {
+            if let Some(job) = core.pool.try_take() {
+                if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run::execute(job.0))) {
+                    tracing::error!("what an operation left behind panicked");
+                    bury(panic);
+                }
+                continue;
+            }
+            if !core.alone() {
+                // A wait that finds work which the pool cannot take calls again.
+                break;
+            }
+            let mut listening = core.bell.listen();
+            if !core.pool.has_work() && core.stand_ins.goes_on(&core) {
+                listening.wait_until(Some(Instant::now() + NAP));
+            }
+        }
+        if !core.stand_ins.rest(&core) {
+            break;
+        }
+    }
+    STANDS_IN.set(None);
+    core.leave();
+}

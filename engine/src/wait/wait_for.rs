@@ -1,0 +1,76 @@
+//! Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows.
+//!
+//! An operation whose body waits is running as far as its variables are concerned. Without these edges two operations
+//! that wait for each other's results would wait for ever, and a window full of them would look busy.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::PoisonError;
+
+use estafette_graph::OpId;
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use crate::core::context::{self, Current};
+use crate::core::operation::OpHandle;
+
+/// What a blocked operation waits for.
+#[derive(Debug, Clone)]
+pub(crate) enum On {
+    /// The end (or, for probes and leases, the grant) of this operation.
+    Op(OpHandle),
+    /// That any operation of an engine ends.
+    AnyOther,
+}
+
+estafette_sync::statics! {
+    /// At most one entry per thread that blocks inside an operation, each with its number.
+    static BLOCKED: Mutex<Entries> = Mutex::new(Entries { last: 0, entries: Vec::new() });
+}
+
+struct Entries {
+    last: u64,
+    entries: Vec<(u64, Current, On)>,
+}
+
+fn lock() -> MutexGuard<'static, Entries> {
+    BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations there is
+/// nothing to note: nobody can wait for a thread.
+pub(crate) fn enter(on: impl FnOnce() -> On) -> Option<Entered> {
+    let op = context::current_with_core()?;
+    let on = on();
+    let mut blocked = lock();
+    blocked.last += 1;
+    let number = blocked.last;
+    blocked.entries.push((number, op, on));
+    Some(Entered(number))
+}
+
+/// See [`enter`].
+pub(crate) struct Entered(u64);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let mut blocked = lock();
+        let at = blocked.entries.iter().position(|(number, _, _)| *number == self.0);
+        let left = at.map(|at| blocked.entries.swap_remove(at));
+        drop(blocked);
+        // It refers to an operation, which is dropped under no lock.
+        drop(left);
+    }
+}
+
+/// Who is blocked now. An operation may block on several threads at once.
+pub(crate) fn now() -> HashMap<OpId, Vec<On>> {
+    let mut found: HashMap<OpId, Vec<On>> = HashMap::new();
+    for (_, op, on) in &lock().entries {
+        found.entry(op.op).or_default().push(on.clone());
+    }
+    found
+}
+
+/// The blocked operations of an engine.
+pub(crate) fn of_core(core: u64) -> HashSet<OpId> {
+    lock().entries.iter().filter(|(_, op, _)| op.core == core).map(|(_, op, _)| op.op).collect()
+}

@@ -1,0 +1,116 @@
+//! Threads that sleep until something wakes them: for long, while [another one](crate::wait::awaits) looks at what they wait for; and in engines
+//! without workers, until there is work.
+
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Wake, Waker};
+
+use estafette_sync::sync::{Condvar, Mutex};
+use estafette_sync::time::{Duration, Instant};
+use smallvec::SmallVec;
+
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::oneshot::{Delivered, Signal};
+use crate::core::operation::OpHandle;
+use crate::core::wakers::WakerKey;
+use crate::wait::awaits::{Awaited, Pending};
+
+/// Wakes the thread.
+#[derive(Default)]
+struct Sleeper {
+    woken: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_one();
+    }
+}
+
+impl Sleeper {
+    /// Sleeps until it is woken, or until `deadline`. Whether it was woken.
+    fn sleep(&self, deadline: Option<Instant>) -> bool {
+        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*woken {
+            woken = match deadline {
+                None => self.changed.wait(woken).unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return false;
+                    }
+                    self.changed.wait_timeout(woken, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+        std::mem::take(&mut *woken)
+    }
+}
+
+/// Sleeps until `signal` is set, until there is work in one of the `engines`, which have no workers, or until `deadline`. Does not sleep
+/// unless `is_idle`, which is asked when the thread listens.
+pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
+    signal: &Signal<V>,
+    engines: impl Iterator<Item = &'a CoreRef>,
+    deadline: Instant,
+    is_idle: impl FnOnce() -> bool,
+) {
+    let sleeper = Arc::<Sleeper>::default();
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let mut bells: SmallVec<[_; 1]> = engines.map(|engine| engine.bell.listen_async()).collect();
+    bells.iter_mut().for_each(|bell| bell.wake_at_ring(&waker));
+    let mut key = WakerKey::default();
+    if !signal.is_set(&mut Context::from_waker(&waker), &mut key) && is_idle() {
+        context::blocking(|| sleeper.sleep(Some(deadline)));
+    }
+    signal.forget(&mut key);
+}
+
+/// A blocked thread, among those that are looked for.
+pub(crate) struct Watched<'a, V: Clone + Delivered> {
+    signal: &'a Signal<V>,
+    op: &'a OpHandle,
+    pause: Duration,
+    helps: bool,
+    sleeper: Arc<Sleeper>,
+    key: WakerKey,
+    pending: Pending,
+}
+
+impl<'a, V: Clone + Delivered> Watched<'a, V> {
+    /// The calling thread waits for `signal`, which `op` will set; it `helps` if it may run what it needs. The first look is taken after
+    /// `pause`.
+    pub(crate) fn new(signal: &'a Signal<V>, op: &'a OpHandle, pause: Duration, helps: bool) -> Self {
+        let (key, pending) = (WakerKey::default(), Pending::default());
+        Self { signal, op, pause, helps, sleeper: Arc::default(), key, pending }
+    }
+
+    /// Sleeps until the signal is set, until the thread has to look itself, or until `deadline`. True where it has to look.
+    pub(crate) fn wait_until(&mut self, deadline: Option<Instant>) -> bool {
+        let waker = Waker::from(Arc::clone(&self.sleeper));
+        let cx = &mut Context::from_waker(&waker);
+        loop {
+            if self.signal.is_set(cx, &mut self.key) {
+                return false;
+            }
+            let (op, pause, helps) = (self.op, self.pause, self.helps);
+            // It has no verdict: a thread that is woken looks itself.
+            let _ = self.pending.poll(cx, || Awaited::by_thread(op, pause, helps));
+            if !self.sleeper.sleep(deadline) {
+                return false;
+            }
+            if self.pending.was_woken() {
+                self.pending.over();
+                return !self.signal.is_set(cx, &mut self.key);
+            }
+        }
+    }
+}
+
+impl<V: Clone + Delivered> Drop for Watched<'_, V> {
+    fn drop(&mut self) {
+        self.signal.forget(&mut self.key);
+    }
+}
