@@ -165,9 +165,9 @@ pub const SUITES: &[Suite] = &[
         counted: true,
         limit: minutes(30),
         commands: |context| {
-            let random = |test: &str, seeds: &str| {
+            let random = |file: &str, seeds: &str| {
                 let profile = ["test", "--profile", "checked", "--package", "tests"];
-                let mut command = cargo(&context.target, &profile, &["--test", test]);
+                let mut command = cargo(&context.target, &profile, &["--test", "random", file]);
                 command.env("ESTAFETTE_SEEDS", seeds);
                 command
             };
@@ -272,7 +272,7 @@ pub const SUITES: &[Suite] = &[
             let packages = environment.packages().unwrap_or_default();
             let mut tests = cargo(
                 &context.target,
-                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl*"],
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl"],
                 &["--features", NEEDING_A_RUNTIME],
             );
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));

@@ -360,7 +360,7 @@ fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
 #[test]
 fn a_fault_in_the_middle_of_a_copy_ends_it() {
     const ILLEGAL_ADDRESS: i32 = 700;
-    let bench = bench_on(1);
+    let bench = bench_on(crate::BREAKS_IN_COPY);
     if bench.device.fault().is_some() {
         return eprintln!("the device is broken already");
     }

@@ -27,9 +27,6 @@ fn bench() -> Bench {
     bench_on(0)
 }
 
-/// A device that breaks stays broken for the process: the last one is for that.
-const BREAKS: usize = 2;
-
 fn bench_on(number: usize) -> Bench {
     let (alone, simulator) = crate::simulator();
     let device = Arc::clone(&CudaRuntime::get().expect("a simulated driver").devices()[number]);
@@ -305,7 +302,7 @@ unsafe fn cu_stream_query(stream: *mut std::ffi::c_void) -> i32 {
 
 #[test]
 fn a_fault_under_a_graph_is_the_failure_of_what_it_writes_and_of_every_later_replay() {
-    let bench = bench_on(BREAKS);
+    let bench = bench_on(crate::BREAKS_IN_GRAPH);
     let [x, y, z, w] = [(); 4].map(|()| bench.bytes());
     let program = forked(&bench, [&x, &y, &z, &w], true);
     program.replay().unwrap().wait().unwrap();

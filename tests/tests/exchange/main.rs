@@ -1,7 +1,6 @@
 //! Memory from outside and back: imports, deleters, operators.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
-mod bad_input;
 mod deleters;
 mod destructors_misbehave;
 mod misuse;

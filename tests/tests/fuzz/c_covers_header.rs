@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use tests::c_fuzz::{Taken, every_step, run};
+use tests::ops::exclusive;
 use tests::watchdog::Watchdog;
 
 fn folder() -> &'static Path {
@@ -58,6 +59,7 @@ fn every_function_of_the_c_header_is_called_by_the_fuzzer() {
 
 #[test]
 fn the_kept_programs_take_every_step_that_a_program_can_take() {
+    let _alone = exclusive();
     let watchdog = Watchdog::alone();
     let mut taken = Taken::new();
     for entry in std::fs::read_dir(folder().join("fuzz/c-abi")).unwrap() {

@@ -1,12 +1,13 @@
 //! What fuzzing has found, in every plain test run: the kept inputs of each target, without an instrumented build.
 
 use std::panic;
+use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use tests::counting::Counting;
 use tests::fuzz::TARGETS;
+use tests::ops::exclusive;
 use tests::watchdog::Watchdog;
 
 #[global_allocator]
@@ -29,12 +30,8 @@ fn count_panics() {
     });
 }
 
-/// One target at a time: an Arrow array whose length lies may overlap the memory of every other tensor of the process, and shares
-/// their failures then.
-static ALONE: Mutex<()> = Mutex::new(());
-
 fn replay(name: &str) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = exclusive();
     count_panics();
     let target = TARGETS.iter().find(|target| target.name == name).expect("a target of that name");
     let corpus = target.corpus();

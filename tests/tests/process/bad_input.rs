@@ -12,7 +12,7 @@ use estafette::{
 };
 use tests::dice::Dice;
 use tests::foreign::{DLTensor, Deleted, Memory, READ_ONLY};
-use tests::ops::{engine, tensor};
+use tests::ops::{engine, exclusive, tensor};
 use tests::watchdog::Watchdog;
 
 /// Elements of every tensor here.
@@ -120,6 +120,8 @@ fn a_bad_result_of_an_operation_fails_it_names_its_field_and_is_deleted_once() {
 
 #[test]
 fn random_structs_are_refused_or_accepted_but_never_panic_and_are_deleted_once() {
+    // A random address may be that of another test's tensor.
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let mut dice = Dice::new(7);
