@@ -29,7 +29,9 @@ commands
                  --require  a skipped suite or test is a failure, unless its reason starts with \"no GPU\"
                  --suite    only the named suites
   suites       list the suites and what each needs
-  lint         formatting, clippy and rustdoc, with warnings denied
+  lint [--counted]
+               formatting, clippy and rustdoc, with warnings denied; what is counted of layers and words may only fall
+                 --counted  only what is counted, without the compiler
   fuzz [TARGET...] [--seconds N] [--keep] [--input FILE]
                run the fuzz targets (c-abi, recordings, arrow, operators) under libFuzzer with coverage; needs a C++ compiler
                  --seconds  how long each target runs (60); 0: the kept inputs only
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
             Ok(true)
         }
         ["lint"] => lint::run(),
+        ["lint", "--counted"] => lint::run_counted(),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).and_then(|options| fuzz::run(&options)),
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),

@@ -1,4 +1,4 @@
-//! The guarantees of the design on a device with a clock of its own: the simulated one. Time passes only when a test says
+//! Guarantees on a device with a clock of its own: the simulated one. Time passes only when a test says
 //! so, so nothing here depends on luck.
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": leases.
+//! Hard cases of docs/guarantees.md: leases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": shutdown, and updates that did not happen.
+//! Hard cases of docs/guarantees.md: shutdown, and updates that did not happen.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
