@@ -343,7 +343,7 @@ impl OpState {
 
     /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
     #[inline]
-    pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
+    pub(crate) fn handle_outlives_call(&self, core: Option<u64>) -> bool {
         matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
     }
 

@@ -46,7 +46,7 @@ impl Lease {
         }
         let signal = Arc::new(Signal::new());
         let label = LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false);
-        let label = Arc::new(label.ordering_itself(consumer.orders_itself()));
+        let label = Arc::new(label.ordering_itself(consumer.is_stream_ordered()));
         let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
@@ -283,7 +283,7 @@ fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
         refuse(granted, &label, failure, ready);
     } else if found.pending.is_empty() {
         hold(granted, &label, ready);
-    } else if label.orders_itself {
+    } else if label.is_stream_ordered {
         label.leave_pending(found.pending);
         hold(granted, &label, ready);
     } else {

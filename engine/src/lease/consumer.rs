@@ -13,7 +13,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use estafette_devices::{DLDevice, Fence, Frontier, Outcome, Queue, Reactor, Subscriber};
+use estafette_devices::{DLDevice, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
 
 use crate::core::engine_core::Core;
@@ -37,28 +37,31 @@ pub enum Consumer {
 
 impl Consumer {
     /// Whether what is pending is left to the consumer.
-    pub(crate) fn orders_itself(&self) -> bool {
+    pub(crate) fn is_stream_ordered(&self) -> bool {
         !matches!(self, Self::Host)
     }
 
     /// What the end of a use by this consumer waits for.
     pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<After>, Error> {
         Ok(match self {
-            Self::Host if is_released_early(tensor) => Some(After::Unknown),
+            Self::Host if may_release_before_completion(tensor) => Some(After::Unknown),
             Self::Host => None,
             Self::Queue(queue) if queue.is_capturing()? => Some(After::Captured),
-            Self::Queue(queue) if queue.may_be_kept() => Some(After::Queue(Arc::clone(queue))),
+            Self::Queue(queue) if queue.handle_outlives_call() => Some(After::Queue(Arc::clone(queue))),
             Self::Queue(_) | Self::Unordered => Some(After::Unknown),
         })
     }
 }
 
 /// Whether whoever is given this memory uses it on queues that only he knows, and gives it back before that is over.
-pub(crate) fn is_released_early(tensor: &TensorInner) -> bool {
+pub(crate) fn may_release_before_completion(tensor: &TensorInner) -> bool {
     let Ok(definition) = tensor.definition() else { return false };
     // What the host can read it uses itself, and is done when it says so.
     !definition.host
-        && tensor.core.device(definition.layout.device()).is_some_and(|device| device.is_released_early())
+        && tensor
+            .core
+            .device(definition.layout.device())
+            .is_some_and(|device| device.may_release_before_completion())
 }
 
 /// What the end of a lease waits for, if its holder says nothing.
@@ -79,7 +82,7 @@ impl After {
             // The legacy stream says so too while another one is being captured: it may not be touched then.
             && matches!(queue.is_capturing(), Ok(false))
         {
-            if !queue.records_anywhere() {
+            if !queue.record_is_thread_safe() {
                 return recorded_soon(Arc::clone(queue));
             }
             if let Ok(fence) = queue.record() {
@@ -128,7 +131,7 @@ impl Subscriber for Recorder {
 
 /// Gives memory of our own on `device` back that a consumer had to himself.
 pub(crate) fn give_back(storage: Storage, core: &Core, device: DLDevice, after: Option<After>) {
-    let last = after.map(|after| Frontier::from(after.fence(core, device)));
+    let last = after.map(|after| FenceSet::from(after.fence(core, device)));
     reaper().release(last.unwrap_or_default(), storage);
 }
 

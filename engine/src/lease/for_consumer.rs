@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use estafette_devices::{FenceState, Frontier, Order};
+use estafette_devices::{FenceSet, FenceState, Order};
 use estafette_sync::sync::Mutex;
 use estafette_sync::time::{Duration, Instant};
 
@@ -99,7 +99,7 @@ impl Tensor {
 impl Lease {
     /// Hands what was left pending when the lease was granted to the consumer's queue, and notes what the end waits for. Gives
     /// what only the host can wait for.
-    fn hand_to(&self, consumer: &Consumer) -> Result<Frontier, Error> {
+    fn hand_to(&self, consumer: &Consumer) -> Result<FenceSet, Error> {
         let pending = self.inner.label().take_pending();
         self.note_end(consumer)?;
         self.order(consumer, &pending)
@@ -113,8 +113,8 @@ impl Lease {
         Ok(())
     }
 
-    fn order(&self, consumer: &Consumer, pending: &Frontier) -> Result<Frontier, Error> {
-        let mut host = Frontier::default();
+    fn order(&self, consumer: &Consumer, pending: &FenceSet) -> Result<FenceSet, Error> {
+        let mut host = FenceSet::default();
         let Consumer::Queue(queue) = consumer else { return Ok(host) };
         for fence in pending {
             match queue.order_after(fence) {
@@ -147,7 +147,7 @@ const LOOK_ALONE: Duration = Duration::from_millis(1);
 
 fn wait_on_host(
     core: &CoreRef,
-    fences: &Frontier,
+    fences: &FenceSet,
     deadline: Option<Instant>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {

@@ -20,7 +20,7 @@ use crate::core::engine_core::graph;
 use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
 use crate::core::var_state::{Ending, Replaced, VarState};
 use crate::exchange::fork;
-use crate::lease::consumer::{After, is_released_early};
+use crate::lease::consumer::{After, may_release_before_completion};
 use crate::lease::owner::Taker;
 use crate::lease::pins::Link;
 use crate::operation::run::{self, ReadyList};
@@ -295,7 +295,7 @@ impl LeaseInner {
     /// in between when the operation ends.
     pub(crate) fn hold_from(&self, running: &OpGranted, mode: Mode) {
         let Label::Shared(label) = &self.label else { return };
-        if is_released_early(&self.tensor.inner) {
+        if may_release_before_completion(&self.tensor.inner) {
             // It may be used on other queues than the operation's.
             self.ends_after(After::Unknown);
         } else if let Some(queue) = running.payload().queue() {
@@ -422,7 +422,7 @@ pub(crate) fn end(granted: OpGranted, done: Option<Fence>) {
     let core = granted.payload().core.clone();
     let tag = OpTag::of(&granted);
     let mut ready = ReadyList::new();
-    let unordered = done.is_none() && granted.payload().lease().is_some_and(|label| label.orders_itself);
+    let unordered = done.is_none() && granted.payload().lease().is_some_and(|label| label.is_stream_ordered);
     let ending = if unordered {
         // Its holder has not come to use it, and what was pending still is.
         Ending::Looked

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette_devices::Frontier;
+use estafette_devices::FenceSet;
 use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
@@ -26,9 +26,9 @@ pub(crate) struct LeaseLabel {
     pub(crate) since: Coarse,
     slot: Mutex<Slot>,
     /// Whether its holder orders himself after earlier work. Then it is granted with that work pending.
-    pub(super) orders_itself: bool,
+    pub(super) is_stream_ordered: bool,
     /// What was pending when it was granted to such a holder.
-    pending: Mutex<Option<Box<Frontier>>>,
+    pending: Mutex<Option<Box<FenceSet>>>,
     /// Whether it was granted and all earlier work is done, so that only its holder keeps others waiting.
     pub(super) held: AtomicBool,
     /// Whom to tell; nobody of a lease that was granted as it was submitted.
@@ -57,7 +57,7 @@ impl LeaseLabel {
             thread: clock::this_thread(),
             since: Coarse::now(),
             slot: Mutex::new(Slot::Waiting),
-            orders_itself: false,
+            is_stream_ordered: false,
             pending: Mutex::new(None),
             held: AtomicBool::new(held),
             signal,
@@ -65,17 +65,17 @@ impl LeaseLabel {
     }
 
     /// The same, of a holder who orders himself after earlier work.
-    pub(super) fn ordering_itself(mut self, orders_itself: bool) -> Self {
-        self.orders_itself = orders_itself;
+    pub(super) fn ordering_itself(mut self, is_stream_ordered: bool) -> Self {
+        self.is_stream_ordered = is_stream_ordered;
         self
     }
 
-    pub(super) fn leave_pending(&self, pending: Frontier) {
+    pub(super) fn leave_pending(&self, pending: FenceSet) {
         *self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Box::new(pending));
     }
 
     /// What was pending when it was granted; nothing the second time.
-    pub(crate) fn take_pending(&self) -> Frontier {
+    pub(crate) fn take_pending(&self) -> FenceSet {
         let pending = self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         pending.map(|pending| *pending).unwrap_or_default()
     }

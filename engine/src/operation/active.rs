@@ -67,7 +67,9 @@ impl Underway {
     pub(crate) fn after_lending(&self, device: DLDevice) -> Option<Fence> {
         let core = self.core();
         let device = core.device(quarantine::device_of(device))?;
-        device.is_released_early().then(|| quarantine::enter(Some(device), core.quarantine_timeout))
+        device
+            .may_release_before_completion()
+            .then(|| quarantine::enter(Some(device), core.quarantine_timeout))
     }
 
     /// Takes out of the variables what has settled of the fences that they carried when this began: a replay settles those itself,

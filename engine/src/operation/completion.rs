@@ -18,7 +18,7 @@ use crate::core::operation::{OpTag, Panic, bury};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
-use crate::lease::consumer::{Consumer, is_released_early};
+use crate::lease::consumer::{Consumer, may_release_before_completion};
 use crate::lease::{Access, LeaseInner, check_writable};
 use crate::operation::active::{Underway, Views};
 use crate::operation::operands::Declared;
@@ -240,7 +240,7 @@ impl Scope {
     /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
-        if self.queue().is_none() && is_released_early(&tensor.inner) {
+        if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
             // Nothing says which streams he uses.
             self.lock().lent_on = tensor.device().ok();
         }
@@ -264,7 +264,7 @@ impl Scope {
         let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
         if queue.is_none()
             && !options.copy
-            && (options.consumer.orders_itself() || is_released_early(&tensor.inner))
+            && (options.consumer.is_stream_ordered() || may_release_before_completion(&tensor.inner))
         {
             inner.lent_on = tensor.device().ok();
         }

@@ -59,7 +59,7 @@ impl GraphPlan {
                     format!("is on {}, and the first one on {}", queue.device(), first.device()),
                 );
             }
-            if !queue.records_graphs() {
+            if !queue.supports_capture() {
                 let why =
                     "is on a queue that records no graphs: somebody else's, or of a device that has none";
                 return cannot(Some(at), why.into());
@@ -112,7 +112,7 @@ impl Recording<'_> {
 
     fn record(&self) -> Result<Arc<dyn LaunchGraph>, OperationError> {
         let mut failed = None;
-        let recorded = self.graph.queue.record_graph(self.graph.lanes, &mut |queues| {
+        let recorded = self.graph.queue.capture_graph(self.graph.lanes, &mut |queues| {
             self.enqueue(queues).map_err(|failure| {
                 failed = Some(failure);
                 DeviceError::new(DeviceErrorKind::Other, "a node has failed")

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use estafette_devices::Frontier;
+use estafette_devices::FenceSet;
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -196,7 +196,7 @@ pub(crate) fn place(
     core: &CoreRef,
     space: Space,
     range: Range<usize>,
-    ready: &Frontier,
+    ready: &FenceSet,
     origin: impl FnOnce() -> Origin,
 ) -> Placement {
     if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
@@ -212,7 +212,7 @@ fn try_place(
     core: &CoreRef,
     space: Space,
     range: Range<usize>,
-    ready: &Frontier,
+    ready: &FenceSet,
     origin: Option<Origin>,
 ) -> Option<Placement> {
     let mut keep = SmallVec::new();

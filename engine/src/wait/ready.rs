@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{Frontier, Reactor};
+use estafette_devices::{FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
@@ -92,7 +92,7 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
     let signal = state.probe().cloned().expect("every probe is submitted with its signal");
     cancellation::probe_leaves();
-    let mut fences = Frontier::default();
+    let mut fences = FenceSet::default();
     let mut failure = None;
     for access in granted.accesses() {
         if access.flags() & (FAILED | WRITE_FENCES) == 0 {

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use estafette::devices::{
-    DLDevice, DeviceError, Event, Fence, FenceState, Frontier, QueueId, Subscriber, Timeline, Watch,
+    DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
 use estafette::exchange::{self, ExportFlags, reaper};
 use estafette::{Abi, Access, DType, Engine, Layout, Origin, Produced, Tensor};
@@ -361,9 +361,9 @@ fn events_of_tensors_that_collapse_and_of_one_that_goes() {
             // SAFETY: the memory is as described.
             unsafe { stage.engine.import_from(managed, ready, false, || Origin::Owner) }.unwrap()
         };
-        let parts: Vec<Tensor> = (0..20).map(|at| import(2 * at, 2, Frontier::default())).collect();
+        let parts: Vec<Tensor> = (0..20).map(|at| import(2 * at, 2, FenceSet::default())).collect();
         parts[3].used_until(&work(&stage.x)).unwrap();
-        let whole = import(0, 40, Frontier::from(work(&stage.x)));
+        let whole = import(0, 40, FenceSet::from(work(&stage.x)));
         whole.used_until(&work(&stage.x)).unwrap();
         assert!(!whole.is_ready());
         set(&stage.engine, &parts[5], 2.0);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ManagedTensor, Origin, Status, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -323,7 +323,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     let import = |origin| {
         let managed = memory.tensor(0, 1, &deleted);
         // SAFETY: a fresh tensor that describes its memory truly.
-        unsafe { engine.import_from(managed, Frontier::default(), false, || origin) }.unwrap()
+        unsafe { engine.import_from(managed, FenceSet::default(), false, || origin) }.unwrap()
     };
     let t = import(Origin::Unknown);
     for access in [Access::Read, Access::Write] {
@@ -341,7 +341,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     // Without a lease nobody is asked.
     let managed = memory.tensor(0, 1, &deleted);
     // SAFETY: as above.
-    let asked = unsafe { engine.import_from(managed, Frontier::default(), false, || panic!("asked")) };
+    let asked = unsafe { engine.import_from(managed, FenceSet::default(), false, || panic!("asked")) };
     drop((t, asked.unwrap()));
     deleted.settle_at(6);
     assert!(watchdog.still_watches());

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use estafette::devices::{DLDevice, Fence, Frontier, host};
+use estafette::devices::{DLDevice, Fence, FenceSet, host};
 use estafette::exchange::reaper;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, Origin, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
@@ -106,7 +106,7 @@ fn collapse(engine: &Engine, memory: &Memory) -> Vec<Tensor> {
     let other = Deleted::default();
     // SAFETY: as above.
     let import = |start, len| unsafe {
-        engine.import_from(memory.tensor(start, len, &other), Frontier::default(), false, || Origin::Owner)
+        engine.import_from(memory.tensor(start, len, &other), FenceSet::default(), false, || Origin::Owner)
     };
     let mut parts: Vec<_> = (2..24).map(|at| import(2 * at, 2).unwrap()).collect();
     parts.push(import(0, 48).unwrap());
@@ -119,7 +119,7 @@ fn an_import_over_memory_that_a_host_body_writes_is_there_when_its_producer_says
         |engine, _x, memory, fence| {
             let other = Deleted::default();
             // SAFETY: as above.
-            unsafe { engine.import_ordered(memory.tensor(1, 2, &other), Frontier::from(fence), false) }
+            unsafe { engine.import_ordered(memory.tensor(1, 2, &other), FenceSet::from(fence), false) }
                 .unwrap();
         },
         |engine, x, over| {

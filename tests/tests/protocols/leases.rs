@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use estafette::devices::{Frontier, host};
+use estafette::devices::{FenceSet, host};
 use estafette::{Access, Consumer, DType};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::thread;
@@ -68,7 +68,7 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
         let engine = engine(1);
         let deleted = foreign::Deleted::default();
         let (completer, pending) = host::promise("work of another library");
-        let ready: Frontier = [pending].into_iter().collect();
+        let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
         let tensor =
             unsafe { engine.import_ordered(foreign::tensor(&[1.0], &deleted), ready, false) }.unwrap();
