@@ -11,7 +11,7 @@ use crate::core::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
 use crate::lease::consumer::{Consumer, after_of, give_back};
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::lease::{Access, Lease, LeaseInner};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 
@@ -23,7 +23,7 @@ pub struct ExportOptions {
     /// Which struct it gets. A legacy struct cannot say that memory is read-only.
     pub abi: Abi,
     /// Who takes it, for diagnoses.
-    pub taker: Option<Taker>,
+    pub owner: Option<LeaseOwner>,
     /// How long a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
     /// Whether the consumer gets a copy of its own, flagged as one, instead of a lease. A copy from or to a device is an
@@ -42,7 +42,7 @@ impl ExportOptions {
         Self {
             access,
             abi: Abi::Versioned,
-            taker: None,
+            owner: None,
             timeout: None,
             copy: false,
             copy_to: DLDevice::CPU,
@@ -55,9 +55,9 @@ impl ExportOptions {
         if self.copy { &Consumer::Host } else { &self.consumer }
     }
 
-    pub(crate) fn taker_text(&self) -> Taker {
-        match &self.taker {
-            Some(taker) => taker.clone(),
+    pub(crate) fn owner_text(&self) -> LeaseOwner {
+        match &self.owner {
+            Some(owner) => owner.clone(),
             None => format!("thread `{}`", std::thread::current().name().unwrap_or("unnamed")).into(),
         }
     }
@@ -81,7 +81,7 @@ impl Tensor {
         if let Some(copy) = self.copied_by_a_device(&options)? {
             return copy.export_as_copy_async(&options).await;
         }
-        let lease = self.lease_for(options.access, options.taker_text(), options.settled_by()).await?;
+        let lease = self.lease_for(options.access, options.owner_text(), options.settled_by()).await?;
         export_held(lease.inner, &options)
     }
 
@@ -108,8 +108,8 @@ impl Tensor {
     /// # Errors
     /// As [`export_wait`](Self::export_wait).
     pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let (timeout, taker) = (options.timeout, options.taker_text());
-        let lease = self.lease_wait_for(Access::Read, timeout, taker, &options.consumer)?;
+        let (timeout, owner) = (options.timeout, options.owner_text());
+        let lease = self.lease_wait_for(Access::Read, timeout, owner, &options.consumer)?;
         self.export_after(lease, options)
     }
 
@@ -118,14 +118,14 @@ impl Tensor {
     /// # Errors
     /// As there.
     pub async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let lease = self.lease_for(Access::Read, options.taker_text(), &options.consumer).await?;
+        let lease = self.lease_for(Access::Read, options.owner_text(), &options.consumer).await?;
         self.export_after(lease, options)
     }
 
     /// Exports a copy that `lease` has shown to be ready, or has ordered before the consumer.
     fn export_after(&self, lease: Lease, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let definition = self.inner.definition()?;
-        let keeper = LeaseInner::unheld(self, Access::Alias, options.taker_text());
+        let keeper = LeaseInner::unheld(self, Access::Alias, options.owner_text());
         if let Some(after) = lease.inner.take_after() {
             keeper.ends_after(after);
         }
@@ -135,18 +135,18 @@ impl Tensor {
     }
 
     /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it
-    /// would have to wait, or to look at failures and fences. The cheapest way out; `taker` is asked only if it is open.
+    /// would have to wait, or to look at failures and fences. The cheapest way out; `owner` is asked only if it is open.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
     #[inline]
-    pub fn export_at_once(&self, taker: impl FnOnce() -> Taker) -> Result<Option<ManagedTensor>, Error> {
+    pub fn export_at_once(&self, owner: impl FnOnce() -> LeaseOwner) -> Result<Option<ManagedTensor>, Error> {
         self.inner.core.check_fork()?;
         let Ok(definition) = self.inner.definition() else { return Ok(None) };
         if !self.inner.is_quiet() {
             return Ok(None);
         }
-        let lease = LeaseInner::at_once(self, taker);
+        let lease = LeaseInner::at_once(self, owner);
         if let Some(lease) = &lease
             && !definition.host
             && let Some(after) = after_of(&Consumer::Host, &self.inner)
@@ -181,8 +181,8 @@ impl Tensor {
         if let Some(copy) = self.copied_by_a_device(options)? {
             return copy.export_as_copy(options);
         }
-        let (timeout, taker) = (options.timeout, options.taker_text());
-        let lease = self.lease_wait_for(options.access, timeout, taker, options.settled_by())?;
+        let (timeout, owner) = (options.timeout, options.owner_text());
+        let lease = self.lease_wait_for(options.access, timeout, owner, options.settled_by())?;
         export_held(lease.inner, options)
     }
 
@@ -191,8 +191,8 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`export`](Self::export).
-    pub async fn lease(&self, access: Access, taker: impl Into<Taker>) -> Result<Lease, Error> {
-        self.lease_for(access, taker, &Consumer::Host).await
+    pub async fn lease(&self, access: Access, owner: impl Into<LeaseOwner>) -> Result<Lease, Error> {
+        self.lease_for(access, owner, &Consumer::Host).await
     }
 }
 
@@ -206,7 +206,7 @@ impl Lease {
         self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access) })
     }
 
-    /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and taker are the
+    /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and owner are the
     /// lease's.
     ///
     /// # Errors

@@ -96,7 +96,7 @@ pub use export::ExportOptions;
 pub use import::Produced;
 pub use lease::consumer::Consumer;
 pub use lease::info::LeaseInfo;
-pub use lease::owner::{CallSite, Taker};
+pub use lease::owner::{CallSite, LeaseOwner};
 pub use lease::{Access, Lease};
 pub use operation::admitted::Admitted;
 pub use operation::builder::OpBuilder;

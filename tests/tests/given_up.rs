@@ -317,7 +317,7 @@ fn a_diagnosis_tells_what_a_cancelled_operation_waits_for_and_nothing_of_request
         diagnosis
             .operations
             .iter()
-            .any(|op| op.lease.as_ref().is_some_and(|lease| lease.taker.to_string().contains("impatient")))
+            .any(|op| op.lease.as_ref().is_some_and(|lease| lease.owner.to_string().contains("impatient")))
     };
     assert!(wanted(&engine.diagnose()), "it still waits");
     drop(impatient);

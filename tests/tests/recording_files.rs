@@ -99,7 +99,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     assert_eq!(left.program, "tests");
     assert!(left.losses.damage[0].contains("before the recording was finished"), "{:?}", left.losses);
     assert!(left.variables.iter().any(|variable| *variable.name == *"batch"));
-    assert!(left.leases.iter().any(|lease| *lease.taker == *"a reader"));
+    assert!(left.leases.iter().any(|lease| *lease.owner == *"a reader"));
     assert!(!left.stalls.is_empty() && left.duration > 0);
     go.send(()).unwrap();
     running.wait().unwrap();

@@ -140,7 +140,7 @@ pub unsafe extern "C" fn estafette_export(
                 given.nonblocking
             )));
         }
-        wanted.taker = Some("a C program".into());
+        wanted.owner = Some("a C program".into());
         wanted.copy = given.copy == 1;
         if given.nonblocking == 1 && !tensor.is_defined() {
             tensor.lease_now(wanted.access, "a C program")?;

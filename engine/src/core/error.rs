@@ -297,7 +297,7 @@ impl std::error::Error for OperationError {
 pub struct LeaseHeld {
     /// What waited.
     pub waiting: String,
-    /// Each blocking lease in words: access, taker, age.
+    /// Each blocking lease in words: access, owner, age.
     pub leases: Vec<String>,
     /// The same for programs.
     pub held: Vec<LeaseInfo>,

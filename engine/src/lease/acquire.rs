@@ -18,7 +18,7 @@ use crate::core::oneshot::Signal;
 use crate::core::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, Role};
 use crate::core::var_state::Ending;
 use crate::lease::consumer::Consumer;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::operation::run::{self, ReadyList};
 use crate::operation::withdraw::withdraw;
 use crate::tensor::handle::Tensor;
@@ -29,15 +29,15 @@ use crate::wait::ready::ReadySignal;
 
 impl Lease {
     /// Starts to take a lease; resolves once the tensor is defined, ready, and free for this access.
-    pub(crate) fn acquire(tensor: &Tensor, access: Access, taker: Taker) -> Result<Acquire, Error> {
-        Self::acquire_for(tensor, access, taker, &Consumer::Host)
+    pub(crate) fn acquire(tensor: &Tensor, access: Access, owner: LeaseOwner) -> Result<Acquire, Error> {
+        Self::acquire_for(tensor, access, owner, &Consumer::Host)
     }
 
     /// As [`acquire`](Self::acquire); what a `consumer` that orders itself must come after is left with the label, pending.
     fn acquire_for(
         tensor: &Tensor,
         access: Access,
-        taker: Taker,
+        owner: LeaseOwner,
         consumer: &Consumer,
     ) -> Result<Acquire, Error> {
         tensor.inner.core.check_fork()?;
@@ -45,7 +45,7 @@ impl Lease {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false);
+        let label = LeaseLabel::new(access, owner, Some(Arc::clone(&signal)), false);
         let label = Arc::new(label.ordering_itself(consumer.orders_itself()));
         let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
@@ -69,8 +69,8 @@ impl Lease {
     }
 
     /// As [`acquire`](Self::acquire), but gives up when it would have to wait.
-    pub(crate) fn acquire_now(tensor: &Tensor, access: Access, taker: &str) -> Result<Option<Self>, Error> {
-        let acquire = Self::acquire(tensor, access, taker.into())?;
+    pub(crate) fn acquire_now(tensor: &Tensor, access: Access, owner: &str) -> Result<Option<Self>, Error> {
+        let acquire = Self::acquire(tensor, access, owner.into())?;
         match acquire.signal.get() {
             Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
             None => Ok(None),
@@ -90,10 +90,10 @@ impl Lease {
         tensor: &Tensor,
         access: Access,
         timeout: Option<Duration>,
-        taker: Taker,
+        owner: LeaseOwner,
         consumer: &Consumer,
     ) -> Result<Self, Error> {
-        let acquire = Self::acquire_for(tensor, access, taker, consumer)?;
+        let acquire = Self::acquire_for(tensor, access, owner, consumer)?;
         let what = format!("a {access} lease");
         let waited = blocking::block(&tensor.inner.core, &acquire.handle, &what, &acquire.signal, timeout);
         acquire.note_resumed(true);
@@ -106,16 +106,16 @@ impl Lease {
         tensor: &Tensor,
         access: Access,
         timeout: Option<Duration>,
-        taker: Taker,
+        owner: LeaseOwner,
         consumer: &Consumer,
     ) -> Result<Self, Error> {
         if access == Access::Alias {
             if !tensor.is_defined() {
                 blocking::block_on_tensor(tensor, timeout)?;
             }
-            return Ok(Self::alias(tensor, taker));
+            return Ok(Self::alias(tensor, owner));
         }
-        let lease = Self::acquire_wait_as(tensor, access, timeout, taker, consumer)?;
+        let lease = Self::acquire_wait_as(tensor, access, timeout, owner, consumer)?;
         check_still_writable(tensor, access)?;
         Ok(lease)
     }
@@ -124,16 +124,16 @@ impl Lease {
     pub(crate) async fn granted(
         tensor: &Tensor,
         access: Access,
-        taker: Taker,
+        owner: LeaseOwner,
         consumer: &Consumer,
     ) -> Result<Self, Error> {
         if access == Access::Alias {
             if !tensor.is_defined() {
                 tensor.ready().await?;
             }
-            return Ok(Self::alias(tensor, taker));
+            return Ok(Self::alias(tensor, owner));
         }
-        let lease = Self::acquire_for(tensor, access, taker, consumer)?.await?;
+        let lease = Self::acquire_for(tensor, access, owner, consumer)?.await?;
         check_still_writable(tensor, access)?;
         Ok(lease)
     }
@@ -142,24 +142,24 @@ impl Lease {
     pub(crate) fn granted_now(
         tensor: &Tensor,
         access: Access,
-        taker: &str,
+        owner: &str,
         consumer: &Consumer,
     ) -> Result<Option<Self>, Error> {
         if !tensor.is_defined() {
             return tensor.inner.look().unwrap_or(Ok(())).map(|()| None);
         }
         if access == Access::Alias {
-            return Ok(Some(Self::alias(tensor, taker.to_string().into())));
+            return Ok(Some(Self::alias(tensor, owner.to_string().into())));
         }
-        let acquire = Self::acquire_for(tensor, access, taker.into(), consumer)?;
+        let acquire = Self::acquire_for(tensor, access, owner.into(), consumer)?;
         match acquire.signal.get() {
             Some(outcome) => outcome.map(|()| Some(acquire.into_lease())),
             None => Ok(None),
         }
     }
 
-    fn alias(tensor: &Tensor, taker: Taker) -> Self {
-        Self { inner: LeaseInner::unheld(tensor, Access::Alias, taker) }
+    fn alias(tensor: &Tensor, owner: LeaseOwner) -> Self {
+        Self { inner: LeaseInner::unheld(tensor, Access::Alias, owner) }
     }
 }
 
@@ -184,7 +184,7 @@ pub(crate) struct Acquire {
 #[cold]
 pub(super) fn note_taking(draft: &OpDraft<'_>, label: &LeaseLabel, tensor: &Tensor) {
     hooks::submitted(draft);
-    hooks::taken(draft.id(), &label.taker);
+    hooks::taken(draft.id(), &label.owner);
     hooks::uses(std::slice::from_ref(tensor));
 }
 

@@ -1,6 +1,6 @@
 //! Leases of several tensors, taken at once.
 //!
-//! One lease operation names all the tensors, so taking them is a single step in the order of submission: two takers
+//! One lease operation names all the tensors, so taking them is a single step in the order of submission: two owners
 //! of the same tensors in different orders cannot get in each other's way. Once it is granted it is split into one
 //! lease per tensor, each of which is returned on its own.
 
@@ -17,7 +17,7 @@ use crate::core::error::Error;
 use crate::core::oneshot::Signal;
 use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
 use crate::engine::Engine;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end, give_up};
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
@@ -35,12 +35,12 @@ impl Engine {
     pub async fn lease_all(
         &self,
         wanted: &[(Tensor, Access)],
-        taker: impl Into<Taker>,
+        owner: impl Into<LeaseOwner>,
     ) -> Result<Vec<Lease>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        AcquireAll::submit(self.core(), wanted, taker.into())?.await
+        AcquireAll::submit(self.core(), wanted, owner.into())?.await
     }
 
     /// As [`lease_all`](Self::lease_all), blocking for at most `timeout`.
@@ -50,13 +50,13 @@ impl Engine {
     pub fn lease_all_wait(
         &self,
         wanted: &[(Tensor, Access)],
-        taker: impl Into<Taker>,
+        owner: impl Into<LeaseOwner>,
         timeout: Option<Duration>,
     ) -> Result<Vec<Lease>, Error> {
         if wanted.is_empty() {
             return Ok(Vec::new());
         }
-        let mut acquire = AcquireAll::submit(self.core(), wanted, taker.into())?;
+        let mut acquire = AcquireAll::submit(self.core(), wanted, owner.into())?;
         let waited =
             blocking::block(self.core(), &acquire.handle, "a scoped lease", &acquire.signal, timeout);
         acquire.note_resumed(true);
@@ -68,7 +68,7 @@ impl Engine {
 /// Leases being taken. Dropping it gives up; the tensors are not affected.
 struct AcquireAll {
     wanted: Vec<(Tensor, Access)>,
-    taker: Taker,
+    owner: LeaseOwner,
     /// `None` once the leases were handed over.
     label: Option<Arc<LeaseLabel>>,
     signal: Arc<ReadySignal>,
@@ -77,7 +77,7 @@ struct AcquireAll {
 }
 
 impl AcquireAll {
-    fn submit(core: &CoreRef, wanted: &[(Tensor, Access)], taker: Taker) -> Result<Self, Error> {
+    fn submit(core: &CoreRef, wanted: &[(Tensor, Access)], owner: LeaseOwner) -> Result<Self, Error> {
         core.check_fork()?;
         for (tensor, access) in wanted {
             match access {
@@ -89,7 +89,7 @@ impl AcquireAll {
         let exclusive = wanted.iter().any(|(_, access)| *access == Access::Write);
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, taker.clone(), Some(Arc::clone(&signal)), false));
+        let label = Arc::new(LeaseLabel::new(access, owner.clone(), Some(Arc::clone(&signal)), false));
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         for (tensor, access) in wanted {
@@ -97,7 +97,7 @@ impl AcquireAll {
         }
         if draft.payload().noted {
             hooks::submitted(&draft);
-            hooks::taken(draft.id(), &label.taker);
+            hooks::taken(draft.id(), &label.owner);
             wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
         }
         let (handle, granted) = draft.submit();
@@ -106,7 +106,7 @@ impl AcquireAll {
         }
         Ok(Self {
             wanted: wanted.to_vec(),
-            taker,
+            owner,
             label: Some(label),
             signal,
             handle,
@@ -128,7 +128,7 @@ impl AcquireAll {
             .wanted
             .iter()
             .map(|(tensor, access)| {
-                let lease = LeaseInner::unheld(tensor, *access, self.taker.clone());
+                let lease = LeaseInner::unheld(tensor, *access, self.owner.clone());
                 lease.hold_from(&granted, mode_of(*access));
                 Lease { inner: lease }
             })

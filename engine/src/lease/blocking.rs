@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::core::error::Error;
 use crate::lease::consumer::Consumer;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::lease::{Access, Lease};
 use crate::tensor::handle::Tensor;
 
@@ -17,16 +17,16 @@ impl Tensor {
         &self,
         access: Access,
         timeout: Option<Duration>,
-        taker: impl Into<Taker>,
+        owner: impl Into<LeaseOwner>,
     ) -> Result<Lease, Error> {
-        self.lease_wait_for(access, timeout, taker, &Consumer::Host)
+        self.lease_wait_for(access, timeout, owner, &Consumer::Host)
     }
 
     /// As [`lease_wait`](Self::lease_wait), but gives up when it would have to wait: `None`.
     ///
     /// # Errors
     /// As [`lease`](Self::lease).
-    pub fn lease_now(&self, access: Access, taker: &str) -> Result<Option<Lease>, Error> {
-        self.lease_now_for(access, taker, &Consumer::Host)
+    pub fn lease_now(&self, access: Access, owner: &str) -> Result<Option<Lease>, Error> {
+        self.lease_now_for(access, owner, &Consumer::Host)
     }
 }

@@ -44,11 +44,11 @@ impl Tensor {
         &self,
         access: Access,
         timeout: Option<Duration>,
-        taker: impl Into<crate::Taker>,
+        owner: impl Into<crate::LeaseOwner>,
         consumer: &Consumer,
     ) -> Result<Lease, Error> {
         let deadline = timeout.and_then(clock::deadline);
-        let lease = Lease::wait_granted(self, access, timeout, taker.into(), consumer)?;
+        let lease = Lease::wait_granted(self, access, timeout, owner.into(), consumer)?;
         let mut left = lease.hand_to(consumer)?;
         while !left.is_empty() {
             wait_on_host(&self.inner.core, &left, deadline, timeout)?;
@@ -65,10 +65,10 @@ impl Tensor {
     pub async fn lease_for(
         &self,
         access: Access,
-        taker: impl Into<crate::Taker>,
+        owner: impl Into<crate::LeaseOwner>,
         consumer: &Consumer,
     ) -> Result<Lease, Error> {
-        let lease = Lease::granted(self, access, taker.into(), consumer).await?;
+        let lease = Lease::granted(self, access, owner.into(), consumer).await?;
         let mut left = lease.hand_to(consumer)?;
         while !left.is_empty() {
             for fence in &left {
@@ -87,10 +87,10 @@ impl Tensor {
     pub fn lease_now_for(
         &self,
         access: Access,
-        taker: &str,
+        owner: &str,
         consumer: &Consumer,
     ) -> Result<Option<Lease>, Error> {
-        let Some(lease) = Lease::granted_now(self, access, taker, consumer)? else { return Ok(None) };
+        let Some(lease) = Lease::granted_now(self, access, owner, consumer)? else { return Ok(None) };
         let left = lease.hand_to(consumer)?;
         Ok(left.is_empty().then_some(lease))
     }

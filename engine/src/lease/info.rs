@@ -8,17 +8,17 @@ use estafette_report::shown::shown;
 use estafette_sync::thread::ThreadId;
 
 use crate::core::clock;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::lease::{Access, LeaseLabel};
 
-/// A lease, as it was when somebody looked. In words by `Display`: access, taker and age.
+/// A lease, as it was when somebody looked. In words by `Display`: access, owner and age.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LeaseInfo {
     /// What the holder may do.
     pub access: Access,
     /// Who took it.
-    pub taker: Taker,
+    pub owner: LeaseOwner,
     /// What kind of object the holder has made of the memory, where somebody has [noted](crate::Lease::note_object) it.
     pub object: Option<Arc<str>>,
     /// Time since it was asked for.
@@ -35,7 +35,7 @@ impl LeaseInfo {
     pub(crate) fn of(label: &LeaseLabel) -> Self {
         Self {
             access: label.access,
-            taker: label.taker.clone(),
+            owner: label.owner.clone(),
             object: label.object.get().cloned(),
             age: label.since.elapsed(),
             held: label.is_held(),
@@ -47,7 +47,7 @@ impl LeaseInfo {
 
 impl fmt::Display for LeaseInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} lease taken by {}", self.access, self.taker)?;
+        write!(f, "{} lease taken by {}", self.access, self.owner)?;
         if let Some(object) = &self.object {
             write!(f, " for a {}", shown(object))?;
         }

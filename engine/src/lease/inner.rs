@@ -21,7 +21,7 @@ use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar,
 use crate::core::var_state::{Ending, Replaced, VarState};
 use crate::exchange::fork;
 use crate::lease::consumer::{After, is_released_early};
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::lease::pins::Link;
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::alias_map::Region;
@@ -85,16 +85,16 @@ impl Deref for Label {
 
 impl LeaseInner {
     /// A view that belongs to the running operation until [`hold_from`](Self::hold_from), and is not in the graph before.
-    pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+    pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, owner, None, false));
         let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
         lease.view_of = Some(running);
         Arc::new(lease)
     }
 
     /// A lease that is not in the graph: an untracked alias, or a part of one that stands for several tensors.
-    pub(crate) fn unheld(tensor: &Tensor, access: Access, taker: Taker) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+    pub(crate) fn unheld(tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
+        let label = Arc::new(LeaseLabel::new(access, owner, None, false));
         Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
     }
 
@@ -119,25 +119,25 @@ impl LeaseInner {
 
     /// A read lease that is to be had at once; nothing is waited for, and nothing is left behind if it is not.
     #[inline]
-    pub(crate) fn at_once(tensor: &Tensor, taker: impl FnOnce() -> Taker) -> Option<Arc<Self>> {
+    pub(crate) fn at_once(tensor: &Tensor, owner: impl FnOnce() -> LeaseOwner) -> Option<Arc<Self>> {
         match &tensor.inner.vars[..] {
-            [var] => match Self::hold(tensor, var, taker()) {
+            [var] => match Self::hold(tensor, var, owner()) {
                 Ok(lease) => Some(lease),
-                Err(unheld) => Self::begin(tensor, unheld.label.taker.clone()),
+                Err(unheld) => Self::begin(tensor, unheld.label.owner.clone()),
             },
-            _ => Self::begin(tensor, taker()),
+            _ => Self::begin(tensor, owner()),
         }
     }
 
     /// A read lease without an operation, of a tensor that `var` alone orders, if nothing is in its way; else a lease that holds
     /// nothing.
     #[inline]
-    fn hold(tensor: &Tensor, var: &OpVar, taker: Taker) -> Result<Arc<Self>, Arc<Self>> {
+    fn hold(tensor: &Tensor, var: &OpVar, owner: LeaseOwner) -> Result<Arc<Self>, Arc<Self>> {
         // Built in its place: moved there, it would cost as much again.
         let place = Arc::<Self>::new_uninit();
         // SAFETY: nobody else has it yet, which `Arc::get_mut` would find out with a locked instruction.
         let lease = unsafe {
-            let label = LeaseLabel::new(Access::Read, taker, None, true);
+            let label = LeaseLabel::new(Access::Read, owner, None, true);
             let lease = Arc::as_ptr(&place).cast_mut();
             (*lease).write(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
             place.assume_init()
@@ -160,16 +160,16 @@ impl LeaseInner {
         }
         if trace::is_open() {
             lease.noted.store(number.get(), Ordering::Relaxed);
-            hooks::holds(number, &lease.label.taker, tensor, var.id());
+            hooks::holds(number, &lease.label.owner, tensor, var.id());
         }
         Ok(lease)
     }
 
     /// As [`hold`](Self::hold), with an operation.
     #[cold]
-    fn begin(tensor: &Tensor, taker: Taker) -> Option<Arc<Self>> {
+    fn begin(tensor: &Tensor, owner: LeaseOwner) -> Option<Arc<Self>> {
         let access = Access::Read;
-        let label = Arc::new(LeaseLabel::new(access, taker, None, false));
+        let label = Arc::new(LeaseLabel::new(access, owner, None, false));
         let core = &tensor.inner.core;
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
@@ -311,7 +311,7 @@ impl LeaseInner {
         let granted = running.split(state, &vars, mode);
         if granted.payload().noted {
             hooks::split_off(&granted);
-            hooks::taken(granted.id(), &self.label.taker);
+            hooks::taken(granted.id(), &self.label.owner);
             hooks::begins(&granted);
         }
         let mut slot = self.label.slot();

@@ -12,14 +12,14 @@ use super::Access;
 use crate::core::clock::{self, Coarse};
 use crate::core::error::Error;
 use crate::core::operation::OpGranted;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::wait::ready::ReadySignal;
 
 /// Who took a lease, and since when.
 #[derive(Debug)]
 pub(crate) struct LeaseLabel {
     pub(crate) access: Access,
-    pub(crate) taker: Taker,
+    pub(crate) owner: LeaseOwner,
     /// What the holder has made of it, once that is known.
     pub(crate) object: OnceLock<Arc<str>>,
     pub(crate) thread: ThreadId,
@@ -49,10 +49,15 @@ pub(super) enum Slot {
 
 impl LeaseLabel {
     #[inline(always)]
-    pub(crate) fn new(access: Access, taker: Taker, signal: Option<Arc<ReadySignal>>, held: bool) -> Self {
+    pub(crate) fn new(
+        access: Access,
+        owner: LeaseOwner,
+        signal: Option<Arc<ReadySignal>>,
+        held: bool,
+    ) -> Self {
         Self {
             access,
-            taker,
+            owner,
             object: OnceLock::new(),
             thread: clock::this_thread(),
             since: Coarse::now(),

@@ -9,8 +9,8 @@ use estafette_report::shown::shown;
 /// Who takes a lease: in words, and as far as is known the library and the line of a program. Clones share the text, so
 /// whoever takes many leases formats it once.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Taker {
-    /// One pointer each: a taker is handed on from call to call whenever a tensor is.
+pub struct LeaseOwner {
+    /// One pointer each: an owner is handed on from call to call whenever a tensor is.
     place: Arc<Place>,
     library: Option<&'static &'static str>,
 }
@@ -32,8 +32,8 @@ pub struct CallSite {
     pub function: String,
 }
 
-impl Taker {
-    /// Adds the library that the taker belongs to: where the name of its package is.
+impl LeaseOwner {
+    /// Adds the library that the owner belongs to: where the name of its package is.
     #[must_use]
     pub fn of_library(mut self, library: Option<&'static &'static str>) -> Self {
         self.library = library;
@@ -47,7 +47,7 @@ impl Taker {
         self
     }
 
-    /// Whether both are clones of one taker.
+    /// Whether both are clones of one owner.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.place, &other.place) && self.library == other.library
     }
@@ -69,19 +69,19 @@ impl Taker {
     }
 }
 
-impl From<&str> for Taker {
+impl From<&str> for LeaseOwner {
     fn from(text: &str) -> Self {
         Self { place: Arc::new(Place { text: text.into(), site: None }), library: None }
     }
 }
 
-impl From<String> for Taker {
+impl From<String> for LeaseOwner {
     fn from(text: String) -> Self {
         Self { place: Arc::new(Place { text: text.into(), site: None }), library: None }
     }
 }
 
-impl Deref for Taker {
+impl Deref for LeaseOwner {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -89,13 +89,13 @@ impl Deref for Taker {
     }
 }
 
-impl fmt::Display for Taker {
+impl fmt::Display for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         shown(self).fmt(f)
     }
 }
 
-impl fmt::Debug for Taker {
+impl fmt::Debug for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, f)
     }

@@ -269,16 +269,16 @@ impl Scope {
             inner.lent_on = tensor.device().ok();
         }
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
-        let taker = options.taker.clone().unwrap_or_else(|| {
+        let owner = options.owner.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
             format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
         });
-        if let Some(library) = taker.library()
+        if let Some(library) = owner.library()
             && trace::is_open()
         {
             hooks::lends(self.id, library);
         }
-        let lease = LeaseInner::view_of(running, tensor, access, taker);
+        let lease = LeaseInner::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);
         if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)

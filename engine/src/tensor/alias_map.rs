@@ -168,7 +168,7 @@ impl Drop for Placed {
 
 /// What is known of where memory comes from, when a lease of it is open.
 ///
-/// A tensor that is imported from what the taker of a lease has made of it is *derived*: it carries the lease, and does not
+/// A tensor that is imported from what the owner of a lease has made of it is *derived*: it carries the lease, and does not
 /// wait for it. A tensor that is imported from the memory's owner once more is one like the first, and waits. The address is the
 /// same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

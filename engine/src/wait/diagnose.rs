@@ -110,7 +110,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 fn describe(seen: &Seen) -> String {
     match &seen.lease {
         Some(lease) if seen.phase == Phase::Queued => {
-            format!("{} lease wanted by {}", lease.access, lease.taker)
+            format!("{} lease wanted by {}", lease.access, lease.owner)
         }
         Some(lease) => lease.to_string(),
         None => format!("`{}`", shown(seen.name.as_str())),
