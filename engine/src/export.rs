@@ -12,7 +12,7 @@ use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
 use crate::lease::consumer::{Consumer, after_of, give_back};
 use crate::lease::owner::LeaseOwner;
-use crate::lease::{Access, Lease, LeaseInner};
+use crate::lease::{Access, Lease, LeaseState};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 
 /// How a tensor is exported.
@@ -125,7 +125,7 @@ impl Tensor {
     /// Exports a copy that `lease` has shown to be ready, or has ordered before the consumer.
     fn export_after(&self, lease: Lease, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let definition = self.inner.definition()?;
-        let keeper = LeaseInner::unheld(self, Access::Alias, options.owner_text());
+        let keeper = LeaseState::unheld(self, Access::Alias, options.owner_text());
         if let Some(after) = lease.inner.take_after() {
             keeper.ends_after(after);
         }
@@ -146,7 +146,7 @@ impl Tensor {
         if !self.inner.is_quiet() {
             return Ok(None);
         }
-        let lease = LeaseInner::at_once(self, owner);
+        let lease = LeaseState::at_once(self, owner);
         if let Some(lease) = &lease
             && !definition.host
             && let Some(after) = after_of(&Consumer::Host, &self.inner)
@@ -221,7 +221,7 @@ impl Lease {
 
 /// Makes the struct of a view that nobody tracks: it keeps the memory and nothing else.
 fn export_alias(
-    keeper: Arc<LeaseInner>,
+    keeper: Arc<LeaseState>,
     definition: &Definition,
     flags: ExportFlags,
     options: &ExportOptions,
@@ -232,7 +232,7 @@ fn export_alias(
 }
 
 /// Makes the struct for a consumer; `lease` lives until its deleter is called.
-pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Result<ManagedTensor, Error> {
     let tensor: &TensorInner = &lease.tensor.inner;
     let definition = tensor.definition()?;
     if options.copy {
@@ -252,7 +252,7 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
 
 /// As [`export_held`], without a copy; `definition` is that of the leased tensor.
 #[inline]
-fn export_lease(lease: Arc<LeaseInner>, definition: &Definition, abi: Abi) -> ManagedTensor {
+fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi: Abi) -> ManagedTensor {
     // Holds are found among the holders of their variable.
     if lease.access != Access::Alias
         && !lease.holds()

@@ -407,7 +407,7 @@ class TestScopedLeases:
         with t.read(), t.read():
             pass
 
-    def test_two_takers_of_the_same_tensors_in_crossed_order_do_not_deadlock(self, patient, np):
+    def test_two_owners_of_the_same_tensors_in_crossed_order_do_not_deadlock(self, patient, np):
         a, b = patient.zeros(1, "int64"), patient.zeros(1, "int64")
         rounds = 300
 

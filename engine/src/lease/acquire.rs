@@ -10,8 +10,8 @@ use estafette_devices::Reactor;
 use estafette_graph::Mode;
 use estafette_sync::sync::atomic::Ordering;
 
-use super::inner::{Label, LeaseInner, end, end_unused};
-use super::label::{LeaseLabel, Slot};
+use super::inner::{Label, LeaseState, end, end_unused};
+use super::label::{LeaseOp, Slot};
 use super::{Access, Lease, check_writable};
 use crate::core::error::{Error, OperationError};
 use crate::core::oneshot::Signal;
@@ -45,7 +45,7 @@ impl Lease {
             check_writable(tensor)?;
         }
         let signal = Arc::new(Signal::new());
-        let label = LeaseLabel::new(access, owner, Some(Arc::clone(&signal)), false);
+        let label = LeaseOp::new(access, owner, Some(Arc::clone(&signal)), false);
         let label = Arc::new(label.ordering_itself(consumer.orders_itself()));
         let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
@@ -159,7 +159,7 @@ impl Lease {
     }
 
     fn alias(tensor: &Tensor, owner: LeaseOwner) -> Self {
-        Self { inner: LeaseInner::unheld(tensor, Access::Alias, owner) }
+        Self { inner: LeaseState::unheld(tensor, Access::Alias, owner) }
     }
 }
 
@@ -174,7 +174,7 @@ pub(crate) struct Acquire {
     tensor: Tensor,
     access: Access,
     /// `None` once the lease was handed over.
-    label: Option<Arc<LeaseLabel>>,
+    label: Option<Arc<LeaseOp>>,
     signal: Arc<ReadySignal>,
     handle: OpHandle,
     pending: Pending,
@@ -182,7 +182,7 @@ pub(crate) struct Acquire {
 
 /// Tells the journal who is about to take a lease of what.
 #[cold]
-pub(super) fn note_taking(draft: &OpDraft<'_>, label: &LeaseLabel, tensor: &Tensor) {
+pub(super) fn note_taking(draft: &OpDraft<'_>, label: &LeaseOp, tensor: &Tensor) {
     hooks::submitted(draft);
     hooks::taken(draft.id(), &label.owner);
     hooks::uses(std::slice::from_ref(tensor));
@@ -198,7 +198,7 @@ impl Acquire {
     fn into_lease(mut self) -> Lease {
         let label = self.label.take().expect("taken once, by value");
         Lease {
-            inner: Arc::new(LeaseInner::with_label(self.tensor.clone(), self.access, Label::Shared(label))),
+            inner: Arc::new(LeaseState::with_label(self.tensor.clone(), self.access, Label::Shared(label))),
         }
     }
 }
@@ -244,7 +244,7 @@ impl Drop for Acquire {
 
 /// Gives up a lease that is being taken: it leaves its queues, or ends if it has been granted meanwhile.
 #[cold]
-pub(crate) fn give_up(op: &OpHandle, label: Arc<LeaseLabel>) {
+pub(crate) fn give_up(op: &OpHandle, label: Arc<LeaseOp>) {
     if op.payload().core.check_fork().is_err() {
         // A forked child: the graph's locks may be held by threads that do not exist here.
         return std::mem::forget(label);
@@ -277,7 +277,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
 
 /// Holds the lease once the fences of earlier uses are done, or refuses it when the version has failed. A failed *reader*
 /// concerns nobody.
-fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
+fn settle(granted: OpGranted, label: Arc<LeaseOp>, ready: &mut ReadyList) {
     let found = run::inspect(&granted);
     if let Some(failure) = found.failure {
         refuse(granted, &label, failure, ready);
@@ -299,12 +299,12 @@ fn settle(granted: OpGranted, label: Arc<LeaseLabel>, ready: &mut ReadyList) {
     }
 }
 
-fn refuse(granted: OpGranted, label: &LeaseLabel, failure: OperationError, ready: &mut ReadyList) {
+fn refuse(granted: OpGranted, label: &LeaseOp, failure: OperationError, ready: &mut ReadyList) {
     run::complete(granted, &Ending::Looked, None, ready);
     label.tell(Err(failure.into_error()));
 }
 
-fn hold(granted: OpGranted, label: &LeaseLabel, ready: &mut ReadyList) {
+fn hold(granted: OpGranted, label: &LeaseOp, ready: &mut ReadyList) {
     if granted.payload().noted {
         hooks::begins(&granted);
     }

@@ -18,7 +18,7 @@ use crate::core::oneshot::Signal;
 use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
 use crate::engine::Engine;
 use crate::lease::owner::LeaseOwner;
-use crate::lease::{Access, Lease, LeaseInner, LeaseLabel, check_writable, end, give_up};
+use crate::lease::{Access, Lease, LeaseOp, LeaseState, check_writable, end, give_up};
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
@@ -70,7 +70,7 @@ struct AcquireAll {
     wanted: Vec<(Tensor, Access)>,
     owner: LeaseOwner,
     /// `None` once the leases were handed over.
-    label: Option<Arc<LeaseLabel>>,
+    label: Option<Arc<LeaseOp>>,
     signal: Arc<ReadySignal>,
     handle: OpHandle,
     pending: Pending,
@@ -89,7 +89,7 @@ impl AcquireAll {
         let exclusive = wanted.iter().any(|(_, access)| *access == Access::Write);
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
-        let label = Arc::new(LeaseLabel::new(access, owner.clone(), Some(Arc::clone(&signal)), false));
+        let label = Arc::new(LeaseOp::new(access, owner.clone(), Some(Arc::clone(&signal)), false));
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         for (tensor, access) in wanted {
@@ -128,7 +128,7 @@ impl AcquireAll {
             .wanted
             .iter()
             .map(|(tensor, access)| {
-                let lease = LeaseInner::unheld(tensor, *access, self.owner.clone());
+                let lease = LeaseState::unheld(tensor, *access, self.owner.clone());
                 lease.hold_from(&granted, mode_of(*access));
                 Lease { inner: lease }
             })

@@ -13,13 +13,13 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
 use crate::exchange::callback;
 use crate::lease::consumer::Consumer;
-use crate::lease::{Access, Lease, LeaseInner};
+use crate::lease::{Access, Lease, LeaseState};
 use crate::tensor::handle::Tensor;
 use crate::wait::stand_in::StandInSet;
 
 estafette_sync::statics! {
     /// Leases that were handed into the capture of a graph.
-    static CAPTURED: Mutex<Vec<Arc<LeaseInner>>> = Mutex::new(Vec::new());
+    static CAPTURED: Mutex<Vec<Arc<LeaseState>>> = Mutex::new(Vec::new());
 }
 
 impl Tensor {
@@ -132,7 +132,7 @@ impl Lease {
     }
 
     /// Keeps the lease beside what is exported from it, if it is handed into a capture.
-    pub(crate) fn keep_if_captured(lease: &Arc<LeaseInner>) {
+    pub(crate) fn keep_if_captured(lease: &Arc<LeaseState>) {
         if lease.is_captured() {
             CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lease));
         }

@@ -9,7 +9,7 @@ use estafette_sync::thread::ThreadId;
 
 use crate::core::clock;
 use crate::lease::owner::LeaseOwner;
-use crate::lease::{Access, LeaseLabel};
+use crate::lease::{Access, LeaseOp};
 
 /// A lease, as it was when somebody looked. In words by `Display`: access, owner and age.
 #[derive(Debug, Clone)]
@@ -32,7 +32,7 @@ pub struct LeaseInfo {
 }
 
 impl LeaseInfo {
-    pub(crate) fn of(label: &LeaseLabel) -> Self {
+    pub(crate) fn of(label: &LeaseOp) -> Self {
         Self {
             access: label.access,
             owner: label.owner.clone(),

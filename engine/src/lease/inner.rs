@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 
 use super::Access;
 use super::acquire::{give_up, note_taking};
-use super::label::{LeaseLabel, Slot};
+use super::label::{LeaseOp, Slot};
 use crate::core::context;
 use crate::core::engine_core::graph;
 use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpTag, OpVar, Role};
@@ -29,7 +29,7 @@ use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
 /// Either an operation in the graph or, what most are, a *hold* of the tensor's one variable.
-pub(crate) struct LeaseInner {
+pub(crate) struct LeaseState {
     pub(crate) tensor: Tensor,
     pub(crate) access: Access,
     label: Label,
@@ -67,15 +67,15 @@ pub(super) struct Last {
 
 /// The label, shared with the operation where there is one.
 pub(super) enum Label {
-    Own(LeaseLabel),
-    Shared(Arc<LeaseLabel>),
+    Own(LeaseOp),
+    Shared(Arc<LeaseOp>),
 }
 
 impl Deref for Label {
-    type Target = LeaseLabel;
+    type Target = LeaseOp;
 
     #[inline]
-    fn deref(&self) -> &LeaseLabel {
+    fn deref(&self) -> &LeaseOp {
         match self {
             Self::Own(label) => label,
             Self::Shared(label) => label,
@@ -83,10 +83,10 @@ impl Deref for Label {
     }
 }
 
-impl LeaseInner {
+impl LeaseState {
     /// A view that belongs to the running operation until [`hold_from`](Self::hold_from), and is not in the graph before.
     pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, owner, None, false));
+        let label = Arc::new(LeaseOp::new(access, owner, None, false));
         let mut lease = Self::with_label(tensor.clone(), access, Label::Shared(label));
         lease.view_of = Some(running);
         Arc::new(lease)
@@ -94,7 +94,7 @@ impl LeaseInner {
 
     /// A lease that is not in the graph: an untracked alias, or a part of one that stands for several tensors.
     pub(crate) fn unheld(tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
-        let label = Arc::new(LeaseLabel::new(access, owner, None, false));
+        let label = Arc::new(LeaseOp::new(access, owner, None, false));
         Arc::new(Self::with_label(tensor.clone(), access, Label::Shared(label)))
     }
 
@@ -137,7 +137,7 @@ impl LeaseInner {
         let place = Arc::<Self>::new_uninit();
         // SAFETY: nobody else has it yet, which `Arc::get_mut` would find out with a locked instruction.
         let lease = unsafe {
-            let label = LeaseLabel::new(Access::Read, owner, None, true);
+            let label = LeaseOp::new(Access::Read, owner, None, true);
             let lease = Arc::as_ptr(&place).cast_mut();
             (*lease).write(Self::with_label(tensor.clone(), Access::Read, Label::Own(label)));
             place.assume_init()
@@ -151,7 +151,7 @@ impl LeaseInner {
                 return false;
             }
             // SAFETY: the lease is new, and its destructor takes it out.
-            unsafe { state.holders().add(place, number) };
+            unsafe { state.pins().add(place, number) };
             lease.holds.store(true, Ordering::Relaxed);
             true
         });
@@ -160,7 +160,7 @@ impl LeaseInner {
         }
         if trace::is_open() {
             lease.noted.store(number.get(), Ordering::Relaxed);
-            hooks::holds(number, &lease.label.owner, tensor, var.id());
+            hooks::pinned(number, &lease.label.owner, tensor, var.id());
         }
         Ok(lease)
     }
@@ -169,7 +169,7 @@ impl LeaseInner {
     #[cold]
     fn begin(tensor: &Tensor, owner: LeaseOwner) -> Option<Arc<Self>> {
         let access = Access::Read;
-        let label = Arc::new(LeaseLabel::new(access, owner, None, false));
+        let label = Arc::new(LeaseOp::new(access, owner, None, false));
         let core = &tensor.inner.core;
         let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
         draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
@@ -197,7 +197,7 @@ impl LeaseInner {
         Some(Arc::new(lease))
     }
 
-    /// See [`Holders`](crate::lease::pins::Holders).
+    /// See [`PinList`](crate::lease::pins::PinList).
     pub(crate) fn link(&self) -> &Link {
         &self.link
     }
@@ -214,7 +214,7 @@ impl LeaseInner {
         placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
     }
 
-    pub(crate) fn label(&self) -> &LeaseLabel {
+    pub(crate) fn label(&self) -> &LeaseOp {
         &self.label
     }
 
@@ -326,7 +326,7 @@ impl LeaseInner {
     }
 }
 
-impl Drop for LeaseInner {
+impl Drop for LeaseState {
     fn drop(&mut self) {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
@@ -346,7 +346,7 @@ impl Drop for LeaseInner {
     }
 }
 
-impl LeaseInner {
+impl LeaseState {
     /// Ends the lease; whatever waited for it goes on, after `done`.
     #[inline]
     fn end(&mut self, done: Option<Fence>) {
@@ -383,7 +383,7 @@ impl LeaseInner {
     fn end_hold(&self, done: Option<Fence>) {
         let noted = self.noted.load(Ordering::Relaxed);
         if noted != 0 {
-            hooks::hold_ends(OpId::new(noted), done.as_ref());
+            hooks::unpinned(OpId::new(noted), done.as_ref());
         }
         let mut ready = ReadyList::new();
         let mut observer = None;
@@ -393,7 +393,7 @@ impl LeaseInner {
         let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
             // SAFETY: it was added when the hold began.
-            observer = unsafe { state.holders().remove(NonNull::from(self)) };
+            observer = unsafe { state.pins().remove(NonNull::from(self)) };
             state.finish(Mode::Read, &ending, flags, &mut replaced);
         };
         self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));

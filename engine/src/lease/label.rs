@@ -17,7 +17,7 @@ use crate::wait::ready::ReadySignal;
 
 /// Who took a lease, and since when.
 #[derive(Debug)]
-pub(crate) struct LeaseLabel {
+pub(crate) struct LeaseOp {
     pub(crate) access: Access,
     pub(crate) owner: LeaseOwner,
     /// What the holder has made of it, once that is known.
@@ -47,7 +47,7 @@ pub(super) enum Slot {
     Abandoned,
 }
 
-impl LeaseLabel {
+impl LeaseOp {
     #[inline(always)]
     pub(crate) fn new(
         access: Access,
@@ -144,7 +144,7 @@ impl LeaseLabel {
     }
 }
 
-impl std::fmt::Display for LeaseLabel {
+impl std::fmt::Display for LeaseOp {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         crate::lease::info::LeaseInfo::of(self).fmt(f)
     }

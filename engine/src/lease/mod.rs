@@ -25,8 +25,8 @@ use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
 pub(crate) use self::acquire::{give_up, lease_granted};
-pub(crate) use self::inner::{LeaseInner, end};
-pub(crate) use self::label::LeaseLabel;
+pub(crate) use self::inner::{LeaseState, end};
+pub(crate) use self::label::LeaseOp;
 
 /// What a holder of exported memory may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ impl std::fmt::Display for Access {
 /// Engine operations that conflict with it wait. Cloning shares the lease; it ends with the last clone.
 #[derive(Clone)]
 pub struct Lease {
-    pub(crate) inner: Arc<LeaseInner>,
+    pub(crate) inner: Arc<LeaseState>,
 }
 
 impl Lease {

@@ -11,43 +11,43 @@ use std::sync::{Arc, Weak};
 
 use estafette_graph::OpId;
 
-use crate::lease::LeaseInner;
+use crate::lease::LeaseState;
 use crate::wait::ready::ReadySignal;
 
 /// The leases that hold a variable.
 #[derive(Debug, Default)]
-pub(crate) struct Holders {
-    newest: Option<NonNull<LeaseInner>>,
+pub(crate) struct PinList {
+    newest: Option<NonNull<LeaseState>>,
 }
 
 // SAFETY: a list of places in leases, which are shared between threads; it is touched under the variable's bit only.
-unsafe impl Send for Holders {}
+unsafe impl Send for PinList {}
 
 /// A lease's place in such a list. Belongs to the holder of the variable's bit.
 #[derive(Default)]
 pub(crate) struct Link(UnsafeCell<Linked>);
 
-// SAFETY: touched under the bit of the variable that the lease holds only, through `Holders`.
+// SAFETY: touched under the bit of the variable that the lease holds only, through `PinList`.
 unsafe impl Send for Link {}
 // SAFETY: as above.
 unsafe impl Sync for Link {}
 
 #[derive(Default)]
 struct Linked {
-    newer: Option<NonNull<LeaseInner>>,
-    older: Option<NonNull<LeaseInner>>,
+    newer: Option<NonNull<LeaseState>>,
+    older: Option<NonNull<LeaseState>>,
     /// The lease's number among the operations.
     number: Option<OpId>,
     /// To be told of the end.
     observer: Option<Arc<ReadySignal>>,
 }
 
-impl Holders {
+impl PinList {
     /// Lends a lease's place in this list.
     ///
     /// # Safety
     /// `lease` is in this list, or being put there or taken out, under the bit.
-    unsafe fn linked(&mut self, lease: NonNull<LeaseInner>) -> &mut Linked {
+    unsafe fn linked(&mut self, lease: NonNull<LeaseState>) -> &mut Linked {
         // SAFETY: by contract: a lease in the list is alive, and the exclusive borrow of the list stands for the bit.
         unsafe { &mut *lease.as_ref().link().0.get() }
     }
@@ -56,7 +56,7 @@ impl Holders {
     ///
     /// # Safety
     /// The place is one that `Arc::as_ptr` has given. The lease is in no list, and is taken out of this one by its destructor.
-    pub(crate) unsafe fn add(&mut self, lease: NonNull<LeaseInner>, number: OpId) {
+    pub(crate) unsafe fn add(&mut self, lease: NonNull<LeaseState>, number: OpId) {
         let older = self.newest.replace(lease);
         // SAFETY: both are in this list.
         unsafe {
@@ -73,7 +73,7 @@ impl Holders {
     ///
     /// # Safety
     /// The lease is in this list.
-    pub(crate) unsafe fn remove(&mut self, lease: NonNull<LeaseInner>) -> Option<Arc<ReadySignal>> {
+    pub(crate) unsafe fn remove(&mut self, lease: NonNull<LeaseState>) -> Option<Arc<ReadySignal>> {
         // SAFETY: the lease and its neighbours are in this list.
         unsafe {
             let Linked { newer, older, observer, .. } = std::mem::take(self.linked(lease));
@@ -115,13 +115,13 @@ impl Holders {
 /// A lease in the list, under the bit. It may be about to end.
 pub(crate) struct Holder<'a> {
     /// As `Arc::as_ptr` gave it.
-    place: NonNull<LeaseInner>,
+    place: NonNull<LeaseState>,
     linked: &'a mut Linked,
 }
 
 impl Holder<'_> {
     /// The lease.
-    pub(crate) fn lease(&self) -> &LeaseInner {
+    pub(crate) fn lease(&self) -> &LeaseState {
         // SAFETY: the lease is in the list, under the bit.
         unsafe { self.place.as_ref() }
     }
@@ -137,7 +137,7 @@ impl Holder<'_> {
     }
 
     /// A share in the lease, unless it is ending. To be dropped outside of the bit: it may be the last.
-    pub(crate) fn share(&self) -> Option<Arc<LeaseInner>> {
+    pub(crate) fn share(&self) -> Option<Arc<LeaseState>> {
         // SAFETY: the place is that of an `Arc`, whose memory stays as long as its value's destructor runs, hence while the lease
         // is in the list. The weak reference is not ours, and not dropped.
         let weak = ManuallyDrop::new(unsafe { Weak::from_raw(self.place.as_ptr().cast_const()) });

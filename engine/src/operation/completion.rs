@@ -19,7 +19,7 @@ use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
 use crate::lease::consumer::{Consumer, is_released_early};
-use crate::lease::{Access, LeaseInner, check_writable};
+use crate::lease::{Access, LeaseState, check_writable};
 use crate::operation::active::{Underway, Views};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
@@ -278,7 +278,7 @@ impl Scope {
         {
             hooks::lends(self.id, library);
         }
-        let lease = LeaseInner::view_of(running, tensor, access, owner);
+        let lease = LeaseState::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);
         if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
@@ -375,7 +375,7 @@ impl Inner {
     }
 
     /// Keeps a view for as long as it lives. Those that are gone are forgotten when the list is full, so each costs the same.
-    fn note_view(&mut self, lease: &Arc<LeaseInner>, mode: Mode) {
+    fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
             self.views.reserve(self.views.len().max(VIEWS_MIN));

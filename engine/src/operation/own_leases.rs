@@ -10,7 +10,7 @@ use std::sync::Arc;
 use estafette_graph::VarId;
 
 use crate::core::error::Error;
-use crate::lease::{Access, LeaseInner};
+use crate::lease::{Access, LeaseState};
 use crate::tensor::handle::Tensor;
 
 /// Fails if a tensor of `written`, or of `read` where the lease is for writing, is ordered with a tensor whose lease one of the
@@ -36,7 +36,7 @@ fn check_derived<'a>(
     written: impl Iterator<Item = &'a Tensor> + Clone,
 ) -> Result<(), Error> {
     let (mut writes, mut reads) = (None, None);
-    let mut seen: HashSet<*const LeaseInner> = HashSet::new();
+    let mut seen: HashSet<*const LeaseState> = HashSet::new();
     for operand in read.clone().chain(written.clone()) {
         let mut under = operand.inner.lease.as_ref();
         while let Some(lease) = under.filter(|lease| seen.insert(Arc::as_ptr(lease))) {

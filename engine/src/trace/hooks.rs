@@ -350,7 +350,7 @@ pub(crate) fn taken(id: OpId, owner: &LeaseOwner) {
 /// A lease was had at once, without an operation.
 #[cold]
 #[inline(never)]
-pub(crate) fn holds(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) {
+pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) {
     events::submitted(id.get(), "lease", 1);
     events::taken(id.get(), owner);
     events::held(id.get());
@@ -365,7 +365,7 @@ pub(crate) fn holds(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) {
 /// The end of such a lease; whether device work goes on.
 #[cold]
 #[inline(never)]
-pub(crate) fn hold_ends(id: OpId, left: Option<&Fence>) {
+pub(crate) fn unpinned(id: OpId, left: Option<&Fence>) {
     events::ended(id.get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();

@@ -25,7 +25,7 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::{Delivered, Signal};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
 use crate::exchange::{callback, promise, reaper};
-use crate::lease::LeaseInner;
+use crate::lease::LeaseState;
 use crate::lease::info::LeaseInfo;
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
@@ -80,11 +80,11 @@ pub(crate) fn see(state: &OpState) -> Seen {
 /// A picture of the graph, in which leases without an operation look like those with one.
 pub(crate) fn picture() -> Snapshot<Seen> {
     graph().snapshot_with(see, |state, found| {
-        state.holders().each(|holder| found.push((holder.number(), see_holder(holder.lease()))));
+        state.pins().each(|pin| found.push((pin.number(), see_pin(pin.lease()))));
     })
 }
 
-fn see_holder(lease: &LeaseInner) -> Seen {
+fn see_pin(lease: &LeaseState) -> Seen {
     let (label, core) = (lease.label(), &lease.tensor.inner.core);
     Seen {
         core: core.id,

@@ -110,9 +110,7 @@ impl Look {
     pub(crate) fn run(&mut self, limit: usize) {
         let before = self.walk.looked_at();
         self.complete = self.walk.run(limit, |state, found| {
-            state
-                .holders()
-                .each(|holder| found.push((holder.number(), LeaseInfo::of(holder.lease().label()))));
+            state.pins().each(|pin| found.push((pin.number(), LeaseInfo::of(pin.lease().label()))));
         });
         count(self.walk.looked_at() - before);
     }
