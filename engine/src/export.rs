@@ -10,7 +10,7 @@ use crate::copy;
 use crate::core::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
-use crate::lease::consumer::{Consumer, after_of, give_back};
+use crate::lease::consumer::{Consumer, after_of, release_storage};
 use crate::lease::owner::LeaseOwner;
 use crate::lease::{Access, Lease, LeaseState};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
@@ -81,7 +81,8 @@ impl Tensor {
         if let Some(copy) = self.copied_by_a_device(&options)? {
             return copy.export_as_copy_async(&options).await;
         }
-        let lease = self.lease_for(options.access, options.owner_text(), options.settled_by()).await?;
+        let lease =
+            self.lease(options.access, options.owner_text()).for_consumer(options.settled_by()).await?;
         export_held(lease.inner, &options)
     }
 
@@ -109,7 +110,7 @@ impl Tensor {
     /// As [`export_wait`](Self::export_wait).
     pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let (timeout, owner) = (options.timeout, options.owner_text());
-        let lease = self.lease_wait_for(Access::Read, timeout, owner, &options.consumer)?;
+        let lease = self.lease(Access::Read, owner).for_consumer(&options.consumer).wait(timeout)?;
         self.export_after(lease, options)
     }
 
@@ -118,14 +119,14 @@ impl Tensor {
     /// # Errors
     /// As there.
     pub async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let lease = self.lease_for(Access::Read, options.owner_text(), &options.consumer).await?;
+        let lease = self.lease(Access::Read, options.owner_text()).for_consumer(&options.consumer).await?;
         self.export_after(lease, options)
     }
 
     /// Exports a copy that `lease` has shown to be ready, or has ordered before the consumer.
     fn export_after(&self, lease: Lease, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let definition = self.inner.definition()?;
-        let keeper = LeaseState::unheld(self, Access::Alias, options.owner_text());
+        let keeper = LeaseState::alias(self, options.owner_text());
         if let Some(after) = lease.inner.take_after() {
             keeper.ends_after(after);
         }
@@ -146,7 +147,7 @@ impl Tensor {
         if !self.inner.is_quiet() {
             return Ok(None);
         }
-        let lease = LeaseState::at_once(self, owner);
+        let lease = LeaseState::try_read(self, owner);
         if let Some(lease) = &lease
             && !definition.host
             && let Some(after) = after_of(&Consumer::Host, &self.inner)
@@ -182,17 +183,8 @@ impl Tensor {
             return copy.export_as_copy(options);
         }
         let (timeout, owner) = (options.timeout, options.owner_text());
-        let lease = self.lease_wait_for(options.access, timeout, owner, options.settled_by())?;
+        let lease = self.lease(options.access, owner).for_consumer(options.settled_by()).wait(timeout)?;
         export_held(lease.inner, options)
-    }
-
-    /// Takes a lease without exporting: the tensor stays as it is (read), is the holder's alone (write), or is only kept
-    /// alive (alias).
-    ///
-    /// # Errors
-    /// As [`export`](Self::export).
-    pub async fn lease(&self, access: Access, owner: impl Into<LeaseOwner>) -> Result<Lease, Error> {
-        self.lease_for(access, owner, &Consumer::Host).await
     }
 }
 
@@ -203,7 +195,7 @@ impl Lease {
     /// # Errors
     /// [`Error::Invalid`] when the struct cannot describe the tensor.
     pub fn export(&self, abi: Abi) -> Result<ManagedTensor, Error> {
-        self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access) })
+        self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access()) })
     }
 
     /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and owner are the
@@ -240,7 +232,7 @@ pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Re
         let data = storage.data();
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();
-        let back = move || give_back(storage, &core, device, after);
+        let back = move || release_storage(storage, &core, device, after);
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
         return Ok(unsafe { export(&layout, data, ExportFlags::COPY, options.abi, back) });
     }
@@ -254,14 +246,14 @@ pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Re
 #[inline]
 fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi: Abi) -> ManagedTensor {
     // Holds are found among the holders of their variable.
-    if lease.access != Access::Alias
-        && !lease.holds()
+    if lease.access() != Access::Alias
+        && !lease.is_pin()
         && let Some(placed) = &definition.placed
     {
         placed.region.add_lease(&lease);
     }
     let flags =
-        ExportFlags { read_only: lease.access == Access::Read || definition.read_only, is_copied: false };
+        ExportFlags { read_only: lease.access() == Access::Read || definition.read_only, is_copied: false };
     // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that this describes at
     // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to
     // itself, and an alias is documented to be the caller's responsibility.

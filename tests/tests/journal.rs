@@ -210,7 +210,7 @@ fn what_is_given_up_has_an_end() {
     let (clock, journal, _alone) = open();
     let engine = Engine::builder().workers(0).build().unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
-    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
     clock.set(10);
     let (ready, lease) = (x.ready(), x.lease(Access::Write, "a writer").boxed());

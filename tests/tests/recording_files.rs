@@ -53,7 +53,7 @@ fn work(engine: &Engine, steps: usize) {
         engine.op("step").updates([&x]).run(|[], [], [_]| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
-    drop(x.lease_now(Access::Read, "a reader").unwrap().unwrap());
+    drop(x.lease(Access::Read, "a reader").try_now().unwrap().unwrap());
     let failed = engine.op("broken").run(|[], []| Err("broke".into())).unwrap();
     assert!(failed.wait().is_err());
     engine.wait_all(None).unwrap();

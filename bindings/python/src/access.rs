@@ -172,7 +172,7 @@ impl PyAccess {
         if running_loop::get(py)?.is_some() {
             return poll_once(engine.lease_all(wanted, owner)).ok_or_else(|| would_block(py, "the access"));
         }
-        Ok(gate::detach(py, || engine.lease_all_wait(wanted, owner, None)))
+        Ok(gate::detach(py, || engine.lease_all(wanted, owner).wait(None)))
     }
 }
 

@@ -14,7 +14,7 @@ use estafette_sync::abandoned::is_abandoned;
 use crate::core::contained::Contained;
 use crate::core::unretrieved::{self, Heard};
 use crate::exchange::InvalidTensor;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 
 /// The error of this crate. Every variant says what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -101,7 +101,7 @@ impl Underway {
         for (view, mode) in views {
             let Some(lease) = view.upgrade() else { continue };
             if !(ordered(&lease.tensor) && untracked(&lease)) {
-                lease.hold_from(running.op(), mode);
+                lease.split_from(running.op(), mode);
             }
         }
     }

@@ -44,13 +44,13 @@ fn check_derived<'a>(
                 orders(&lease.tensor).any(|var| ordering.contains(&var)) && lease.protects()
             };
             let waits = behind_it(writes.get_or_insert_with(|| orders_of(written.clone())))
-                || (lease.access == Access::Write
+                || (lease.access() == Access::Write
                     && behind_it(reads.get_or_insert_with(|| orders_of(read.clone()))));
             if waits {
                 return Err(Error::Conflict(format!(
                     "the operation would wait for itself: one operand is in memory under a {}, which lasts as long as that \
                      operand, and another operand waits for the end of this lease",
-                    lease.label()
+                    lease.info()
                 )));
             }
             under = lease.tensor.inner.lease.as_ref();

@@ -26,7 +26,7 @@ use crate::core::oneshot::{Delivered, Signal};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
 use crate::exchange::{callback, promise, reaper};
 use crate::lease::LeaseState;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
@@ -73,7 +73,7 @@ pub(crate) fn see(state: &OpState) -> Seen {
         phase: state.phase(),
         counted: state.is_counted(),
         since: state.since,
-        lease: state.lease().map(|label| LeaseInfo::of(label)),
+        lease: state.lease().map(|lease| lease.info()),
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn picture() -> Snapshot<Seen> {
 }
 
 fn see_pin(lease: &LeaseState) -> Seen {
-    let (label, core) = (lease.label(), &lease.tensor.inner.core);
+    let core = &lease.tensor.inner.core;
     Seen {
         core: core.id,
         home: core.clone(),
@@ -93,8 +93,8 @@ fn see_pin(lease: &LeaseState) -> Seen {
         kind: Kind::Lease,
         phase: Phase::Begun,
         counted: false,
-        since: label.since,
-        lease: Some(LeaseInfo::of(label)),
+        since: lease.since(),
+        lease: Some(lease.info()),
     }
 }
 

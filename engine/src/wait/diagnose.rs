@@ -9,7 +9,7 @@ use estafette_report::shown::shown;
 use crate::core::engine_core::Core;
 use crate::core::operation::{Kind, Phase};
 use crate::exchange::{Release, reaper};
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::wait::blocking::{Seen, picture};
 
 /// Everything that is in flight, and what each waiting operation waits for.

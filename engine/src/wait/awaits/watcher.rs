@@ -30,7 +30,7 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::wake;
 use crate::core::operation::{Kind, OpHandle, Phase, bury};
 use crate::exchange::promise;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
 use crate::wait::deadlock;
@@ -288,7 +288,7 @@ impl Due {
                 var.with_state(|state, _| {
                     state.pins().each(|pin| {
                         if numbers.contains(&pin.number()) {
-                            held.get_or_insert_default().push(LeaseInfo::of(pin.lease().label()));
+                            held.get_or_insert_default().push(pin.lease().info());
                         }
                     });
                 });
