@@ -158,5 +158,5 @@ fn hand_over(
 }
 
 fn options() -> ExportOptions {
-    ExportOptions { taker: Some("a consumer of Arrow arrays".into()), ..ExportOptions::new(Access::Read) }
+    ExportOptions { owner: Some("a consumer of Arrow arrays".into()), ..ExportOptions::new(Access::Read) }
 }

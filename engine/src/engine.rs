@@ -23,7 +23,7 @@ use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
 use crate::import;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::operation::builder::OpBuilder;
 use crate::program::Recorder;
 use crate::tensor::alias_map::Origin;

@@ -276,7 +276,7 @@ fn enter(core: &CoreRef, arrival: Arrival, ready: FenceSet, origin: impl FnOnce(
     let range = layout.byte_range(data);
     let space = Space::of(layout.device());
     let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
-    let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
+    let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
     let tensor = Tensor::defined(core.clone(), vars, definition, lease);
@@ -395,7 +395,9 @@ fn copied_after(
 
 /// A read lease of a tensor that an operation returns.
 fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
-    Lease::acquire_now(tensor, Access::Read, "the operation that returns it")?
+    tensor
+        .lease_within(Access::Read, "the operation that returns it")
+        .try_now()?
         .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
 }
 

@@ -149,7 +149,7 @@ pub fn describe<'py>(
             // The lease is over when the waits are enqueued.
             let consumer = Consumer::Queue(Arc::clone(&queue));
             let lease = gate::detach(py, || {
-                tensor.lease_wait_for(Access::Read, None, "a CUDA array interface", &consumer)
+                tensor.lease(Access::Read, "a CUDA array interface").for_consumer(&consumer).wait(None)
             });
             drop(lease.or_raise(py)?);
             unordered::note(py, false, Reason::Untracked, place.to_string());

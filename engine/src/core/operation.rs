@@ -239,7 +239,7 @@ pub(crate) enum Role {
     /// Whom to tell early when the version that a probe waits for can no longer come.
     Probe(Arc<Signal<Result<(), Error>>>),
     /// Who took a lease.
-    Lease(Arc<crate::lease::LeaseLabel>),
+    Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle what its variables carry: where they find it.
     Replay(Arc<Inputs>),
     /// It does a part of another operation's work, which whoever waits for that may do as well.
@@ -318,7 +318,7 @@ impl OpState {
     }
 
     /// Who took a lease.
-    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
+    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseOp>> {
         match self.role()? {
             Role::Lease(label) => Some(label),
             _ => None,

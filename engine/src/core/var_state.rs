@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::core::error::{Error, OperationError};
 use crate::core::operation::{Name, OpTag};
-use crate::lease::pins::Holders;
+use crate::lease::pins::PinList;
 
 /// Flag on a variable: its current version is poisoned.
 pub(crate) const FAILED: u32 = 1;
@@ -27,7 +27,7 @@ pub(crate) struct VarState {
     /// Made when first needed, and kept.
     carried: Option<Box<Carried>>,
     /// Behind what every operation looks at.
-    holders: Holders,
+    pins: PinList,
 }
 
 /// What a version carries beside the data.
@@ -127,8 +127,8 @@ impl VarState {
     }
 
     /// The leases that hold the variable without an operation.
-    pub(crate) fn holders(&mut self) -> &mut Holders {
-        &mut self.holders
+    pub(crate) fn pins(&mut self) -> &mut PinList {
+        &mut self.pins
     }
 
     fn carried(&mut self) -> &mut Carried {
@@ -223,7 +223,7 @@ impl VarState {
 
     /// A copy without the leases.
     pub(crate) fn copy(&self) -> Self {
-        Self { version: self.version(), carried: self.carried.clone(), holders: Holders::default() }
+        Self { version: self.version(), carried: self.carried.clone(), pins: PinList::default() }
     }
 
     /// Adds the version of `member`, and what it carries. Both states belong to the caller alone, so fences may be dropped.

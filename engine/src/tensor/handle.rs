@@ -14,7 +14,7 @@ use crate::core::operation::{Name, OpTag, OpVar};
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 use crate::exchange::reaper::What;
 use crate::exchange::{DType, Layout, Storage, reaper};
-use crate::lease::LeaseInner;
+use crate::lease::LeaseState;
 use crate::tensor::alias_map::Placed;
 use crate::tensor::views::View;
 use crate::wait::blocking;
@@ -43,7 +43,7 @@ pub(crate) struct TensorInner {
     /// Name of the operation that makes it, for messages.
     pub(crate) producer: Option<Name>,
     /// The lease that this tensor was derived from, held as long as it lives. Reads are covered by the lease.
-    pub(crate) lease: Option<Arc<LeaseInner>>,
+    pub(crate) lease: Option<Arc<LeaseState>>,
 }
 
 /// A definition that most tensors are made with, and that an operation gives to the others.
@@ -109,7 +109,7 @@ impl Tensor {
         core: CoreRef,
         vars: VarSet,
         definition: Definition,
-        lease: Option<Arc<LeaseInner>>,
+        lease: Option<Arc<LeaseState>>,
     ) -> Self {
         Self {
             inner: Arc::new(TensorInner {
@@ -280,7 +280,7 @@ impl Tensor {
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.
     pub fn to_vec<T: crate::Element>(&self) -> Result<Vec<T>, Error> {
-        let lease = crate::lease::Lease::acquire_wait(self, crate::Access::Read, None)?;
+        let lease = self.lease_within(crate::Access::Read, "a host reader").wait(None)?;
         let definition = self.inner.definition()?;
         let values = View::new(definition).to_vec::<T>();
         drop(lease);

@@ -178,7 +178,8 @@ fn what_only_the_host_can_wait_for_holds_the_block_as_ever() {
     // SAFETY: the stream lives.
     let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
     assert!(matches!(consumer, Consumer::Queue(_)));
-    let lease = x.lease_wait_for(Access::Read, Some(Duration::ZERO), "a consumer", &consumer).unwrap();
+    let lease =
+        x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::ZERO)).unwrap();
     bench.simulator.block(theirs.native());
     let copy = bench.device.allocate(BYTES, 64).unwrap();
     // SAFETY: the lease keeps the block, and the copy is ours.

@@ -83,7 +83,7 @@ impl Drop for Misbehaves {
     fn drop(&mut self) {
         self.calls_back();
         let _ = self.x.wait_timeout(Duration::ZERO);
-        let _ = self.x.lease_now(Access::Read, "a destructor");
+        let _ = self.x.lease(Access::Read, "a destructor").try_now();
         drop(self.x.ready().now_or_never());
         self.engine.diagnose();
         self.dropped.fetch_add(1, Ordering::SeqCst);

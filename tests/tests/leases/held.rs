@@ -14,19 +14,19 @@ use tests::foreign::Deleted;
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-fn export(tensor: &Tensor, access: Access, taker: &str) -> ManagedTensor {
-    let options = ExportOptions { taker: Some(taker.into()), ..ExportOptions::new(access) };
+fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
+    let options = ExportOptions { owner: Some(owner.into()), ..ExportOptions::new(access) };
     tensor.export_wait(&options).expect("nobody holds it")
 }
 
-fn assert_held(error: &Error, taker: &str) {
+fn assert_held(error: &Error, owner: &str) {
     let Error::LeaseHeld(held) = error else { panic!("{error:?}") };
     assert_eq!(held.leases.len(), 1, "{held}");
-    assert!(held.leases[0].contains(taker), "{held}");
+    assert!(held.leases[0].contains(owner), "{held}");
 }
 
 #[test]
-fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_taker() {
+fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_owner() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);

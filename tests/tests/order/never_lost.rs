@@ -72,7 +72,7 @@ fn a_use_that_is_noted_while_a_host_body_writes_outlasts_it() {
 fn an_alias_lease_that_ends_while_a_host_body_writes_leaves_its_fence() {
     outlasts_a_host_writer(
         |_, x, _, fence| {
-            let lease = x.lease_wait(Access::Alias, None, "somebody who knows").unwrap();
+            let lease = x.lease(Access::Alias, "somebody who knows").wait(None).unwrap();
             lease.release_after(fence);
         },
         write,
@@ -247,7 +247,7 @@ fn fences_that_were_done_before_a_host_writer_began_do_not_pile_up() {
         set(&engine, &x, f32::from(round)).wait().unwrap();
     }
     assert!(x.is_ready() && x.device().unwrap() == DLDevice::CPU && x.dtype().unwrap() == DType::F32);
-    let lease = x.lease_now(Access::Read, "at once").unwrap();
+    let lease = x.lease(Access::Read, "at once").try_now().unwrap();
     assert!(lease.is_some());
     assert!(watchdog.still_watches());
 }

@@ -136,7 +136,7 @@ fn a_lease_that_is_granted_while_it_is_given_up_is_given_back() {
             after.wait().unwrap();
             write.wait().unwrap();
         }
-        assert!(tensor.lease_now(Access::Write, "a test").unwrap().is_some());
+        assert!(tensor.lease(Access::Write, "a test").try_now().unwrap().is_some());
     });
 }
 
