@@ -163,7 +163,7 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
     })
 }
 
-/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_WINDOW_FULL` instead of waiting
+/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting
 /// for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
 /// `estafette_op_release`.
 ///

@@ -212,7 +212,7 @@ impl PyProgram {
         Ok(PyOperation::new(op.or_raise(py)?, self.engine.clone()))
     }
 
-    /// As `replay`, but waits for room in the window without stopping the event loop: ``op = await program.replay_async()``.
+    /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
         Ok(Awaiter::pending(async move {

@@ -215,7 +215,7 @@ pub(crate) struct OpState {
     pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
-    /// Whether it has a place in the window and counts as in flight.
+    /// Whether it has a permit and counts as in flight.
     counted: AtomicBool,
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
@@ -280,9 +280,9 @@ impl OpState {
         }
     }
 
-    /// The operation has a place in the window, and counts as in flight.
+    /// The operation has a permit, and counts as in flight.
     #[inline(always)]
-    pub(crate) fn admitted(&mut self) {
+    pub(crate) fn hold_permit(&mut self) {
         *self.counted.get_mut() = true;
     }
 
@@ -352,7 +352,7 @@ impl OpState {
         *self.phase.get_mut() |= BEGUN;
     }
 
-    /// Whether the operation has a place in the window.
+    /// Whether the operation has a permit.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Relaxed)
     }

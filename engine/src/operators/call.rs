@@ -80,7 +80,7 @@ impl OperatorCall {
         builder.run_external(starting(&parts, Results::Written))
     }
 
-    /// As [`run_into`](Self::run_into), waiting for room in the window without blocking the thread.
+    /// As [`run_into`](Self::run_into), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`run_into`](Self::run_into).
@@ -114,7 +114,7 @@ impl OperatorCall {
         outputs.map(fetch).collect()
     }
 
-    /// As [`produce`](Self::produce), waiting for room in the window without blocking the thread.
+    /// As [`produce`](Self::produce), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).

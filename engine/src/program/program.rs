@@ -68,7 +68,7 @@ impl Program {
     /// With nodes on devices the replay has ended when all of them are issued, as an operation on a device has: whoever uses
     /// what it writes is ordered after their work, on the device where that can be.
     ///
-    /// Waits for room in the window, helping to run what is ready.
+    /// Waits for a permit, helping to run what is ready.
     ///
     /// # Errors
     /// As [`OpBuilder::run_external`].
@@ -77,7 +77,7 @@ impl Program {
         described.run_external(body)
     }
 
-    /// As [`replay`](Self::replay), waiting for room in the window without blocking the thread.
+    /// As [`replay`](Self::replay), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`OpBuilder::run_external_async`].
@@ -86,13 +86,13 @@ impl Program {
         described.run_external_async(body).await
     }
 
-    /// As [`replay`](Self::replay), but refuses with [`Error::WindowFull`] instead of waiting.
+    /// As [`replay`](Self::replay), but refuses with [`Error::InFlightLimit`] instead of waiting.
     ///
     /// # Errors
-    /// As [`OpBuilder::try_admit`].
+    /// As [`OpBuilder::try_reserve`].
     pub fn try_replay(&self) -> Result<Op, Error> {
         let (described, body) = self.describe();
-        Ok(described.try_admit()?.run_external(body))
+        Ok(described.try_reserve()?.run_external(body))
     }
 
     fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {

@@ -169,7 +169,7 @@ impl Shared {
             shared.help();
             Ok(())
         });
-        // A full window, or a shutdown: the run goes on without help.
+        // The in-flight limit, or a shutdown: the run goes on without help.
         if helper.is_err() {
             self.helpers.fetch_sub(1, Ordering::Relaxed);
         }

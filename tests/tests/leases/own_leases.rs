@@ -30,7 +30,7 @@ fn a_write_of_what_an_operand_leases_is_refused_in_every_form() {
     assert_names_the_lease(
         engine.op("external").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
     );
-    assert_names_the_lease(engine.op("admit").reads([&u]).writes([&t]).admit().err());
+    assert_names_the_lease(engine.op("admit").reads([&u]).writes([&t]).reserve().err());
     // Under a lease under a lease.
     let v = derived(&engine, &u, Access::Read);
     drop(u);

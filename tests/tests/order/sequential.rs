@@ -107,7 +107,7 @@ fn hold(engine: &Engine, x: &estafette::Tensor) -> (std::sync::mpsc::Sender<()>,
 
 #[test]
 fn a_long_chain_does_not_starve_what_is_ready_beside_it() {
-    let engine = Engine::builder().workers(1).window(1 << 16).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1 << 16).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
     let shut = Gate::on_tensors(&engine, &[x.clone(), y.clone()]);

@@ -154,10 +154,10 @@ fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
     assert!(watchdog.still_watches());
 }
 
-/// `idle` has no workers and a source of `x`; `busy` has a small window and readers of `x`.
+/// `idle` has no workers and a source of `x`; `busy` has a low in-flight limit and readers of `x`.
 fn across(busy_workers: usize) -> (Engine, Engine, Tensor) {
     let idle = engine(0);
-    let busy = Engine::builder().workers(busy_workers).window(2).build().unwrap();
+    let busy = Engine::builder().workers(busy_workers).in_flight_limit(2).build().unwrap();
     let x = tensor(&idle, 0.0);
     set(&idle, &x, 1.0);
     (idle, busy, x)
@@ -252,7 +252,7 @@ fn waits_with_timeouts_nested_deeper_than_there_may_be_threads_say_so() {
 
 #[test]
 fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
-    let engine = Engine::builder().workers(1).window(4).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(4).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let lock = Arc::new(Mutex::new(0));
     let me = std::thread::current().id();
@@ -284,7 +284,7 @@ fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
 #[test]
 fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
     for workers in [0, 1] {
-        let engine = Engine::builder().workers(workers).window(8).build().unwrap();
+        let engine = Engine::builder().workers(workers).in_flight_limit(8).build().unwrap();
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 0.0);
         let lock = Arc::new(Mutex::new(()));
@@ -302,7 +302,7 @@ fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
             let last = &submitted[5];
             timed_out(last.wait_timeout(Some(Duration::from_millis(5))));
             drop(held);
-            // More than the window holds.
+            // More than the in-flight limit.
             (0..100).for_each(|_| drop(submit()));
             last.wait().unwrap();
             x.wait().unwrap();
