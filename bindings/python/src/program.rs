@@ -89,7 +89,7 @@ impl PyProgram {
             .writes_slice(&operands.writes)
             .reads_vars(&reads)
             .writes_vars(&writes)
-            .unhelped();
+            .worker_only();
         if let Some(queue) = &queue {
             node = node.on(queue);
         }

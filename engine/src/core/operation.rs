@@ -171,7 +171,7 @@ pub(crate) enum Kind {
     /// Runs a body.
     Work,
     /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
-    Unhelped,
+    WorkerOnly,
     /// Observes readiness and is gone.
     Probe,
     /// Joins variables into one group.
@@ -344,7 +344,7 @@ impl OpState {
     /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
     #[inline]
     pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
-        matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
+        matches!(self.kind, Kind::Work | Kind::WorkerOnly) && self.priority == 0 && core == Some(self.core.id)
     }
 
     /// Begins an operation that was not submitted yet.

@@ -78,8 +78,10 @@ pub(crate) fn execute_one(granted: OpGranted) {
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
-        Kind::Work | Kind::Unhelped if granted.payload().core.runs_at_once(&granted) => run_at_once(granted),
-        Kind::Work | Kind::Unhelped => {
+        Kind::Work | Kind::WorkerOnly if granted.payload().core.runs_at_once(&granted) => {
+            run_at_once(granted)
+        }
+        Kind::Work | Kind::WorkerOnly => {
             if granted.payload().noted {
                 hooks::ready_at_once(granted.id());
             }
@@ -154,7 +156,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
                 let granted = ready.remove(at);
                 crate::tensor::alias_map::merge_granted(granted, ready);
             }
-            Kind::Work | Kind::Unhelped => at += 1,
+            Kind::Work | Kind::WorkerOnly => at += 1,
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);

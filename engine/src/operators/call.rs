@@ -165,7 +165,7 @@ fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Tensors> {
     let mut builder =
         parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs).priority(priority);
     if parts.operator.implementation.takes_a_lock() {
-        builder = builder.unhelped();
+        builder = builder.worker_only();
     }
     match &parts.queue {
         Some(queue) => builder.on(queue),

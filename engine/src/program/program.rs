@@ -105,7 +105,7 @@ impl Program {
             .writes_slice(&uses.writes)
             .reads_vars(&reads)
             .writes_vars(&writes);
-        let mut described = if self.plan.unhelped { described.unhelped() } else { described };
+        let mut described = if self.plan.worker_only { described.worker_only() } else { described };
         let mut inputs = None;
         if let Some(graph) = &self.plan.graph {
             described = described.on(&graph.queue);

@@ -38,7 +38,7 @@ pub struct Recorder {
     /// Where in `accesses` the node after each one begins.
     ends: Vec<usize>,
     /// Whether threads that wait must not run the bodies.
-    unhelped: bool,
+    worker_only: bool,
 }
 
 impl Recorder {
@@ -50,7 +50,7 @@ impl Recorder {
             uses: Uses::default(),
             accesses: Vec::new(),
             ends: Vec::new(),
-            unhelped: false,
+            worker_only: false,
         }
     }
 
@@ -105,7 +105,7 @@ impl Recorder {
     }
 
     fn finish_with(self, graph: Option<GraphPlan>) -> Result<Program, Error> {
-        let Self { engine, name, nodes, uses, accesses, ends, unhelped } = self;
+        let Self { engine, name, nodes, uses, accesses, ends, worker_only } = self;
         if nodes.len() > NODES_MAX || accesses.len() > ACCESSES_MAX {
             return Err(Error::invalid(format!(
                 "a program of {} nodes with {} accesses is too long; the limits are {NODES_MAX} and {ACCESSES_MAX}",
@@ -123,7 +123,7 @@ impl Recorder {
             recording.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
             begin = end;
         }
-        let plan = Plan::new(name, nodes, Order::of(&recording), footprint, graph, unhelped);
+        let plan = Plan::new(name, nodes, Order::of(&recording), footprint, graph, worker_only);
         Ok(Program::new(engine, plan))
     }
 
@@ -132,7 +132,7 @@ impl Recorder {
         tensors: [(&[Tensor], Mode); 3],
         vars: &[(Variable, Mode)],
         node: Node,
-        unhelped: bool,
+        worker_only: bool,
     ) {
         for (tensors, mode) in tensors {
             for tensor in tensors {
@@ -146,7 +146,7 @@ impl Recorder {
         }
         self.ends.push(self.accesses.len());
         self.nodes.push(node);
-        self.unhelped |= unhelped;
+        self.worker_only |= worker_only;
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) enum Entry {
 /// that waits for the replay: it takes a helper's place if it finds one, unless bodies need a lock of their own.
 pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {
     let workers = core.pool.workers();
-    if plan.unhelped && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
+    if plan.worker_only && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
 }
 
 /// Goes on with a run whose first `done` nodes have ended, as the thread that owns it.
@@ -178,7 +178,7 @@ impl Shared {
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
         helper.draft.payload_mut().set_role(Role::Part(self.run.op));
-        if self.run.plan.unhelped { helper.unhelped() } else { helper }
+        if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 
     /// The body of a helper. One that comes too late finds nothing to take.

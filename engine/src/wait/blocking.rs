@@ -298,7 +298,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
 
 /// Whether this is a body that is granted and was not begun, if the operation is granted.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
-    matches!(op.kind, Kind::Work | Kind::Unhelped) && op.phase() == Phase::Queued
+    matches!(op.kind, Kind::Work | Kind::WorkerOnly) && op.phase() == Phase::Queued
 }
 
 /// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be

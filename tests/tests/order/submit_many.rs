@@ -43,7 +43,7 @@ fn a_wait_inside_wakes_the_workers_first() {
         std::thread::sleep(std::time::Duration::from_micros(300));
         engine.submit_many(|| {
             let x = tensor(&engine, 1.0);
-            engine.op("unhelped").unhelped().updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+            engine.op("worker_only").worker_only().updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
             x.wait().unwrap();
         });
     }

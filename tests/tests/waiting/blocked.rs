@@ -306,8 +306,8 @@ fn operations_that_need_a_lock_of_their_own_world_are_not_run_by_waiting_threads
     // The only worker is busy, so only helping could run what is ready.
     let (go, wait) = channel::<()>();
     engine.op("busy").run(move |[], []| Ok(wait.recv()?)).unwrap();
-    let (unhelped, helped) = (me(&said), me(&said));
-    engine.op("unhelped").unhelped().writes([&x]).run(move |[], [_x]| Ok(unhelped()?)).unwrap();
+    let (worker_only, helped) = (me(&said), me(&said));
+    engine.op("worker_only").worker_only().writes([&x]).run(move |[], [_x]| Ok(worker_only()?)).unwrap();
     let timeout = x.wait_timeout(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(timeout, Error::Timeout(_)), "{timeout:?}");
     assert!(heard.try_recv().is_err());
@@ -329,7 +329,7 @@ fn a_full_window_does_not_run_such_operations_either() {
     // A helped operation grants one that must not be helped.
     for _ in 0..200 {
         add(&engine, &x, 1.0);
-        let op = engine.op("unhelped").unhelped().updates([&x]);
+        let op = engine.op("worker_only").worker_only().updates([&x]);
         op.run(
             move |[], [], [_x]| if std::thread::current().id() == me { Err("helped".into()) } else { Ok(()) },
         )
@@ -340,11 +340,11 @@ fn a_full_window_does_not_run_such_operations_either() {
 }
 
 /// Waits inside waits: an operation that makes the next one and waits for it, `depth` times.
-fn nest(engine: &Engine, depth: usize, unhelped: bool) -> Tensor {
-    let op = if unhelped { engine.op("nest").unhelped() } else { engine.op("nest") };
+fn nest(engine: &Engine, depth: usize, worker_only: bool) -> Tensor {
+    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
     let inner = engine.clone();
     op.produce(move |[]| {
-        let below = if depth == 0 { 0.0 } else { nest(&inner, depth - 1, unhelped).to_vec::<f32>()?[0] };
+        let below = if depth == 0 { 0.0 } else { nest(&inner, depth - 1, worker_only).to_vec::<f32>()?[0] };
         Ok(Produced::from_vec(vec![below + 1.0], &[1])?)
     })
     .expect("inside of operations the in-flight limit is higher")

@@ -208,13 +208,18 @@ fn an_engine_without_workers_holds_up_no_wait_for_all_of_another_one() {
 }
 
 /// Waits inside waits: an operation that makes the next one and waits for it, `depth` times.
-fn nest(engine: &Engine, depth: usize, unhelped: bool, timeout: Option<Duration>) -> Result<Tensor, Error> {
-    let op = if unhelped { engine.op("nest").unhelped() } else { engine.op("nest") };
+fn nest(
+    engine: &Engine,
+    depth: usize,
+    worker_only: bool,
+    timeout: Option<Duration>,
+) -> Result<Tensor, Error> {
+    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
     let inner = engine.clone();
     op.produce(move |[]| {
         let mut below = 0.0;
         if depth > 0 {
-            let result = nest(&inner, depth - 1, unhelped, timeout)?;
+            let result = nest(&inner, depth - 1, worker_only, timeout)?;
             match timeout {
                 Some(timeout) => result.wait_timeout(timeout)?,
                 None => result.wait()?,
@@ -227,10 +232,10 @@ fn nest(engine: &Engine, depth: usize, unhelped: bool, timeout: Option<Duration>
 
 #[test]
 fn waits_nested_two_hundred_deep_end() {
-    for (workers, unhelped) in [(0, false), (1, false), (1, true), (2, true)] {
+    for (workers, worker_only) in [(0, false), (1, false), (1, true), (2, true)] {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
-        assert_eq!(get(&nest(&engine, 200, unhelped, None).unwrap()), 201.0);
+        assert_eq!(get(&nest(&engine, 200, worker_only, None).unwrap()), 201.0);
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
