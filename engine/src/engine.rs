@@ -25,7 +25,7 @@ use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
 use crate::import;
 use crate::lease::info::LeaseInfo;
 use crate::operation::builder::OpBuilder;
-use crate::program::Recorder;
+use crate::program::ProgramBuilder;
 use crate::tensor::alias_map::Origin;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
@@ -330,8 +330,8 @@ impl Engine {
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
     /// `name`.
-    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
-        Recorder::new(self, Name::from(name.into()))
+    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> ProgramBuilder {
+        ProgramBuilder::new(self, Name::from(name.into()))
     }
 
     /// A variable without memory, for order alone.

@@ -103,7 +103,7 @@ pub use operation::completion::{Completion, Scope};
 pub use operation::operands::{Operands, Tensors};
 pub use operation::submit::lost;
 pub use operation::submit_permit::SubmitPermit;
-pub use program::{CheckedNode, NodeBuilder, Program, Recorder};
+pub use program::{CheckedNode, NodeBuilder, Program, ProgramBuilder};
 pub use stream::Acquisition;
 pub use tensor::alias_map::Origin;
 pub use tensor::guards::{ReadGuard, WriteGuard};

@@ -242,8 +242,8 @@ pub(crate) enum Role {
     Lease(Arc<crate::lease::LeaseLabel>),
     /// A replay whose nodes settle what its variables carry: where they find it.
     Replay(Arc<Inputs>),
-    /// It does a part of another operation's work, which whoever waits for that may do as well.
-    Part(OpId),
+    /// A helper: it does work of another operation, and a thread that waits for that operation may run it.
+    Helper(OpId),
 }
 
 impl OpState {
@@ -333,10 +333,10 @@ impl OpState {
         }
     }
 
-    /// The operation that this one is a part of.
-    pub(crate) fn part_of(&self) -> Option<OpId> {
+    /// The operation whose work this helper does.
+    pub(crate) fn helped_op(&self) -> Option<OpId> {
         match self.role()? {
-            Role::Part(op) => Some(*op),
+            Role::Helper(op) => Some(*op),
             _ => None,
         }
     }

@@ -15,7 +15,7 @@ use crate::operation::completion::Completion;
 use crate::operation::operands::Tensors;
 use crate::tensor::variable::Variable;
 
-/// Operations that were recorded once and may be run any number of times. Made by [`Recorder::finish`](crate::Recorder::finish).
+/// Operations that were recorded once and may be run any number of times. Made by [`ProgramBuilder::finish`](crate::ProgramBuilder::finish).
 ///
 /// It keeps its bodies and tensors, and a handle of its engine. Cloning gives another handle to the same program. It may be
 /// dropped while replays are in flight.
@@ -45,7 +45,7 @@ impl Program {
         self.plan.len() == 0
     }
 
-    /// Whether it is [one graph](crate::Recorder::finish_as_graph) of its device.
+    /// Whether it is [one graph](crate::ProgramBuilder::finish_as_graph) of its device.
     pub fn is_graph(&self) -> bool {
         self.plan.graph.is_some()
     }

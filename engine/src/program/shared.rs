@@ -177,7 +177,7 @@ impl Shared {
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
-        helper.draft.payload_mut().set_role(Role::Part(self.run.op));
+        helper.draft.payload_mut().set_role(Role::Helper(self.run.op));
         if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 

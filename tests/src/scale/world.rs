@@ -203,11 +203,11 @@ impl World {
     /// # Panics
     /// When the engine refuses.
     pub fn program(&self) -> Program {
-        let (mut recorder, variable) = (self.engine.program("program"), self.engine.var());
+        let (mut builder, variable) = (self.engine.program("program"), self.engine.var());
         for _ in 0..2 {
-            recorder.op("node").writes_vars(&[&variable]).run(|[], []| Ok(())).expect("accepted");
+            builder.op("node").writes_vars(&[&variable]).run(|[], []| Ok(())).expect("accepted");
         }
-        recorder.finish().expect("two nodes")
+        builder.finish().expect("two nodes")
     }
 
     /// An import of the same memory as always.

@@ -66,15 +66,15 @@ fn a_program_that_would_wait_for_itself_is_refused_in_one_node_and_across_nodes(
     let watchdog = Watchdog::of(&engine);
     let t = tensor(&engine, 1.0);
     let u = derived(&engine, &t, Access::Read);
-    let mut recorder = engine.program("one node");
-    assert_names_the_lease(recorder.op("node").reads([&u]).writes([&t]).run(|[_u], [_t]| Ok(())).err());
+    let mut builder = engine.program("one node");
+    assert_names_the_lease(builder.op("node").reads([&u]).writes([&t]).run(|[_u], [_t]| Ok(())).err());
     assert_names_the_lease(
-        recorder.op("node").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
+        builder.op("node").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
     );
-    let mut recorder = engine.program("two nodes");
-    recorder.op("read").reads([&u]).run(|[_u], []| Ok(())).unwrap();
-    recorder.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
-    assert_names_the_lease(recorder.finish().err());
+    let mut builder = engine.program("two nodes");
+    builder.op("read").reads([&u]).run(|[_u], []| Ok(())).unwrap();
+    builder.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
+    assert_names_the_lease(builder.finish().err());
     drop(u);
     look(&engine, &t).wait().unwrap();
     assert_nothing_left(&[&engine]);

@@ -6,9 +6,9 @@ use estafette_graph::recording::Recording;
 use estafette_graph::replay::Order;
 use estafette_graph::{Mode, OpId};
 
-use super::builder::NodeBuilder;
 use super::footprint::Uses;
 use super::graph::GraphPlan;
+use super::node_builder::NodeBuilder;
 use super::plan::{Node, Plan};
 use super::program::Program;
 use crate::core::error::Error;
@@ -27,7 +27,7 @@ const ACCESSES_MAX: usize = 1 << 30;
 
 /// Collects the nodes of a program. Made by [`Engine::program`]. Nothing runs before the program is
 /// [finished](Self::finish) and [replayed](Program::replay).
-pub struct Recorder {
+pub struct ProgramBuilder {
     engine: Engine,
     name: Name,
     nodes: Vec<Node>,
@@ -41,7 +41,7 @@ pub struct Recorder {
     worker_only: bool,
 }
 
-impl Recorder {
+impl ProgramBuilder {
     pub(crate) fn new(engine: &Engine, name: Name) -> Self {
         Self {
             engine: engine.clone(),
@@ -150,9 +150,9 @@ impl Recorder {
     }
 }
 
-impl std::fmt::Debug for Recorder {
+impl std::fmt::Debug for ProgramBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorder")
+        f.debug_struct("ProgramBuilder")
             .field("name", &self.name.as_str())
             .field("nodes", &self.nodes.len())
             .finish()
