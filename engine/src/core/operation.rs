@@ -30,7 +30,7 @@ use crate::core::clock::Coarse;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, Error, FailureKind, OperationError};
 use crate::core::oneshot::Signal;
-use crate::core::op_extras::LateCell;
+use crate::core::op_extras::OpExtrasCell;
 use crate::core::var_state::VarState;
 use crate::core::wakers::WakerKey;
 use crate::operation::body::Body;
@@ -208,7 +208,7 @@ pub(crate) struct OpState {
     body: UnsafeCell<Body>,
     /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
     /// waited for by name.
-    late: LateCell,
+    extras: OpExtrasCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
     /// Whether the journal was open when it was described: then it tells of all that happens to it.
@@ -268,7 +268,7 @@ impl OpState {
             (&raw mut (*place).core).write(core.clone());
             (&raw mut (*place).name).write(name);
             (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
-            (&raw mut (*place).late).write(LateCell::new());
+            (&raw mut (*place).extras).write(OpExtrasCell::new());
             (&raw mut (*place).since).write(Coarse::now());
             (&raw mut (*place).noted).write(trace::is_open());
             (&raw mut (*place).priority).write(0);
@@ -294,11 +294,11 @@ impl OpState {
 
     /// Gives the operation a role, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
-        self.late.get_mut().role = Some(role);
+        self.extras.get_mut().role = Some(role);
     }
 
     fn role(&self) -> Option<&Role> {
-        self.late.get()?.role.as_ref()
+        self.extras.get()?.role.as_ref()
     }
 
     /// The queue its body enqueues on; `None` for host operations.
@@ -392,11 +392,11 @@ impl OpState {
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
     /// and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
-        let _ = self.late.get_or_make().failure.set(cause);
+        let _ = self.extras.get_or_make().failure.set(cause);
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
-        self.late.get()?.failure.get()
+        self.extras.get()?.failure.get()
     }
 
     /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
@@ -420,7 +420,7 @@ impl OpState {
     }
 
     fn tell(&self) {
-        if let Some(signal) = self.late.get().and_then(|late| late.signal.get()) {
+        if let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get()) {
             signal.set(self.failure().cloned().map_or(Ok(()), Err));
         }
     }
@@ -446,7 +446,7 @@ impl OpState {
 
     fn forget_outcome(&self, key: &mut WakerKey) {
         if key.is_used()
-            && let Some(signal) = self.late.get().and_then(|late| late.signal.get())
+            && let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get())
         {
             signal.forget(key);
         }
@@ -454,7 +454,7 @@ impl OpState {
 
     /// The signal of the outcome, made on first use.
     fn signal(&self) -> &OutcomeSignal {
-        let signal = self.late.get_or_make().signal.get_or_init(Signal::new);
+        let signal = self.extras.get_or_make().signal.get_or_init(Signal::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
         if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
             self.tell();

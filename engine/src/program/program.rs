@@ -98,8 +98,8 @@ impl Program {
     fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {
         let uses = &self.plan.footprint;
         let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
-        let turns = self.plan.graph.as_ref().map(|graph| &graph.turns);
-        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(turns).collect();
+        let mutex = self.plan.graph.as_ref().map(|graph| &graph.mutex);
+        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(mutex).collect();
         let described = OpBuilder::new(self.engine.core(), self.plan.name.clone())
             .reads_slice(&uses.reads)
             .writes_slice(&uses.writes)
