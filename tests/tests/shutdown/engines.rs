@@ -109,7 +109,7 @@ fn shutdown_with_a_deadline_cancels_what_only_leases_block_and_reports_it() {
 #[test]
 fn a_shutdown_cancels_a_very_long_chain_behind_a_lease() {
     const LENGTH: usize = 50_000;
-    let engine = Engine::builder().workers(1).window(2 * LENGTH).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(2 * LENGTH).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let first = tensor(&engine, 0.0);
     let array = first.export_wait(&ExportOptions::new(Access::Read)).unwrap();
