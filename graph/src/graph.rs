@@ -4,11 +4,11 @@ use std::fmt;
 
 use estafette_sync::sync::Arc;
 
-use crate::bias::Bias;
+use crate::biased_lock::Bias;
+use crate::operation::slab::Slab;
 use crate::reentry::{GraphAddress, refuse_lent};
 use crate::registry::Registry;
-use crate::slab::Slab;
-use crate::var::{Var, VarNode};
+use crate::variable::var::{Var, VarNode};
 
 /// Keeps the order of operations over variables.
 ///

@@ -7,8 +7,8 @@ use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::graph::Graph;
-use crate::op_ref::OpRef;
-use crate::var::VarNode;
+use crate::operation::op_ref::OpRef;
+use crate::variable::var::VarNode;
 
 /// A list touched when a variable is made or destroyed, and never by an operation.
 ///

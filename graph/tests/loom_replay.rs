@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 #![cfg(estafette_loom)]
 
-use estafette_graph::recording::Recording;
-use estafette_graph::replay::{Countdown, Order};
+use estafette_graph::program::Recording;
+use estafette_graph::program::{Countdown, Order};
 use estafette_graph::{Mode, OpId, VarId};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use estafette_graph::recording::Recording;
-use estafette_graph::replay::{Countdown, Freed, Order};
+use estafette_graph::program::Recording;
+use estafette_graph::program::{Countdown, Freed, Order};
 use estafette_graph::{Mode, OpId, VarId};
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 use proptest::prelude::*;

@@ -5,7 +5,7 @@
 
 use std::sync::PoisonError;
 
-use estafette_graph::replay::Order;
+use estafette_graph::program::Order;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use estafette_devices::{DeviceError, Entered, Fence, FenceState, Frontier, Order, Queue, Reactor};
-use estafette_graph::replay;
+use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 
 use super::inputs::Earlier;
@@ -44,7 +44,7 @@ impl Marks {
     }
 
     /// What the nodes that nothing follows have left.
-    pub(super) fn last(&self, order: &replay::Order) -> Vec<Fence> {
+    pub(super) fn last(&self, order: &program::Order) -> Vec<Fence> {
         let mut last = Frontier::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
             last.extend(self.of(node).cloned());

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use estafette_devices::Queue;
-use estafette_graph::replay::{Countdown, Order};
+use estafette_graph::program::{Countdown, Order};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 

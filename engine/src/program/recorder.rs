@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use estafette_graph::recording::Recording;
-use estafette_graph::replay::Order;
+use estafette_graph::program::Order;
+use estafette_graph::program::Recording;
 use estafette_graph::{Mode, OpId};
 
 use super::builder::NodeBuilder;

@@ -1,10 +1,10 @@
 //! A run by several threads, on counters. The protocol between them is that of
-//! [`Countdown`](estafette_graph::replay::Countdown).
+//! [`Countdown`](estafette_graph::program::Countdown).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_graph::replay::Countdown;
+use estafette_graph::program::Countdown;
 use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::Instant;
