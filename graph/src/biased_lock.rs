@@ -14,7 +14,7 @@
 //! The owner says that it is inside, fences (the light side of [`estafette_sync::barrier`]), and looks whether it still is the
 //! owner; who takes that away says so, fences (the heavy side), and waits until the owner is outside. Whichever fence comes
 //! first, either the owner sees that it is not the owner any more, leaves, and waits for `SHARED`; or the other one sees it
-//! inside. What the owner did inside is published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release)
+//! inside. StepKind the owner did inside is published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release)
 //! to everybody else (Acquire).
 //!
 //! Nobody waits for anything inside: bits are not taken there, and every other lock of the graph is taken outside, or is one
@@ -46,7 +46,7 @@ const FIRST_TOKEN: u64 = 3;
 const OUTSIDE: u64 = 0;
 
 /// Who has the graph for itself.
-pub(crate) struct Bias {
+pub(crate) struct BiasedLock {
     owner: AtomicU64,
     /// The owner's token while it is in a section, else [`OUTSIDE`]. Only the owner writes it.
     inside: AtomicU64,
@@ -54,12 +54,12 @@ pub(crate) struct Bias {
 
 /// A stretch in which the calling thread takes bits and gives them back, never within another one. Having one does not mean to
 /// be alone.
-pub(crate) struct Section {
+pub(crate) struct CriticalSection {
     /// Of a graph that is never freed; `None` for a thread that is not alone.
-    bias: Option<NonNull<Bias>>,
+    biased: Option<NonNull<BiasedLock>>,
 }
 
-impl Bias {
+impl BiasedLock {
     /// For a graph that is never biased.
     pub(crate) fn shared() -> Self {
         Self { owner: AtomicU64::new(SHARED), inside: AtomicU64::new(OUTSIDE) }
@@ -76,29 +76,29 @@ impl Bias {
     /// # Panics
     /// If the thread has the graph for itself and is in a section already.
     #[inline(always)]
-    pub(crate) fn enter(&self) -> Section {
+    pub(crate) fn enter(&self) -> CriticalSection {
         // Acquire: after `SHARED`, what the last owner did is visible.
         let owner = self.owner.load(Ordering::Acquire);
         if owner == SHARED {
-            return Section { bias: None };
+            return CriticalSection { biased: None };
         }
         if owner == TOKEN.with(Cell::get) {
             // A plain load of the thread's own line: within a section nothing else would keep this one out.
             if self.inside.load(Ordering::Relaxed) != OUTSIDE {
-                reentry::refuse();
+                reentry::panic_reentered();
             }
             self.inside.store(owner, Ordering::Relaxed);
             barrier::light();
             if self.owner.load(Ordering::Relaxed) == owner {
-                return Section { bias: Some(NonNull::from(self)) };
+                return CriticalSection { biased: Some(NonNull::from(self)) };
             }
             self.inside.store(OUTSIDE, Ordering::Release);
         }
-        self.enter_otherwise()
+        self.enter_slow()
     }
 
     #[cold]
-    fn enter_otherwise(&self) -> Section {
+    fn enter_slow(&self) -> CriticalSection {
         let token = token();
         self.refuse_inside(token);
         let owner = self.owner.load(Ordering::Relaxed);
@@ -106,7 +106,7 @@ impl Bias {
             return self.enter();
         }
         self.share();
-        Section { bias: None }
+        CriticalSection { biased: None }
     }
 
     /// Ends the bias.
@@ -139,7 +139,7 @@ impl Bias {
     /// A thread whose bias is being ended finds its own token here, for as long as its section lasts.
     fn refuse_inside(&self, token: u64) {
         if self.inside.load(Ordering::Relaxed) == token {
-            reentry::refuse();
+            reentry::panic_reentered();
         }
     }
 
@@ -148,23 +148,23 @@ impl Bias {
     }
 }
 
-impl Section {
+impl CriticalSection {
     /// Of nothing.
-    pub(crate) const NONE: Self = Self { bias: None };
+    pub(crate) const NONE: Self = Self { biased: None };
 
     /// Whether the thread has the graph for itself, so that it need not take bits.
     #[inline(always)]
-    pub(crate) fn is_alone(&self) -> bool {
-        self.bias.is_some()
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.biased.is_some()
     }
 }
 
-impl Drop for Section {
+impl Drop for CriticalSection {
     #[inline(always)]
     fn drop(&mut self) {
-        if let Some(bias) = self.bias {
+        if let Some(biased) = self.biased {
             // SAFETY: the graph is never freed.
-            unsafe { bias.as_ref() }.inside.store(OUTSIDE, Ordering::Release);
+            unsafe { biased.as_ref() }.inside.store(OUTSIDE, Ordering::Release);
         }
     }
 }
@@ -200,9 +200,9 @@ mod models {
 
     use super::*;
 
-    /// What only one thread may be at: plainly for whoever is alone, and under a lock for all others.
+    /// StepKind only one thread may be at: plainly for whoever is alone, and under a lock for all others.
     struct Guarded {
-        bias: Bias,
+        biased: BiasedLock,
         lock: Mutex<()>,
         value: UnsafeCell<usize>,
     }
@@ -215,16 +215,17 @@ mod models {
     impl Guarded {
         fn new() -> Arc<Self> {
             let (lock, value) = (Mutex::new(()), UnsafeCell::new(0));
-            Arc::new(Self { bias: Bias::unclaimed(), lock, value })
+            Arc::new(Self { biased: BiasedLock::unclaimed(), lock, value })
         }
 
         /// Adds one; true for a thread that was alone.
         fn add(&self) -> bool {
-            let section = self.bias.enter();
-            let _locked = (!section.is_alone()).then(|| self.lock.lock().expect("no model panics under it"));
+            let section = self.biased.enter();
+            let _locked =
+                (!section.is_exclusive()).then(|| self.lock.lock().expect("no model panics under it"));
             // SAFETY: claimed by the protocol, and watched by loom.
             self.value.with_mut(|value| unsafe { *value += 1 });
-            section.is_alone()
+            section.is_exclusive()
         }
 
         fn value(&self) -> usize {

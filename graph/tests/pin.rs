@@ -4,9 +4,9 @@ use estafette_graph::{Granted, Graph, Hazard, Mode, OpId, Var};
 
 type Queues = Graph<Vec<OpId>, &'static str>;
 
-fn hold(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
-    let id = graph.number();
-    let held = var.hold(|holders, _| {
+fn pin(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
+    let id = graph.next_id();
+    let held = var.try_pin(|holders, _| {
         holders.push(id);
         true
     });
@@ -17,7 +17,7 @@ fn hold(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
 /// Ends a hold and gives the names of what is granted by that, completed in turn.
 fn end(var: &Var<Vec<OpId>, &'static str>, id: OpId) -> Vec<&'static str> {
     let mut granted: Vec<Granted<_, _>> = Vec::new();
-    var.end_hold(|holders, _| holders.retain(|holder| *holder != id), |op| granted.push(op));
+    var.unpin(|holders, _| holders.retain(|holder| *holder != id), |op| granted.push(op));
     let mut names = Vec::new();
     while let Some(op) = granted.pop() {
         names.push(*op.payload());
@@ -30,18 +30,18 @@ fn end(var: &Var<Vec<OpId>, &'static str>, id: OpId) -> Vec<&'static str> {
 fn a_write_waits_for_every_hold_and_reads_do_not() {
     let graph = Queues::new();
     let var = graph.var(Vec::new());
-    let (first, second) = (hold(&graph, &var), hold(&graph, &var));
+    let (first, second) = (pin(&graph, &var), pin(&graph, &var));
     assert!(var.is_quiet(), "a reader leaves no write behind");
     let read = graph.submit("read", [(&var, Mode::Read)]).expect("readers do not wait for readers");
     assert!(graph.submit("write", [(&var, Mode::Write)]).is_none());
     assert!(graph.submit("late", [(&var, Mode::Read)]).is_none(), "no writer starves");
-    assert!(!var.hold(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
+    assert!(!var.try_pin(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
     assert!(end(&var, second).is_empty());
     assert!(end(&var, first).is_empty(), "a reader is left");
     let mut granted = Vec::new();
     read.complete(|_| (), |op| granted.push(op));
     let write = granted.pop().expect("the last reader has gone");
-    assert!(!var.hold(|_, _| true), "a write is under way");
+    assert!(!var.try_pin(|_, _| true), "a write is under way");
     write.complete(|_| (), |op| granted.push(op));
     granted.pop().expect("the late reader").complete(|_| (), |_| unreachable!());
 }
@@ -50,7 +50,7 @@ fn a_write_waits_for_every_hold_and_reads_do_not() {
 fn the_last_hold_lets_the_writer_in_when_it_is_later_than_the_last_read() {
     let graph = Queues::new();
     let var = graph.var(Vec::new());
-    let id = hold(&graph, &var);
+    let id = pin(&graph, &var);
     let read = graph.submit("read", [(&var, Mode::Read)]).expect("granted");
     assert!(graph.submit("write", [(&var, Mode::Update)]).is_none());
     read.complete(|_| (), |_| unreachable!("the hold is in the way"));
@@ -63,10 +63,10 @@ fn a_hold_may_be_refused_by_what_the_variable_carries() {
     let graph = Queues::new();
     let var = graph.var(Vec::new());
     var.with_state(|_, flags| *flags = 5);
-    assert!(!var.hold(|_, flags| flags == 0));
+    assert!(!var.try_pin(|_, flags| flags == 0));
     graph.submit("write", [(&var, Mode::Write)]).expect("not held").complete(|_| (), |_| unreachable!());
-    assert!(var.hold(|_, flags| flags == 5));
-    var.end_hold(|_, flags| *flags = 0, |_| unreachable!());
+    assert!(var.try_pin(|_, flags| flags == 5));
+    var.unpin(|_, flags| *flags = 0, |_| unreachable!());
     assert_eq!(var.flags(), 0);
 }
 
@@ -74,24 +74,24 @@ fn a_hold_may_be_refused_by_what_the_variable_carries() {
 fn what_was_collapsed_and_its_group_cannot_be_held() {
     let graph = Queues::new();
     let (member, group) = (graph.var(Vec::new()), graph.var(Vec::new()));
-    let id = hold(&graph, &member);
+    let id = pin(&graph, &member);
     assert!(graph.collapse("collapse", &[&member], &group).is_none(), "the collapse is a write");
-    assert!(!member.hold(|_, _| true) && !group.hold(|_, _| true));
+    assert!(!member.try_pin(|_, _| true) && !group.try_pin(|_, _| true));
     assert_eq!(end(&member, id), ["collapse"], "a hold ends where it began");
-    assert!(!member.hold(|_, _| true) && !group.hold(|_, _| true));
+    assert!(!member.try_pin(|_, _| true) && !group.try_pin(|_, _| true));
 }
 
 #[test]
 #[should_panic(expected = "a hold ends once")]
 fn a_hold_that_is_not_there_cannot_end() {
-    Queues::new().var(Vec::new()).end_hold(|_, _| (), |_| ());
+    Queues::new().var(Vec::new()).unpin(|_, _| (), |_| ());
 }
 
 #[test]
 fn a_picture_names_the_holders_that_block_a_write() {
     let graph = Queues::new();
     let (held, free) = (graph.var(Vec::new()), graph.var(Vec::new()));
-    let ids = [hold(&graph, &held), hold(&graph, &held)];
+    let ids = [pin(&graph, &held), pin(&graph, &held)];
     let picture = || {
         let label = |holders: &mut Vec<OpId>, found: &mut Vec<_>| {
             found.extend(holders.iter().map(|id| (*id, "hold")))

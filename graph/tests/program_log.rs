@@ -1,6 +1,6 @@
 //! Recordings: dependences, order, critical path.
 
-use estafette_graph::program::{Dependence, Recording};
+use estafette_graph::program::{Dependence, ProgramLog};
 use estafette_graph::{Hazard, Mode, OpId, VarId};
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 
@@ -11,20 +11,20 @@ fn op(number: u64) -> OpId {
     OpId::new(number)
 }
 
-fn submit(recording: &mut Recording, number: u64, accesses: &[(u64, Mode)]) {
+fn submit(log: &mut ProgramLog, number: u64, accesses: &[(u64, Mode)]) {
     let accesses = accesses.iter().map(|(var, mode)| (VarId::new(*var), *mode));
-    recording.submitted(op(number), format!("step {number}"), accesses, number);
+    log.submitted(op(number), format!("step {number}"), accesses, number);
 }
 
-fn run(recording: &mut Recording, number: u64, from_ns: u64, to_ns: u64) {
-    recording.granted(op(number), from_ns);
-    recording.started(op(number), from_ns);
-    recording.issued(op(number), to_ns);
-    recording.done(op(number), to_ns);
+fn run(log: &mut ProgramLog, number: u64, from_ns: u64, to_ns: u64) {
+    log.granted(op(number), from_ns);
+    log.started(op(number), from_ns);
+    log.issued(op(number), to_ns);
+    log.done(op(number), to_ns);
 }
 
-fn edges(recording: &Recording) -> Vec<(u64, u64, Hazard, u64)> {
-    let graph = recording.graph();
+fn edges(log: &ProgramLog) -> Vec<(u64, u64, Hazard, u64)> {
+    let graph = log.graph();
     let mut edges: Vec<_> = graph
         .edge_references()
         .map(|edge| {
@@ -38,15 +38,15 @@ fn edges(recording: &Recording) -> Vec<(u64, u64, Hazard, u64)> {
 
 #[test]
 fn only_dependences_that_do_not_follow_from_others_are_edges() {
-    let mut recording = Recording::new();
-    submit(&mut recording, 1, &[(1, WRITE)]);
-    submit(&mut recording, 2, &[(1, READ)]);
-    submit(&mut recording, 3, &[(1, READ)]);
-    submit(&mut recording, 4, &[(1, WRITE)]);
-    submit(&mut recording, 5, &[(1, Mode::Update)]);
-    submit(&mut recording, 6, &[(1, READ), (2, WRITE)]);
+    let mut log = ProgramLog::new();
+    submit(&mut log, 1, &[(1, WRITE)]);
+    submit(&mut log, 2, &[(1, READ)]);
+    submit(&mut log, 3, &[(1, READ)]);
+    submit(&mut log, 4, &[(1, WRITE)]);
+    submit(&mut log, 5, &[(1, Mode::Update)]);
+    submit(&mut log, 6, &[(1, READ), (2, WRITE)]);
     assert_eq!(
-        edges(&recording),
+        edges(&log),
         [
             (1, 2, Hazard::Raw, 1),
             (1, 3, Hazard::Raw, 1),
@@ -60,35 +60,35 @@ fn only_dependences_that_do_not_follow_from_others_are_edges() {
 
 #[test]
 fn accesses_are_merged_as_the_graph_merges_them() {
-    let mut recording = Recording::new();
-    submit(&mut recording, 1, &[(2, READ), (1, READ), (2, WRITE), (1, READ)]);
+    let mut log = ProgramLog::new();
+    submit(&mut log, 1, &[(2, READ), (1, READ), (2, WRITE), (1, READ)]);
     let merged = [(VarId::new(1), READ), (VarId::new(2), Mode::Update)];
-    assert_eq!(recording.op(op(1)).expect("recorded").accesses, merged);
-    assert_eq!(edges(&recording), []);
+    assert_eq!(log.op(op(1)).expect("recorded").accesses, merged);
+    assert_eq!(edges(&log), []);
 }
 
 #[test]
 fn a_run_in_order_is_accepted_and_sorted() {
-    let mut recording = Recording::new();
-    submit(&mut recording, 1, &[(1, WRITE)]);
-    submit(&mut recording, 2, &[(2, WRITE)]);
-    submit(&mut recording, 3, &[(1, READ), (2, READ)]);
-    run(&mut recording, 2, 0, 10);
-    run(&mut recording, 1, 5, 20);
-    run(&mut recording, 3, 20, 30);
-    let order = recording.check_topological().expect("in order");
+    let mut log = ProgramLog::new();
+    submit(&mut log, 1, &[(1, WRITE)]);
+    submit(&mut log, 2, &[(2, WRITE)]);
+    submit(&mut log, 3, &[(1, READ), (2, READ)]);
+    run(&mut log, 2, 0, 10);
+    run(&mut log, 1, 5, 20);
+    run(&mut log, 3, 20, 30);
+    let order = log.check_topological().expect("in order");
     assert_eq!(order.len(), 3);
     assert_eq!(order[2], op(3));
 }
 
 #[test]
 fn an_operation_granted_too_early_is_found() {
-    let mut recording = Recording::new();
-    submit(&mut recording, 1, &[(1, WRITE)]);
-    submit(&mut recording, 2, &[(1, READ)]);
-    run(&mut recording, 1, 0, 20);
-    run(&mut recording, 2, 19, 30);
-    let violation = recording.check_topological().expect_err("the read came before the write was issued");
+    let mut log = ProgramLog::new();
+    submit(&mut log, 1, &[(1, WRITE)]);
+    submit(&mut log, 2, &[(1, READ)]);
+    run(&mut log, 1, 0, 20);
+    run(&mut log, 2, 19, 30);
+    let violation = log.check_topological().expect_err("the read came before the write was issued");
     assert_eq!((violation.first, violation.second), (op(1), op(2)));
     assert_eq!(
         violation.to_string(),
@@ -98,19 +98,19 @@ fn an_operation_granted_too_early_is_found() {
 
 #[test]
 fn the_critical_path_is_the_longest_chain_and_others_have_slack() {
-    let mut recording = Recording::new();
+    let mut log = ProgramLog::new();
     // A diamond: 1 → {2, 3} → 4, where 3 is slow, and 5 on its own.
-    submit(&mut recording, 1, &[(1, WRITE)]);
-    submit(&mut recording, 2, &[(1, READ), (2, WRITE)]);
-    submit(&mut recording, 3, &[(1, READ), (3, WRITE)]);
-    submit(&mut recording, 4, &[(2, READ), (3, READ)]);
-    submit(&mut recording, 5, &[(9, WRITE)]);
-    run(&mut recording, 1, 0, 10);
-    run(&mut recording, 2, 10, 15);
-    run(&mut recording, 3, 10, 110);
-    run(&mut recording, 4, 120, 123);
-    run(&mut recording, 5, 0, 13);
-    let path = recording.critical_path();
+    submit(&mut log, 1, &[(1, WRITE)]);
+    submit(&mut log, 2, &[(1, READ), (2, WRITE)]);
+    submit(&mut log, 3, &[(1, READ), (3, WRITE)]);
+    submit(&mut log, 4, &[(2, READ), (3, READ)]);
+    submit(&mut log, 5, &[(9, WRITE)]);
+    run(&mut log, 1, 0, 10);
+    run(&mut log, 2, 10, 15);
+    run(&mut log, 3, 10, 110);
+    run(&mut log, 4, 120, 123);
+    run(&mut log, 5, 0, 13);
+    let path = log.critical_path();
     assert_eq!(path.ops, [op(1), op(3), op(4)]);
     assert_eq!(path.length_ns, 113);
     let slack: Vec<_> = (1..=5).map(|number| path.slack_ns(op(number)).expect("recorded")).collect();
@@ -120,31 +120,31 @@ fn the_critical_path_is_the_longest_chain_and_others_have_slack() {
 
 #[test]
 fn an_empty_recording_has_an_empty_path() {
-    let path = Recording::new().critical_path();
+    let path = ProgramLog::new().critical_path();
     assert!(path.ops.is_empty());
     assert_eq!(path.length_ns, 0);
 }
 
 #[test]
 fn events_of_unknown_operations_and_repeated_ones_are_counted() {
-    let mut recording = Recording::new();
-    recording.done(op(7), 1);
-    submit(&mut recording, 1, &[(1, WRITE)]);
-    submit(&mut recording, 1, &[(2, WRITE)]);
-    recording.started(op(1), 5);
-    recording.started(op(1), 6);
-    assert_eq!(recording.ignored(), 3);
-    assert_eq!(recording.op(op(1)).expect("recorded").started_ns, Some(5));
-    assert_eq!(recording.ops().len(), 1);
+    let mut log = ProgramLog::new();
+    log.done(op(7), 1);
+    submit(&mut log, 1, &[(1, WRITE)]);
+    submit(&mut log, 1, &[(2, WRITE)]);
+    log.started(op(1), 5);
+    log.started(op(1), 6);
+    assert_eq!(log.ignored(), 3);
+    assert_eq!(log.op(op(1)).expect("recorded").started_ns, Some(5));
+    assert_eq!(log.ops().len(), 1);
 }
 
 #[test]
 fn dot_names_operations_durations_and_dependences() {
-    let mut recording = Recording::new();
-    recording.submitted(op(1), "say \"hi\"", [(VarId::new(1), WRITE)], 0);
-    submit(&mut recording, 2, &[(1, WRITE)]);
-    run(&mut recording, 1, 0, 42);
-    let dot = recording.to_dot();
+    let mut log = ProgramLog::new();
+    log.submitted(op(1), "say \"hi\"", [(VarId::new(1), WRITE)], 0);
+    submit(&mut log, 2, &[(1, WRITE)]);
+    run(&mut log, 1, 0, 42);
+    let dot = log.to_dot();
     assert!(dot.starts_with("digraph {"), "{dot}");
     assert!(dot.contains(r#"op 1 say \"hi\""#), "{dot}");
     assert!(dot.contains("42 ns"), "{dot}");

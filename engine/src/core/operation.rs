@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
-use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
+use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
 use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -44,7 +44,7 @@ use crate::wait::awaits::{Awaited, Pending};
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
-pub(crate) type OpDraft<'a> = Draft<'a, VarState, OpState>;
+pub(crate) type OpPending<'a> = PendingOp<'a, VarState, OpState>;
 pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
@@ -469,9 +469,9 @@ unsafe impl Sync for OpState {}
 
 /// Begins to describe an operation of any kind.
 #[inline(always)]
-pub(crate) fn draft<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpDraft<'a> {
+pub(crate) fn pending_op<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpPending<'a> {
     // SAFETY: `init` writes every field.
-    unsafe { crate::core::engine_core::graph().draft(|place| OpState::init(place, core, name, kind)) }
+    unsafe { crate::core::engine_core::graph().begin_op(|place| OpState::init(place, core, name, kind)) }
 }
 
 /// Takes the right to run; false when the operation was cancelled first.

@@ -15,7 +15,7 @@ use super::label::{LeaseLabel, Slot};
 use super::{Access, Lease, check_writable};
 use crate::core::error::{Error, OperationError};
 use crate::core::oneshot::Signal;
-use crate::core::operation::{self, Kind, Name, OpDraft, OpGranted, OpHandle, Role};
+use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, OpPending, Role};
 use crate::core::var_state::Ending;
 use crate::lease::consumer::Consumer;
 use crate::lease::owner::Taker;
@@ -47,14 +47,14 @@ impl Lease {
         let signal = Arc::new(Signal::new());
         let label = LeaseLabel::new(access, taker, Some(Arc::clone(&signal)), false);
         let label = Arc::new(label.ordering_itself(consumer.orders_itself()));
-        let mut draft = operation::draft(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
-        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        let mut pending_op = operation::pending_op(&tensor.inner.core, Name::Static("lease"), Kind::Lease);
+        pending_op.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         let mode = if access == Access::Write { Mode::Update } else { Mode::Read };
-        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode));
-        if draft.payload().noted {
-            note_taking(&draft, &label, tensor);
+        tensor.inner.vars.iter().for_each(|var| pending_op.access(var, mode));
+        if pending_op.payload().noted {
+            note_taking(&pending_op, &label, tensor);
         }
-        let (handle, granted) = draft.submit();
+        let (handle, granted) = pending_op.submit();
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }
@@ -182,9 +182,9 @@ pub(crate) struct Acquire {
 
 /// Tells the journal who is about to take a lease of what.
 #[cold]
-pub(super) fn note_taking(draft: &OpDraft<'_>, label: &LeaseLabel, tensor: &Tensor) {
-    hooks::submitted(draft);
-    hooks::taken(draft.id(), &label.taker);
+pub(super) fn note_taking(pending_op: &OpPending<'_>, label: &LeaseLabel, tensor: &Tensor) {
+    hooks::submitted(pending_op);
+    hooks::taken(pending_op.id(), &label.taker);
     hooks::uses(std::slice::from_ref(tensor));
 }
 

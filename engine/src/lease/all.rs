@@ -90,17 +90,17 @@ impl AcquireAll {
         let access = if exclusive { Access::Write } else { Access::Read };
         let signal = Arc::new(Signal::new());
         let label = Arc::new(LeaseLabel::new(access, taker.clone(), Some(Arc::clone(&signal)), false));
-        let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
-        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        let mut pending_op = operation::pending_op(core, Name::Static("lease"), Kind::Lease);
+        pending_op.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
         for (tensor, access) in wanted {
-            tensor.inner.vars.iter().for_each(|var| draft.access(var, mode_of(*access)));
+            tensor.inner.vars.iter().for_each(|var| pending_op.access(var, mode_of(*access)));
         }
-        if draft.payload().noted {
-            hooks::submitted(&draft);
-            hooks::taken(draft.id(), &label.taker);
+        if pending_op.payload().noted {
+            hooks::submitted(&pending_op);
+            hooks::taken(pending_op.id(), &label.taker);
             wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
         }
-        let (handle, granted) = draft.submit();
+        let (handle, granted) = pending_op.submit();
         if let Some(granted) = granted {
             run::dispatch_one(granted);
         }

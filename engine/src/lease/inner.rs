@@ -144,8 +144,8 @@ impl LeaseInner {
         };
         // SAFETY: never null. The place is good for as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
-        let number = graph().number();
-        let held = var.hold(|state, flags| {
+        let number = graph().next_id();
+        let held = var.try_pin(|state, flags| {
             if flags != 0 {
                 // Fences or a failure: somebody has to look more closely, and perhaps to wait.
                 return false;
@@ -171,13 +171,13 @@ impl LeaseInner {
         let access = Access::Read;
         let label = Arc::new(LeaseLabel::new(access, taker, None, false));
         let core = &tensor.inner.core;
-        let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
-        draft.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
-        tensor.inner.vars.iter().for_each(|var| draft.access(var, Mode::Read));
-        if draft.payload().noted {
-            note_taking(&draft, &label, tensor);
+        let mut pending_op = operation::pending_op(core, Name::Static("lease"), Kind::Lease);
+        pending_op.payload_mut().set_role(Role::Lease(Arc::clone(&label)));
+        tensor.inner.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
+        if pending_op.payload().noted {
+            note_taking(&pending_op, &label, tensor);
         }
-        let (op, granted) = draft.submit();
+        let (op, granted) = pending_op.submit();
         let Some(granted) = granted else {
             give_up(&op, label);
             return None;
@@ -388,7 +388,7 @@ impl LeaseInner {
         let mut ready = ReadyList::new();
         let mut observer = None;
         let mut replaced = Replaced::default();
-        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
+        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().next_id() });
         let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
         let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
@@ -396,7 +396,7 @@ impl LeaseInner {
             observer = unsafe { state.holders().remove(NonNull::from(self)) };
             state.finish(Mode::Read, &ending, flags, &mut replaced);
         };
-        self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        self.tensor.inner.vars[0].unpin(finish, |granted| ready.push(granted));
         drop(replaced);
         if !ready.is_empty() {
             run::dispatch(ready);

@@ -41,7 +41,7 @@ impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
 
     fn admitted(mut self) -> Admitted<'e, R, W, U> {
         // From here on whoever drops the operation gives the place back.
-        self.draft.payload_mut().admitted();
+        self.pending_op.payload_mut().admitted();
         Admitted { builder: self }
     }
 }

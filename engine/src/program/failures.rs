@@ -5,7 +5,7 @@
 
 use std::sync::PoisonError;
 
-use estafette_graph::program::Order;
+use estafette_graph::program::ProgramOrder;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -33,7 +33,7 @@ impl Failures {
     }
 
     /// Notes that `node` has failed.
-    pub(super) fn note(&self, order: &Order, node: u32, failure: OperationError) {
+    pub(super) fn note(&self, order: &ProgramOrder, node: u32, failure: OperationError) {
         self.leave_out(order, node);
         let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         // Not the first in time: who that is may differ from run to run.
@@ -47,7 +47,7 @@ impl Failures {
     }
 
     /// Dooms what reads from `node`, which has failed or is left out itself.
-    pub(super) fn leave_out(&self, order: &Order, node: u32) {
+    pub(super) fn leave_out(&self, order: &ProgramOrder, node: u32) {
         let doomed = self.doomed.get_or_init(|| (0..order.len()).map(|_| AtomicBool::new(false)).collect());
         for reader in order.readers(node) {
             doomed[*reader as usize].store(true, Ordering::Relaxed);

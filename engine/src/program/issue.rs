@@ -44,7 +44,7 @@ impl Marks {
     }
 
     /// What the nodes that nothing follows have left.
-    pub(super) fn last(&self, order: &program::Order) -> Vec<Fence> {
+    pub(super) fn last(&self, order: &program::ProgramOrder) -> Vec<Fence> {
         let mut last = Frontier::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
             last.extend(self.of(node).cloned());

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use estafette_devices::Queue;
-use estafette_graph::program::{Countdown, Order};
+use estafette_graph::program::{Countdown, ProgramOrder};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -22,7 +22,7 @@ pub(super) struct Plan {
     /// In the order of recording, as everything that goes by the number of a node.
     pub(super) bodies: Box<[NodeBody]>,
     pub(super) names: Box<[Name]>,
-    pub(super) order: Order,
+    pub(super) order: ProgramOrder,
     pub(super) footprint: Footprint,
     /// How fast the last run was.
     pub(super) pace: Pace,
@@ -46,7 +46,7 @@ pub(super) struct IssuePlan {
 }
 
 impl IssuePlan {
-    fn new(order: &Order, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
+    fn new(order: &ProgramOrder, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
         let mut before: Box<[SmallVec<[u32; 2]>]> = vec![SmallVec::new(); order.len()].into();
         for node in numbers(order.len()) {
             for after in order.successors(node) {
@@ -74,7 +74,7 @@ impl Plan {
     pub(super) fn new(
         name: Name,
         nodes: Vec<Node>,
-        order: Order,
+        order: ProgramOrder,
         footprint: Footprint,
         graph: Option<GraphPlan>,
         unhelped: bool,

@@ -177,7 +177,7 @@ impl Shared {
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
-        helper.draft.payload_mut().set_role(Role::Part(self.run.op));
+        helper.pending_op.payload_mut().set_role(Role::Part(self.run.op));
         if self.run.plan.unhelped { helper.unhelped() } else { helper }
     }
 
@@ -196,7 +196,7 @@ impl Shared {
     /// none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: Entry) {
         let shared = Arc::clone(self);
-        let mut part = self.helper().draft;
+        let mut part = self.helper().pending_op;
         part.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())

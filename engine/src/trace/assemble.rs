@@ -76,7 +76,7 @@ impl Block {
 type Words = SmallVec<[u64; 16]>;
 
 /// What is known of one operation so far.
-struct Draft {
+struct PendingOp {
     operation: Operation,
     submitted: Option<Use>,
     taker: Option<Taker>,
@@ -368,9 +368,9 @@ impl<'a> Entries<'a> {
     }
 
     /// What the entries of an operation tell.
-    fn draft(&self, at: usize) -> Draft {
+    fn draft(&self, at: usize) -> PendingOp {
         let id = self.id(at);
-        let mut draft = Draft {
+        let mut draft = PendingOp {
             operation: self.empty(id),
             submitted: None,
             taker: None,
@@ -533,7 +533,7 @@ impl Source for Entries<'_> {
     }
 }
 
-impl Draft {
+impl PendingOp {
     fn submitted(&mut self, entries: &Entries<'_>, reading: &Reading, at: Nanos, name: u32, what: Use) {
         self.submitted = Some(what);
         self.operation.submitted = at;

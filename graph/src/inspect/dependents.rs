@@ -10,8 +10,8 @@ use std::ptr::NonNull;
 
 use estafette_sync::thread;
 
-use crate::biased_lock::Section;
-use crate::graph::{Graph, Inner};
+use crate::biased_lock::CriticalSection;
+use crate::graph::{Graph, GraphState};
 use crate::id::OpId;
 use crate::operation::access::{Access, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
@@ -25,7 +25,7 @@ use crate::variable::var::VarNode;
 /// Dropping it may drop the operation's payload.
 pub struct Pinned<'g, V, T> {
     block: BlockPtr<V, T>,
-    inner: &'g Inner<V, T>,
+    graph: &'g GraphState<V, T>,
 }
 
 impl<V, T> Graph<V, T> {
@@ -36,7 +36,7 @@ impl<V, T> Graph<V, T> {
     pub fn pin(&self, op: &OpRef<V, T>) -> Pinned<'_, V, T> {
         self.assert_own(op);
         // SAFETY: the caller's reference keeps the operation.
-        unsafe { Pinned::new(op.block(), &self.inner) }
+        unsafe { Pinned::new(op.block(), &self.state) }
     }
 
     /// # Panics
@@ -44,7 +44,7 @@ impl<V, T> Graph<V, T> {
     pub(crate) fn assert_own(&self, op: &OpRef<V, T>) {
         // SAFETY: the reference keeps the operation, and the owner was set before there was one.
         let owner = unsafe { op.as_block().owner() };
-        assert!(std::ptr::eq(owner, &raw const *self.inner), "{} belongs to another graph", op.id());
+        assert!(std::ptr::eq(owner, &raw const *self.state), "{} belongs to another graph", op.id());
     }
 }
 
@@ -54,10 +54,10 @@ impl<'g, V, T> Pinned<'g, V, T> {
     /// # Safety
     /// The caller has a reference, or holds the bit of a variable in whose queue the operation is: completing it needs that bit, so its
     /// reference to itself is still counted.
-    pub(crate) unsafe fn new(block: BlockPtr<V, T>, inner: &'g Inner<V, T>) -> Self {
+    pub(crate) unsafe fn new(block: BlockPtr<V, T>, graph: &'g GraphState<V, T>) -> Self {
         // SAFETY: forwarded to the caller.
         unsafe { block.as_ref() }.retain();
-        Self { block, inner }
+        Self { block, graph }
     }
 
     /// Whether no access waits.
@@ -75,7 +75,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// What was submitted with the operation.
+    /// StepKind was submitted with the operation.
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.
         unsafe { self.as_block().payload() }
@@ -99,7 +99,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let mode = behind.as_ref().target().mode();
                     let op = Access::op(behind);
                     if wanted(op.as_ref().payload(), mode) {
-                        found.push(Self::new(op, self.inner));
+                        found.push(Self::new(op, self.graph));
                     }
                     if mode.is_exclusive() {
                         return;
@@ -139,7 +139,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
-                        found.push(Self::new(op, self.inner));
+                        found.push(Self::new(op, self.graph));
                         return;
                     }
                     if known(op.as_ref().payload()) {
@@ -148,7 +148,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let Some((first, _)) = front.next() else { return };
                     writes -= u32::from(first.as_ref().target().is_exclusive());
                     if writes == 0 {
-                        found.push(Self::new(Access::op(first), self.inner));
+                        found.push(Self::new(Access::op(first), self.graph));
                         return;
                     }
                 }
@@ -160,11 +160,11 @@ impl<'g, V, T> Pinned<'g, V, T> {
     /// is over.
     fn each_queue(&self, mut f: impl FnMut(&Queue<V, T>, AccessPtr<V, T>)) {
         let lent = |node: &VarNode<V, T>, access| {
-            let _lending = Lending::of(self.inner.address());
+            let _lending = Lending::of(self.graph.address());
             f(&node.queue, access);
         };
         // SAFETY: our reference keeps the block.
-        let _ = unsafe { each_queue(self.block, self.inner, Block::is_over, lent) };
+        let _ = unsafe { each_queue(self.block, self.graph, Block::is_over, lent) };
     }
 
     fn as_block(&self) -> &Block<V, T> {
@@ -181,13 +181,13 @@ impl<'g, V, T> Pinned<'g, V, T> {
 /// The caller has a reference to the operation, which is of the graph `inner`.
 pub(crate) unsafe fn each_queue<V, T>(
     op: BlockPtr<V, T>,
-    inner: &Inner<V, T>,
+    graph: &GraphState<V, T>,
     has_ended: impl Fn(&Block<V, T>) -> bool,
     mut f: impl FnMut(&VarNode<V, T>, AccessPtr<V, T>),
 ) -> bool {
     let (mut at, mut len) = (0, None);
     loop {
-        let live = inner.registry().lock();
+        let live = graph.registry().lock();
         // SAFETY: the caller refers to the operation. Completing and withdrawing say that it is over before they take the first access
         // out. So while the registry is locked, the variables of one that is not over are alive, and its accesses stay: those that
         // wait are moved under this lock only, and those of a granted operation never. If it is not over when the bit of one of
@@ -205,15 +205,15 @@ pub(crate) unsafe fn each_queue<V, T>(
             }
             let access = accesses.get(at);
             let node = access.as_ref().target().node();
-            let section = inner.bias.enter();
+            let section = graph.biased.enter();
             // Who has the bit may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
-            if node.as_ref().state.try_lock_within(&section).is_some() {
-                let held = Held { node, _section: section };
+            if node.as_ref().lock.try_lock_within(&section).is_some() {
+                let locked = LockedNode { node, _section: section };
                 if has_ended(op.as_ref()) {
                     return false;
                 }
                 drop(live);
-                f(held.node.as_ref(), access);
+                f(locked.node.as_ref(), access);
                 at += 1;
                 continue;
             }
@@ -224,24 +224,24 @@ pub(crate) unsafe fn each_queue<V, T>(
 }
 
 /// A bit that was taken.
-struct Held<V, T> {
+struct LockedNode<V, T> {
     node: NonNull<VarNode<V, T>>,
     /// Left after the bit was given back.
-    _section: Section,
+    _section: CriticalSection,
 }
 
-impl<V, T> Drop for Held<V, T> {
+impl<V, T> Drop for LockedNode<V, T> {
     fn drop(&mut self) {
         // SAFETY: the bit is held, and keeps the node alive.
-        let state = unsafe { &self.node.as_ref().state };
-        state.unlock(state.load_locked());
+        let lock = unsafe { &self.node.as_ref().lock };
+        lock.unlock(lock.load_locked());
     }
 }
 
 impl<V, T> Drop for Pinned<'_, V, T> {
     fn drop(&mut self) {
         // SAFETY: gives our reference up; the graph behind `inner` outlives it.
-        drop(unsafe { Block::release_pinned(self.block, self.inner) });
+        drop(unsafe { Block::release_pinned(self.block, self.graph) });
     }
 }
 

@@ -12,8 +12,8 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use crate::addresses::{Map, Set};
-use crate::biased_lock::Section;
-use crate::graph::{Graph, Inner};
+use crate::biased_lock::CriticalSection;
+use crate::graph::{Graph, GraphState};
 use crate::id::{OpId, VarId};
 use crate::inspect::dependents::Pinned;
 use crate::inspect::snapshot::{OpView, Snapshot, VarView};
@@ -33,51 +33,51 @@ impl<V, T> Graph<V, T> {
         self.snapshot_with(describe, |_, _| ())
     }
 
-    /// As [`snapshot`](Self::snapshot), with the [holds](crate::Var::hold): `holders` gets the state of each variable that is held, under
-    /// the bit, and adds a number (from [`Graph::number`]) and a description for each. They appear as granted operations that
+    /// As [`snapshot`](Self::snapshot), with the [holds](crate::Var::try_pin): `holders` gets the state of each variable that is held, under
+    /// the bit, and adds a number (from [`Graph::next_id`]) and a description for each. They appear as granted operations that
     /// read this variable, ahead of its queue.
     pub fn snapshot_with<D>(
         &self,
         describe: impl Fn(&T) -> D,
         holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) -> Snapshot<D> {
-        let survey = self.survey(holders);
-        let ops = survey.ops.iter().map(|found| {
+        let raw = self.collect(holders);
+        let ops = raw.ops.iter().map(|found| {
             let label = describe(found.op.payload());
             OpView { id: found.op.id(), label, granted: found.granted, accesses: found.accesses.clone() }
         });
         let mut ops: Vec<_> = ops.collect();
-        ops.extend(survey.holds.into_iter().map(|(var, id, label)| {
+        ops.extend(raw.pins.into_iter().map(|(var, id, label)| {
             let accesses = vec![(var, Mode::Read, true)];
             OpView { id, label, granted: true, accesses }
         }));
         ops.sort_unstable_by_key(|op| op.id);
-        Snapshot { ops, vars: survey.vars }
+        Snapshot { ops, vars: raw.vars }
     }
 
-    fn survey<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> Survey<'_, V, T, D> {
+    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<'_, V, T, D> {
         let mut set: Vec<Node<V, T>> = Vec::new();
-        let survey = self.inner.registry().survey();
+        let scan = self.state.registry().scan();
         // SAFETY: the survey keeps the nodes.
-        survey.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node)));
+        scan.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node)));
         loop {
             // SAFETY: the survey keeps the nodes.
-            let mut held = unsafe { Held::new(&mut set, &self.inner) };
-            let missing = held.grow();
+            let mut vars_locked = unsafe { LockedVars::new(&mut set, &self.state) };
+            let missing = vars_locked.grow();
             if missing.is_empty() {
-                return held.picture(&self.inner, holders);
+                return vars_locked.read(&self.state, holders);
             }
-            drop(held);
+            drop(vars_locked);
             set.extend(missing);
         }
     }
 }
 
-/// What a survey found. The operations are referenced, so that they can be described after the bits are given back.
-struct Survey<'g, V, T, D> {
+/// StepKind a survey found. The operations are referenced, so that they can be described after the bits are given back.
+struct RawSnapshot<'g, V, T, D> {
     ops: Vec<Found<'g, V, T>>,
     vars: Vec<VarView>,
-    holds: Vec<(VarId, OpId, D)>,
+    pins: Vec<(VarId, OpId, D)>,
 }
 
 struct Found<'g, V, T> {
@@ -87,27 +87,27 @@ struct Found<'g, V, T> {
 }
 
 /// The bits of a set of variables.
-struct Held<'a, V, T> {
+struct LockedVars<'a, V, T> {
     set: &'a mut Vec<Node<V, T>>,
     members: Set<Node<V, T>>,
     /// Left after the bits were given back.
-    section: Section,
+    section: CriticalSection,
 }
 
-impl<'a, V, T> Held<'a, V, T> {
+impl<'a, V, T> LockedVars<'a, V, T> {
     /// Takes the bits.
     ///
     /// # Safety
     /// The memory of the nodes, and of whatever they lead to, is kept until the bits are given back.
-    unsafe fn new(set: &'a mut Vec<Node<V, T>>, inner: &Inner<V, T>) -> Self {
+    unsafe fn new(set: &'a mut Vec<Node<V, T>>, graph: &GraphState<V, T>) -> Self {
         // SAFETY: forwarded to the caller.
-        set.sort_unstable_by_key(|node| unsafe { VarNode::rank(*node) });
+        set.sort_unstable_by_key(|node| unsafe { VarNode::lock_rank(*node) });
         set.dedup();
         let members = set.iter().copied().collect();
-        let section = inner.bias.enter();
+        let section = graph.biased.enter();
         for node in &*set {
             // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
-            let _ = unsafe { node.as_ref() }.state.lock_within(&section, || inner.address());
+            let _ = unsafe { node.as_ref() }.lock.lock_within(&section, || graph.address());
         }
         Self { set, members, section }
     }
@@ -135,7 +135,7 @@ impl<'a, V, T> Held<'a, V, T> {
                         if !self.members.insert(other) {
                             continue;
                         }
-                        match other.as_ref().state.try_lock_within(&self.section) {
+                        match other.as_ref().lock.try_lock_within(&self.section) {
                             Some(_) => self.set.push(other),
                             None => missing.push(other),
                         }
@@ -147,51 +147,51 @@ impl<'a, V, T> Held<'a, V, T> {
     }
 
     /// The queues of the set, and references to every operation in them.
-    fn picture<'g, D>(
+    fn read<'g, D>(
         &self,
-        inner: &'g Inner<V, T>,
+        graph: &'g GraphState<V, T>,
         holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
-    ) -> Survey<'g, V, T, D> {
+    ) -> RawSnapshot<'g, V, T, D> {
         let mut ops: Vec<Found<'g, V, T>> = Vec::new();
         let mut vars: HashMap<VarId, VarView> = HashMap::new();
-        let mut holds = Vec::new();
-        let mut places: Map<BlockPtr<V, T>, usize> = Map::default();
-        self.each_held(|var, state| {
+        let mut pins = Vec::new();
+        let mut indices: Map<BlockPtr<V, T>, usize> = Map::default();
+        self.each_pinned(|var, state| {
             let mut found = Vec::new();
             holders(state, &mut found);
             let queue = found.iter().map(|(id, _)| (*id, Mode::Read, true)).collect();
             vars.insert(var, VarView { id: var, queue });
-            holds.extend(found.into_iter().map(|(id, label)| (var, id, label)));
+            pins.extend(found.into_iter().map(|(id, label)| (var, id, label)));
         });
         self.each(|node, op, mode, granted| {
             // SAFETY: the node's bit is held, and the operation is in its queue.
             let (var, id): (VarId, OpId) = unsafe { (node.as_ref().id(), op.as_ref().id()) };
             let view = vars.entry(var).or_insert_with(|| VarView { id: var, queue: Vec::new() });
             view.queue.push((id, mode, granted));
-            let place = *places.entry(op).or_insert_with(|| {
+            let index = *indices.entry(op).or_insert_with(|| {
                 // SAFETY: as above.
-                let op = unsafe { Pinned::new(op, inner) };
+                let op = unsafe { Pinned::new(op, graph) };
                 ops.push(Found { granted: op.is_granted(), op, accesses: Vec::new() });
                 ops.len() - 1
             });
-            ops[place].accesses.push((var, mode, granted));
+            ops[index].accesses.push((var, mode, granted));
         });
         let mut vars: Vec<VarView> = vars.into_values().filter(|view| !view.queue.is_empty()).collect();
         vars.sort_unstable_by_key(|view| view.id);
         for found in &mut ops {
             found.accesses.sort_unstable_by_key(|(var, _, _)| *var);
         }
-        Survey { ops, vars, holds }
+        RawSnapshot { ops, vars, pins }
     }
 
     /// The state of every variable in the set that is held.
-    fn each_held(&self, mut f: impl FnMut(VarId, &mut V)) {
+    fn each_pinned(&self, mut f: impl FnMut(VarId, &mut V)) {
         for node in &*self.set {
             // SAFETY: the bit is held.
             unsafe {
                 let node = node.as_ref();
-                if node.queue.holds() > 0 {
-                    let _lending = Lending::of(node.inner.address());
+                if node.queue.pins() > 0 {
+                    let _lending = Lending::of(node.graph.address());
                     node.value(|state| f(node.id(), state));
                 }
             }
@@ -211,12 +211,12 @@ impl<'a, V, T> Held<'a, V, T> {
     }
 }
 
-impl<V, T> Drop for Held<'_, V, T> {
+impl<V, T> Drop for LockedVars<'_, V, T> {
     fn drop(&mut self) {
         for node in &*self.set {
             // SAFETY: the bit is held and keeps the node alive.
-            let state = unsafe { &node.as_ref().state };
-            state.unlock(state.load_locked());
+            let lock = unsafe { &node.as_ref().lock };
+            lock.unlock(lock.load_locked());
         }
     }
 }

@@ -4,9 +4,9 @@
 //! to move before it can end. A walk goes from queue to queue, [one bit at a time](crate::inspect::dependents::each_queue). It costs time in
 //! proportion to the operations that it finds.
 //!
-//! # What a walk means
+//! # StepKind a walk means
 //! An operation waits for those that were submitted before it, so what it waits for only becomes less. Therefore everything that a walk
-//! finds was waited for when the walk began. What is found first may have moved by the time of what is found last. Where that
+//! finds was waited for when the walk began. StepKind is found first may have moved by the time of what is found last. Where that
 //! matters, [`Walk::all_still_wait`] is asked afterwards: if every operation that was found waiting still waits, the whole of what was
 //! found was true at the moment when the walk ended.
 
@@ -22,33 +22,33 @@ use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::var::VarNode;
 
-/// What some operations wait for, found by walking back from them. See the module's description.
+/// StepKind some operations wait for, found by walking back from them. See the module's description.
 ///
-/// `D` is what the caller wants to know of a [hold](crate::Var::hold).
+/// `D` is what the caller wants to know of a [hold](crate::Var::try_pin).
 pub struct Walk<'g, V, T, D> {
     graph: &'g Graph<V, T>,
     found: Vec<Found<'g, V, T, D>>,
-    places: Map<BlockPtr<V, T>, usize>,
+    indices: Map<BlockPtr<V, T>, usize>,
     /// Operations that wait, and were not visited.
     open: Vec<usize>,
-    /// What waiting accesses directly wait for.
+    /// StepKind waiting accesses directly wait for.
     sets: Vec<Vec<usize>>,
     /// The set of each read that was passed, so that a run of reads is passed once.
     sets_of_reads: Map<AccessPtr<V, T>, usize>,
-    looked_at: usize,
+    inspected: usize,
 }
 
 struct Found<'g, V, T, D> {
     id: OpId,
-    who: Who<'g, V, T, D>,
+    subject: Subject<'g, V, T, D>,
     granted: bool,
     /// Sets of what it directly waits for.
     waits_for: Vec<usize>,
 }
 
-enum Who<'g, V, T, D> {
+enum Subject<'g, V, T, D> {
     Op(Pinned<'g, V, T>),
-    Hold(D),
+    Pin(D),
 }
 
 /// An operation, or a hold, that a [`Walk`] has found.
@@ -58,17 +58,17 @@ pub struct Step<'a, T, D> {
     pub id: OpId,
     /// Whether nothing has to move before it: it may run, or runs, or is over.
     pub granted: bool,
-    /// What it is.
-    pub what: What<'a, T, D>,
+    /// StepKind it is.
+    pub what: StepKind<'a, T, D>,
 }
 
-/// What a [`Step`] is.
+/// StepKind a [`Step`] is.
 #[derive(Debug)]
-pub enum What<'a, T, D> {
+pub enum StepKind<'a, T, D> {
     /// An operation: its payload.
     Op(&'a T),
     /// A hold: what the caller said of it.
-    Hold(&'a D),
+    Pin(&'a D),
 }
 
 impl<V, T> Graph<V, T> {
@@ -77,11 +77,11 @@ impl<V, T> Graph<V, T> {
         Walk {
             graph: self,
             found: Vec::new(),
-            places: Map::default(),
+            indices: Map::default(),
             open: Vec::new(),
             sets: Vec::new(),
             sets_of_reads: Map::default(),
-            looked_at: 0,
+            inspected: 0,
         }
     }
 }
@@ -97,20 +97,20 @@ impl<V, T, D> Walk<'_, V, T, D> {
         self.sets_of_reads.clear();
         self.graph.assert_own(op);
         // SAFETY: the caller's reference keeps the block.
-        unsafe { self.note(op.block()) }
+        unsafe { self.add_op(op.block()) }
     }
 
     /// Walks until everything is found, or until it has looked at `limit` accesses in all. False: there is more.
     ///
     /// `holders` gets the state of each variable whose holds have to end, under the bit, and adds a number (from
-    /// [`Graph::number`]) and a description for each. The rules of [`Var::with_state`](crate::Var::with_state) apply.
+    /// [`Graph::next_id`]) and a description for each. The rules of [`Var::with_state`](crate::Var::with_state) apply.
     ///
     /// # Panics
     /// In a closure that has borrowed state of the graph.
     pub fn run(&mut self, limit: usize, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> bool {
-        while self.looked_at < limit {
-            let Some(place) = self.open.pop() else { return true };
-            self.visit(place, &holders);
+        while self.inspected < limit {
+            let Some(index) = self.open.pop() else { return true };
+            self.visit(index, &holders);
         }
         self.open.is_empty()
     }
@@ -118,9 +118,9 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Everything found, without an order.
     pub fn steps(&self) -> impl ExactSizeIterator<Item = Step<'_, T, D>> {
         self.found.iter().map(|found| {
-            let what = match &found.who {
-                Who::Op(op) => What::Op(op.payload()),
-                Who::Hold(hold) => What::Hold(hold),
+            let what = match &found.subject {
+                Subject::Op(op) => StepKind::Op(op.payload()),
+                Subject::Pin(hold) => StepKind::Pin(hold),
             };
             Step { id: found.id, granted: found.granted, what }
         })
@@ -128,36 +128,36 @@ impl<V, T, D> Walk<'_, V, T, D> {
 
     /// Whether every operation that was found waiting still waits.
     pub fn all_still_wait(&self) -> bool {
-        self.found.iter().all(|found| match &found.who {
-            Who::Op(op) => found.granted || !op.is_granted(),
-            Who::Hold(_) => true,
+        self.found.iter().all(|found| match &found.subject {
+            Subject::Op(op) => found.granted || !op.is_granted(),
+            Subject::Pin(_) => true,
         })
     }
 
     /// How many accesses the walk has looked at: its cost.
-    pub fn looked_at(&self) -> usize {
-        self.looked_at
+    pub fn inspected(&self) -> usize {
+        self.inspected
     }
 
     /// For each step, whether one that is granted and `moves` is among those that it waits for, or is itself. Only what was found so
     /// far is known.
     pub fn reaches(&self, moves: impl Fn(Step<'_, T, D>) -> bool) -> Vec<bool> {
         let mut reaches: Vec<Option<bool>> = vec![None; self.found.len()];
-        for (place, step) in self.steps().enumerate() {
+        for (index, step) in self.steps().enumerate() {
             if step.granted {
-                reaches[place] = Some(moves(step));
+                reaches[index] = Some(moves(step));
             }
         }
-        // What is waited for was submitted before, so nothing leads back to itself.
+        // StepKind is waited for was submitted before, so nothing leads back to itself.
         let mut path: Vec<(usize, usize, usize)> = Vec::new();
         for start in 0..self.found.len() {
             if reaches[start].is_none() {
                 path.push((start, 0, 0));
             }
-            while let Some((place, set, at)) = path.last_mut() {
-                let place = *place;
+            while let Some((index, set, at)) = path.last_mut() {
+                let index = *index;
                 let next = loop {
-                    let Some(set_place) = self.found[place].waits_for.get(*set) else { break None };
+                    let Some(set_place) = self.found[index].waits_for.get(*set) else { break None };
                     match self.sets[*set_place].get(*at) {
                         Some(next) => {
                             *at += 1;
@@ -171,10 +171,10 @@ impl<V, T, D> Walk<'_, V, T, D> {
                     Some((next, None)) => path.push((next, 0, 0)),
                     Some((_, Some(true))) => {
                         // Everything on the way here waits for it.
-                        path.drain(..).for_each(|(place, _, _)| reaches[place] = Some(true));
+                        path.drain(..).for_each(|(index, _, _)| reaches[index] = Some(true));
                     }
                     None => {
-                        reaches[place] = Some(false);
+                        reaches[index] = Some(false);
                         path.pop();
                     }
                 }
@@ -187,34 +187,34 @@ impl<V, T, D> Walk<'_, V, T, D> {
     ///
     /// # Safety
     /// The caller holds a reference, or the bit of a variable in whose queue the operation is.
-    unsafe fn note(&mut self, op: BlockPtr<V, T>) -> usize {
+    unsafe fn add_op(&mut self, op: BlockPtr<V, T>) -> usize {
         let next = self.found.len();
-        let place = *self.places.entry(op).or_insert(next);
-        if place == next {
+        let index = *self.indices.entry(op).or_insert(next);
+        if index == next {
             // SAFETY: forwarded to the caller.
-            let op = unsafe { Pinned::new(op, &self.graph.inner) };
+            let op = unsafe { Pinned::new(op, &self.graph.state) };
             let (id, granted) = (op.id(), op.is_granted());
-            self.found.push(Found { id, who: Who::Op(op), granted, waits_for: Vec::new() });
+            self.found.push(Found { id, subject: Subject::Op(op), granted, waits_for: Vec::new() });
             if !granted {
-                self.open.push(place);
+                self.open.push(index);
             }
         }
-        place
+        index
     }
 
     /// Finds what the operation directly waits for.
-    fn visit(&mut self, place: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
-        let Who::Op(op) = &self.found[place].who else { return };
-        let (op, inner) = (op.block(), &*self.graph.inner);
+    fn visit(&mut self, index: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
+        let Subject::Op(op) = &self.found[index].subject else { return };
+        let (op, graph) = (op.block(), &*self.graph.state);
         // SAFETY: the walk references the operation. Its access is in the queue of the node, whose bit is held.
         let waits = unsafe {
-            each_queue(op, inner, Block::is_granted, |node, access| {
-                self.look_ahead(place, node, access, holders);
+            each_queue(op, graph, Block::is_granted, |node, access| {
+                self.inspect_ahead(index, node, access, holders);
             })
         };
         if !waits {
-            self.found[place].granted = true;
-            self.found[place].waits_for.clear();
+            self.found[index].granted = true;
+            self.found[index].waits_for.clear();
         }
     }
 
@@ -222,9 +222,9 @@ impl<V, T, D> Walk<'_, V, T, D> {
     ///
     /// # Safety
     /// The access is in the queue of the node, whose bit is held, and is of an operation that was waiting when the bit was taken.
-    unsafe fn look_ahead(
+    unsafe fn inspect_ahead(
         &mut self,
-        place: usize,
+        index: usize,
         node: &VarNode<V, T>,
         access: AccessPtr<V, T>,
         holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
@@ -234,22 +234,22 @@ impl<V, T, D> Walk<'_, V, T, D> {
             let exclusive = access.as_ref().target().is_exclusive();
             if !exclusive && node.queue.writes() == 0 {
                 // Granted, among reads of which there may be very many.
-                self.looked_at += 1;
+                self.inspected += 1;
                 return;
             }
             let mut set = Vec::new();
             let mut known = None;
             let mut passed = Vec::new();
             let mut to_the_end = true;
-            self.looked_at += 1;
+            self.inspected += 1;
             for (ahead, granted) in node.queue.ahead_of(access) {
-                self.looked_at += 1;
+                self.inspected += 1;
                 let writes = ahead.as_ref().target().is_exclusive();
                 // Granted operations do not wait for each other, so all of them count. Of those that wait the nearest do, which
                 // wait for the others themselves.
                 let is_last = !granted && writes;
                 if (exclusive || writes) && (!is_last || set.is_empty()) {
-                    set.push(self.note(Access::op(ahead)));
+                    set.push(self.add_op(Access::op(ahead)));
                 } else if !exclusive && !granted {
                     known = self.sets_of_reads.get(&ahead).copied();
                     passed.push(ahead);
@@ -259,14 +259,14 @@ impl<V, T, D> Walk<'_, V, T, D> {
                     break;
                 }
             }
-            if exclusive && to_the_end && node.queue.holds() > 0 {
-                self.note_holds(node, &mut set, holders);
+            if exclusive && to_the_end && node.queue.pins() > 0 {
+                self.add_pins(node, &mut set, holders);
             }
             let set = known.unwrap_or_else(|| {
                 self.sets.push(set);
                 self.sets.len() - 1
             });
-            self.found[place].waits_for.push(set);
+            self.found[index].waits_for.push(set);
             if !exclusive {
                 self.sets_of_reads.extend(passed.into_iter().chain([access]).map(|read| (read, set)));
             }
@@ -277,21 +277,21 @@ impl<V, T, D> Walk<'_, V, T, D> {
     ///
     /// # Safety
     /// The variable's bit is held.
-    unsafe fn note_holds(
+    unsafe fn add_pins(
         &mut self,
         node: &VarNode<V, T>,
         set: &mut Vec<usize>,
         holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
-        let mut holds = Vec::new();
+        let mut pins = Vec::new();
         {
-            let _lending = Lending::of(node.inner.address());
+            let _lending = Lending::of(node.graph.address());
             // SAFETY: forwarded to the caller; a closure that comes back is refused, as in `Var::with_state`.
-            unsafe { node.value(|state| holders(state, &mut holds)) };
+            unsafe { node.value(|state| holders(state, &mut pins)) };
         }
-        for (id, hold) in holds {
+        for (id, hold) in pins {
             set.push(self.found.len());
-            self.found.push(Found { id, who: Who::Hold(hold), granted: true, waits_for: Vec::new() });
+            self.found.push(Found { id, subject: Subject::Pin(hold), granted: true, waits_for: Vec::new() });
         }
     }
 }

@@ -33,7 +33,7 @@ impl Mode {
         !matches!(self, Self::Write)
     }
 
-    /// What two accesses of one variable by one operation amount to.
+    /// StepKind two accesses of one variable by one operation amount to.
     #[inline]
     pub(crate) fn merge(self, other: Self) -> Self {
         if self == other { self } else { Self::Update }
@@ -64,7 +64,7 @@ pub(crate) struct Links<V, T> {
 
 impl<V, T> Links<V, T> {
     /// In no ring.
-    pub(crate) const LOOSE: Self = Self { previous: NonNull::dangling(), next: NonNull::dangling() };
+    pub(crate) const UNLINKED: Self = Self { previous: NonNull::dangling(), next: NonNull::dangling() };
 }
 
 /// An access beyond the inline ones: it carries its operation, which an inline one finds by its own address.
@@ -145,8 +145,8 @@ impl<V, T> Target<V, T> {
 }
 
 impl<V, T> Access<V, T> {
-    pub(crate) fn vacant() -> Self {
-        Self { links: UnsafeCell::new(Links::LOOSE), target: UnsafeCell::new(None) }
+    pub(crate) fn empty() -> Self {
+        Self { links: UnsafeCell::new(Links::UNLINKED), target: UnsafeCell::new(None) }
     }
 
     /// Points the inline access in `slot` of its block at `target`.
@@ -154,13 +154,13 @@ impl<V, T> Access<V, T> {
     /// # Safety
     /// The caller owns the block: it is not linked anywhere.
     #[inline]
-    pub(crate) unsafe fn aim_inline(&self, target: Target<V, T>, slot: usize) {
+    pub(crate) unsafe fn set_inline_target(&self, target: Target<V, T>, slot: usize) {
         debug_assert!(slot < INLINE);
         // SAFETY: the caller owns the access, so nobody reads it.
         self.target.with_mut(|place| unsafe { *place = Some(target.with_slot(slot)) });
     }
 
-    /// What the access is to.
+    /// StepKind the access is to.
     ///
     /// # Safety
     /// The access has been aimed and its operation has not been recycled meanwhile: the caller owns the operation or
@@ -225,7 +225,7 @@ impl<V, T> Access<V, T> {
 impl<V, T> Spilled<V, T> {
     #[inline]
     pub(crate) fn new(target: Target<V, T>, op: BlockPtr<V, T>) -> Self {
-        let access = Access::vacant();
+        let access = Access::empty();
         // SAFETY: the access was made a line above.
         access.target.with_mut(|place| unsafe { *place = Some(target.with_slot(SPILLED)) });
         Self { access, op }

@@ -7,9 +7,9 @@ use std::ptr::NonNull;
 use estafette_sync::cell::UnsafeCell;
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 
-use crate::biased_lock::Section;
-use crate::graph::Inner;
-use crate::graph_ref::Owner;
+use crate::biased_lock::CriticalSection;
+use crate::graph::GraphState;
+use crate::graph_ref::GraphRef;
 use crate::id::OpId;
 use crate::operation::access::{Access, Spilled, Target};
 use crate::operation::accesses::Accesses;
@@ -44,7 +44,7 @@ pub(crate) struct Block<V, T> {
     /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
     next: UnsafeCell<Option<BlockPtr<V, T>>>,
     /// Keeps the slab alive for blocks that no queued access pins: without accesses, or with an `OpRef`.
-    owner: UnsafeCell<Option<Owner<V, T>>>,
+    owner: UnsafeCell<Option<GraphRef<V, T>>>,
     /// Set by the submitter, constant while in flight or referenced.
     id: UnsafeCell<u64>,
     /// Set by the submitter, constant while in flight, but for accesses that are [withdrawn](Self::keep_writes).
@@ -70,49 +70,49 @@ struct Spill<V, T> {
 }
 
 /// An owned block whose last reference is gone. Goes back to its slab when dropped.
-struct Vacated<V, T>(BlockPtr<V, T>);
+struct RecycleOnDrop<V, T>(BlockPtr<V, T>);
 
-impl<V, T> Drop for Vacated<V, T> {
+impl<V, T> Drop for RecycleOnDrop<V, T> {
     #[cold]
     fn drop(&mut self) {
-        self.give_back();
+        self.return_to_slab();
     }
 }
 
-impl<V, T> Vacated<V, T> {
+impl<V, T> RecycleOnDrop<V, T> {
     #[inline(always)]
-    fn give_back(&self) {
+    fn return_to_slab(&self) {
         // SAFETY: the block is ours alone.
         unsafe {
             let block = self.0.as_ref();
             block.trim();
-            // What need not be counted stays with the block, for its next operation.
-            let immortal = block.owner.with(|owner| (*owner).as_ref().and_then(Owner::immortal));
+            // StepKind need not be counted stays with the block, for its next operation.
+            let immortal = block.owner.with(|owner| (*owner).as_ref().and_then(GraphRef::immortal));
             match immortal {
-                Some(inner) => inner.as_ref().slab.give(self.0),
-                None => self.give_counted(),
+                Some(graph) => graph.as_ref().slab.give(self.0),
+                None => self.return_to_counted_slab(),
             }
         }
     }
 
     #[cold]
-    fn give_counted(&self) {
+    fn return_to_counted_slab(&self) {
         // SAFETY: the block is ours alone.
         let owner = unsafe { self.0.as_ref().owner.with_mut(|owner| (*owner).take()) };
         let owner = owner.expect("an owned block has an owner until it goes back");
-        owner.inner().slab.give(self.0);
+        owner.get().slab.give(self.0);
     }
 }
 
-/// What is left of an operation when its block goes back to the slab. Dropped by the caller outside every bit.
+/// StepKind is left of an operation when its block goes back to the slab. Dropped by the caller outside every bit.
 #[must_use]
-pub(crate) struct Remains<V, T> {
+pub(crate) struct LeftOver<V, T> {
     _payload: T,
-    _owner: Option<Owner<V, T>>,
+    _owner: Option<GraphRef<V, T>>,
 }
 
 impl<V, T> Block<V, T> {
-    pub(crate) fn vacant() -> Self {
+    pub(crate) fn empty() -> Self {
         Self {
             pending: AtomicU32::new(0),
             refs: AtomicU32::new(0),
@@ -120,7 +120,7 @@ impl<V, T> Block<V, T> {
             owner: UnsafeCell::new(None),
             id: UnsafeCell::new(0),
             fixed: UnsafeCell::new(Fixed { len: 0, owned: false, spill: None }),
-            inline: std::array::from_fn(|_| Access::vacant()),
+            inline: std::array::from_fn(|_| Access::empty()),
             payload: UnsafeCell::new(MaybeUninit::uninit()),
         }
     }
@@ -160,7 +160,7 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller owns the block.
     #[inline]
-    pub(crate) unsafe fn aim(this: BlockPtr<V, T>, targets: &[Target<V, T>]) {
+    pub(crate) unsafe fn set_targets(this: BlockPtr<V, T>, targets: &[Target<V, T>]) {
         // SAFETY: the caller owns the block.
         let block = unsafe { this.as_ref() };
         // SAFETY: as above.
@@ -174,7 +174,7 @@ impl<V, T> Block<V, T> {
         if targets.len() <= INLINE {
             for (slot, target) in targets.iter().enumerate() {
                 // SAFETY: the caller owns the block.
-                unsafe { block.inline[slot].aim_inline(*target, slot) };
+                unsafe { block.inline[slot].set_inline_target(*target, slot) };
             }
         }
     }
@@ -184,25 +184,25 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller owns the block.
     #[inline(always)]
-    pub(crate) unsafe fn aim_another(this: BlockPtr<V, T>, target: Target<V, T>) {
+    pub(crate) unsafe fn add_target(this: BlockPtr<V, T>, target: Target<V, T>) {
         // SAFETY: the caller owns the block.
         unsafe {
             let block = this.as_ref();
             let len = block.len();
             if len >= INLINE {
-                return Self::aim_spilled(this, target);
+                return Self::add_spilled_target(this, target);
             }
-            block.inline[len].aim_inline(target, len);
+            block.inline[len].set_inline_target(target, len);
             block.fixed.with_mut(|fixed| (*fixed).len += 1);
         }
     }
 
-    /// As [`aim_another`](Self::aim_another), beyond the inline accesses.
+    /// As [`add_target`](Self::add_target), beyond the inline accesses.
     ///
     /// # Safety
     /// The caller owns the block.
     #[cold]
-    unsafe fn aim_spilled(this: BlockPtr<V, T>, target: Target<V, T>) {
+    unsafe fn add_spilled_target(this: BlockPtr<V, T>, target: Target<V, T>) {
         // SAFETY: the caller owns the block.
         unsafe {
             let block = this.as_ref();
@@ -310,7 +310,7 @@ impl<V, T> Block<V, T> {
             let mut targets: [Target<V, T>; N] = std::array::from_fn(|slot| inline[slot].target());
             targets::sort_few(&mut targets);
             for slot in 0..N {
-                inline[slot].aim_inline(targets[slot], slot);
+                inline[slot].set_inline_target(targets[slot], slot);
             }
             targets.windows(2).all(|pair| pair[0].node() != pair[1].node())
         }
@@ -327,7 +327,7 @@ impl<V, T> Block<V, T> {
             let mut targets: Targets<V, T> =
                 Self::accesses(this).map(|access| access.as_ref().target()).collect();
             targets.normalize();
-            Self::aim(this, targets.as_slice());
+            Self::set_targets(this, targets.as_slice());
         }
     }
 
@@ -402,9 +402,9 @@ impl<V, T> Block<V, T> {
     /// Acquire and release: the last granter sees everything done before the other grants. When one is left it is
     /// ours, or nobody else is there, nobody else writes the counter, and the locked instruction is saved.
     #[inline(always)]
-    pub(crate) fn grant_one(&self, section: &Section) -> bool {
+    pub(crate) fn grant_one(&self, section: &CriticalSection) -> bool {
         let pending = self.pending.load(Ordering::Acquire);
-        if pending == 1 || section.is_alone() {
+        if pending == 1 || section.is_exclusive() {
             self.pending.store(pending - 1, Ordering::Relaxed);
             return pending == 1;
         }
@@ -435,7 +435,7 @@ impl<V, T> Block<V, T> {
     ///
     /// Acquire and release as in `Arc`. Reading 1 means that it is ours and nobody can make another.
     #[inline]
-    fn let_go(&self) -> bool {
+    fn release_reference(&self) -> bool {
         self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
@@ -448,8 +448,8 @@ impl<V, T> Block<V, T> {
     pub(crate) unsafe fn release_owned(this: BlockPtr<V, T>) {
         // SAFETY: our reference keeps the block.
         unsafe {
-            if this.as_ref().let_go() {
-                Self::vacate(this);
+            if this.as_ref().release_reference() {
+                Self::recycle(this);
             }
         }
     }
@@ -459,12 +459,12 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller holds the last reference, which is gone afterwards, and no bit. The block is owned.
     #[inline(always)]
-    pub(crate) unsafe fn vacate(this: BlockPtr<V, T>) {
+    pub(crate) unsafe fn recycle(this: BlockPtr<V, T>) {
         // Goes back also when the payload's drop panics.
-        let vacated = Vacated(this);
+        let vacated = RecycleOnDrop(this);
         // SAFETY: the block is ours alone, and its payload is initialized since `begin`.
         unsafe { vacated.0.as_ref().payload.with_mut(|payload| (*payload).assume_init_drop()) };
-        vacated.give_back();
+        vacated.return_to_slab();
         std::mem::forget(vacated);
     }
 
@@ -473,10 +473,13 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller holds a reference, which is gone afterwards; the block must not be touched any more. `pinned` is the
     /// owner of its slab, kept alive by the caller.
-    pub(crate) unsafe fn release_pinned(this: BlockPtr<V, T>, pinned: &Inner<V, T>) -> Option<Remains<V, T>> {
+    pub(crate) unsafe fn release_pinned(
+        this: BlockPtr<V, T>,
+        pinned: &GraphState<V, T>,
+    ) -> Option<LeftOver<V, T>> {
         // SAFETY: our reference keeps the block.
         let block = unsafe { this.as_ref() };
-        if !block.let_go() {
+        if !block.release_reference() {
             return None;
         }
         // SAFETY: the last reference is gone, so the block is ours alone; the payload is initialized since `begin`.
@@ -487,7 +490,7 @@ impl<V, T> Block<V, T> {
         // SAFETY: as above.
         let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
         pinned.slab.give(this);
-        Some(Remains { _payload: payload, _owner: owner })
+        Some(LeftOver { _payload: payload, _owner: owner })
     }
 
     /// Empties the list of spilled accesses.
@@ -524,14 +527,14 @@ impl<V, T> Block<V, T> {
         self.fixed.with(|fixed| unsafe { (*fixed).owned })
     }
 
-    /// What keeps the block's slab alive.
+    /// StepKind keeps the block's slab alive.
     ///
     /// # Safety
     /// The operation is referenced, and owned since its submission.
-    pub(crate) unsafe fn owner(&self) -> &Inner<V, T> {
+    pub(crate) unsafe fn owner(&self) -> &GraphState<V, T> {
         // SAFETY: an owner that was set before the operation was appended stays until the block goes back to its slab.
         let owner = self.owner.with(|owner| unsafe { (*owner).as_ref() });
-        owner.expect("an operation that waits and has a reference owns its slab").inner()
+        owner.expect("an operation that waits and has a reference owns its slab").get()
     }
 
     /// [`own`](Self::own), before the operation is appended.
@@ -539,7 +542,7 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller owns the block, which is in no queue.
     #[inline]
-    pub(crate) unsafe fn own_early(&self, owner: Owner<V, T>) {
+    pub(crate) unsafe fn own_early(&self, owner: GraphRef<V, T>) {
         // SAFETY: the caller owns the block.
         unsafe {
             self.own(owner);
@@ -552,7 +555,7 @@ impl<V, T> Block<V, T> {
     /// # Safety
     /// The caller owns the operation, and no `OpRef` exists that could be dropped meanwhile, or the owner is set.
     #[inline]
-    pub(crate) unsafe fn own(&self, new: Owner<V, T>) {
+    pub(crate) unsafe fn own(&self, new: GraphRef<V, T>) {
         // SAFETY: the caller owns the operation.
         self.owner.with_mut(|owner| unsafe {
             if (*owner).is_none() {
@@ -569,7 +572,7 @@ impl<V, T> Block<V, T> {
     pub(crate) unsafe fn assert_mine(&self, node: &VarNode<V, T>) {
         // SAFETY: only the owner of the operation sets it.
         let mine = self.owner.with(|owner| unsafe {
-            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.inner(), node.inner.inner()))
+            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.get(), node.graph.get()))
         });
         assert!(mine, "{} belongs to another graph", node.id());
     }

@@ -1,35 +1,35 @@
-//! What is left to do when an operation has ended.
+//! StepKind is left to do when an operation has ended.
 
 use std::fmt;
 use std::ptr::NonNull;
 
-use crate::operation::block::{Block, BlockPtr, Remains};
+use crate::operation::block::{Block, BlockPtr, LeftOver};
 use crate::operation::granted::Granted;
 use crate::operation::op_ref::OpRef;
-use crate::variable::retired::Dead;
+use crate::variable::retired::RetiredVars;
 
-/// What a completed operation leaves behind. Used and dropped outside of every bit.
+/// StepKind a completed operation leaves behind. Used and dropped outside of every bit.
 ///
 /// Operations that are granted now are nobody else's, so they must all be [taken](Self::next_granted).
 #[must_use = "an operation that is granted and never completed blocks everything behind it"]
-pub struct Ended<V, T> {
+pub struct Completed<V, T> {
     /// Operations granted and not handed over, linked through their blocks. The tail is meaningful only while there is a head.
     head: Option<BlockPtr<V, T>>,
     tail: Option<BlockPtr<V, T>>,
     /// The operation, with its reference to itself, while it owns its slab.
     pub(crate) own: Option<BlockPtr<V, T>>,
     /// From a box.
-    rare: Option<NonNull<Rare<V, T>>>,
+    rare: Option<NonNull<RareEffects<V, T>>>,
 }
 
-/// What few operations leave behind.
-pub(crate) struct Rare<V, T> {
+/// StepKind few operations leave behind.
+pub(crate) struct RareEffects<V, T> {
     /// The payload of one that does not own its slab.
-    pub(crate) remains: Option<Remains<V, T>>,
-    pub(crate) dead: Dead<V, T>,
+    pub(crate) remains: Option<LeftOver<V, T>>,
+    pub(crate) dead: RetiredVars<V, T>,
 }
 
-impl<V, T> Ended<V, T> {
+impl<V, T> Completed<V, T> {
     /// Nothing yet.
     #[inline(always)]
     pub const fn new() -> Self {
@@ -64,7 +64,7 @@ impl<V, T> Ended<V, T> {
                 if own.as_ref().is_shared() {
                     shared = Some(OpRef::new(own));
                 } else {
-                    Block::vacate(own);
+                    Block::recycle(own);
                 }
             }
         }
@@ -90,8 +90,9 @@ impl<V, T> Ended<V, T> {
     }
 
     #[cold]
-    pub(crate) fn rare(&mut self) -> &mut Rare<V, T> {
-        let make = || NonNull::from(Box::leak(Box::new(Rare { remains: None, dead: Dead::new() })));
+    pub(crate) fn rare(&mut self) -> &mut RareEffects<V, T> {
+        let make =
+            || NonNull::from(Box::leak(Box::new(RareEffects { remains: None, dead: RetiredVars::new() })));
         // SAFETY: made from a box, and borrowed as `self` is.
         unsafe { self.rare.get_or_insert_with(make).as_mut() }
     }
@@ -104,7 +105,7 @@ impl<V, T> Ended<V, T> {
         }
     }
 
-    /// What is left when it was not used to the end, as on unwinding.
+    /// StepKind is left when it was not used to the end, as on unwinding.
     #[cold]
     fn drop_rest(&mut self) {
         drop(self.take_shared());
@@ -115,13 +116,13 @@ impl<V, T> Ended<V, T> {
     }
 }
 
-impl<V, T> Default for Ended<V, T> {
+impl<V, T> Default for Completed<V, T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<V, T> Drop for Ended<V, T> {
+impl<V, T> Drop for Completed<V, T> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.head.is_some() || self.own.is_some() || self.rare.is_some() {
@@ -130,8 +131,8 @@ impl<V, T> Drop for Ended<V, T> {
     }
 }
 
-impl<V, T> fmt::Debug for Ended<V, T> {
+impl<V, T> fmt::Debug for Completed<V, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ended").field("has_granted", &self.has_granted()).finish_non_exhaustive()
+        f.debug_struct("Completed").field("has_granted", &self.has_granted()).finish_non_exhaustive()
     }
 }

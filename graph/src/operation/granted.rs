@@ -5,16 +5,16 @@ use std::marker::PhantomData;
 use std::mem;
 use std::ptr::NonNull;
 
-use crate::biased_lock::Section;
+use crate::biased_lock::CriticalSection;
 use crate::id::{OpId, VarId};
 use crate::operation::access::{Access, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
-use crate::operation::completed::Ended;
+use crate::operation::completed::Completed;
 use crate::operation::op_ref::OpRef;
 use crate::operation::submit;
 use crate::reentry::{GraphAddress, Lending};
 use crate::variable::collapse::Group;
-use crate::variable::var::{Locked, Var, VarNode};
+use crate::variable::var::{Var, VarGuard, VarNode};
 
 /// An operation all of whose accesses may proceed.
 ///
@@ -32,7 +32,7 @@ pub struct GrantedAccess<'a, V, T> {
     granted: PhantomData<&'a Granted<V, T>>,
 }
 
-/// What `finish` gets for each distinct variable when its operation completes.
+/// StepKind `finish` gets for each distinct variable when its operation completes.
 #[derive(Debug)]
 pub struct Finish<'a, V> {
     /// The variable that ordered the access (a group if it was collapsed).
@@ -59,7 +59,7 @@ impl<V, T> Granted<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// What was submitted with the operation.
+    /// StepKind was submitted with the operation.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: the token keeps the operation in flight, and the result borrows the token.
@@ -82,7 +82,7 @@ impl<V, T> Granted<V, T> {
             if !block.is_owned() {
                 let access = Block::accesses(self.block).next();
                 let access = access.expect("an operation without accesses is owned from the start");
-                block.own(access.as_ref().target().node().as_ref().inner.clone());
+                block.own(access.as_ref().target().node().as_ref().graph.clone());
             }
             block.retain();
             OpRef::new(self.block)
@@ -117,14 +117,14 @@ impl<V, T> Granted<V, T> {
         mut finish: impl FnMut(Finish<'_, V>),
         ready: impl FnMut(Self),
     ) -> Option<OpRef<V, T>> {
-        let mut ended = Ended::new();
+        let mut ended = Completed::new();
         let graph = self.address();
         let finish = |its: Finish<'_, V>| {
             let _lending = Lending::of(graph);
             finish(its);
         };
-        self.end(finish, &mut ended);
-        HandOver::new(&mut ended, ready).rest();
+        self.complete_into(finish, &mut ended);
+        DeliverGranted::new(&mut ended, ready).rest();
         ended.take_shared()
     }
 
@@ -135,7 +135,7 @@ impl<V, T> Granted<V, T> {
     /// # Panics
     /// If `ended` still has something of another operation.
     #[inline(always)]
-    pub fn end(self, mut finish: impl FnMut(Finish<'_, V>), ended: &mut Ended<V, T>) {
+    pub fn complete_into(self, mut finish: impl FnMut(Finish<'_, V>), ended: &mut Completed<V, T>) {
         assert!(
             ended.own.is_none() && !ended.has_granted(),
             "an operation's end is used before the next one's"
@@ -150,12 +150,12 @@ impl<V, T> Granted<V, T> {
             let mut accesses = Block::accesses(block);
             let section = submit::enter(accesses);
             while let Some(access) = accesses.next() {
-                let mut locked = VarNode::lock_within(access.as_ref().target().node(), &section);
-                end_access(&section, &mut locked, access, &mut finish, ended);
+                let mut guard = VarNode::lock_within(access.as_ref().target().node(), &section);
+                complete_access(&section, &mut guard, access, &mut finish, ended);
                 // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
                 // a block that does not own its slab goes back while the last bit is still held.
                 if !owned && accesses.len() == 0 {
-                    let remains = Block::release_pinned(block, locked.node.as_ref().inner.inner());
+                    let remains = Block::release_pinned(block, guard.node.as_ref().graph.get());
                     ended.rare().remains = remains;
                     return;
                 }
@@ -181,7 +181,7 @@ impl<V, T> Granted<V, T> {
         // SAFETY: the token keeps the operation in flight, and a queued access keeps its variable alive.
         unsafe {
             let accesses = Block::accesses(self.block);
-            let rank = VarNode::rank(node);
+            let rank = VarNode::lock_rank(node);
             let (mut first, mut end) = (0, accesses.len());
             while first < end {
                 let middle = usize::midpoint(first, end);
@@ -190,7 +190,7 @@ impl<V, T> Granted<V, T> {
                 if found == node {
                     return Some(access);
                 }
-                if VarNode::rank(found) < rank {
+                if VarNode::lock_rank(found) < rank {
                     first = middle + 1;
                 } else {
                     end = middle;
@@ -206,7 +206,7 @@ impl<V, T> Granted<V, T> {
         let first = unsafe { Block::accesses(self.block).next() };
         // SAFETY: as above.
         first.map_or(std::ptr::null(), |access| unsafe {
-            access.as_ref().target().node().as_ref().inner.address()
+            access.as_ref().target().node().as_ref().graph.address()
         })
     }
 
@@ -250,7 +250,7 @@ impl<V, T> GrantedAccess<'_, V, T> {
     /// The variable's user flags. One load.
     #[inline]
     pub fn flags(&self) -> u32 {
-        self.as_node().state.load().user()
+        self.as_node().lock.load().user()
     }
 
     /// Lends the variable's state and user flags (24 bits); the rules of [`Var::with_state`](crate::Var::with_state)
@@ -279,31 +279,31 @@ impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
 /// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is
 /// dropped when no bit is held.
 #[inline(always)]
-unsafe fn end_access<V, T>(
-    section: &Section,
-    locked: &mut Locked<V, T>,
+unsafe fn complete_access<V, T>(
+    section: &CriticalSection,
+    guard: &mut VarGuard<V, T>,
     access: AccessPtr<V, T>,
     finish: &mut impl FnMut(Finish<'_, V>),
-    ended: &mut Ended<V, T>,
+    ended: &mut Completed<V, T>,
 ) {
     // SAFETY: forwarded to the caller.
     unsafe {
-        let node = locked.node;
+        let node = guard.node;
         let target = access.as_ref().target();
-        let flags_before = locked.word.user();
-        locked.with_state(|state, flags| {
+        let flags_before = guard.word.user();
+        guard.with_state(|state, flags| {
             finish(Finish { var: node.as_ref().id(), mode: target.mode(), state, flags });
         });
-        if locked.word.user() != flags_before {
+        if guard.word.user() != flags_before {
             // An operation may be granted here, and at once run by whoever grants its last access elsewhere.
-            node.as_ref().state.publish(locked.word);
+            node.as_ref().lock.publish(guard.word);
         }
-        locked.queue(|queue| queue.unlink(access, target.is_exclusive()));
-        let empty = go_on(section, locked, target.is_exclusive(), ended);
-        if locked.word.group() {
-            Group::completed(locked, target.mode(), &mut ended.rare().dead);
+        guard.queue(|queue| queue.unlink(access, target.is_exclusive()));
+        let empty = grant_next(section, guard, target.is_exclusive(), ended);
+        if guard.word.group() {
+            Group::completed(guard, target.mode(), &mut ended.rare().dead);
         }
-        if empty && locked.word.orphaned() {
+        if empty && guard.word.orphaned() {
             ended.rare().dead.retire(node);
         }
     }
@@ -315,14 +315,14 @@ unsafe fn end_access<V, T>(
 /// # Safety
 /// The variable's bit is held in `locked`, within `section`. `ended` is used when no bit is held.
 #[inline(always)]
-pub(crate) unsafe fn go_on<V, T>(
-    section: &Section,
-    locked: &mut Locked<V, T>,
+pub(crate) unsafe fn grant_next<V, T>(
+    section: &CriticalSection,
+    guard: &mut VarGuard<V, T>,
     exclusive: bool,
-    ended: &mut Ended<V, T>,
+    ended: &mut Completed<V, T>,
 ) -> bool {
     // SAFETY: forwarded to the caller; an operation is pushed once, when its last access is granted.
-    let (empty, writes) = locked.queue(|queue| unsafe {
+    let (empty, writes) = guard.queue(|queue| unsafe {
         queue.advance(exclusive, |granted| {
             let op = Access::op(granted);
             if op.as_ref().grant_one(section) {
@@ -331,18 +331,18 @@ pub(crate) unsafe fn go_on<V, T>(
         });
         (queue.is_empty(), queue.writes())
     });
-    locked.word = locked.word.with_unfinished_write(writes > 0);
+    guard.word = guard.word.with_unfinished_write(writes > 0);
     empty
 }
 
 /// Hands operations to `ready`, also on unwinding.
-pub(crate) struct HandOver<'a, V, T, F: FnMut(Granted<V, T>)> {
-    ended: &'a mut Ended<V, T>,
+pub(crate) struct DeliverGranted<'a, V, T, F: FnMut(Granted<V, T>)> {
+    ended: &'a mut Completed<V, T>,
     ready: F,
 }
 
-impl<'a, V, T, F: FnMut(Granted<V, T>)> HandOver<'a, V, T, F> {
-    pub(crate) fn new(ended: &'a mut Ended<V, T>, ready: F) -> Self {
+impl<'a, V, T, F: FnMut(Granted<V, T>)> DeliverGranted<'a, V, T, F> {
+    pub(crate) fn new(ended: &'a mut Completed<V, T>, ready: F) -> Self {
         Self { ended, ready }
     }
 
@@ -353,7 +353,7 @@ impl<'a, V, T, F: FnMut(Granted<V, T>)> HandOver<'a, V, T, F> {
     }
 }
 
-impl<V, T, F: FnMut(Granted<V, T>)> Drop for HandOver<'_, V, T, F> {
+impl<V, T, F: FnMut(Granted<V, T>)> Drop for DeliverGranted<'_, V, T, F> {
     fn drop(&mut self) {
         self.rest();
     }

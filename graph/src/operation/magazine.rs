@@ -21,7 +21,7 @@ thread_local! {
     /// Has no destructor, which would have to be looked for at every use; [`EMPTYING`] has it.
     static MAGAZINE: Magazine = const {
         Magazine {
-            home: Cell::new(None),
+            source: Cell::new(None),
             head: Cell::new(None),
             tail: Cell::new(None),
             count: Cell::new(0),
@@ -30,7 +30,7 @@ thread_local! {
             end_id: Cell::new(0),
         }
     };
-    static EMPTYING: Emptying = const { Emptying };
+    static FLUSH_AT_EXIT: FlushAtExit = const { FlushAtExit };
 }
 
 /// The calling thread's magazine.
@@ -40,9 +40,9 @@ fn magazine<'a>() -> &'a Magazine {
     MAGAZINE.with(|magazine| unsafe { &*std::ptr::from_ref(magazine) })
 }
 
-/// What a thread keeps. Without types, since a thread-local cannot be generic.
+/// StepKind a thread keeps. Without types, since a thread-local cannot be generic.
 struct Magazine {
-    home: Cell<Option<Home>>,
+    source: Cell<Option<Source>>,
     /// Free blocks, linked. The tail is meaningful only while there is a head.
     head: Cell<Option<NonNull<()>>>,
     tail: Cell<Option<NonNull<()>>>,
@@ -55,13 +55,13 @@ struct Magazine {
 }
 
 /// Whose blocks these are, and how they are given back.
-type Home = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
+type Source = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
 
 impl Magazine {
-    fn give_back(&self) {
-        if let Some((slab, give_back)) = self.home.take() {
+    fn flush(&self) {
+        if let Some((slab, flush)) = self.source.take() {
             // SAFETY: the function was put there together with the slab and its blocks.
-            unsafe { give_back(self, slab) }
+            unsafe { flush(self, slab) }
         }
         // Numbers that were not used are gone.
         self.end_id.set(self.next_id.get());
@@ -69,16 +69,16 @@ impl Magazine {
 }
 
 /// Empties the magazine of a thread that ends.
-struct Emptying;
+struct FlushAtExit;
 
-impl Drop for Emptying {
+impl Drop for FlushAtExit {
     fn drop(&mut self) {
-        MAGAZINE.with(Magazine::give_back);
+        MAGAZINE.with(Magazine::flush);
     }
 }
 
 /// The magazine of the calling thread, with its types, while it belongs to `slab`.
-struct Loaded<'a, V, T> {
+struct TypedMagazine<'a, V, T> {
     magazine: &'a Magazine,
     slab: &'a Slab<V, T>,
 }
@@ -88,23 +88,23 @@ impl<V, T> Slab<V, T> {
     #[inline(always)]
     pub(crate) fn take_from_magazine(&self) -> Option<(BlockPtr<V, T>, u64)> {
         let magazine = magazine();
-        let loaded = self.load(magazine)?;
+        let typed = self.load(magazine)?;
         let mut id = magazine.next_id.get();
         if magazine.head.get().is_none() || id == magazine.end_id.get() {
-            loaded.refill();
+            typed.refill();
             id = magazine.next_id.get();
         }
         magazine.next_id.set(id + 1);
-        Some((loaded.pop(), id))
+        Some((typed.pop(), id))
     }
 
     /// Takes a number from the thread's magazine; `None` when the thread is ending.
     #[inline]
     pub(crate) fn number_from_magazine(&self) -> Option<u64> {
         let magazine = magazine();
-        let loaded = self.load(magazine)?;
+        let typed = self.load(magazine)?;
         if magazine.next_id.get() == magazine.end_id.get() {
-            loaded.refill();
+            typed.refill();
         }
         Some(magazine.next_id.replace(magazine.next_id.get() + 1))
     }
@@ -113,46 +113,46 @@ impl<V, T> Slab<V, T> {
     #[inline(always)]
     pub(crate) fn give_to_magazine(&self, block: BlockPtr<V, T>) -> bool {
         let magazine = magazine();
-        let Some(loaded) = self.load(magazine) else { return false };
+        let Some(typed) = self.load(magazine) else { return false };
         if magazine.count.get() >= BATCH {
-            loaded.set_aside();
+            typed.set_aside();
         }
-        loaded.push(block);
+        typed.push(block);
         true
     }
 
     /// The thread's magazine, which is for this slab from now on.
     #[inline(always)]
-    fn load<'a>(&'a self, magazine: &'a Magazine) -> Option<Loaded<'a, V, T>> {
-        let mine = magazine.home.get().is_some_and(|(slab, _)| slab == NonNull::from(self).cast());
-        (mine || self.take_over(magazine)).then_some(Loaded { magazine, slab: self })
+    fn load<'a>(&'a self, magazine: &'a Magazine) -> Option<TypedMagazine<'a, V, T>> {
+        let mine = magazine.source.get().is_some_and(|(slab, _)| slab == NonNull::from(self).cast());
+        (mine || self.adopt(magazine)).then_some(TypedMagazine { magazine, slab: self })
     }
 
     /// Makes it this slab's magazine, unless the thread is ending: nobody would empty it.
     #[cold]
-    fn take_over(&self, magazine: &Magazine) -> bool {
-        let lives = EMPTYING.try_with(|_| ()).is_ok();
-        magazine.give_back();
+    fn adopt(&self, magazine: &Magazine) -> bool {
+        let lives = FLUSH_AT_EXIT.try_with(|_| ()).is_ok();
+        magazine.flush();
         if lives {
-            magazine.home.set(Some((NonNull::from(self).cast(), give_back::<V, T>)));
+            magazine.source.set(Some((NonNull::from(self).cast(), flush::<V, T>)));
         }
         lives
     }
 }
 
 /// # Safety
-/// What is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
-unsafe fn give_back<V, T>(magazine: &Magazine, slab: NonNull<()>) {
+/// StepKind is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
+unsafe fn flush<V, T>(magazine: &Magazine, slab: NonNull<()>) {
     // SAFETY: an immortal slab is never freed.
     let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };
-    let loaded = Loaded { magazine, slab };
-    if let Some(spare) = loaded.take_spare() {
+    let typed = TypedMagazine { magazine, slab };
+    if let Some(spare) = typed.take_spare() {
         slab.give_list(spare);
     }
-    slab.give_list(loaded.take_list());
+    slab.give_list(typed.take_list());
 }
 
-impl<V, T> Loaded<'_, V, T> {
+impl<V, T> TypedMagazine<'_, V, T> {
     #[inline(always)]
     fn push(&self, block: BlockPtr<V, T>) {
         let head = self.magazine.head.get().map(NonNull::cast);
@@ -193,7 +193,7 @@ impl<V, T> Loaded<'_, V, T> {
         Some(List::between(head.cast(), tail.cast()))
     }
 
-    /// What is being filled is full: it becomes the spare list, and what that was goes to the slab.
+    /// StepKind is being filled is full: it becomes the spare list, and what that was goes to the slab.
     #[cold]
     fn set_aside(&self) {
         if let Some(spare) = self.take_spare() {

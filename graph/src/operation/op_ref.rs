@@ -41,7 +41,7 @@ impl<V, T> OpRef<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// What was submitted with the operation.
+    /// StepKind was submitted with the operation.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.

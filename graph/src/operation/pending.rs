@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::mem;
 
 use crate::graph::Graph;
-use crate::graph_ref::Owner;
+use crate::graph_ref::GraphRef;
 use crate::id::{OpId, VarId};
 use crate::operation::access::{Mode, Target};
 use crate::operation::block::{Block, BlockPtr};
@@ -18,11 +18,11 @@ use crate::operation::submit;
 use crate::variable::var::Var;
 
 /// An operation that has not been submitted. Dropping it drops its payload.
-#[must_use = "a draft does nothing until it is submitted"]
-pub struct Draft<'a, V, T> {
+#[must_use = "a pending_op does nothing until it is submitted"]
+pub struct PendingOp<'a, V, T> {
     /// Owned, with one reference for the operation and one for the `OpRef`.
     block: BlockPtr<V, T>,
-    /// The handles of its variables outlive the draft. No more than one pointer is passed around: two words written one by one
+    /// The handles of its variables outlive the pending_op. No more than one pointer is passed around: two words written one by one
     /// and read as one make the processor wait.
     handles: PhantomData<&'a Var<V, T>>,
 }
@@ -33,18 +33,18 @@ impl<V, T> Graph<V, T> {
     /// # Safety
     /// `init` initializes the payload.
     #[inline(always)]
-    pub unsafe fn draft(&self, init: impl FnOnce(*mut T)) -> Draft<'_, V, T> {
-        let (block, id) = self.inner.slab.take();
+    pub unsafe fn begin_op(&self, init: impl FnOnce(*mut T)) -> PendingOp<'_, V, T> {
+        let (block, id) = self.state.slab.take();
         // SAFETY: the slab gave the block to us, and it is in no queue.
         unsafe {
             Block::begin_with(block, id, init, 2);
-            block.as_ref().own_early(Owner::new(&self.inner));
+            block.as_ref().own_early(GraphRef::new(&self.state));
         }
-        Draft { block, handles: PhantomData }
+        PendingOp { block, handles: PhantomData }
     }
 }
 
-impl<'a, V, T> Draft<'a, V, T> {
+impl<'a, V, T> PendingOp<'a, V, T> {
     /// The payload.
     #[inline(always)]
     pub fn payload(&self) -> &T {
@@ -65,9 +65,9 @@ impl<'a, V, T> Draft<'a, V, T> {
         unsafe { self.block.as_ref().id() }
     }
 
-    /// What was added so far, one by one.
+    /// StepKind was added so far, one by one.
     pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
-        // SAFETY: the block is ours, and the handles of its variables outlive the draft.
+        // SAFETY: the block is ours, and the handles of its variables outlive the pending_op.
         let accesses = unsafe { Block::accesses(self.block) };
         accesses.map(|access| {
             // SAFETY: as above.
@@ -86,7 +86,7 @@ impl<'a, V, T> Draft<'a, V, T> {
         // SAFETY: the handle keeps the node; the block is ours.
         unsafe {
             self.block.as_ref().assert_mine(var.node().as_ref());
-            Block::aim_another(self.block, Target::new(var.node(), mode));
+            Block::add_target(self.block, Target::new(var.node(), mode));
         }
     }
 
@@ -96,7 +96,7 @@ impl<'a, V, T> Draft<'a, V, T> {
         let block = self.block;
         mem::forget(self);
         // SAFETY: the block is ours until it is appended. One of its references is for the result, so that it outlives a
-        // completion on another thread. The variables' handles outlive the draft.
+        // completion on another thread. The variables' handles outlive the pending_op.
         unsafe { (OpRef::new(block), append_drafted(block)) }
     }
 
@@ -124,7 +124,7 @@ unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
     }
 }
 
-impl<V, T> Drop for Draft<'_, V, T> {
+impl<V, T> Drop for PendingOp<'_, V, T> {
     fn drop(&mut self) {
         // SAFETY: both references are ours, and nobody else has seen the block.
         unsafe {
@@ -134,15 +134,15 @@ impl<V, T> Drop for Draft<'_, V, T> {
     }
 }
 
-impl<V, T> fmt::Debug for Draft<'_, V, T> {
+impl<V, T> fmt::Debug for PendingOp<'_, V, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // SAFETY: the block is ours.
         let accesses = unsafe { self.block.as_ref().len() };
-        f.debug_struct("Draft").field("accesses", &accesses).finish_non_exhaustive()
+        f.debug_struct("PendingOp").field("accesses", &accesses).finish_non_exhaustive()
     }
 }
 
-// SAFETY: the draft owns its block, and borrows handles.
-unsafe impl<V: Send, T: Send + Sync> Send for Draft<'_, V, T> {}
+// SAFETY: the pending_op owns its block, and borrows handles.
+unsafe impl<V: Send, T: Send + Sync> Send for PendingOp<'_, V, T> {}
 // SAFETY: shared, it lends its payload only.
-unsafe impl<V: Send, T: Send + Sync> Sync for Draft<'_, V, T> {}
+unsafe impl<V: Send, T: Send + Sync> Sync for PendingOp<'_, V, T> {}

@@ -16,7 +16,7 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::thread_local;
 
 use crate::operation::block::{Block, BlockPtr};
-use crate::variable::lock::StateWord;
+use crate::variable::lock::VarLock;
 
 /// Free lists. More than the threads that usually submit and complete at once; a collision costs contention only.
 const SHARDS: usize = if cfg!(estafette_loom) { 1 } else { 8 };
@@ -42,7 +42,7 @@ type Chunk<V, T> = NonNull<[Block<V, T>]>;
 /// A free list of its own cache line.
 #[repr(align(64))]
 struct Shard<V, T> {
-    lock: StateWord,
+    lock: VarLock,
     /// Belongs to the holder of `lock`.
     free: UnsafeCell<Free<V, T>>,
 }
@@ -63,7 +63,7 @@ impl<V, T> Slab<V, T> {
         Self {
             immortal,
             shards: std::array::from_fn(|_| Shard {
-                lock: StateWord::new(),
+                lock: VarLock::new(),
                 free: UnsafeCell::new(Free { list: List::EMPTY, next_id: 0, end_id: 0 }),
             }),
             chunks: Mutex::new(Vec::new()),
@@ -182,7 +182,7 @@ impl<V, T> Slab<V, T> {
     }
 
     fn allocate() -> Chunk<V, T> {
-        let chunk: Box<[Block<V, T>]> = (0..CHUNK).map(|_| Block::vacant()).collect();
+        let chunk: Box<[Block<V, T>]> = (0..CHUNK).map(|_| Block::empty()).collect();
         // From here on the chunk is only reached through raw pointers: moving a box would invalidate them.
         NonNull::from(Box::leak(chunk))
     }
@@ -322,7 +322,7 @@ fn shard_of_this_thread() -> usize {
     (address as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) as usize >> 60 & (SHARDS - 1)
 }
 
-// SAFETY: blocks are reached only through the locked lists and their owners; see `Inner`.
+// SAFETY: blocks are reached only through the locked lists and their owners; see `GraphState`.
 unsafe impl<V: Send, T: Send + Sync> Send for Slab<V, T> {}
 // SAFETY: as above.
 unsafe impl<V: Send, T: Send + Sync> Sync for Slab<V, T> {}
@@ -346,7 +346,7 @@ mod tests {
         if std::env::var_os(CHILD).is_some() {
             return with_every_lock_held();
         }
-        let this = "slab::tests::where_locks_are_held_for_ever_nobody_waits_for_them";
+        let this = "operation::slab::tests::where_locks_are_held_for_ever_nobody_waits_for_them";
         let program = std::env::current_exe().expect("this test is a program");
         let output = Command::new(program).args([this, "--exact"]).env(CHILD, "1").output();
         let output = output.expect("a test can be started again");

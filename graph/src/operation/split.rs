@@ -39,11 +39,11 @@ impl<V, T> Granted<V, T> {
                 );
             }
             let first = targets.first().expect("a split takes at least one variable along");
-            let inner = &first.node().as_ref().inner;
-            let (block, id) = inner.slab.take();
+            let graph = &first.node().as_ref().graph;
+            let (block, id) = graph.slab.take();
             Block::begin(block, id, payload, 1);
-            block.as_ref().own_early(inner.clone());
-            Block::aim(block, targets);
+            block.as_ref().own_early(graph.clone());
+            Block::set_targets(block, targets);
             block.as_ref().set_pending(0);
             for (access, target) in Block::accesses(block).zip(targets) {
                 let mut locked = VarNode::lock(target.node());

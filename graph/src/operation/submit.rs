@@ -1,8 +1,8 @@
 //! Submission: an operation joins the queues of all its variables in one atomic step.
 
-use crate::biased_lock::Section;
+use crate::biased_lock::CriticalSection;
 use crate::graph::Graph;
-use crate::graph_ref::Owner;
+use crate::graph_ref::GraphRef;
 use crate::operation::access::{AccessPtr, Mode, Target};
 use crate::operation::accesses::Accesses;
 use crate::operation::block::{Block, BlockPtr};
@@ -36,9 +36,9 @@ impl<V, T> Graph<V, T> {
         unsafe {
             if targets.as_slice().is_empty() {
                 // No queue will pin the slab for this operation.
-                block.as_ref().own(Owner::new(&self.inner));
+                block.as_ref().own(GraphRef::new(&self.state));
             }
-            Block::aim(block, targets.as_slice());
+            Block::set_targets(block, targets.as_slice());
             append(block)
         }
     }
@@ -61,9 +61,9 @@ impl<V, T> Graph<V, T> {
         // SAFETY: the block is ours until it is appended; the reference is counted before, so that it outlives a
         // completion on another thread. The handles behind `accesses` outlive the call.
         unsafe {
-            block.as_ref().own_early(Owner::new(&self.inner));
+            block.as_ref().own_early(GraphRef::new(&self.state));
             let reference = OpRef::new(block);
-            Block::aim(block, targets.as_slice());
+            Block::set_targets(block, targets.as_slice());
             (reference, append(block))
         }
     }
@@ -78,7 +78,7 @@ impl<V, T> Graph<V, T> {
         for (var, mode) in accesses {
             // SAFETY: the handle keeps the node.
             self.assert_mine(unsafe { var.node().as_ref() });
-            // What it forwards to is found when its bit is taken.
+            // StepKind it forwards to is found when its bit is taken.
             targets.push(Target::new(var.node(), mode));
         }
         // SAFETY: as above.
@@ -89,7 +89,7 @@ impl<V, T> Graph<V, T> {
     /// A block for a new operation, without accesses, that counts `refs` references to it.
     #[inline(always)]
     pub(crate) fn begin(&self, payload: T, refs: u32) -> BlockPtr<V, T> {
-        let (block, id) = self.inner.slab.take();
+        let (block, id) = self.state.slab.take();
         // SAFETY: the slab gave the block to us.
         unsafe { Block::begin(block, id, payload, refs) };
         block
@@ -116,9 +116,9 @@ pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>
         let granted = link_all(block, accesses);
         for access in accesses {
             let target = access.as_ref().target();
-            let state = &target.node().as_ref().state;
-            let word = state.load_locked();
-            state.unlock(if target.is_exclusive() { word.with_unfinished_write(true) } else { word });
+            let lock = &target.node().as_ref().lock;
+            let word = lock.load_locked();
+            lock.unlock(if target.is_exclusive() { word.with_unfinished_write(true) } else { word });
         }
         granted.then(|| Granted::new(block))
     }
@@ -129,11 +129,11 @@ pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>
 /// # Safety
 /// The caller owns the accesses, and keeps the nodes alive.
 #[inline(always)]
-pub(crate) unsafe fn enter<V, T>(mut accesses: Accesses<V, T>) -> Section {
+pub(crate) unsafe fn enter<V, T>(mut accesses: Accesses<V, T>) -> CriticalSection {
     match accesses.next() {
         // SAFETY: forwarded to the caller.
-        Some(access) => unsafe { access.as_ref().target().node().as_ref() }.inner.bias.enter(),
-        None => Section::NONE,
+        Some(access) => unsafe { access.as_ref().target().node().as_ref() }.graph.biased.enter(),
+        None => CriticalSection::NONE,
     }
 }
 
@@ -150,7 +150,7 @@ unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
             .map(|target| Target::new(VarNode::resolve(target.node()), target.mode()))
             .collect();
         targets.normalize();
-        Block::aim(block, targets.as_slice());
+        Block::set_targets(block, targets.as_slice());
     }
 }
 
@@ -162,20 +162,20 @@ unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
 /// # Safety
 /// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must give every bit back.
 #[inline(always)]
-pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Section) -> bool {
+pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &CriticalSection) -> bool {
     // SAFETY: forwarded to the caller.
     unsafe {
         let node = |access: AccessPtr<V, T>| access.as_ref().target().node();
-        debug_assert!(accesses.is_sorted_by_key(|access| VarNode::rank(node(access))));
+        debug_assert!(accesses.is_sorted_by_key(|access| VarNode::lock_rank(node(access))));
         let mut left = accesses;
         while let Some(access) = left.next() {
-            let state = &node(access).as_ref().state;
-            let word = state.lock_within(section, || node(access).as_ref().inner.address());
+            let lock = &node(access).as_ref().lock;
+            let word = lock.lock_within(section, || node(access).as_ref().graph.address());
             if word.forwarded() {
-                state.unlock(word);
+                lock.unlock(word);
                 for earlier in accesses.take(accesses.len() - left.len() - 1) {
-                    let state = &node(earlier).as_ref().state;
-                    state.unlock(state.load_locked());
+                    let lock = &node(earlier).as_ref().lock;
+                    lock.unlock(lock.load_locked());
                 }
                 return false;
             }

@@ -86,7 +86,7 @@ impl<V, T> FromIterator<Target<V, T>> for Targets<V, T> {
 /// The caller keeps the nodes alive.
 unsafe fn sort_and_merge<V, T>(list: &mut [Target<V, T>]) -> usize {
     // SAFETY: forwarded to the caller.
-    list.sort_unstable_by_key(|target| unsafe { VarNode::rank(target.node()) });
+    list.sort_unstable_by_key(|target| unsafe { VarNode::lock_rank(target.node()) });
     let mut kept = 0;
     for next in 1..list.len() {
         let (last, target) = (list[kept], list[next]);
@@ -118,7 +118,7 @@ pub(crate) unsafe fn sort_few<V, T, const N: usize>(list: &mut [Target<V, T>; N]
     for &(a, b) in network {
         let (first, second) = (list[a], list[b]);
         // SAFETY: forwarded to the caller.
-        let ordered = unsafe { VarNode::rank(first.node()) <= VarNode::rank(second.node()) };
+        let ordered = unsafe { VarNode::lock_rank(first.node()) <= VarNode::lock_rank(second.node()) };
         list[a] = hint::select_unpredictable(ordered, first, second);
         list[b] = hint::select_unpredictable(ordered, second, first);
     }

@@ -6,12 +6,12 @@
 
 use estafette_sync::abandoned::is_abandoned;
 
-use crate::biased_lock::Section;
+use crate::biased_lock::CriticalSection;
 use crate::operation::access::{AccessPtr, Mode};
 use crate::operation::accesses::Accesses;
 use crate::operation::block::Block;
-use crate::operation::completed::Ended;
-use crate::operation::granted::{Granted, HandOver, go_on};
+use crate::operation::completed::Completed;
+use crate::operation::granted::{DeliverGranted, Granted, grant_next};
 use crate::operation::op_ref::OpRef;
 use crate::operation::submit;
 use crate::variable::collapse::Group;
@@ -43,19 +43,19 @@ impl<V, T> OpRef<V, T> {
         if self.as_block().is_granted() || is_abandoned() {
             return false;
         }
-        let mut ended = Ended::new();
+        let mut ended = Completed::new();
         let withdrawn = self.leave_queues(what, &mut ended);
-        HandOver::new(&mut ended, ready).rest();
+        DeliverGranted::new(&mut ended, ready).rest();
         // Gives the operation's reference to itself up; ours keeps the payload.
         drop(ended.take_shared());
         withdrawn
     }
 
-    fn leave_queues(&self, what: What, ended: &mut Ended<V, T>) -> bool {
+    fn leave_queues(&self, what: What, ended: &mut Completed<V, T>) -> bool {
         // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
         // it from being recycled.
-        let inner = unsafe { self.as_block().owner() };
-        let live = inner.registry().lock();
+        let graph = unsafe { self.as_block().owner() };
+        let live = graph.registry().lock();
         if self.as_block().is_granted() {
             return false;
         }
@@ -68,10 +68,10 @@ impl<V, T> OpRef<V, T> {
             for access in accesses {
                 // The word is read again when the bit is given back.
                 let _ =
-                    access.as_ref().target().node().as_ref().state.lock_within(&section, || inner.address());
+                    access.as_ref().target().node().as_ref().lock.lock_within(&section, || graph.address());
             }
             if self.as_block().is_granted() {
-                give_back(accesses);
+                unlock_all(accesses);
                 false
             } else if what == What::All || accesses.clone().all(|access| reads(access)) {
                 self.as_block().set_over();
@@ -91,7 +91,12 @@ impl<V, T> OpRef<V, T> {
     ///
     /// # Safety
     /// The caller has taken the bits of all accesses, within `section`, and has locked the registry. The operation waits.
-    unsafe fn leave_read_queues(&self, accesses: Accesses<V, T>, section: &Section, ended: &mut Ended<V, T>) {
+    unsafe fn leave_read_queues(
+        &self,
+        accesses: Accesses<V, T>,
+        section: &CriticalSection,
+        ended: &mut Completed<V, T>,
+    ) {
         // SAFETY: forwarded to the caller.
         unsafe {
             let waits = |access: &AccessPtr<V, T>| {
@@ -104,7 +109,7 @@ impl<V, T> OpRef<V, T> {
             if pending == 0 {
                 ended.push(self.block());
             }
-            give_back(Block::accesses(self.block()));
+            unlock_all(Block::accesses(self.block()));
         }
     }
 }
@@ -127,9 +132,9 @@ unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
 ///
 /// # Safety
 /// The caller has taken them, and uses no access afterwards.
-unsafe fn give_back<V, T>(accesses: Accesses<V, T>) {
+unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
     // SAFETY: forwarded to the caller. An iterator does not look at the block.
-    accesses.for_each(|access| unsafe { drop(VarNode::held(access.as_ref().target().node())) });
+    accesses.for_each(|access| unsafe { drop(VarNode::guard_locked(access.as_ref().target().node())) });
 }
 
 /// Takes one access out, granted or not, lets go what waited for it, and gives the bit back.
@@ -137,21 +142,21 @@ unsafe fn give_back<V, T>(accesses: Accesses<V, T>) {
 /// # Safety
 /// The caller has taken the bit of the access's variable, within `section`, and owns the operation, which is not granted. `ended`
 /// is used when no bit is held.
-unsafe fn leave_queue<V, T>(section: &Section, access: AccessPtr<V, T>, ended: &mut Ended<V, T>) {
+unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, ended: &mut Completed<V, T>) {
     // SAFETY: forwarded to the caller.
     unsafe {
         let target = access.as_ref().target();
-        let mut locked = VarNode::held(target.node());
-        if locked.word.group() && target.is_exclusive() {
-            Group::withdraws(&mut locked, access);
+        let mut guard = VarNode::guard_locked(target.node());
+        if guard.word.group() && target.is_exclusive() {
+            Group::withdraws(&mut guard, access);
         }
-        locked.queue(|queue| queue.withdraw(access, target.is_exclusive()));
-        let empty = go_on(section, &mut locked, target.is_exclusive(), ended);
-        if locked.word.group() {
+        guard.queue(|queue| queue.withdraw(access, target.is_exclusive()));
+        let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
+        if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut locked, Mode::Read, &mut ended.rare().dead);
+            Group::completed(&mut guard, Mode::Read, &mut ended.rare().dead);
         }
-        if empty && locked.word.orphaned() {
+        if empty && guard.word.orphaned() {
             ended.rare().dead.retire(target.node());
         }
     }

@@ -9,7 +9,7 @@ use petgraph::dot::Dot;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 
-use super::log::Recording;
+use super::log::ProgramLog;
 use crate::id::{OpId, VarId};
 use crate::inspect::snapshot::Hazard;
 
@@ -50,7 +50,7 @@ pub struct OrderViolation {
     pub dependence: Dependence,
 }
 
-impl Recording {
+impl ProgramLog {
     /// The operations and the dependences that kept them in order: a read depends on the last write of its variable,
     /// a write on the reads since the last write, or on that write if there are none. All others follow from these.
     pub fn graph(&self) -> OrderGraph {
@@ -103,7 +103,7 @@ impl Recording {
         Ok(sorted(&graph).into_iter().map(|node| graph[node]).collect())
     }
 
-    /// The longest chain of dependent operations by [`duration`](super::log::OpRecord::duration_ns), and every operation's
+    /// The longest chain of dependent operations by [`duration`](super::log::LoggedOp::duration_ns), and every operation's
     /// slack.
     pub fn critical_path(&self) -> CriticalPath {
         let graph = self.graph();
@@ -178,7 +178,7 @@ impl fmt::Display for OrderViolation {
 
 impl std::error::Error for OrderViolation {}
 
-/// What later accesses of a variable may depend on.
+/// StepKind later accesses of a variable may depend on.
 #[derive(Default)]
 struct Version {
     writer: Option<NodeIndex>,

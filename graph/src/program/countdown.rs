@@ -25,7 +25,7 @@ use std::fmt;
 
 use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
-use super::order::Order;
+use super::order::ProgramOrder;
 
 /// The state of one run; can be used again for the next. Threads that take part [`take`](Self::take) an operation, run
 /// it, tell that it has [`ended`](Self::ended), and run what that gives them, until there is nothing to take. Then they
@@ -44,9 +44,9 @@ pub struct Countdown {
 /// A slot that nothing was listed in.
 const EMPTY: u32 = 0;
 
-/// What the end of an operation lets go.
+/// StepKind the end of an operation lets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Freed {
+pub struct Released {
     /// The caller runs this one next.
     pub next: Option<u32>,
     /// How many more were listed, for whoever takes them.
@@ -66,11 +66,11 @@ impl Countdown {
         }
     }
 
-    /// Begins a run of which the first `done` operations, in the order of recording, have already been run.
+    /// Begins a run of which the first `done` operations, in the order of log, have already been run.
     ///
     /// # Panics
     /// If `order` is of another length, or shorter than `done`.
-    pub fn restart(&mut self, order: &Order, done: usize) {
+    pub fn restart(&mut self, order: &ProgramOrder, done: usize) {
         assert_eq!(order.len(), self.pending.len(), "a countdown is made for one length");
         // Plain stores throughout: whoever gets a reference to us later sees them by the way that it got it.
         let used = self.tail.load(Ordering::Relaxed);
@@ -121,7 +121,7 @@ impl Countdown {
     }
 
     /// Counts down the successors of `op`, which the caller has taken or kept, and has run.
-    pub fn ended(&self, order: &Order, op: u32) -> Freed {
+    pub fn ended(&self, order: &ProgramOrder, op: u32) -> Released {
         let mut free = order.successors(op).iter().copied().filter(|after| self.count_down(*after));
         let next = free.next();
         let mut listed = 0;
@@ -131,7 +131,7 @@ impl Countdown {
             self.listed[slot].store(op + 1, Ordering::Release);
             listed += 1;
         }
-        Freed { next, listed }
+        Released { next, listed }
     }
 
     /// One predecessor of `op` has ended. True: it was the last.

@@ -1,25 +1,25 @@
-//! What happened, as a log fed from outside, and what can be learned from it afterwards.
+//! StepKind happened, as a log fed from outside, and what can be learned from it afterwards.
 //!
-//! A [`Recording`] is told of each operation's submission and of the moments in its life, with times that the caller
+//! A [`ProgramLog`] is told of each operation's submission and of the moments in its life, with times that the caller
 //! took from whatever clock it has (nanoseconds; only differences matter). It turns them into a petgraph graph of the
 //! operations with an edge for every dependence that kept order, and analyses that. It never looks at a live graph.
 //!
 //! ```
-//! use estafette_graph::program::Recording;
+//! use estafette_graph::program::ProgramLog;
 //! use estafette_graph::{Mode, OpId, VarId};
 //!
 //! let (x, y) = (VarId::new(1), VarId::new(2));
-//! let mut recording = Recording::new();
-//! recording.submitted(OpId::new(1), "load", [(x, Mode::Write)], 0);
-//! recording.submitted(OpId::new(2), "sum", [(x, Mode::Read), (y, Mode::Write)], 10);
-//! recording.started(OpId::new(1), 5);
-//! recording.done(OpId::new(1), 105);
-//! recording.started(OpId::new(2), 110);
-//! recording.done(OpId::new(2), 140);
+//! let mut log = ProgramLog::new();
+//! log.submitted(OpId::new(1), "load", [(x, Mode::Write)], 0);
+//! log.submitted(OpId::new(2), "sum", [(x, Mode::Read), (y, Mode::Write)], 10);
+//! log.started(OpId::new(1), 5);
+//! log.done(OpId::new(1), 105);
+//! log.started(OpId::new(2), 110);
+//! log.done(OpId::new(2), 140);
 //!
-//! assert_eq!(recording.check_topological().expect("in order"), [OpId::new(1), OpId::new(2)]);
-//! assert_eq!(recording.critical_path().length_ns, 130);
-//! assert!(recording.to_dot().contains("RAW on var 1"));
+//! assert_eq!(log.check_topological().expect("in order"), [OpId::new(1), OpId::new(2)]);
+//! assert_eq!(log.critical_path().length_ns, 130);
+//! assert!(log.to_dot().contains("RAW on var 1"));
 //! ```
 
 use std::collections::HashMap;
@@ -29,18 +29,18 @@ use crate::operation::access::Mode;
 
 /// The log: operations in the order of their submission.
 #[derive(Clone, Debug, Default)]
-pub struct Recording {
-    ops: Vec<OpRecord>,
-    places: HashMap<OpId, usize>,
+pub struct ProgramLog {
+    ops: Vec<LoggedOp>,
+    indices: HashMap<OpId, usize>,
     ignored: u64,
 }
 
 /// One recorded operation. Times are in nanoseconds on the caller's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpRecord {
+pub struct LoggedOp {
     /// The operation.
     pub id: OpId,
-    /// What the caller calls it.
+    /// StepKind the caller calls it.
     pub name: String,
     /// Each distinct variable once, ascending; several uses of one variable are merged as the graph merges them.
     pub accesses: Vec<(VarId, Mode)>,
@@ -56,7 +56,7 @@ pub struct OpRecord {
     pub done_ns: Option<u64>,
 }
 
-impl Recording {
+impl ProgramLog {
     /// An empty log.
     pub fn new() -> Self {
         Self::default()
@@ -71,7 +71,7 @@ impl Recording {
         accesses: impl IntoIterator<Item = (VarId, Mode)>,
         at_ns: u64,
     ) {
-        if self.places.contains_key(&id) {
+        if self.indices.contains_key(&id) {
             self.ignored += 1;
             return;
         }
@@ -84,8 +84,8 @@ impl Recording {
             }
             same
         });
-        self.places.insert(id, self.ops.len());
-        self.ops.push(OpRecord {
+        self.indices.insert(id, self.ops.len());
+        self.ops.push(LoggedOp {
             id,
             name: name.into(),
             accesses,
@@ -118,30 +118,30 @@ impl Recording {
     }
 
     /// The operations in submission order.
-    pub fn ops(&self) -> &[OpRecord] {
+    pub fn ops(&self) -> &[LoggedOp] {
         &self.ops
     }
 
     /// The record of one operation.
-    pub fn op(&self, id: OpId) -> Option<&OpRecord> {
-        self.places.get(&id).map(|place| &self.ops[*place])
+    pub fn op(&self, id: OpId) -> Option<&LoggedOp> {
+        self.indices.get(&id).map(|index| &self.ops[*index])
     }
 
-    /// Events that were not used: of operations submitted before the recording began, or noted twice.
+    /// Events that were not used: of operations submitted before the log began, or noted twice.
     pub fn ignored(&self) -> u64 {
         self.ignored
     }
 
-    fn note(&mut self, id: OpId, at_ns: u64, moment: impl FnOnce(&mut OpRecord) -> &mut Option<u64>) {
-        let place = self.places.get(&id).map(|place| moment(&mut self.ops[*place]));
-        match place {
-            Some(place @ None) => *place = Some(at_ns),
+    fn note(&mut self, id: OpId, at_ns: u64, moment: impl FnOnce(&mut LoggedOp) -> &mut Option<u64>) {
+        let index = self.indices.get(&id).map(|index| moment(&mut self.ops[*index]));
+        match index {
+            Some(index @ None) => *index = Some(at_ns),
             _ => self.ignored += 1,
         }
     }
 }
 
-impl OpRecord {
+impl LoggedOp {
     /// From the beginning of the body to the end of the work; zero if either is unknown.
     pub fn duration_ns(&self) -> u64 {
         match (self.started_ns, self.done_ns) {

@@ -1,20 +1,20 @@
 //! Running a recorded program again: its order is worked out once, and each run only counts down.
 //!
 //! [`Order`] is what never changes: who comes after whom. [`Countdown`] is one run of it by any number of threads. A
-//! single thread needs no countdown: the order of recording respects every dependence.
+//! single thread needs no countdown: the order of log respects every dependence.
 //!
 //! ```
-//! use estafette_graph::program::Recording;
-//! use estafette_graph::program::{Countdown, Order};
+//! use estafette_graph::program::ProgramLog;
+//! use estafette_graph::program::{Countdown, ProgramOrder};
 //! use estafette_graph::{Mode, OpId, VarId};
 //!
 //! let (x, y) = (VarId::new(1), VarId::new(2));
-//! let mut recording = Recording::new();
-//! recording.submitted(OpId::new(1), "load", [(x, Mode::Write)], 0);
-//! recording.submitted(OpId::new(2), "copy", [(x, Mode::Read), (y, Mode::Write)], 0);
-//! recording.submitted(OpId::new(3), "print", [(x, Mode::Read)], 0);
+//! let mut log = ProgramLog::new();
+//! log.submitted(OpId::new(1), "load", [(x, Mode::Write)], 0);
+//! log.submitted(OpId::new(2), "copy", [(x, Mode::Read), (y, Mode::Write)], 0);
+//! log.submitted(OpId::new(3), "print", [(x, Mode::Read)], 0);
 //!
-//! let order = Order::of(&recording);
+//! let order = ProgramOrder::of(&log);
 //! let mut run = Countdown::new(order.len());
 //! run.restart(&order, 0);
 //! let first = run.take().expect("nothing comes before the first operation");
@@ -32,6 +32,6 @@ mod order;
 mod reduction;
 
 pub use analysis::{CriticalPath, Dependence, OrderGraph, OrderViolation};
-pub use countdown::{Countdown, Freed};
-pub use log::{OpRecord, Recording};
-pub use order::Order;
+pub use countdown::{Countdown, Released};
+pub use log::{LoggedOp, ProgramLog};
+pub use order::ProgramOrder;

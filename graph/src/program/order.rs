@@ -1,27 +1,27 @@
-//! What never changes from run to run.
+//! StepKind never changes from run to run.
 
 use std::collections::HashMap;
 
 use crate::id::VarId;
-use crate::program::log::Recording;
+use crate::program::log::ProgramLog;
 
-/// Who comes after whom in a recorded program. Operations are numbered in the order of recording, from 0.
+/// Who comes after whom in a recorded program. Operations are numbered in the order of log, from 0.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct ProgramOrder {
     successors: Lists,
     readers: Lists,
     predecessors: Box<[u32]>,
 }
 
-impl Order {
+impl ProgramOrder {
     /// Works the order out, without dependences that follow from others
-    /// ([`Recording::reduced`](crate::program::log::Recording::reduced)). Times in the recording are ignored.
+    /// ([`ProgramLog::reduced`](crate::program::log::ProgramLog::reduced)). Times in the log are ignored.
     ///
     /// # Panics
     /// For 2³² or more operations or dependences.
-    pub fn of(recording: &Recording) -> Self {
-        let len = recording.ops().len();
-        let edges = recording.reduced();
+    pub fn of(log: &ProgramLog) -> Self {
+        let len = log.ops().len();
+        let edges = log.reduced();
         let mut predecessors = vec![0; len];
         for &(before, after) in &edges {
             assert!(before < after, "dependences lead from earlier to later operations");
@@ -29,7 +29,7 @@ impl Order {
         }
         Self {
             successors: Lists::new(len, &edges),
-            readers: Lists::new(len, &flow(recording)),
+            readers: Lists::new(len, &flow(log)),
             predecessors: predecessors.into(),
         }
     }
@@ -74,18 +74,18 @@ impl Order {
 }
 
 /// Pairs of an operation and another one that reads what the first has written, ascending, each once.
-fn flow(recording: &Recording) -> Vec<(usize, usize)> {
+fn flow(log: &ProgramLog) -> Vec<(usize, usize)> {
     let mut writers: HashMap<VarId, usize> = HashMap::new();
     let mut pairs = Vec::new();
-    for (place, op) in recording.ops().iter().enumerate() {
+    for (index, op) in log.ops().iter().enumerate() {
         for (var, mode) in &op.accesses {
             if mode.reads()
                 && let Some(writer) = writers.get(var)
             {
-                pairs.push((*writer, place));
+                pairs.push((*writer, index));
             }
             if mode.is_exclusive() {
-                writers.insert(*var, place);
+                writers.insert(*var, index);
             }
         }
     }

@@ -4,17 +4,17 @@ use petgraph::adj::List;
 use petgraph::algo::tred::dag_transitive_reduction_closure;
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 
-use super::log::Recording;
+use super::log::ProgramLog;
 
 /// Operations that are reduced together. The reduction builds a closure, which is quadratic in this number, so a long
-/// recording is reduced piece by piece: a redundant dependence that reaches further than a piece is kept, and costs its
+/// log is reduced piece by piece: a redundant dependence that reaches further than a piece is kept, and costs its
 /// user one comparison.
 const PIECE: usize = 256;
 
 /// Pieces overlap by half, so that every dependence of up to this reach lies whole in one of them.
 const STRIDE: usize = PIECE / 2;
 
-impl Recording {
+impl ProgramLog {
     /// Which operation must end before which other one may begin, as places in [`ops`](Self::ops), ascending; with
     /// everything left out that follows from the rest, as far as dependences reach no further than 128 operations.
     ///

@@ -13,10 +13,10 @@ use crate::operation::block::Block;
 use crate::operation::granted::Granted;
 use crate::operation::submit;
 use crate::operation::targets::Targets;
-use crate::variable::retired::Dead;
-use crate::variable::var::{Locked, Var, VarNode};
+use crate::variable::retired::RetiredVars;
+use crate::variable::var::{Var, VarGuard, VarNode};
 
-/// What a variable needs to be a group.
+/// StepKind a variable needs to be a group.
 ///
 /// Dropping the last handle of a member must keep its `V` until the accesses submitted through it are through, and
 /// those are in the group's queue now. So the member is *parked* here until every access that was queued at that
@@ -53,7 +53,7 @@ impl<V, T> Graph<V, T> {
         // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is ours until
         // it is appended, and nothing of it is touched after the last bit is given back unless it is granted.
         unsafe {
-            let section = self.inner.bias.enter();
+            let section = self.state.biased.enter();
             let (targets, root) = loop {
                 let root = VarNode::resolve(group.node());
                 let mut targets: Targets<V, T> = members
@@ -62,7 +62,7 @@ impl<V, T> Graph<V, T> {
                     .chain([Target::new(root, Mode::Write)])
                     .collect();
                 targets.normalize();
-                Block::aim(block, targets.as_slice());
+                Block::set_targets(block, targets.as_slice());
                 if submit::lock_all(Block::accesses(block), &section) {
                     break (targets, root);
                 }
@@ -74,12 +74,12 @@ impl<V, T> Graph<V, T> {
                 }
             });
             // The root first: who sees a member forwarded must already see the unfinished write on the root.
-            let word = root.as_ref().state.load_locked();
-            root.as_ref().state.unlock(word.with_group().with_unfinished_write(true));
+            let word = root.as_ref().lock.load_locked();
+            root.as_ref().lock.unlock(word.with_group().with_unfinished_write(true));
             for member in targets.as_slice().iter().map(|target| target.node()).filter(|node| *node != root) {
                 VarNode::set_forward(member, root);
-                let word = member.as_ref().state.load_locked();
-                member.as_ref().state.unlock(word.with_forwarded().with_unfinished_write(true));
+                let word = member.as_ref().lock.load_locked();
+                member.as_ref().lock.unlock(word.with_forwarded().with_unfinished_write(true));
             }
             granted.then(|| Granted::new(block))
         }
@@ -102,19 +102,19 @@ impl<V, T> Group<V, T> {
                     return false;
                 }
                 root = next;
-                let mut locked = VarNode::lock(root);
-                if locked.word.forwarded() {
+                let mut guard = VarNode::lock(root);
+                if guard.word.forwarded() {
                     // Collapsed since we resolved it; what it still has queued is ahead of the collapsing operation.
                     continue;
                 }
-                let (empty, writes) = locked.queue(|queue| (queue.is_empty(), u64::from(queue.writes())));
+                let (empty, writes) = guard.queue(|queue| (queue.is_empty(), u64::from(queue.writes())));
                 if !empty {
                     root.as_ref().group.with_mut(|group| {
                         let group = (*group).as_mut().expect("a target of forwards is a group");
                         group.parked.push_back((group.finished + writes, node));
                     });
                 }
-                drop(locked);
+                drop(guard);
                 return !empty;
             }
         }
@@ -124,10 +124,10 @@ impl<V, T> Group<V, T> {
     ///
     /// # Safety
     /// The bit is held.
-    pub(crate) unsafe fn inserted(locked: &Locked<V, T>) {
+    pub(crate) unsafe fn inserted(guard: &VarGuard<V, T>) {
         // SAFETY: the bit is held, so the group is ours.
         unsafe {
-            locked.node.as_ref().group.with_mut(|group| {
+            guard.node.as_ref().group.with_mut(|group| {
                 let group = (*group).as_mut().expect("a word that says group has one");
                 group.parked.iter_mut().for_each(|(appended, _)| *appended += 1);
             });
@@ -140,11 +140,11 @@ impl<V, T> Group<V, T> {
     /// # Safety
     /// The bit is held, and the access is still linked.
     #[cold]
-    pub(crate) unsafe fn withdraws(locked: &mut Locked<V, T>, write: AccessPtr<V, T>) {
+    pub(crate) unsafe fn withdraws(guard: &mut VarGuard<V, T>, write: AccessPtr<V, T>) {
         // SAFETY: the bit is held, so the queue and the group are ours.
         unsafe {
-            let ahead = locked.queue(|queue| queue.writes_ahead_of(write));
-            locked.node.as_ref().group.with_mut(|group| {
+            let ahead = guard.queue(|queue| queue.writes_ahead_of(write));
+            guard.node.as_ref().group.with_mut(|group| {
                 let group = (*group).as_mut().expect("a word that says group has one");
                 let finished = group.finished;
                 // The writes that a member was parked behind are the first ones of the queue.
@@ -159,11 +159,11 @@ impl<V, T> Group<V, T> {
     /// # Safety
     /// The bit is held, the access is unlinked, and `dead` is dropped when no bit is held.
     #[cold]
-    pub(crate) unsafe fn completed(locked: &mut Locked<V, T>, mode: Mode, dead: &mut Dead<V, T>) {
+    pub(crate) unsafe fn completed(guard: &mut VarGuard<V, T>, mode: Mode, dead: &mut RetiredVars<V, T>) {
         // SAFETY: the bit is held, so the group is ours; parked members belong to it.
         unsafe {
-            let empty = locked.queue(|queue| queue.is_empty());
-            locked.node.as_ref().group.with_mut(|group| {
+            let empty = guard.queue(|queue| queue.is_empty());
+            guard.node.as_ref().group.with_mut(|group| {
                 let group = (*group).as_mut().expect("a word that says group has one");
                 group.finished += u64::from(mode.is_exclusive());
                 while let Some((appended, node)) = group.parked.front().copied()

@@ -3,8 +3,8 @@
 use estafette_sync::sync::atomic::{AtomicU32, Ordering};
 use estafette_sync::{hint, thread};
 
-use crate::biased_lock::Section;
-use crate::reentry::{GraphAddress, refuse_lent};
+use crate::biased_lock::CriticalSection;
+use crate::reentry::{GraphAddress, panic_if_lent};
 
 /// Somebody is inside: the queue, the state `V` and this word belong to them.
 const LOCKED: u32 = 1 << 0;
@@ -27,9 +27,9 @@ const SPIN_LIMIT: u32 = 64;
 
 /// A value of the state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Word(u32);
+pub(crate) struct VarWord(u32);
 
-impl Word {
+impl VarWord {
     pub(crate) fn unfinished_write(self) -> bool {
         self.0 & UNFINISHED_WRITE != 0
     }
@@ -84,9 +84,9 @@ impl Word {
 
 /// The word itself.
 #[derive(Debug)]
-pub(crate) struct StateWord(AtomicU32);
+pub(crate) struct VarLock(AtomicU32);
 
-impl StateWord {
+impl VarLock {
     pub(crate) fn new() -> Self {
         Self(AtomicU32::new(0))
     }
@@ -94,18 +94,22 @@ impl StateWord {
     /// Takes the bit and returns the word without it. Acquire: everything done under the bit before is visible. `graph` is asked
     /// only by a thread that has to wait.
     #[inline]
-    pub(crate) fn lock(&self, graph: impl FnOnce() -> GraphAddress) -> Word {
+    pub(crate) fn lock(&self, graph: impl FnOnce() -> GraphAddress) -> VarWord {
         let free = self.peek() & !LOCKED;
         match self.0.compare_exchange(free, free | LOCKED, Ordering::Acquire, Ordering::Relaxed) {
-            Ok(word) => Word(word),
+            Ok(word) => VarWord(word),
             Err(_) => self.lock_contended(graph()),
         }
     }
 
     /// Takes the bit in a section of the graph: if nobody else can come, it is as good as taken.
     #[inline(always)]
-    pub(crate) fn lock_within(&self, section: &Section, graph: impl FnOnce() -> GraphAddress) -> Word {
-        if !section.is_alone() {
+    pub(crate) fn lock_within(
+        &self,
+        section: &CriticalSection,
+        graph: impl FnOnce() -> GraphAddress,
+    ) -> VarWord {
+        if !section.is_exclusive() {
             return self.lock(graph);
         }
         let word = self.load_locked();
@@ -117,19 +121,19 @@ impl StateWord {
     }
 
     /// As [`lock_within`](Self::lock_within), without waiting: `None` if the bit is taken.
-    pub(crate) fn try_lock_within(&self, section: &Section) -> Option<Word> {
-        if section.is_alone() {
+    pub(crate) fn try_lock_within(&self, section: &CriticalSection) -> Option<VarWord> {
+        if section.is_exclusive() {
             return Some(self.lock_within(section, std::ptr::null));
         }
         let free = self.peek() & !LOCKED;
         let taken = self.0.compare_exchange(free, free | LOCKED, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then_some(Word(free))
+        taken.is_ok().then_some(VarWord(free))
     }
 
     #[cold]
-    fn lock_contended(&self, graph: GraphAddress) -> Word {
+    fn lock_contended(&self, graph: GraphAddress) -> VarWord {
         // The bit may be held by this very thread, which would wait for ever.
-        refuse_lent(graph);
+        panic_if_lent(graph);
         let mut pauses = 0;
         loop {
             if pauses < SPIN_LIMIT {
@@ -143,7 +147,7 @@ impl StateWord {
             if free & LOCKED == 0
                 && self.0.compare_exchange(free, free | LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                return Word(free);
+                return VarWord(free);
             }
         }
     }
@@ -166,7 +170,7 @@ impl StateWord {
     /// Gives the bit back and publishes `word`. Release: pairs with [`Self::lock`] and [`Self::load`]. A plain store
     /// suffices, because nobody else changes a locked word.
     #[inline]
-    pub(crate) fn unlock(&self, word: Word) {
+    pub(crate) fn unlock(&self, word: VarWord) {
         debug_assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, LOCKED, "only the holder unlocks");
         debug_assert_eq!(word.0 & LOCKED, 0, "a word in hand never carries the bit");
         self.0.store(word.0, Ordering::Release);
@@ -174,20 +178,20 @@ impl StateWord {
 
     /// Lets others read `word` while the bit stays taken. Release: pairs with [`Self::load`].
     #[inline]
-    pub(crate) fn publish(&self, word: Word) {
+    pub(crate) fn publish(&self, word: VarWord) {
         debug_assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, LOCKED, "only the holder publishes");
         self.0.store(word.0 | LOCKED, Ordering::Release);
     }
 
     /// The current word, locked or not. Acquire: what a completed write published under the bit is visible.
     #[inline]
-    pub(crate) fn load(&self) -> Word {
-        Word(self.0.load(Ordering::Acquire) & !LOCKED)
+    pub(crate) fn load(&self) -> VarWord {
+        VarWord(self.0.load(Ordering::Acquire) & !LOCKED)
     }
 
     /// The current word, read by the holder of the bit.
     #[inline]
-    pub(crate) fn load_locked(&self) -> Word {
-        Word(self.0.load(Ordering::Relaxed) & !LOCKED)
+    pub(crate) fn load_locked(&self) -> VarWord {
+        VarWord(self.0.load(Ordering::Relaxed) & !LOCKED)
     }
 }

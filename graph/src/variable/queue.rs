@@ -27,20 +27,20 @@ struct State<V, T> {
     /// Writes in the ring, granted or not.
     writes: u32,
     /// Granted reads without an operation, which are not in the ring.
-    holds: u32,
+    pins: u32,
 }
 
 impl<V, T> Queue<V, T> {
     /// Of a variable that is still to be [placed](Self::place).
     pub(crate) fn new() -> Self {
         Self {
-            ends: UnsafeCell::new(Links::LOOSE),
-            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0, holds: 0 }),
+            ends: UnsafeCell::new(Links::UNLINKED),
+            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0, pins: 0 }),
         }
     }
 
     /// Closes the ring, empty, now that the queue stays where it is.
-    pub(crate) fn place(&self) {
+    pub(crate) fn close_ring(&self) {
         let end = self.end();
         // SAFETY: nobody else knows of the queue yet.
         unsafe {
@@ -95,9 +95,9 @@ impl<V, T> Queue<V, T> {
     /// # Safety
     /// The caller holds the variable's bit.
     #[inline(always)]
-    pub(crate) unsafe fn holds(&self) -> u32 {
+    pub(crate) unsafe fn pins(&self) -> u32 {
         // SAFETY: forwarded to the caller.
-        unsafe { self.state(|state| state.holds) }
+        unsafe { self.state(|state| state.pins) }
     }
 
     /// Counts a read without an operation, if a read would be granted at once.
@@ -105,20 +105,20 @@ impl<V, T> Queue<V, T> {
     /// # Safety
     /// The caller holds the variable's bit.
     #[inline(always)]
-    pub(crate) unsafe fn hold(&self) -> bool {
+    pub(crate) unsafe fn try_pin(&self) -> bool {
         let end = self.end();
         // SAFETY: forwarded to the caller.
         unsafe {
             self.state(|state| {
                 // A count that is full refuses, as if a write were in the way.
-                let granted = (state.waiting == end) & (state.writes == 0) & (state.holds < u32::MAX);
-                state.holds += u32::from(granted);
+                let granted = (state.waiting == end) & (state.writes == 0) & (state.pins < u32::MAX);
+                state.pins += u32::from(granted);
                 granted
             })
         }
     }
 
-    /// Takes back one [`hold`](Self::hold); then the queue [advances](Self::advance).
+    /// Takes back one [`hold`](self::try_pin); then the queue [advances](Self::advance).
     ///
     /// # Safety
     /// The caller holds the variable's bit.
@@ -126,11 +126,11 @@ impl<V, T> Queue<V, T> {
     /// # Panics
     /// If there is none.
     #[inline(always)]
-    pub(crate) unsafe fn let_go(&self) {
+    pub(crate) unsafe fn unpin(&self) {
         // SAFETY: forwarded to the caller.
         unsafe {
             self.state(|state| {
-                state.holds = state.holds.checked_sub(1).expect("a hold ends once");
+                state.pins = state.pins.checked_sub(1).expect("a hold ends once");
             });
         }
     }
@@ -150,7 +150,7 @@ impl<V, T> Queue<V, T> {
                 let none_waits = state.waiting == end;
                 // Where nobody waits, everything queued is granted, and without a write it is a run of reads.
                 let granted =
-                    if exclusive { empty & (state.holds == 0) } else { none_waits & (state.writes == 0) };
+                    if exclusive { empty & (state.pins == 0) } else { none_waits & (state.writes == 0) };
                 if none_waits & !granted {
                     state.waiting = link;
                 }
@@ -287,12 +287,12 @@ impl<V, T> Queue<V, T> {
             }
             let idle = self.first() == waiting;
             if Access::of(waiting).as_ref().target().is_exclusive() {
-                if !idle || self.holds() > 0 {
+                if !idle || self.pins() > 0 {
                     return;
                 }
                 grant(Access::of(waiting));
                 waiting = Self::next(waiting);
-                // What was submitted long ago has left the cache.
+                // StepKind was submitted long ago has left the cache.
                 prefetch::<1, _>(waiting);
             } else {
                 let joins = idle || exclusive && self.only_reads_are_granted();

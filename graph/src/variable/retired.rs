@@ -5,13 +5,13 @@ use std::ptr::NonNull;
 use crate::variable::var::VarNode;
 
 /// Variables found dead while bits were held or operations still had to be handed over; retired when dropped.
-pub(crate) struct Dead<V, T> {
+pub(crate) struct RetiredVars<V, T> {
     retired: Vec<NonNull<VarNode<V, T>>>,
     /// Members of a group whose accesses are through.
     parked: Vec<NonNull<VarNode<V, T>>>,
 }
 
-impl<V, T> Dead<V, T> {
+impl<V, T> RetiredVars<V, T> {
     pub(crate) fn new() -> Self {
         Self { retired: Vec::new(), parked: Vec::new() }
     }
@@ -29,13 +29,13 @@ impl<V, T> Dead<V, T> {
     }
 }
 
-impl<V, T> Drop for Dead<V, T> {
+impl<V, T> Drop for RetiredVars<V, T> {
     fn drop(&mut self) {
         // SAFETY: the contracts of the two methods; the list is dropped when no bit is held.
         unsafe {
             let retired = self.retired.drain(..).filter_map(|node| VarNode::retire(node));
             let parked = self.parked.drain(..).filter_map(|node| VarNode::destroy(node));
-            retired.chain(parked).for_each(|target| VarNode::let_go(target));
+            retired.chain(parked).for_each(|target| VarNode::release_handle(target));
         }
     }
 }

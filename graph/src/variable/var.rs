@@ -10,15 +10,15 @@ use estafette_sync::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::addresses::Set;
-use crate::biased_lock::Section;
-use crate::graph::Inner;
-use crate::graph_ref::Owner;
+use crate::biased_lock::CriticalSection;
+use crate::graph::GraphState;
+use crate::graph_ref::GraphRef;
 use crate::id::VarId;
 use crate::operation::access::Access;
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::collapse::Group;
-use crate::variable::lock::{StateWord, USER_MASK, Word};
+use crate::variable::lock::{USER_MASK, VarLock, VarWord};
 use crate::variable::queue::Queue;
 
 /// A handle of a variable. Clones are handles of the same variable.
@@ -35,13 +35,13 @@ pub struct Var<V, T> {
 
 /// A variable. Alive while it has handles or a non-empty queue.
 ///
-/// What an operation touches comes first, and with a small `V` fits a cache line.
+/// StepKind an operation touches comes first, and with a small `V` fits a cache line.
 #[repr(C, align(64))]
 pub(crate) struct VarNode<V, T> {
-    pub(crate) state: StateWord,
+    pub(crate) lock: VarLock,
     /// Belongs to the holder of the bit.
     pub(crate) queue: Queue<V, T>,
-    pub(crate) inner: Owner<V, T>,
+    pub(crate) graph: GraphRef<V, T>,
     /// Belongs to the holder of the bit; taken out when the variable ends. Up to 16 bytes of it are in the first cache line.
     value: UnsafeCell<ManuallyDrop<V>>,
     /// Handles, and variables that forward here.
@@ -52,29 +52,29 @@ pub(crate) struct VarNode<V, T> {
     /// Belongs to the holder of the bit; present if the word says group.
     pub(crate) group: UnsafeCell<Option<Box<Group<V, T>>>>,
     /// Index in the registry; belongs to the holder of its lock.
-    pub(crate) place: UnsafeCell<usize>,
+    pub(crate) registry_index: UnsafeCell<usize>,
 }
 
 impl<V, T> Var<V, T> {
     /// A new variable of `inner`'s graph.
-    pub(crate) fn new(inner: &Arc<Inner<V, T>>, value: V) -> Self {
+    pub(crate) fn new(graph: &Arc<GraphState<V, T>>, value: V) -> Self {
         let mut node = Box::new(VarNode {
-            state: StateWord::new(),
+            lock: VarLock::new(),
             queue: Queue::new(),
             handles: AtomicUsize::new(1),
-            inner: Owner::new(inner),
+            graph: GraphRef::new(graph),
             id: VarId::new(0),
             value: UnsafeCell::new(ManuallyDrop::new(value)),
             forward: UnsafeCell::new(None),
             group: UnsafeCell::new(None),
-            place: UnsafeCell::new(0),
+            registry_index: UnsafeCell::new(0),
         });
-        let node = inner.registry().add(|id, place| {
+        let node = graph.registry().add(|id, index| {
             node.id = VarId::new(id);
-            node.place = UnsafeCell::new(place);
+            node.registry_index = UnsafeCell::new(index);
             let node = NonNull::from(Box::leak(node));
             // SAFETY: it was made a line above, and stays where it is until it is freed.
-            unsafe { node.as_ref() }.queue.place();
+            unsafe { node.as_ref() }.queue.close_ring();
             node
         });
         Self { node }
@@ -111,7 +111,7 @@ impl<V, T> Var<V, T> {
     /// Whether another variable orders this one. One load.
     #[inline]
     pub fn is_collapsed(&self) -> bool {
-        self.as_node().state.load().forwarded()
+        self.as_node().lock.load().forwarded()
     }
 
     /// The variable that orders this one: itself, or after a collapse its group.
@@ -144,10 +144,10 @@ impl<V, T> Var<V, T> {
     pub fn with_ordering_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         loop {
             // SAFETY: our handle keeps the node, which keeps what it forwards to.
-            let mut locked = unsafe { VarNode::lock(VarNode::resolve(self.node)) };
+            let mut guard = unsafe { VarNode::lock(VarNode::resolve(self.node)) };
             // Else it was collapsed since it was found, and what `f` leaves there could be missed.
-            if !locked.word.forwarded() {
-                return locked.lend(f);
+            if !guard.word.forwarded() {
+                return guard.lend(f);
             }
         }
     }
@@ -161,9 +161,9 @@ impl<V, T> Var<V, T> {
         let mut next = Some(self.node);
         while let Some(node) = next {
             // SAFETY: our handle keeps the node and everything it forwards to.
-            let mut locked = unsafe { VarNode::lock(node) };
-            locked.lend(&mut f);
-            drop(locked);
+            let mut guard = unsafe { VarNode::lock(node) };
+            guard.lend(&mut f);
+            drop(guard);
             // SAFETY: as above.
             next = unsafe { VarNode::forwarded_to(node) };
         }
@@ -213,15 +213,15 @@ impl<V, T> Var<V, T> {
     }
 
     #[inline]
-    fn order_word(&self) -> Word {
-        let word = self.as_node().state.load();
+    fn order_word(&self) -> VarWord {
+        let word = self.as_node().lock.load();
         if word.forwarded() { self.forwarded_word() } else { word }
     }
 
     #[cold]
-    fn forwarded_word(&self) -> Word {
+    fn forwarded_word(&self) -> VarWord {
         // SAFETY: our handle keeps the node, which keeps what it forwards to.
-        unsafe { VarNode::resolve(self.node).as_ref() }.state.load()
+        unsafe { VarNode::resolve(self.node).as_ref() }.lock.load()
     }
 }
 
@@ -235,7 +235,7 @@ impl<V, T> Clone for Var<V, T> {
 impl<V, T> Drop for Var<V, T> {
     fn drop(&mut self) {
         // SAFETY: gives our handle up; `self.node` is not used afterwards.
-        unsafe { VarNode::let_go(self.node) };
+        unsafe { VarNode::release_handle(self.node) };
     }
 }
 
@@ -271,7 +271,7 @@ impl<V, T> VarNode<V, T> {
     /// # Safety
     /// The node is alive.
     #[inline]
-    pub(crate) unsafe fn rank(this: NonNull<Self>) -> usize {
+    pub(crate) unsafe fn lock_rank(this: NonNull<Self>) -> usize {
         if cfg!(any(estafette_loom, estafette_shuttle)) {
             // SAFETY: forwarded to the caller.
             unsafe { this.as_ref() }.id.get() as usize
@@ -291,12 +291,12 @@ impl<V, T> VarNode<V, T> {
     /// # Safety
     /// The node is alive now, and something keeps it alive until the guard is dropped (holding the bit does).
     #[inline]
-    pub(crate) unsafe fn lock(this: NonNull<Self>) -> Locked<V, T> {
+    pub(crate) unsafe fn lock(this: NonNull<Self>) -> VarGuard<V, T> {
         // SAFETY: forwarded to the caller.
         let node = unsafe { this.as_ref() };
-        let section = node.inner.bias.enter();
-        let word = node.state.lock_within(&section, || node.inner.address());
-        Locked { node: this, word, _section: Some(section) }
+        let section = node.graph.biased.enter();
+        let word = node.lock.lock_within(&section, || node.graph.address());
+        VarGuard { node: this, word, _section: Some(section) }
     }
 
     /// As [`lock`](Self::lock), in a section that outlives the guard.
@@ -304,21 +304,21 @@ impl<V, T> VarNode<V, T> {
     /// # Safety
     /// As for [`lock`](Self::lock).
     #[inline(always)]
-    pub(crate) unsafe fn lock_within(this: NonNull<Self>, section: &Section) -> Locked<V, T> {
+    pub(crate) unsafe fn lock_within(this: NonNull<Self>, section: &CriticalSection) -> VarGuard<V, T> {
         // SAFETY: forwarded to the caller.
         let node = unsafe { this.as_ref() };
-        let word = node.state.lock_within(section, || node.inner.address());
-        Locked { node: this, word, _section: None }
+        let word = node.lock.lock_within(section, || node.graph.address());
+        VarGuard { node: this, word, _section: None }
     }
 
     /// The guard of a bit that the caller has taken.
     ///
     /// # Safety
     /// The bit is held, by nothing else than the caller, in a section that outlives the guard.
-    pub(crate) unsafe fn held(this: NonNull<Self>) -> Locked<V, T> {
+    pub(crate) unsafe fn guard_locked(this: NonNull<Self>) -> VarGuard<V, T> {
         // SAFETY: holding the bit keeps the node alive.
-        let word = unsafe { this.as_ref() }.state.load_locked();
-        Locked { node: this, word, _section: None }
+        let word = unsafe { this.as_ref() }.lock.load_locked();
+        VarGuard { node: this, word, _section: None }
     }
 
     /// Follows forwards to the variable that orders `this` now.
@@ -330,7 +330,7 @@ impl<V, T> VarNode<V, T> {
         // SAFETY: each forward is set before the word says so (Acquire here, Release there), never changes, and
         // counts as a handle of its target.
         unsafe {
-            while this.as_ref().state.load().forwarded() {
+            while this.as_ref().lock.load().forwarded() {
                 this = this.as_ref().forward.with(|to| *to).expect("a forwarded word has a forward");
             }
         }
@@ -352,7 +352,7 @@ impl<V, T> VarNode<V, T> {
     /// The memory of the node is kept.
     pub(crate) unsafe fn is_busy(this: NonNull<Self>) -> bool {
         // SAFETY: forwarded to the caller.
-        unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.holds() > 0) }
+        unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.pins() > 0) }
     }
 
     /// Adds references to what is queued on `this`; what is `granted` here only if wanted.
@@ -377,7 +377,7 @@ impl<V, T> VarNode<V, T> {
         // SAFETY: as for `resolve`.
         unsafe {
             let node = this.as_ref();
-            node.state.load().forwarded().then(|| node.forward.with(|to| *to)).flatten()
+            node.lock.load().forwarded().then(|| node.forward.with(|to| *to)).flatten()
         }
     }
 
@@ -398,7 +398,7 @@ impl<V, T> VarNode<V, T> {
     ///
     /// # Safety
     /// The caller owns the handle. No bit or lock is held.
-    pub(crate) unsafe fn let_go(this: NonNull<Self>) {
+    pub(crate) unsafe fn release_handle(this: NonNull<Self>) {
         let mut next = Some(this);
         while let Some(node) = next {
             // SAFETY: the handle keeps the node; if it is the last one, the node stays until somebody sets ORPHANED,
@@ -411,10 +411,10 @@ impl<V, T> VarNode<V, T> {
                     // The bit may be held for ever: the variable is lost.
                     return;
                 }
-                let mut locked = Self::lock(node);
-                locked.word = locked.word.with_orphaned();
-                let idle = locked.queue(|queue| queue.is_empty());
-                drop(locked);
+                let mut guard = Self::lock(node);
+                guard.word = guard.word.with_orphaned();
+                let idle = guard.queue(|queue| queue.is_empty());
+                drop(guard);
                 if idle { Self::retire(node) } else { None }
             };
         }
@@ -443,7 +443,7 @@ impl<V, T> VarNode<V, T> {
             let node = this.as_ref();
             let target = node.forward.with(|to| *to);
             let value = node.value.with_mut(|value| ManuallyDrop::take(&mut *value));
-            if node.inner.registry().remove(this) {
+            if node.graph.registry().remove(this) {
                 Self::free(this);
             }
             drop(value);
@@ -462,14 +462,14 @@ impl<V, T> VarNode<V, T> {
 }
 
 /// The bit of a variable, held. Dropping it publishes the word and gives the bit back, also on unwinding.
-pub(crate) struct Locked<V, T> {
+pub(crate) struct VarGuard<V, T> {
     pub(crate) node: NonNull<VarNode<V, T>>,
-    pub(crate) word: Word,
+    pub(crate) word: VarWord,
     /// Left after the bit was given back.
-    _section: Option<Section>,
+    _section: Option<CriticalSection>,
 }
 
-impl<V, T> Locked<V, T> {
+impl<V, T> VarGuard<V, T> {
     /// Lends the queue.
     #[inline(always)]
     pub(crate) fn queue<R>(&mut self, f: impl FnOnce(&Queue<V, T>) -> R) -> R {
@@ -480,7 +480,7 @@ impl<V, T> Locked<V, T> {
     /// As [`with_state`](Self::with_state), to a closure that is refused if it waits for the graph.
     pub(crate) fn lend<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         // SAFETY: holding the bit keeps the node alive.
-        let _lending = Lending::of(unsafe { self.node.as_ref() }.inner.address());
+        let _lending = Lending::of(unsafe { self.node.as_ref() }.graph.address());
         self.with_state(f)
     }
 
@@ -496,10 +496,10 @@ impl<V, T> Locked<V, T> {
     }
 }
 
-impl<V, T> Drop for Locked<V, T> {
+impl<V, T> Drop for VarGuard<V, T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: holding the bit keeps the node alive; after the store it may be gone, and we are done.
-        unsafe { self.node.as_ref() }.state.unlock(self.word);
+        unsafe { self.node.as_ref() }.lock.unlock(self.word);
     }
 }
