@@ -1,7 +1,6 @@
 //! Every live variable of a graph, for snapshots of all of them.
 
 use std::ptr::NonNull;
-use std::sync::PoisonError;
 
 use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -88,7 +87,7 @@ impl<V, T> Registry<V, T> {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, RegistryState<V, T>> {
         // A closure of a snapshot may have panicked under it; that touches neither the list nor its places.
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 }
 

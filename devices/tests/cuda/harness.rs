@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUcontext, CUresult, CUstream};
@@ -54,7 +54,7 @@ pub fn intact_devices() -> Vec<Arc<CudaDevice>> {
 }
 
 pub fn bench() -> Bench {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = TURN.lock();
     let simulator = simulator();
     let device = device();
     if let Some(simulator) = simulator {

@@ -45,7 +45,7 @@ impl Heard {
         estafette_sync::statics! {
             static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
         }
-        let mut recent = RECENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut recent = RECENT.lock();
         if let Some((.., heard)) = recent.iter().find(|(known, text, _)| *known == id && text == message) {
             return Arc::clone(heard);
         }
@@ -118,7 +118,7 @@ impl Failures {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.list.lock()
     }
 
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have dependents.

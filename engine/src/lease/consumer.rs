@@ -11,7 +11,7 @@
 //! their work still runs. What is handed into the capture of a graph is read again at every launch, so that lease stays until
 //! [`Tensor::end_captures`](crate::Tensor::end_captures).
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, Frontier, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
@@ -117,7 +117,7 @@ struct Recorder {
 
 impl Subscriber for Recorder {
     fn settled(self: Arc<Self>, _: Outcome) {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = self.last.lock().take();
         let Some(last) = last else { return };
         match self.queue.record() {
             Ok(fence) => Reactor::global().when_settled([fence], |outcome| last.settle(outcome)),

@@ -1,7 +1,7 @@
 //! Leases for a consumer: what is pending when one is granted is handed to the consumer's queue, and only what no queue can wait for
 //! is waited for here.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{FenceState, Frontier, Order};
 use estafette_sync::sync::Mutex;
@@ -30,7 +30,7 @@ impl Tensor {
             return 0;
         }
         let ended: Vec<_> = {
-            let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut captured = CAPTURED.lock();
             captured.extract_if(.., |lease| lease.tensor.same(self)).collect()
         };
         ended.len()
@@ -134,7 +134,7 @@ impl Lease {
     /// Keeps the lease beside what is exported from it, if it is handed into a capture.
     pub(crate) fn keep_if_captured(lease: &Arc<LeaseInner>) {
         if lease.is_captured() {
-            CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lease));
+            CAPTURED.lock().push(Arc::clone(lease));
         }
     }
 }

@@ -243,7 +243,7 @@ impl LeaseInner {
     }
 
     pub(super) fn at_end(&self, add: impl FnOnce(&mut Last)) {
-        add(self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert_default());
+        add(self.last.lock().get_or_insert_default());
     }
 
     /// Makes the end wait for the consumer's last work, unless its holder names that.
@@ -258,12 +258,12 @@ impl LeaseInner {
 
     /// What [`ends_after`](Self::ends_after) has noted.
     pub(crate) fn after(&self) -> Option<After> {
-        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_ref()?.after.clone()
+        self.last.lock().as_ref()?.after.clone()
     }
 
     /// Takes what [`ends_after`](Self::ends_after) has noted: somebody else's end waits for it.
     pub(crate) fn take_after(&self) -> Option<After> {
-        self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).as_mut()?.after.take()
+        self.last.lock().as_mut()?.after.take()
     }
 
     /// See [`Lease::note_object`].
@@ -277,7 +277,7 @@ impl LeaseInner {
             let number = self.noted.load(Ordering::Relaxed);
             return (number != 0).then(|| OpId::new(number));
         }
-        let own = self.granted.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let own = self.granted.lock();
         own.as_ref().map(|granted| granted.id()).or_else(|| self.label.operation())
     }
 
@@ -330,8 +330,8 @@ impl Drop for LeaseInner {
     fn drop(&mut self) {
         if self.generation != fork::generation() {
             // A forked child: the graph's locks may be held by threads that do not exist here.
-            let granted = self.granted.get_mut().map(Option::take);
-            let last = self.last.get_mut().map(Option::take);
+            let granted = self.granted.get_mut().take();
+            let last = self.last.get_mut().take();
             let label = match &self.label {
                 Label::Shared(label) => Some(Arc::clone(label)),
                 Label::Own(_) => None,
@@ -339,7 +339,7 @@ impl Drop for LeaseInner {
             std::mem::forget((self.tensor.clone(), label, self.scope.take(), granted, last));
             return;
         }
-        match self.last.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+        match self.last.get_mut().take() {
             None => self.end(None),
             Some(last) => self.end_with(*last),
         }
@@ -353,7 +353,7 @@ impl LeaseInner {
         if *self.holds.get_mut() {
             return self.end_hold(done);
         }
-        let granted = self.granted.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let granted = self.granted.get_mut().take();
         if let Some(granted) = granted.or_else(|| self.label.abandon()) {
             end(granted, done);
         } else if let Some(done) = done {

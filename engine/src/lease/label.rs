@@ -71,12 +71,12 @@ impl LeaseLabel {
     }
 
     pub(super) fn leave_pending(&self, pending: Frontier) {
-        *self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Box::new(pending));
+        *self.pending.lock() = Some(Box::new(pending));
     }
 
     /// What was pending when it was granted; nothing the second time.
     pub(crate) fn take_pending(&self) -> Frontier {
-        let pending = self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let pending = self.pending.lock().take();
         pending.map(|pending| *pending).unwrap_or_default()
     }
 
@@ -87,7 +87,7 @@ impl LeaseLabel {
     }
 
     pub(super) fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.slot.lock()
     }
 
     /// Whether only its holder keeps others waiting.

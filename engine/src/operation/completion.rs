@@ -196,7 +196,7 @@ impl std::fmt::Debug for Scope {
 
 impl Scope {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.lock()
     }
 
     /// Identity of the operation.

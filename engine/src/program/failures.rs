@@ -3,8 +3,6 @@
 //! A node that reads (or updates) something whose last writer in this run failed, or was itself left out for such a
 //! reason, is left out. A node that only overwrites heals, and nodes that merely come later run.
 
-use std::sync::PoisonError;
-
 use estafette_graph::program::ProgramOrder;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
@@ -35,7 +33,7 @@ impl Failures {
     /// Notes that `node` has failed.
     pub(super) fn note(&self, order: &ProgramOrder, node: u32, failure: OperationError) {
         self.leave_out(order, node);
-        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cause = self.cause.lock();
         // Not the first in time: who that is may differ from run to run.
         let dropped = match &*cause {
             Some((known, _)) if *known < node => Some((node, failure)),
@@ -56,7 +54,7 @@ impl Failures {
 
     /// How the run has ended, once all nodes have.
     pub(super) fn outcome(&self) -> Result<(), OperationError> {
-        match self.cause.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.cause.lock().take() {
             None => Ok(()),
             Some((_node, failure)) => Err(failure),
         }

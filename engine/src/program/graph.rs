@@ -5,7 +5,7 @@
 //! launches what was recorded, with one call of the driver, on the queue of the first node. What comes before the replay is
 //! waited for there, by the device.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue};
 use estafette_graph::OpId;
@@ -96,13 +96,12 @@ struct Recording<'a> {
 
 impl Recording<'_> {
     fn launch(&self) -> Result<Fence, OperationError> {
-        let known = self.graph.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.graph.recorded.lock().clone();
         let recorded = match known {
             Some(recorded) => recorded,
             None => {
                 let recorded = self.record()?;
-                *self.graph.recorded.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Arc::clone(&recorded));
+                *self.graph.recorded.lock() = Some(Arc::clone(&recorded));
                 recorded
             }
         };

@@ -1,6 +1,6 @@
 //! One node: what it is in the plan, and its run where it tells its end itself.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{Fence, Queue};
 use estafette_sync::sync::Mutex;
@@ -119,7 +119,7 @@ enum Stage {
 
 impl Ticket {
     fn swap(&self, with: impl FnOnce(&mut Stage)) -> Stage {
-        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = self.0.lock();
         let before = std::mem::replace(&mut *stage, Stage::Over);
         if matches!(before, Stage::Running) {
             with(&mut stage);

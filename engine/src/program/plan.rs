@@ -1,6 +1,6 @@
 //! What all runs of a program share.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::Queue;
 use estafette_graph::program::{Countdown, ProgramOrder};
@@ -113,7 +113,7 @@ impl Plan {
 
     /// A countdown for a run of which the first `done` nodes have been run.
     pub(super) fn countdown(&self, done: usize) -> Countdown {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = self.spare.lock().pop();
         let mut countdown = spare.unwrap_or_else(|| Countdown::new(self.len()));
         countdown.restart(&self.order, done);
         countdown
@@ -121,7 +121,7 @@ impl Plan {
 
     /// Takes a countdown back from a run that no thread looks at any more.
     pub(super) fn recycle(&self, countdown: Countdown) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {
             spare.push(countdown);
         }

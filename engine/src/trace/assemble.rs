@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_report::Recording;
 use estafette_report::attribution::attribute_within;
@@ -140,7 +140,7 @@ impl Entries<'static> {
     /// Those of a session that is closed.
     pub(super) fn of(session: &Session, about: Recording) -> Self {
         let mut entries = Self::new(session.ticks.scale(), about, Box::new(names::get));
-        let threads = session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let threads = session.threads.lock().clone();
         threads.iter().for_each(|thread| entries.log(thread));
         entries.finish()
     }

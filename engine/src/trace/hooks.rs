@@ -3,8 +3,8 @@
 //! All of it is out of line: callers look at the operation's flag first, and that is all they do while no journal is open.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use estafette_devices::{Fence, Reactor, Timing};
 use estafette_graph::{Mode, OpId, VarId};
@@ -229,7 +229,7 @@ estafette_sync::statics! {
 }
 
 fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
-    TIMINGS.lock().unwrap_or_else(PoisonError::into_inner)
+    TIMINGS.lock()
 }
 
 /// It ran well and left nothing behind; about to be completed.

@@ -6,7 +6,6 @@
 //! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::PoisonError;
 
 use estafette_graph::{OpId, Step, StepKind, Walk};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
@@ -73,7 +72,7 @@ impl Pace {
     }
 
     fn from(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

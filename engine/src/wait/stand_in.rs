@@ -14,7 +14,6 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -173,7 +172,7 @@ pub(crate) fn is_one() -> bool {
 impl StandIns {
     fn roll(&self) -> MutexGuard<'_, Roll> {
         // Nothing foreign runs under this lock.
-        self.roll.lock().unwrap_or_else(PoisonError::into_inner)
+        self.roll.lock()
     }
 
     fn is_wanted(&self) -> bool {
@@ -232,7 +231,7 @@ impl StandIns {
                 roll.alive -= 1;
                 return false;
             }
-            roll = self.called.wait_timeout(roll, left).unwrap_or_else(PoisonError::into_inner).0;
+            roll = self.called.wait_timeout(roll, left).0;
         }
         roll.calls -= 1;
         roll.resting -= 1;

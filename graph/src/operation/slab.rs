@@ -177,7 +177,7 @@ impl<V, T> Slab<V, T> {
     /// A new chunk, as a list.
     fn grow(&self) -> List<V, T> {
         let chunk = Self::allocate();
-        self.chunks.lock().expect("nothing panics under this lock").push(chunk);
+        self.chunks.lock().push(chunk);
         Self::chain(chunk)
     }
 
@@ -206,11 +206,11 @@ impl<V, T> Drop for Slab<V, T> {
         // a free block holds nothing but spill memory. (Also checked in models, which are built without debug
         // assertions, and where a block touched too late would go unnoticed.)
         if cfg!(any(debug_assertions, estafette_loom)) {
-            let chunks = self.chunks.lock().expect("nothing panics under this lock").len();
+            let chunks = self.chunks.lock().len();
             let free: usize = self.shards.iter().map(Shard::count).sum();
             assert_eq!(free, chunks * CHUNK, "a block is in use and its slab goes");
         }
-        for chunk in self.chunks.lock().expect("nothing panics under this lock").drain(..) {
+        for chunk in self.chunks.lock().drain(..) {
             // SAFETY: made from a box in `grow`, freed once.
             drop(unsafe { Box::from_raw(chunk.as_ptr()) });
         }

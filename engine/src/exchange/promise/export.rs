@@ -165,7 +165,7 @@ unsafe impl Send for Call {}
 
 impl Subscription {
     fn take(&self) -> Option<Call> {
-        self.call.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        self.call.lock().take()
     }
 }
 
@@ -182,7 +182,7 @@ impl Subscriber for Subscription {
     }
 
     fn abandoned(&self) -> bool {
-        self.call.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_none()
+        self.call.lock().is_none()
     }
 }
 
@@ -213,7 +213,7 @@ unsafe extern "C" fn subscribe(
             unsafe { token.write(number) };
         }
         {
-            let mut known = exported.subscriptions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut known = exported.subscriptions.lock();
             known.retain(|known| !known.abandoned());
             known.push(subscription.clone());
         }
@@ -230,7 +230,7 @@ unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
     }
     guarded(FAILED, || {
         let found = {
-            let mut known = exported.subscriptions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut known = exported.subscriptions.lock();
             let at = known.iter().position(|known| known.number == token);
             at.map(|at| known.swap_remove(at))
         };
