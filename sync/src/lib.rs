@@ -25,6 +25,7 @@ pub mod event_count;
 #[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
 mod membarrier;
 mod mutex;
+pub mod panic;
 pub mod rundown;
 #[cfg(estafette_shuttle)]
 pub mod simulated;

@@ -7,7 +7,7 @@ use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::Instant;
 
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
 
 /// What a signal delivers.
@@ -167,7 +167,7 @@ fn retrieved<V: Delivered>(value: V) -> V {
 pub(crate) fn wake(waker: Waker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker panicked");
-        bury(panic);
+        drop_panic(panic);
     }
 }
 

@@ -19,7 +19,7 @@ use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::thread;
 
 use crate::core::error::{Failure, OperationError, full_text};
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 
 /// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists: more would only hold memory,
 /// as the first ones explain the rest.
@@ -284,7 +284,7 @@ fn report(failure: &OperationError) {
     let report = REPORTER.get().copied().unwrap_or(log);
     // It may be dropped while a panic unwinds, and a second one would abort.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| report(failure))) {
-        bury(panic);
+        drop_panic(panic);
     }
 }
 

@@ -13,7 +13,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::context;
 use crate::core::error::Error;
-use crate::core::operation::{Op, bury};
+use crate::core::operation::{Op, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
 use crate::engine::Engine;
 use crate::exchange::callback;
@@ -112,7 +112,7 @@ impl Tensor {
             let call = || callback::run(|| callback(outcome));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
                 tracing::error!("a callback of a tensor panicked");
-                bury(panic);
+                drop_panic(panic);
             }
         });
     }

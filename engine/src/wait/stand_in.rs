@@ -24,7 +24,7 @@ use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 use crate::operation::run;
 
 /// The most stand-ins of one engine. Each is a thread that is blocked in a wait of an operation that it runs, but for the last one, so
@@ -255,7 +255,7 @@ fn stand_in(core: CoreRef) {
             if let Some(job) = core.pool.try_take() {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run::execute(job.0))) {
                     tracing::error!("what an operation left behind panicked");
-                    bury(panic);
+                    drop_panic(panic);
                 }
                 continue;
             }

@@ -27,7 +27,7 @@ use crate::core::coalesced;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::wake;
-use crate::core::operation::{Kind, OpHandle, Phase, bury};
+use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
 use crate::exchange::promise;
 use crate::lease::info::LeaseInfo;
 use crate::tensor::handle::Tensor;
@@ -131,7 +131,7 @@ impl Clerk {
                 not_before = Instant::now() + inspect::pause_after(now.elapsed());
                 looked.unwrap_or_else(|panic| {
                     tracing::error!("a look at what futures wait for panicked");
-                    bury(panic);
+                    drop_panic(panic);
                     vec![not_before]
                 })
             };
