@@ -147,7 +147,7 @@ impl Foreign {
     fn wait_released(&self) {
         let mut holders = self.holders.lock();
         while *holders > 0 {
-            holders = self.released.wait(holders).unwrap();
+            holders = self.released.wait(holders);
         }
         drop(holders);
         // An execution must not end within a function of C.
@@ -167,7 +167,7 @@ impl Once {
     fn wait(&self) {
         let mut answers = self.answers.lock();
         while *answers == 0 {
-            answers = self.answered.wait(answers).unwrap();
+            answers = self.answered.wait(answers);
         }
     }
 
