@@ -286,7 +286,7 @@ mod models {
                 thread::spawn(move || assert!(!guarded.add()))
             });
             guarded.add();
-            others.map(|other| other.join().expect("the other thread ends well"));
+            others.into_iter().for_each(|other| other.join().expect("the other thread ends well"));
             assert_eq!(guarded.value(), 4);
         });
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
 use estafette::devices::{FenceSet, host};
-use estafette::{Access, Consumer, DType};
+use estafette::{Access, DType};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::thread;
 use tests::foreign;

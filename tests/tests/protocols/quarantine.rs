@@ -33,7 +33,7 @@ fn memory(engine: &Engine, device: &Watched) -> (Tensor, usize) {
 }
 
 fn lend(tensor: &Tensor) -> Lease {
-    tensor.lease(Access::Read, "a consumer").for_consumer(&Consumer::Unordered).wait(None)
+    tensor.lease(Access::Read, "a consumer").for_consumer(&Consumer::Unordered).wait(None).unwrap()
 }
 
 /// Waits for a write of the memory. No work uses it then.
