@@ -157,7 +157,7 @@ impl EngineBuilder {
     ///
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls: a task on it that blocks, in
     /// [`run`](crate::OpBuilder::run) at the in-flight limit or in a wait, for such a body waits for ever. Use the asynchronous forms
-    /// there ([`run_async`](crate::OpBuilder::run_async), `ready().await`).
+    /// there ([`permit`](crate::OpBuilder::permit)`().await`, `ready().await`).
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self

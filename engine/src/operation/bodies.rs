@@ -3,15 +3,13 @@
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use estafette_graph::Mode;
-
 use crate::core::context::{self, Current, RunAs};
 use crate::core::error::BodyResult;
 use crate::import::{Copying, Produced};
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Prepared};
-use crate::operation::operands::{Declared, Grant, OpenRef, Operands};
+use crate::operation::operands::{Grant, OpenRef, Operands, with_modes};
 use crate::operation::run::Running;
 use crate::tensor::guards::Open;
 use crate::tensor::handle::Tensor;
@@ -26,11 +24,7 @@ pub(crate) fn external_body<R: Operands, W: Operands, U: Operands, F>(
 where
     F: FnOnce(Completion) + Send + 'static,
 {
-    let mut operands = Declared::new();
-    reads.each(|tensor| operands.push((tensor, Mode::Read)));
-    writes.each(|tensor| operands.push((tensor, Mode::Write)));
-    updates.each(|tensor| operands.push((tensor, Mode::Update)));
-    let prepared = Prepared::new(operands, produced);
+    let prepared = Prepared::new(with_modes(reads, writes, updates), produced);
     Body::new(move |running: Running| {
         prepared.start(running, start);
         None

@@ -16,6 +16,15 @@ pub type Tensors = SmallVec<[Tensor; 4]>;
 /// The operands of an operation that runs elsewhere, with how it uses them.
 pub(crate) type Declared = SmallVec<[(Tensor, Mode); 2]>;
 
+/// All operands, each with how it is used.
+pub(crate) fn with_modes(reads: impl Operands, writes: impl Operands, updates: impl Operands) -> Declared {
+    let mut operands = Declared::new();
+    reads.each(|tensor| operands.push((tensor, Mode::Read)));
+    writes.each(|tensor| operands.push((tensor, Mode::Write)));
+    updates.each(|tensor| operands.push((tensor, Mode::Update)));
+    operands
+}
+
 /// Operands of an operation: an array of tensors, whose number the compiler checks, or [`Tensors`].
 ///
 /// Sealed: implemented for `[Tensor; N]` and `Tensors`.

@@ -10,7 +10,7 @@ use crate::operation::builder::{Nothing, OpBuilder};
 use crate::operation::completion::Completion;
 use crate::operation::operands::{Grant, Operands};
 use crate::operation::run::Running;
-use crate::operation::submit::{Room, submit_and_start};
+use crate::operation::submit::submit_and_start;
 use crate::tensor::handle::{Tensor, VarSet};
 use crate::tensor::variable::Variable;
 
@@ -28,7 +28,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
-        self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
+        self.submit(Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
                 // The conversion is a user's code as well.
                 let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
@@ -50,7 +50,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
-    pub fn produce_async<F, Fut, P>(self, body: F) -> Result<Tensor, Error>
+    pub fn produce_future<F, Fut, P>(self, body: F) -> Result<Tensor, Error>
     where
         F: FnOnce(R::Guards) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult<P>> + Send + 'static,
@@ -60,7 +60,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
-        self.submit(Room::Wait, Some(&tensor), |reads, none, none_either| {
+        self.submit(Some(&tensor), |reads, none, none_either| {
             future_body(reads, none, none_either, target, move |_open, reads, _, _| {
                 let future = body(reads);
                 async move { future.await.map(|produced| Some(produced.into())) }
@@ -82,27 +82,9 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         self.check_external()?;
-        self.submit_checked(Room::Wait, Some(&tensor), |reads, writes, updates| {
+        self.submit_checked(Some(&tensor), |reads, writes, updates| {
             external_body((reads, writes, updates), target, start)
         })?;
-        Ok(tensor)
-    }
-
-    /// As [`produce_external`](Self::produce_external), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub async fn produce_external_async<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().acquire_permit_async().await?;
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
-        self.submit_permitted(Some(&tensor), |reads, writes, updates| {
-            external_body((reads, writes, updates), target, start)
-        });
         Ok(tensor)
     }
 
@@ -118,33 +100,13 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         // Before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().acquire_permit()?;
-        Ok(self.receive_permitted(start))
-    }
-
-    /// As [`receive`](Self::receive), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub async fn receive_async<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().acquire_permit_async().await?;
-        Ok(self.receive_permitted(start))
-    }
-
-    fn receive_permitted<F>(self, start: F) -> Tensor
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
+        self.acquire_permit()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         let body =
             |reads: R, writes: Nothing, updates: ()| external_body((reads, writes, updates), target, start);
         self.complete_draft(Some(&tensor), body, submit_and_start);
-        tensor
+        Ok(tensor)
     }
 
     /// The tensor that the operation will define: its own variable first, then those of what it aliases.
@@ -157,7 +119,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 (options.declared.clone(), options.copying)
             }
         };
-        let tensor = Tensor::promised(self.core().clone(), vars, declared, self.draft.payload().name.clone());
+        let tensor =
+            Tensor::promised(self.core().clone(), vars, declared, self.target.draft.payload().name.clone());
         (tensor, copying)
     }
 }

@@ -1,89 +1,86 @@
 //! Submitting operations.
 
 use std::future::Future;
-use std::sync::Arc;
 
-use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
+use estafette_devices::{DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::error::{BodyResult, Error};
 use crate::core::operation::{Op, OpDraft, OpGranted, OpVar, Role};
-use crate::exchange::Layout;
-use crate::lease::check_writable;
 use crate::operation::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::operation::body::Body;
-use crate::operation::builder::OpBuilder;
+use crate::operation::builder::{OpBuilder, PermitMode, Submission};
 use crate::operation::completion::Completion;
-use crate::operation::disjoint::check_disjoint;
 use crate::operation::operands::{Grant, Operands};
-use crate::operation::own_leases::check_own_leases;
 use crate::operation::run::{self, Running};
 use crate::tensor::guards::WriteGuard;
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
 
-/// Whether a submission waits for a permit.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    Wait,
-    Refuse,
-}
-
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.check_declared()?;
-        self.check_leases()?;
-        let (reads, writes, updates) = (self.reads.tensors(), self.writes.tensors(), self.updates.tensors());
-        writes.iter().chain(updates).try_for_each(check_writable)?;
-        check_disjoint(reads, writes, updates)
+    /// Waits for a permit by awaiting: no thread blocks, however many operations are in flight. The operation holds the permit until
+    /// its end, so submitting it waits for nothing. Dropping the description releases the permit.
+    ///
+    /// ```
+    /// # let engine = estafette::Engine::builder().workers(1).build()?;
+    /// # let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
+    /// # futures::executor::block_on(async {
+    /// let op = engine.op("sum").reads([&x]).permit().await?.run(|[x], []| {
+    ///     assert_eq!(x.as_slice::<f32>()?.iter().sum::<f32>(), 3.0);
+    ///     Ok(())
+    /// })?;
+    /// op.await
+    /// # })?;
+    /// # Ok::<(), estafette::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] as [`run`](OpBuilder::run), but for operands that overlap; [`Error::Shutdown`], [`Error::Forked`].
+    pub async fn permit(mut self) -> Result<Self, Error> {
+        self.check_external()?;
+        if self.target.permit != PermitMode::Held {
+            self.core().acquire_permit_async().await?;
+            self.hold_permit();
+        }
+        Ok(self)
     }
 
-    /// Refuses an operation that would wait for the lease that one of its own operands keeps.
-    fn check_leases(&self) -> Result<(), Error> {
-        let written = self.writes.tensors().iter().chain(self.updates.tensors());
-        check_own_leases(self.reads.tensors().iter(), written)
+    /// Gets a permit in the way that the description says.
+    #[inline(always)]
+    pub(crate) fn acquire_permit(&self) -> Result<(), Error> {
+        match self.target.permit {
+            PermitMode::Wait => self.core().acquire_permit(),
+            PermitMode::Refuse => self.core().try_acquire_permit(),
+            PermitMode::Held => Ok(()),
+        }
     }
 
-    /// Refuses a result that could not be what it was declared to be, wherever it is.
-    fn check_declared(&self) -> Result<(), Error> {
-        let declared = self.options.as_ref().and_then(|options| options.declared.as_ref());
-        declared
-            .map_or(Ok(()), |(dtype, shape)| Ok(Layout::contiguous(*dtype, DLDevice::CPU, shape).map(drop)?))
-    }
-
-    /// As [`check`](Self::check), for a body that gets no slices and so may see memory twice: an operand that is both read
-    /// and written is updated in place.
-    pub(crate) fn check_external(&self) -> Result<(), Error> {
-        self.check_declared()?;
-        self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
-        self.check_leases()
+    /// Notes that the operation has got a permit. From here on, dropping the operation releases the permit.
+    pub(crate) fn hold_permit(&mut self) {
+        self.target.permit = PermitMode::Held;
+        self.state_mut().hold_permit();
     }
 
     /// Submits the operation with `body`; `produced` is the tensor that it will define.
     #[inline(always)]
     pub(crate) fn submit(
         self,
-        room: Room,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
         self.check()?;
-        self.submit_checked(room, produced, body)
+        self.submit_checked(produced, body)
     }
 
     #[inline(always)]
     pub(crate) fn submit_checked(
         self,
-        room: Room,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
-        match room {
-            Room::Wait => self.core().acquire_permit()?,
-            Room::Refuse => self.core().try_acquire_permit()?,
-        }
+        self.acquire_permit()?;
         Ok(self.submit_permitted(produced, body))
     }
 
@@ -104,7 +101,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         body: impl FnOnce(R, W, U) -> Body,
         submit: impl FnOnce(OpDraft<'_>) -> T,
     ) -> T {
-        let Self { mut draft, reads, writes, updates, options } = self;
+        let Self { target: Submission { mut draft, .. }, reads, writes, updates, options } = self;
         draft.payload_mut().hold_permit();
         if let Some(queue) = options.and_then(|options| options.queue) {
             draft.payload_mut().set_role(Role::Device(queue));
@@ -163,24 +160,9 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.submit_checked(Room::Wait, None, |reads, writes, updates| {
+        self.submit_checked(None, |reads, writes, updates| {
             external_body((reads, writes, updates), None, start)
         })
-    }
-
-    /// As [`run_external`](Self::run_external), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`run`](OpBuilder::run).
-    pub async fn run_external_async<F>(self, start: F) -> Result<Op, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().acquire_permit_async().await?;
-        Ok(self.submit_permitted(None, |reads, writes, updates| {
-            external_body((reads, writes, updates), None, start)
-        }))
     }
 }
 
@@ -277,7 +259,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, _none| sync_body(reads, writes, body))
+        self.submit(None, |reads, writes, _none| sync_body(reads, writes, body))
     }
 
     /// As [`run`](Self::run), without a handle: for operations that are known by what they write. What nobody can name costs
@@ -291,33 +273,9 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         self.check()?;
-        self.core().acquire_permit()?;
+        self.acquire_permit()?;
         self.complete_draft(None, |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
         Ok(())
-    }
-
-    /// As [`run`](Self::run), but refuses with [`Error::InFlightLimit`] instead of waiting.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), and [`Error::InFlightLimit`].
-    pub fn try_run<F>(self, body: F) -> Result<Op, Error>
-    where
-        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
-    {
-        self.submit(Room::Refuse, None, |reads, writes, _none| sync_body(reads, writes, body))
-    }
-
-    /// As [`run`](Self::run), but waits for room asynchronously. Nothing is submitted until then.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), but never [`Error::WouldDeadlock`] or [`Error::LeaseHeld`].
-    pub async fn run_async<F>(self, body: F) -> Result<Op, Error>
-    where
-        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
-    {
-        self.check()?;
-        self.core().acquire_permit_async().await?;
-        Ok(self.submit_permitted(None, |reads, writes, _none| sync_body(reads, writes, body)))
     }
 
     /// Submits the operation with an asynchronous body on the engine's tokio runtime. It gets owned guards; the access
@@ -330,7 +288,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: FnOnce(R::Guards, W::GuardsMut) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, none| {
+        self.submit(None, |reads, writes, none| {
             future_body(reads, writes, none, None, move |open, reads, writes: &W, _| {
                 let future = body(reads, writes.guards_mut(open));
                 async move { future.await.map(|()| None) }
@@ -348,7 +306,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         let queue = self.queue_for_body()?;
-        self.submit(Room::Wait, None, |reads, writes, _none| {
+        self.submit(None, |reads, writes, _none| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
                     body(
@@ -361,13 +319,6 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
                 next
             })
         })
-    }
-}
-
-impl<R, W, U> OpBuilder<'_, R, W, U> {
-    fn queue_for_body(&self) -> Result<Arc<dyn Queue>, Error> {
-        let queue = self.options.as_ref().and_then(|options| options.queue.clone());
-        queue.ok_or_else(|| Error::invalid("a device body needs a queue; name one with `on`"))
     }
 }
 
@@ -404,7 +355,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, updates| {
+        self.submit(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let result = running.call(|| {
                     body(
@@ -431,7 +382,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
             + 'static,
     {
         let queue = self.queue_for_body()?;
-        self.submit(Room::Wait, None, |reads, writes, updates| {
+        self.submit(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
                     body(
@@ -456,7 +407,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, updates| {
+        self.submit(None, |reads, writes, updates| {
             future_body(
                 reads,
                 writes,

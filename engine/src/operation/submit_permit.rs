@@ -17,32 +17,16 @@ pub struct SubmitPermit<'e, R, W, U> {
 }
 
 impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
-    /// Checks the operands and waits for a permit, as [`run`](OpBuilder::run) does. The rest cannot fail.
+    /// Checks the operands and gets a permit, as [`run_external`](OpBuilder::run_external) does. Submission cannot fail after that.
     ///
     /// # Errors
     /// As [`run_external`](OpBuilder::run_external).
-    pub fn reserve(self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
+    pub fn reserve(mut self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().acquire_permit()?;
-        Ok(self.permitted())
-    }
-
-    /// As [`reserve`](Self::reserve), but refuses instead of waiting.
-    ///
-    /// # Errors
-    /// As [`reserve`](Self::reserve), and [`Error::InFlightLimit`].
-    pub fn try_reserve(self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
-        self.core().check_usable()?;
-        self.check_external()?;
-        self.core().try_acquire_permit()?;
-        Ok(self.permitted())
-    }
-
-    fn permitted(mut self) -> SubmitPermit<'e, R, W, U> {
-        // From here on whoever drops the operation gives the place back.
-        self.draft.payload_mut().hold_permit();
-        SubmitPermit { builder: self }
+        self.acquire_permit()?;
+        self.hold_permit();
+        Ok(SubmitPermit { builder: self })
     }
 }
 

@@ -165,7 +165,7 @@ impl SharedRun {
             return;
         }
         let shared = Arc::clone(self);
-        let helper = self.helper().try_run(move |[], []| {
+        let helper = self.helper().without_waiting().run(move |[], []| {
             shared.help();
             Ok(())
         });
@@ -177,7 +177,7 @@ impl SharedRun {
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
-        helper.draft.payload_mut().set_role(Role::Helper(self.run.op));
+        helper.state_mut().set_role(Role::Helper(self.run.op));
         if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 
@@ -196,7 +196,7 @@ impl SharedRun {
     /// none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
-        let mut part = self.helper().draft;
+        let mut part = self.helper().target.draft;
         part.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())
