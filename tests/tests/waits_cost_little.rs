@@ -12,7 +12,7 @@ use estafette::{Access, Engine, Error, Tensor, looked_at};
 const WHILE: Duration = Duration::from_millis(300);
 
 fn engine() -> Engine {
-    Engine::builder().workers(2).window(1 << 20).build().expect("an engine")
+    Engine::builder().workers(2).in_flight_limit(1 << 20).build().expect("an engine")
 }
 
 fn tensor(engine: &Engine) -> Tensor {
@@ -244,9 +244,9 @@ fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_the
     sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));
 }
 
-/// An engine in which a window of a hundred operations is full behind a gate.
+/// An engine whose in-flight limit of a hundred operations is reached behind a gate.
 fn full_engine() -> (Engine, Tensor, mpsc::Sender<()>) {
-    let engine = Engine::builder().workers(2).window(100).build().expect("an engine");
+    let engine = Engine::builder().workers(2).in_flight_limit(100).build().expect("an engine");
     let first = tensor(&engine);
     let open = gate(&engine, &first);
     for _ in 1..100 {
@@ -305,7 +305,7 @@ fn two_hundred_threads_that_wait_for_all_check_as_seldom_as_one() {
 #[test]
 fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
     let _alone = exclusive();
-    let engine = Engine::builder().workers(2).window(100).build().expect("an engine");
+    let engine = Engine::builder().workers(2).in_flight_limit(100).build().expect("an engine");
     let (first, single, mine) = (tensor(&engine), tensor(&engine), tensor(&engine));
     let [open, make_room] = [gate(&engine, &first), gate(&engine, &single)];
     for _ in 2..100 {
@@ -315,7 +315,7 @@ fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
         let submit = || drop(engine.op("more").writes([&mine]).run(|[], [_]| Ok(())).expect("a place"));
         let threads: Vec<_> = (0..20).map(|_| scope.spawn(submit)).collect();
         std::thread::sleep(WHILE);
-        // From here on a single place is free at a time, and a quarter of the window never is.
+        // From here on a single place is free at a time, and a quarter of the in-flight limit never is.
         drop(make_room);
         threads.into_iter().for_each(|thread| thread.join().expect("each gets the place"));
     });

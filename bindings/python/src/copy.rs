@@ -13,7 +13,7 @@ use crate::{gate, running_loop};
 /// The promise of a copy in memory of the device `to`.
 ///
 /// # Errors
-/// `WindowFullError` where waiting for room would stop an event loop; `ShutdownError`.
+/// `InFlightLimitError` where waiting for room would stop an event loop; `ShutdownError`.
 pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevice) -> PyResult<Tensor> {
     submit(py, handle, tensor, to)?.or_raise(py)
 }

@@ -88,7 +88,7 @@ pub fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::WouldDeadlock(_) => "WouldDeadlockError",
         Error::NotDefined(_) => "NotDefinedError",
         Error::NoOperator { .. } => "NoOperatorError",
-        Error::WindowFull { .. } => "WindowFullError",
+        Error::InFlightLimit { .. } => "InFlightLimitError",
         Error::Shutdown => "ShutdownError",
         Error::Forked => "ForkedError",
         _ => "EstafetteError",

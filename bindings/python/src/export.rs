@@ -142,7 +142,7 @@ pub fn export<'py>(
 /// As [`export`] of a tensor whose engine may be asked to make a copy.
 ///
 /// # Errors
-/// As [`export`]; `WindowFullError` when there is no room for the copy on an event loop's thread.
+/// As [`export`]; `InFlightLimitError` when there is no room for the copy on an event loop's thread.
 pub fn export_from<'py>(
     py: Python<'py>,
     engine: &EngineHandle,

@@ -40,19 +40,19 @@ impl EngineHandle {
         Arc::as_ptr(&self.shared).addr()
     }
 
-    /// A full window makes a submission wait, which an event loop cannot.
+    /// The in-flight limit makes a submission wait, which an event loop cannot.
     ///
     /// # Errors
-    /// `WindowFullError` on an event loop's thread.
+    /// `InFlightLimitError` on an event loop's thread.
     pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
         if running_loop::get(py)?.is_none() {
             return Ok(());
         }
         let stats = self.engine(py)?.stats();
-        let full = Error::WindowFull { in_flight: stats.in_flight, limit: stats.window };
+        let full = Error::InFlightLimit { in_flight: stats.in_flight, limit: stats.in_flight_limit };
         let message = format!(
             "{full}; waiting for room would stop the event loop: write `await eng.submit_async(...)` or `call_async`"
         );
-        Err(raise(py, "WindowFullError", message))
+        Err(raise(py, "InFlightLimitError", message))
     }
 }

@@ -244,7 +244,7 @@ impl PyOperator {
             // Several operations, which are submitted together or not at all.
             let several = self.operator.signature().outputs + 1;
             let stats = self.engine.engine(py)?.stats();
-            if running_loop::get(py)?.is_some() && stats.in_flight + several > stats.window {
+            if running_loop::get(py)?.is_some() && stats.in_flight + several > stats.in_flight_limit {
                 self.engine.may_wait(py)?;
             }
             let tensors = gate::detach(py, || call.clone().produce()).or_raise(py)?;

@@ -61,7 +61,7 @@ impl Order {
             .reads_vars(&read_vars)
             .writes_vars(&write_vars)
             .priority(self.priority)
-            .unhelped();
+            .worker_only();
         match &self.queue {
             Some(queue) => builder.on(queue),
             None => builder,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use estafette::{Engine, Program, Recorder};
+use estafette::{Engine, Program, ProgramBuilder};
 use estafette_report::shown::shown;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
@@ -48,15 +48,15 @@ pub struct PyProgram {
 }
 
 enum Stage {
-    Recording(Own<Box<Recorder>>),
+    Recording(Own<Box<ProgramBuilder>>),
     Ready(Own<Program>),
     /// The block in which it was recorded has raised, or it could not be finished.
     Abandoned,
 }
 
 impl PyProgram {
-    pub fn new(engine: EngineHandle, recorder: Recorder, name: String, graph: bool) -> Self {
-        let stage = Mutex::new(Stage::Recording(Own::new(Box::new(recorder))));
+    pub fn new(engine: EngineHandle, builder: ProgramBuilder, name: String, graph: bool) -> Self {
+        let stage = Mutex::new(Stage::Recording(Own::new(Box::new(builder))));
         Self { engine, name, graph, stage, bodies: Mutex::default() }
     }
 
@@ -76,20 +76,20 @@ impl PyProgram {
         self.engine.engine(py)?;
         let body = Repeated::new(body);
         let mut stage = self.stage();
-        let Stage::Recording(recorder) = &mut *stage else {
+        let Stage::Recording(builder) = &mut *stage else {
             return Err(self.error("is finished: nothing more can be recorded"));
         };
         let Order { operands, name, queue, .. } = order;
         let (reads, writes): (Vec<_>, Vec<_>) =
             (operands.read_vars.iter().collect(), operands.write_vars.iter().collect());
-        let mut node = recorder
+        let mut node = builder
             .get_mut(py)?
             .op(name)
             .reads_slice(&operands.reads)
             .writes_slice(&operands.writes)
             .reads_vars(&reads)
             .writes_vars(&writes)
-            .unhelped();
+            .worker_only();
         if let Some(queue) = &queue {
             node = node.on(queue);
         }
@@ -159,20 +159,19 @@ impl PyProgram {
     /// because of which the program cannot be a graph.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         self.engine.engine(py)?;
-        let recorder = {
+        let builder = {
             let mut stage = self.stage();
             match std::mem::replace(&mut *stage, Stage::Abandoned) {
-                Stage::Recording(recorder) => recorder,
+                Stage::Recording(builder) => builder,
                 other => {
                     *stage = other;
                     return Err(self.error("is finished already, or was given up"));
                 }
             }
         };
-        let recorder = recorder.into_inner(py)?;
+        let builder = builder.into_inner(py)?;
         let graph = self.graph;
-        let finished =
-            gate::detach(py, || if graph { recorder.finish_as_graph() } else { recorder.finish() });
+        let finished = gate::detach(py, || if graph { builder.finish_as_graph() } else { builder.finish() });
         *self.stage() = Stage::Ready(Own::new(finished.or_raise(py)?));
         Ok(())
     }
@@ -212,7 +211,7 @@ impl PyProgram {
         Ok(PyOperation::new(op.or_raise(py)?, self.engine.clone()))
     }
 
-    /// As `replay`, but waits for room in the window without stopping the event loop: ``op = await program.replay_async()``.
+    /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
     fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
         let (program, handle) = (self.ready(py)?, self.engine.clone());
         Ok(Awaiter::pending(async move {

@@ -79,10 +79,19 @@ pub fn stats(
     exported: u64,
 ) -> PyResult<Py<PyAny>> {
     let Stats {
-        in_flight, window, released, deleters, leaked, releasing, handed_back, staging_bytes, ..
+        in_flight,
+        in_flight_limit,
+        released,
+        deleters,
+        leaked,
+        releasing,
+        handed_back,
+        staging_bytes,
+        ..
     } = *stats;
     let unordered = unordered::count();
-    let counters = (in_flight, window, imported, exported, deleters, released, leaked, releasing, unordered);
+    let counters =
+        (in_flight, in_flight_limit, imported, exported, deleters, released, leaked, releasing, unordered);
     let counters = counters.into_pyobject(py)?.add((handed_back, staging_bytes).into_pyobject(py)?)?;
     let oldest = live.oldest_lease.as_ref().map(|oldest| lease(py, oldest)).transpose()?;
     let now = (live.running, live.ready, live.queued, live.leased, oldest);

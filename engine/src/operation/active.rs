@@ -20,12 +20,12 @@ use crate::tensor::handle::Tensor;
 pub(crate) type Views = Vec<(Weak<LeaseState>, Mode)>;
 
 /// See the module.
-pub(crate) enum Underway {
+pub(crate) enum ActiveTask {
     Op(Running),
     Node(NodeRun),
 }
 
-impl Underway {
+impl ActiveTask {
     /// What code of it runs as.
     pub(crate) fn current(&self) -> Current {
         match self {

@@ -29,7 +29,7 @@ const ANY: u64 = 0;
 
 fn use_of(kind: Kind) -> Use {
     match kind {
-        Kind::Work | Kind::Unhelped => Use::Body,
+        Kind::Work | Kind::WorkerOnly => Use::Body,
         Kind::Probe => Use::Wait,
         Kind::Lease => Use::Lease,
         Kind::Merge => Use::Copy,

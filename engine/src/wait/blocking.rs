@@ -298,7 +298,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
 
 /// Whether this is a body that is granted and was not begun, if the operation is granted.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
-    matches!(op.kind, Kind::Work | Kind::Unhelped) && op.phase() == Phase::Queued
+    matches!(op.kind, Kind::Work | Kind::WorkerOnly) && op.phase() == Phase::Queued
 }
 
 /// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
@@ -362,9 +362,9 @@ impl Needed {
         Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
     }
 
-    /// Whether `op` is one of those, or does a part of the work of one.
+    /// Whether `op` is one of those, or a helper of one.
     fn names(&self, op: &OpGranted) -> bool {
-        self.ops.contains(&op.id()) || op.payload().part_of().is_some_and(|whole| self.ops.contains(&whole))
+        self.ops.contains(&op.id()) || op.payload().helped_op().is_some_and(|whole| self.ops.contains(&whole))
     }
 
     /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.

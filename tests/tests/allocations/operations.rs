@@ -30,7 +30,7 @@ const START: usize = 1_000;
 
 /// How the second of two equal runs changes `count`.
 fn in_steady_state(workers: usize, count: fn() -> usize) -> usize {
-    let engine = Engine::builder().workers(workers).window(512).build().unwrap();
+    let engine = Engine::builder().workers(workers).in_flight_limit(512).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let variables: Vec<_> = (0..100).map(|_| engine.var()).collect();
     let before = RAN.load(Ordering::Relaxed);

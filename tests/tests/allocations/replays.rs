@@ -9,19 +9,19 @@ use tests::watchdog::Watchdog;
 /// Rows of four nodes that each read two of the row before.
 fn program(engine: &Engine, nodes: usize, work: u64) -> Program {
     let vars: Vec<_> = (0..8).map(|_| engine.var()).collect();
-    let mut recorder = engine.program("rows");
+    let mut builder = engine.program("rows");
     for node in 0..nodes {
         let (row, place) = (node / 4, node % 4);
         let (old, new) = ((row + 1) % 2 * 4, row % 2 * 4);
         let reads = [&vars[old + place], &vars[old + (place + 1) % 4]];
-        let node = recorder.op("node").reads_vars(&reads).writes_vars(&[&vars[new + place]]);
+        let node = builder.op("node").reads_vars(&reads).writes_vars(&[&vars[new + place]]);
         node.run(move |[], []| {
             (0..work).fold(0, |hash, turn| std::hint::black_box(mix(hash ^ turn)));
             Ok(())
         })
         .unwrap();
     }
-    recorder.finish().unwrap()
+    builder.finish().unwrap()
 }
 
 /// Allocations of one replay after some that warm up; the fewest of several, since other threads of the process may

@@ -6,7 +6,7 @@ use std::sync::{Arc, MutexGuard};
 
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{Device, Queue};
-use estafette::{DType, Engine, Error, FailureKind, Op, Recorder, Tensor};
+use estafette::{DType, Engine, Error, FailureKind, Op, ProgramBuilder, Tensor};
 use estafette_cuda_sim_client::Simulator;
 use futures::executor::block_on;
 use tests::ops::until;
@@ -51,15 +51,15 @@ impl Bench {
             .unwrap()
     }
 
-    fn fills(&self, recorder: &mut Recorder, name: &'static str, queue: usize, x: &Tensor, value: u8) {
-        let node = recorder.op(name).writes([x]).on(&self.queues[queue]);
+    fn fills(&self, builder: &mut ProgramBuilder, name: &'static str, queue: usize, x: &Tensor, value: u8) {
+        let node = builder.op(name).writes([x]).on(&self.queues[queue]);
         // SAFETY: as above.
         node.run_on(move |queue, [], [mut x]| Ok(unsafe { own(queue).fill(x.data_mut_ptr(), value, 64) }?))
             .unwrap();
     }
 
-    fn copies(&self, recorder: &mut Recorder, name: &'static str, queue: usize, x: &Tensor, y: &Tensor) {
-        let node = recorder.op(name).reads([x]).writes([y]).on(&self.queues[queue]);
+    fn copies(&self, builder: &mut ProgramBuilder, name: &'static str, queue: usize, x: &Tensor, y: &Tensor) {
+        let node = builder.op(name).reads([x]).writes([y]).on(&self.queues[queue]);
         let device = Arc::clone(&self.device);
         node.run_on(move |queue, [x], [mut y]| {
             // SAFETY: as above.
@@ -102,12 +102,12 @@ fn own(queue: &dyn Queue) -> &CudaQueue {
 /// queue 1:          fill w ───────────────────────┘
 /// ```
 fn forked(bench: &Bench, [x, y, z, w]: [&Tensor; 4], graph: bool) -> estafette::Program {
-    let mut recorder = bench.engine.program("forked");
-    bench.fills(&mut recorder, "fill x", 0, x, 3);
-    bench.fills(&mut recorder, "fill w", 1, w, 4);
-    bench.copies(&mut recorder, "copy x", 0, x, y);
-    bench.copies(&mut recorder, "copy w", 0, w, z);
-    let program = if graph { recorder.finish_as_graph() } else { recorder.finish() }.unwrap();
+    let mut builder = bench.engine.program("forked");
+    bench.fills(&mut builder, "fill x", 0, x, 3);
+    bench.fills(&mut builder, "fill w", 1, w, 4);
+    bench.copies(&mut builder, "copy x", 0, x, y);
+    bench.copies(&mut builder, "copy w", 0, w, z);
+    let program = if graph { builder.finish_as_graph() } else { builder.finish() }.unwrap();
     assert_eq!((program.is_graph(), program.len()), (graph, 4));
     program
 }
@@ -166,17 +166,17 @@ fn a_graph_is_recorded_by_the_first_replay_and_launched_by_one_call_for_each() {
 fn a_graph_waits_for_its_inputs_on_the_device_and_others_wait_for_it_there() {
     let bench = bench();
     let [x, y] = [(); 2].map(|()| bench.bytes());
-    let mut recorder = bench.engine.program("copy");
-    bench.copies(&mut recorder, "copy", 0, &x, &y);
-    let program = recorder.finish_as_graph().unwrap();
+    let mut builder = bench.engine.program("copy");
+    bench.copies(&mut builder, "copy", 0, &x, &y);
+    let program = builder.finish_as_graph().unwrap();
     bench.simulator.block(bench.queues[1].native());
     bench.fill(1, &x, 7);
     let replay = program.replay().unwrap();
     until("it is issued", || replay.is_done());
-    let mut recorder = bench.engine.program("back");
-    bench.fills(&mut recorder, "overwrite", 1, &x, 8);
-    bench.copies(&mut recorder, "copy", 1, &y, &x);
-    let back = recorder.finish().unwrap();
+    let mut builder = bench.engine.program("back");
+    bench.fills(&mut builder, "overwrite", 1, &x, 8);
+    bench.copies(&mut builder, "copy", 1, &y, &x);
+    let back = builder.finish().unwrap();
     let back = back.replay().unwrap();
     until("it is issued", || back.is_done());
     assert!(!y.is_ready());
@@ -191,9 +191,9 @@ fn a_graph_that_only_reads_is_recorded_once_although_its_replays_are_not_ordered
     let x = bench.bytes();
     bench.fill(0, &x, 1).wait().unwrap();
     let calls = Arc::new(AtomicUsize::new(0));
-    let mut recorder = bench.engine.program("reads");
+    let mut builder = bench.engine.program("reads");
     let count = Arc::clone(&calls);
-    let node = recorder.op("reads").reads([&x]).on(&bench.queues[0]);
+    let node = builder.op("reads").reads([&x]).on(&bench.queues[0]);
     node.run_on(move |_, [_x], []| {
         count.fetch_add(1, Ordering::SeqCst);
         // Long enough for another replay to begin meanwhile.
@@ -201,7 +201,7 @@ fn a_graph_that_only_reads_is_recorded_once_although_its_replays_are_not_ordered
         Ok(())
     })
     .unwrap();
-    let program = recorder.finish_as_graph().unwrap();
+    let program = builder.finish_as_graph().unwrap();
     let replays = [(); 4].map(|()| program.replay().unwrap());
     replays.iter().for_each(|replay| replay.wait().unwrap());
     assert_eq!((calls.load(Ordering::SeqCst), bench.simulator.calls("cuGraphLaunch")), (1, 4));
@@ -213,17 +213,17 @@ fn a_graph_that_only_reads_is_recorded_once_although_its_replays_are_not_ordered
 fn what_the_engine_is_not_told_is_a_race_in_the_graph() {
     let bench = bench();
     let x = bench.bytes();
-    let mut recorder = bench.engine.program("race");
+    let mut builder = bench.engine.program("race");
     for (name, queue) in [("one", 0), ("two", 1)] {
         let secret = x.clone();
-        let node = recorder.op(name).on(&bench.queues[queue]);
+        let node = builder.op(name).on(&bench.queues[queue]);
         node.run_on(move |queue, [], []| {
             // SAFETY: none: this is the mistake.
             Ok(unsafe { own(queue).fill(secret.data_ptr()?.cast_mut(), 1, 64) }?)
         })
         .unwrap();
     }
-    let program = recorder.finish_as_graph().unwrap();
+    let program = builder.finish_as_graph().unwrap();
     program.replay().unwrap().wait().unwrap();
     let found = bench.simulator.violations();
     assert!(found.iter().any(|text| text.contains("captured graph")), "{found:?}");
@@ -240,9 +240,9 @@ fn what_the_driver_cannot_record_is_a_failure_of_its_node_and_the_next_replay_tr
     bench.fill(0, &x, 5).wait().unwrap();
     let fate = Arc::new(AtomicUsize::new(0));
     let calls = Arc::new(AtomicUsize::new(0));
-    let mut recorder = bench.engine.program("step");
-    bench.fills(&mut recorder, "good", 0, &y, 1);
-    let node = recorder.op("bad").updates([&y]).on(&bench.queues[0]);
+    let mut builder = bench.engine.program("step");
+    bench.fills(&mut builder, "good", 0, &y, 1);
+    let node = builder.op("bad").updates([&y]).on(&bench.queues[0]);
     let (choice, count, outside) = (Arc::clone(&fate), Arc::clone(&calls), Arc::clone(&bench.queues[1]));
     node.run_on(move |queue, [], [], [_y]| {
         count.fetch_add(1, Ordering::SeqCst);
@@ -262,7 +262,7 @@ fn what_the_driver_cannot_record_is_a_failure_of_its_node_and_the_next_replay_tr
         }
     })
     .unwrap();
-    let program = recorder.finish_as_graph().unwrap();
+    let program = builder.finish_as_graph().unwrap();
     for (number, kind, text) in [
         (0, FailureKind::Error, "fate of bad"),
         (1, FailureKind::Panic, "fate of bad"),
@@ -324,10 +324,10 @@ fn a_fault_under_a_graph_is_the_failure_of_what_it_writes_and_of_every_later_rep
 fn a_graph_that_is_dropped_while_it_runs_ends_in_peace_with_its_memory() {
     let bench = bench();
     let (x, y) = (bench.bytes(), bench.bytes());
-    let mut recorder = bench.engine.program("copy");
-    bench.fills(&mut recorder, "fill", 0, &x, 9);
-    bench.copies(&mut recorder, "copy", 0, &x, &y);
-    let program = recorder.finish_as_graph().unwrap();
+    let mut builder = bench.engine.program("copy");
+    bench.fills(&mut builder, "fill", 0, &x, 9);
+    bench.copies(&mut builder, "copy", 0, &x, &y);
+    let program = builder.finish_as_graph().unwrap();
     // The program keeps what only it knows.
     drop(x);
     bench.simulator.block(bench.queues[0].native());
@@ -381,10 +381,10 @@ fn what_cannot_be_a_graph_is_refused_with_the_node_that_is_in_the_way() {
     let theirs = unsafe { bench.device.foreign_queue(theirs.native()) }.unwrap();
     let other = &CudaRuntime::get().unwrap().devices()[1];
     for (queue, text) in [(theirs, "somebody else's"), (other.create_queue().unwrap(), "cuda:1")] {
-        let mut recorder = bench.engine.program("step");
-        bench.fills(&mut recorder, "good", 0, &x, 1);
-        recorder.op("bad").on(&queue).run_on(|_, [], []| Ok(())).unwrap();
-        let error = recorder.finish_as_graph().unwrap_err().to_string();
+        let mut builder = bench.engine.program("step");
+        bench.fills(&mut builder, "good", 0, &x, 1);
+        builder.op("bad").on(&queue).run_on(|_, [], []| Ok(())).unwrap();
+        let error = builder.finish_as_graph().unwrap_err().to_string();
         assert!(error.contains("node 1 `bad`") && error.contains(text), "{error}");
     }
 }

@@ -146,13 +146,13 @@ fn errors_of_the_nodes_of_a_program() {
         errors.lock().unwrap().push(stage.value());
     }
     let errors = Arc::new(errors);
-    let mut recorder = stage.engine.program("fails");
+    let mut builder = stage.engine.program("fails");
     for _ in 0..2 {
         let errors = Arc::clone(&errors);
-        let node = recorder.op("node").writes([&there]);
+        let node = builder.op("node").writes([&there]);
         node.run(move |[], [_there]| Err(Box::new(errors.lock().unwrap().pop().unwrap()))).unwrap();
     }
-    let program = recorder.finish().unwrap();
+    let program = builder.finish().unwrap();
     for _ in 0..2 {
         drop(program.replay().unwrap());
         set(&stage.engine, &there, 1.0).wait().unwrap();
@@ -442,14 +442,14 @@ fn captures_of_bodies_that_run_and_of_bodies_that_never_do() {
     let skipped = stage.engine.op("skipped").reads([&failed]);
     drop(skipped.run_external(move |_completion| drop(elsewhere)).unwrap());
     gate.complete(Ok(()));
-    let mut recorder = stage.engine.program("never");
+    let mut builder = stage.engine.program("never");
     let node = Mutex::new(Some(node));
-    let recorded = recorder.op("node").reads([&stage.x]).run(move |[_x], []| {
+    let recorded = builder.op("node").reads([&stage.x]).run(move |[_x], []| {
         drop(node.lock().unwrap().take());
         Ok(())
     });
     recorded.unwrap();
-    let program = recorder.finish().unwrap();
+    let program = builder.finish().unwrap();
     // Dropped by the node of the first replay, which fails by it.
     assert!(program.replay().unwrap().wait().is_err());
     drop(program);

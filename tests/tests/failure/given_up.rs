@@ -230,7 +230,7 @@ fn waits_cancelled(engine: &Engine, name: &str) -> bool {
 #[test]
 fn a_cancelled_reader_leaves_its_queues_and_its_place_in_the_window_at_once() {
     for workers in [0, 1] {
-        let engine = Engine::builder().workers(workers).window(2).build().unwrap();
+        let engine = Engine::builder().workers(workers).in_flight_limit(2).build().unwrap();
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
         let write = gate(&engine, &x);

@@ -30,7 +30,7 @@ fn a_write_of_what_an_operand_leases_is_refused_in_every_form() {
     assert_names_the_lease(
         engine.op("external").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
     );
-    assert_names_the_lease(engine.op("admit").reads([&u]).writes([&t]).admit().err());
+    assert_names_the_lease(engine.op("admit").reads([&u]).writes([&t]).reserve().err());
     // Under a lease under a lease.
     let v = derived(&engine, &u, Access::Read);
     drop(u);
@@ -66,15 +66,15 @@ fn a_program_that_would_wait_for_itself_is_refused_in_one_node_and_across_nodes(
     let watchdog = Watchdog::of(&engine);
     let t = tensor(&engine, 1.0);
     let u = derived(&engine, &t, Access::Read);
-    let mut recorder = engine.program("one node");
-    assert_names_the_lease(recorder.op("node").reads([&u]).writes([&t]).run(|[_u], [_t]| Ok(())).err());
+    let mut builder = engine.program("one node");
+    assert_names_the_lease(builder.op("node").reads([&u]).writes([&t]).run(|[_u], [_t]| Ok(())).err());
     assert_names_the_lease(
-        recorder.op("node").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
+        builder.op("node").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
     );
-    let mut recorder = engine.program("two nodes");
-    recorder.op("read").reads([&u]).run(|[_u], []| Ok(())).unwrap();
-    recorder.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
-    assert_names_the_lease(recorder.finish().err());
+    let mut builder = engine.program("two nodes");
+    builder.op("read").reads([&u]).run(|[_u], []| Ok(())).unwrap();
+    builder.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
+    assert_names_the_lease(builder.finish().err());
     drop(u);
     look(&engine, &t).wait().unwrap();
     assert_nothing_left(&[&engine]);

@@ -139,13 +139,13 @@ fn an_operation_of_a_hundred_thousand_tensors_runs() {
 
 #[test]
 fn a_window_of_a_million_is_filled_and_drained() {
-    const WINDOW: usize = 1_000_000;
-    let engine = Engine::builder().workers(1).window(WINDOW).build().unwrap();
+    const IN_FLIGHT_LIMIT: usize = 1_000_000;
+    let engine = Engine::builder().workers(1).in_flight_limit(IN_FLIGHT_LIMIT).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (gate, x) = (engine.var(), engine.from_vec(vec![0_u64], &[1]).unwrap());
     let held = Gate::on_variable(&engine, &gate);
     let ran = Arc::new(AtomicUsize::new(0));
-    for _ in 1..WINDOW {
+    for _ in 1..IN_FLIGHT_LIMIT {
         let ran = Arc::clone(&ran);
         let op = engine.op("one").reads_vars(&[&gate]).writes([&x]);
         op.run_detached(move |[], [_x]| {
@@ -155,9 +155,9 @@ fn a_window_of_a_million_is_filled_and_drained() {
         .unwrap();
     }
     let full = engine.op("one more").writes([&x]).try_run(|[], [_x]| Ok(()));
-    assert!(matches!(full, Err(Error::WindowFull { limit: WINDOW, .. })), "{full:?}");
+    assert!(matches!(full, Err(Error::InFlightLimit { limit: IN_FLIGHT_LIMIT, .. })), "{full:?}");
     held.open();
     engine.wait_all(None).unwrap();
-    assert_eq!(ran.load(Ordering::Relaxed), WINDOW - 1);
+    assert_eq!(ran.load(Ordering::Relaxed), IN_FLIGHT_LIMIT - 1);
     assert!(watchdog.still_watches());
 }

@@ -227,8 +227,8 @@ fn a_promised_alias_of_a_part_beside_a_write_of_the_whole_is_refused_after_a_col
     let produced = produced.unwrap();
     let refused = engine.op("both").reads([&produced]).writes([&whole]).run(|[_], [_]| Ok(()));
     assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
-    let mut recorder = engine.program("both");
-    let refused = recorder.op("both").reads([&produced]).writes([&whole]).run(|[_], [_]| Ok(()));
+    let mut builder = engine.program("both");
+    let refused = builder.op("both").reads([&produced]).writes([&whole]).run(|[_], [_]| Ok(()));
     assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
     closed.open();
     look(&engine, &produced).wait().unwrap();

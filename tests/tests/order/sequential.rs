@@ -107,7 +107,7 @@ fn hold(engine: &Engine, x: &estafette::Tensor) -> (std::sync::mpsc::Sender<()>,
 
 #[test]
 fn a_long_chain_does_not_starve_what_is_ready_beside_it() {
-    let engine = Engine::builder().workers(1).window(1 << 16).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1 << 16).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
     let shut = Gate::on_tensors(&engine, &[x.clone(), y.clone()]);
@@ -192,11 +192,12 @@ fn order_of(priorities: &[i32]) -> Vec<i32> {
     let order = Arc::new(Mutex::new(Vec::new()));
     for &priority in priorities {
         let order = Arc::clone(&order);
-        let op =
-            engine.op("prioritized").unhelped().reads_vars(&[&gate]).priority(priority).run(move |[], []| {
+        let op = engine.op("prioritized").worker_only().reads_vars(&[&gate]).priority(priority).run(
+            move |[], []| {
                 order.lock().unwrap().push(priority);
                 Ok(())
-            });
+            },
+        );
         drop(op.unwrap());
     }
     // The worker itself opens the gate, so that nothing begins before everything is ready.
@@ -204,7 +205,7 @@ fn order_of(priorities: &[i32]) -> Vec<i32> {
     let completion = shut.begun();
     engine
         .op("opener")
-        .unhelped()
+        .worker_only()
         .priority(i32::MAX)
         .run(move |[], []| {
             wait.recv()?;
@@ -234,13 +235,14 @@ fn what_is_granted_together_starts_by_priority_also_on_the_worker_that_granted_i
     for _ in 0..50 {
         let (go, wait) = channel::<()>();
         let order = Arc::new(Mutex::new(Vec::new()));
-        engine.op("grants").unhelped().writes([&x]).run(move |[], [_x]| Ok(wait.recv()?)).unwrap();
+        engine.op("grants").worker_only().writes([&x]).run(move |[], [_x]| Ok(wait.recv()?)).unwrap();
         for priority in [0, 0, 7] {
             let order = Arc::clone(&order);
-            let op = engine.op("granted").unhelped().reads([&x]).priority(priority).run(move |[_x], []| {
-                order.lock().unwrap().push(priority);
-                Ok(())
-            });
+            let op =
+                engine.op("granted").worker_only().reads([&x]).priority(priority).run(move |[_x], []| {
+                    order.lock().unwrap().push(priority);
+                    Ok(())
+                });
             drop(op.unwrap());
         }
         go.send(()).unwrap();

@@ -43,7 +43,7 @@ fn a_wait_inside_wakes_the_workers_first() {
         std::thread::sleep(std::time::Duration::from_micros(300));
         engine.submit_many(|| {
             let x = tensor(&engine, 1.0);
-            engine.op("unhelped").unhelped().updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+            engine.op("worker_only").worker_only().updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
             x.wait().unwrap();
         });
     }
@@ -52,7 +52,7 @@ fn a_wait_inside_wakes_the_workers_first() {
 
 #[test]
 fn a_full_window_inside_drains() {
-    let engine = Engine::builder().workers(1).window(4).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(4).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let counter = engine.submit_many(|| count(&engine, 1_000));
     engine.wait_all(None).unwrap();

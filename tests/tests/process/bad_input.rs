@@ -308,7 +308,7 @@ fn shapes_and_vectors_that_do_not_fit_are_refused() {
         engine.zeros(&[i64::MAX], DType::F64).unwrap_err(),
         engine.zeros(&[1; 65], DType::F32).unwrap_err(),
         engine.zeros(&[2], DType::new(2, 0)).unwrap_err(),
-        Engine::builder().window(0).build().unwrap_err(),
+        Engine::builder().in_flight_limit(0).build().unwrap_err(),
     ];
     for error in errors {
         assert!(matches!(error, Error::Invalid(_) | Error::InvalidTensor(_)), "{error:?}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use estafette::devices::Queue;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
-use estafette::{Access, Completion, Engine, ExportOptions, Recorder, Tensor, TensorState, Variable};
+use estafette::{Access, Completion, Engine, ExportOptions, ProgramBuilder, Tensor, TensorState, Variable};
 use futures::executor::block_on;
 use tests::dice::{self, Dice, mix};
 use tests::gate::Gate;
@@ -17,9 +17,15 @@ use tests::on_device::{Element, copy_on, fault, launch, on_device, queue, read_o
 use tests::ops::{add, get, look, until};
 
 /// A node on `queue` that sets `to` to one more than `from`.
-fn copies(recorder: &mut Recorder, queue: &Arc<dyn Queue>, name: &'static str, from: &Tensor, to: &Tensor) {
+fn copies(
+    builder: &mut ProgramBuilder,
+    queue: &Arc<dyn Queue>,
+    name: &'static str,
+    from: &Tensor,
+    to: &Tensor,
+) {
     let (source, target) = (Element::of(from), Element::of(to));
-    let node = recorder.op(name).reads([from]).writes([to]).on(queue);
+    let node = builder.op(name).reads([from]).writes([to]).on(queue);
     node.run_on(move |queue, [_from], [_to]| {
         Ok(launch(queue, name, 10, move || target.set(source.get() + 1.0))?)
     })
@@ -27,9 +33,9 @@ fn copies(recorder: &mut Recorder, queue: &Arc<dyn Queue>, name: &'static str, f
 }
 
 /// A node on the host that adds to `tensor`.
-fn adds(recorder: &mut Recorder, name: &'static str, tensor: &Tensor, value: f32) {
+fn adds(builder: &mut ProgramBuilder, name: &'static str, tensor: &Tensor, value: f32) {
     let element = Element::of(tensor);
-    let node = recorder.op(name).updates([tensor]);
+    let node = builder.op(name).updates([tensor]);
     node.run(move |[], [], [_tensor]| {
         element.set(element.get() + value);
         Ok(())
@@ -46,11 +52,11 @@ fn nodes_on_one_queue_need_no_wait_and_the_replay_ends_when_they_are_issued() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let [x, y, z] = three(&device, &engine);
     let queue = queue(&device);
-    let mut recorder = engine.program("step");
-    copies(&mut recorder, &queue, "one", &x, &y);
-    copies(&mut recorder, &queue, "two", &y, &z);
-    copies(&mut recorder, &queue, "three", &z, &x);
-    let program = recorder.finish().unwrap();
+    let mut builder = engine.program("step");
+    copies(&mut builder, &queue, "one", &x, &y);
+    copies(&mut builder, &queue, "two", &y, &z);
+    copies(&mut builder, &queue, "three", &z, &x);
+    let program = builder.finish().unwrap();
     let replays = [(); 4].map(|()| program.replay().unwrap());
     let after = read_on(&engine, &queue, "after", &x);
     for op in replays.iter().chain([&after]) {
@@ -71,11 +77,11 @@ fn between_queues_the_device_waits_and_the_ends_of_all_branches_are_waited_for()
         let (device, engine, watchdog) = sim(1, SimOptions::default());
         let [x, y, z] = three(&device, &engine);
         let [first, second] = [(); 2].map(|()| queue(&device));
-        let mut recorder = engine.program("fork");
-        copies(&mut recorder, &first, "root", &x, &y);
-        copies(&mut recorder, &first, "left", &y, &x);
-        copies(&mut recorder, &second, "right", &y, &z);
-        let program = recorder.finish().unwrap();
+        let mut builder = engine.program("fork");
+        copies(&mut builder, &first, "root", &x, &y);
+        copies(&mut builder, &first, "left", &y, &x);
+        copies(&mut builder, &second, "right", &y, &z);
+        let program = builder.finish().unwrap();
         device.hold(held);
         let replay = program.replay().unwrap();
         until("it is issued", || replay.is_done());
@@ -102,13 +108,13 @@ fn a_node_on_the_host_waits_for_the_device_and_blocks_no_thread() {
         let (device, engine, watchdog) = sim(workers, SimOptions::default());
         let [x, y, z] = three(&device, &engine);
         let queue = queue(&device);
-        let mut recorder = engine.program("step");
-        copies(&mut recorder, &queue, "up", &x, &y);
-        adds(&mut recorder, "host", &y, 10.0);
-        copies(&mut recorder, &queue, "down", &y, &x);
+        let mut builder = engine.program("step");
+        copies(&mut builder, &queue, "up", &x, &y);
+        adds(&mut builder, "host", &y, 10.0);
+        copies(&mut builder, &queue, "down", &y, &x);
         // Has nothing to do with the others, and is not held up by them.
-        adds(&mut recorder, "beside", &z, 1.0);
-        let program = recorder.finish().unwrap();
+        adds(&mut builder, "beside", &z, 1.0);
+        let program = builder.finish().unwrap();
         let variable = engine.var();
         let replay = program.replay().unwrap();
         let other = engine.op("other").writes_vars(&[&variable]).run(|[], []| Ok(())).unwrap();
@@ -141,10 +147,10 @@ fn a_replay_waits_for_its_inputs_on_the_device_and_on_the_host_where_it_must() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let [x, y, z] = three(&device, &engine);
     let queue = queue(&device);
-    let mut recorder = engine.program("host first");
-    adds(&mut recorder, "host", &y, 1.0);
-    copies(&mut recorder, &queue, "copy", &y, &z);
-    let program = recorder.finish().unwrap();
+    let mut builder = engine.program("host first");
+    adds(&mut builder, "host", &y, 1.0);
+    copies(&mut builder, &queue, "copy", &y, &z);
+    let program = builder.finish().unwrap();
     until("it is issued", {
         let earlier = copy_on(&engine, &queue, "earlier", &x, &y);
         move || earlier.is_done()
@@ -168,18 +174,18 @@ fn a_body_that_fails_leaves_out_what_reads_from_it_and_its_work_is_in_the_way_st
         let (device, engine, watchdog) = sim(1, SimOptions::default());
         let [x, y, z] = three(&device, &engine);
         let [first, second] = [(); 2].map(|()| queue(&device));
-        let mut recorder = engine.program("step");
-        let node = recorder.op("bad").writes([&y]).on(&first);
+        let mut builder = engine.program("step");
+        let node = builder.op("bad").writes([&y]).on(&first);
         let element = Element::of(&y);
         node.run_on(move |queue, [], [_y]| {
             launch(queue, "half", 10, move || element.set(7.0))?;
             if panics { panic!("fate of bad") } else { Err("fate of bad".into()) }
         })
         .unwrap();
-        copies(&mut recorder, &first, "reads", &y, &x);
-        adds(&mut recorder, "on the host", &x, 1.0);
-        copies(&mut recorder, &second, "beside", &z, &z_of(&engine, &device));
-        let program = recorder.finish().unwrap();
+        copies(&mut builder, &first, "reads", &y, &x);
+        adds(&mut builder, "on the host", &x, 1.0);
+        copies(&mut builder, &second, "beside", &z, &z_of(&engine, &device));
+        let program = builder.finish().unwrap();
         device.hold("half");
         let replay = program.replay().unwrap();
         let error = replay.wait().unwrap_err();
@@ -208,11 +214,11 @@ fn work_that_fails_after_it_was_issued_is_the_failure_of_its_node() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let [x, y, z] = three(&device, &engine);
     let [first, second] = [(); 2].map(|()| queue(&device));
-    let mut recorder = engine.program("step");
-    copies(&mut recorder, &first, "breaks", &x, &y);
-    adds(&mut recorder, "looks", &y, 1.0);
-    copies(&mut recorder, &second, "beside", &x, &z);
-    let program = recorder.finish().unwrap();
+    let mut builder = engine.program("step");
+    copies(&mut builder, &first, "breaks", &x, &y);
+    adds(&mut builder, "looks", &y, 1.0);
+    copies(&mut builder, &second, "beside", &x, &z);
+    let program = builder.finish().unwrap();
     device.fail_named("breaks", fault("the device broke"));
     let replay = program.replay().unwrap();
     until("all is issued", || device.unfinished() == 2);
@@ -227,9 +233,9 @@ fn work_that_fails_after_it_was_issued_is_the_failure_of_its_node() {
     let (device, engine, _watchdog) = sim(1, SimOptions::default());
     let [x, y, _] = three(&device, &engine);
     let only = queue(&device);
-    let mut recorder = engine.program("only");
-    copies(&mut recorder, &only, "breaks", &x, &y);
-    let program = recorder.finish().unwrap();
+    let mut builder = engine.program("only");
+    copies(&mut builder, &only, "breaks", &x, &y);
+    let program = builder.finish().unwrap();
     device.fail_named("breaks", fault("the device broke"));
     let replay = program.replay().unwrap();
     until("it is issued", || replay.is_done());
@@ -245,18 +251,18 @@ fn what_a_device_body_needs_is_asked_for_when_it_is_recorded() {
     let (device, engine, _watchdog) = sim(1, SimOptions::default());
     let [x, ..] = three(&device, &engine);
     let queue = queue(&device);
-    let mut recorder = engine.program("step");
-    let error = recorder.op("no queue").writes([&x]).run_on(|_, [], [_x]| Ok(())).unwrap_err();
+    let mut builder = engine.program("step");
+    let error = builder.op("no queue").writes([&x]).run_on(|_, [], [_x]| Ok(())).unwrap_err();
     assert!(error.to_string().contains("name one with `on`"), "{error}");
-    let error = recorder.op("both").writes([&x]).on(&queue).run(|[], [_x]| Ok(())).unwrap_err();
+    let error = builder.op("both").writes([&x]).on(&queue).run(|[], [_x]| Ok(())).unwrap_err();
     assert!(error.to_string().contains("node `both`") && error.to_string().contains("run_on"), "{error}");
-    copies(&mut recorder, &queue, "on a device without graphs", &x, &z_of(&engine, &device));
-    assert_eq!(recorder.len(), 1, "a refused node is not recorded");
-    let error = recorder.finish_as_graph().unwrap_err().to_string();
+    copies(&mut builder, &queue, "on a device without graphs", &x, &z_of(&engine, &device));
+    assert_eq!(builder.len(), 1, "a refused node is not recorded");
+    let error = builder.finish_as_graph().unwrap_err().to_string();
     assert!(error.contains("node 0 `on a device without graphs`") && error.contains("no graphs"), "{error}");
-    let mut recorder = engine.program("step");
-    recorder.op("host").run(|[], []| Ok(())).unwrap();
-    let error = recorder.finish_as_graph().unwrap_err().to_string();
+    let mut builder = engine.program("step");
+    builder.op("host").run(|[], []| Ok(())).unwrap();
+    let error = builder.finish_as_graph().unwrap_err().to_string();
     assert!(error.contains("node 0 `host` works on the host"), "{error}");
     let error = engine.program("nothing").finish_as_graph().unwrap_err().to_string();
     assert!(error.contains("no nodes"), "{error}");
@@ -267,9 +273,15 @@ fn what_a_device_body_needs_is_asked_for_when_it_is_recorded() {
 struct Begun(Arc<Mutex<Vec<Completion>>>);
 
 impl Begun {
-    fn node(&self, recorder: &mut Recorder, name: &'static str, reads: &[&Variable], writes: &[&Variable]) {
+    fn node(
+        &self,
+        builder: &mut ProgramBuilder,
+        name: &'static str,
+        reads: &[&Variable],
+        writes: &[&Variable],
+    ) {
         let begun = self.clone();
-        let node = recorder.op(name).reads_vars(reads).writes_vars(writes);
+        let node = builder.op(name).reads_vars(reads).writes_vars(writes);
         node.run_external(move |completion| begun.0.lock().unwrap().push(completion)).unwrap();
     }
 
@@ -287,19 +299,19 @@ fn nodes_that_end_elsewhere_hold_up_what_comes_after_them_and_nothing_else() {
         let [x, y, z] = std::array::from_fn(|_| engine.var());
         let begun = Begun::default();
         let ran = Arc::new(AtomicUsize::new(0));
-        let mut recorder = engine.program("step");
-        begun.node(&mut recorder, "first", &[], &[&x]);
-        begun.node(&mut recorder, "second", &[&x], &[&y]);
+        let mut builder = engine.program("step");
+        begun.node(&mut builder, "first", &[], &[&x]);
+        begun.node(&mut builder, "second", &[&x], &[&y]);
         for (number, variable) in [(1, &z), (10, &y)] {
             let ran = Arc::clone(&ran);
-            let node = recorder.op("counts").reads_vars(&[variable]).writes_vars(&[variable]);
+            let node = builder.op("counts").reads_vars(&[variable]).writes_vars(&[variable]);
             node.run(move |[], []| {
                 ran.fetch_add(number, Ordering::SeqCst);
                 Ok(())
             })
             .unwrap();
         }
-        let program = recorder.finish().unwrap();
+        let program = builder.finish().unwrap();
         for round in 1..=3 {
             let replay = program.replay().unwrap();
             let first = begun.take();
@@ -338,9 +350,9 @@ fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease
     let watchdog = tests::watchdog::Watchdog::of(&engine);
     let (x, y) = (tests::ops::tensor(&engine, 1.0), tests::ops::tensor(&engine, 2.0));
     let kept = Arc::new(Mutex::new(None));
-    let mut recorder = engine.program("step");
+    let mut builder = engine.program("step");
     let (own, other, keep) = (x.clone(), y.clone(), Arc::clone(&kept));
-    let node = recorder.op("reads").reads([&x]);
+    let node = builder.op("reads").reads([&x]);
     node.run_external(move |completion| {
         let scope = completion.scope();
         assert_eq!(
@@ -354,13 +366,13 @@ fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease
         completion.complete(Ok(()));
     })
     .unwrap();
-    let node = recorder.op("writes").updates([&x]).writes([&y]);
+    let node = builder.op("writes").updates([&x]).writes([&y]);
     node.run(|[], [_y], [mut x]| {
         x.as_mut_slice::<f32>()?[0] += 1.0;
         Ok(())
     })
     .unwrap();
-    let program = recorder.finish().unwrap();
+    let program = builder.finish().unwrap();
     program.replay().unwrap().wait().unwrap();
     assert_eq!(get(&x), 2.0, "reading beside a read lease");
     let write = add(&engine, &x, 1.0);
@@ -376,17 +388,17 @@ fn an_external_node_on_a_queue_leaves_what_it_has_enqueued_there() {
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let [x, y, _] = three(&device, &engine);
     let [first, second] = [(); 2].map(|()| queue(&device));
-    let mut recorder = engine.program("step");
+    let mut builder = engine.program("step");
     let element = Element::of(&x);
-    let node = recorder.op("fill").writes([&x]).on(&first);
+    let node = builder.op("fill").writes([&x]).on(&first);
     node.run_external(move |completion| {
         let queue = completion.scope().queue().unwrap();
         launch(&*queue, "fill", 10, move || element.set(5.0)).unwrap();
         completion.complete(Ok(()));
     })
     .unwrap();
-    copies(&mut recorder, &second, "copy", &x, &y);
-    let program = recorder.finish().unwrap();
+    copies(&mut builder, &second, "copy", &x, &y);
+    let program = builder.finish().unwrap();
     let replay = program.replay().unwrap();
     until("it is issued", || replay.is_done());
     assert_eq!((device.unfinished(), device.driver_calls().waits), (2, 1));
@@ -428,7 +440,7 @@ fn random_programs_on_several_queues_and_the_host_keep_their_order() {
         let cells: Arc<[AtomicU64]> = (0..6).map(|_| AtomicU64::new(0)).collect();
         let expected: Vec<AtomicU64> = (0..6).map(|_| AtomicU64::new(0)).collect();
         let vars: Vec<Variable> = (0..6).map(|_| engine.var()).collect();
-        let mut recorder = engine.program("random");
+        let mut builder = engine.program("random");
         let mut steps = Vec::new();
         for id in 0..1 + dice.roll(60) {
             let (read, write) = (dice.roll(6), dice.roll(6));
@@ -437,7 +449,7 @@ fn random_programs_on_several_queues_and_the_host_keep_their_order() {
                 cells[write].store(mix(seen ^ id as u64), Ordering::Relaxed);
             };
             steps.push(step);
-            let node = recorder.op(format!("node {id}")).reads_vars(&[&vars[read], &vars[write]]);
+            let node = builder.op(format!("node {id}")).reads_vars(&[&vars[read], &vars[write]]);
             let node = node.writes_vars(&[&vars[write]]);
             let cells = Arc::clone(&cells);
             let place = match dice.roll(6) {
@@ -464,7 +476,7 @@ fn random_programs_on_several_queues_and_the_host_keep_their_order() {
             }
             .unwrap();
         }
-        let program = recorder.finish().unwrap();
+        let program = builder.finish().unwrap();
         for _ in 0..5 {
             program.replay().unwrap();
             steps.iter().for_each(|step| step(&expected));
@@ -491,11 +503,11 @@ fn many_replays_leave_nothing_behind() {
     let (device, engine, watchdog) = sim(1, options);
     let [x, y, _] = three(&device, &engine);
     let queue = queue(&device);
-    let mut recorder = engine.program("step");
-    copies(&mut recorder, &queue, "up", &x, &y);
-    adds(&mut recorder, "host", &y, 0.0);
-    copies(&mut recorder, &queue, "down", &y, &x);
-    let program = recorder.finish().unwrap();
+    let mut builder = engine.program("step");
+    copies(&mut builder, &queue, "up", &x, &y);
+    adds(&mut builder, "host", &y, 0.0);
+    copies(&mut builder, &queue, "down", &y, &x);
+    let program = builder.finish().unwrap();
     for _ in 0..2_000 {
         block_on(block_on(program.replay_async()).unwrap()).unwrap();
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use estafette::{Access, DType, Engine, Error, FailureKind, Op, Program, Recorder, Tensor, Variable};
+use estafette::{Access, DType, Engine, Error, FailureKind, Op, Program, ProgramBuilder, Tensor, Variable};
 use futures::executor::block_on;
 use tests::foreign::{Deleted, Memory};
 use tests::gate::Gate;
@@ -15,15 +15,15 @@ use tests::watchdog::Watchdog;
 /// A program of one node that updates `variable` and counts its calls.
 fn counting(engine: &Engine, variable: &Variable) -> (Program, Arc<AtomicUsize>) {
     let calls = Arc::new(AtomicUsize::new(0));
-    let mut recorder = engine.program("counting");
-    let node = recorder.op("count").reads_vars(&[variable]).writes_vars(&[variable]);
+    let mut builder = engine.program("counting");
+    let node = builder.op("count").reads_vars(&[variable]).writes_vars(&[variable]);
     let counter = Arc::clone(&calls);
     node.run(move |[], []| {
         counter.fetch_add(1, Ordering::SeqCst);
         Ok(())
     })
     .unwrap();
-    (recorder.finish().unwrap(), calls)
+    (builder.finish().unwrap(), calls)
 }
 
 /// An operation that reads `variable`, and says what `calls` was when it ran.
@@ -43,8 +43,8 @@ fn typed_views_and_updates_in_place() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), engine.zeros(&[1], DType::F32).unwrap());
-        let mut recorder = engine.program("step");
-        recorder
+        let mut builder = engine.program("step");
+        builder
             .op("copy")
             .reads([&x])
             .writes([&y])
@@ -53,13 +53,13 @@ fn typed_views_and_updates_in_place() {
                 Ok(())
             })
             .unwrap();
-        let node = recorder.op("add").reads_slice(std::slice::from_ref(&y)).updates([&x]);
+        let node = builder.op("add").reads_slice(std::slice::from_ref(&y)).updates([&x]);
         node.run(|y, [], [mut x]| {
             x.as_mut_slice::<f32>()?[0] += y[0].as_slice::<f32>()?[0];
             Ok(())
         })
         .unwrap();
-        let program = recorder.finish().unwrap();
+        let program = builder.finish().unwrap();
         assert_eq!((program.len(), program.name(), program.is_empty()), (2, "step", false));
         for round in 1..=5 {
             program.replay().unwrap();
@@ -151,15 +151,15 @@ fn a_failed_input_skips_the_replay_and_a_pure_write_heals() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
-        let mut recorder = engine.program("step");
-        recorder.op("read").reads([&x]).run(|[_x], []| Ok(())).unwrap();
-        let node = recorder.op("set").writes([&y]);
+        let mut builder = engine.program("step");
+        builder.op("read").reads([&x]).run(|[_x], []| Ok(())).unwrap();
+        let node = builder.op("set").writes([&y]);
         node.run(|[], [mut y]| {
             y.as_mut_slice::<f32>()?.fill(5.0);
             Ok(())
         })
         .unwrap();
-        let program = recorder.finish().unwrap();
+        let program = builder.finish().unwrap();
         tests::ops::fail(&engine, &y, "y is broken");
         program.replay().unwrap().wait().unwrap();
         assert_eq!(get(&y), 5.0);
@@ -193,17 +193,17 @@ fn a_failure_follows_data_within_a_replay_and_poisons_all_that_it_writes() {
                 Ok(())
             }
         };
-        let mut recorder = engine.program("step");
-        let bad = recorder.op("bad").writes_vars(&[&x]);
+        let mut builder = engine.program("step");
+        let bad = builder.op("bad").writes_vars(&[&x]);
         bad.run(move |[], []| if panics { panic!("fate of bad") } else { Err("fate of bad".into()) })
             .unwrap();
-        recorder.op("reader").reads_vars(&[&x]).writes_vars(&[&y]).run(note(0)).unwrap();
-        recorder.op("reader of reader").reads_vars(&[&y]).run(note(1)).unwrap();
-        recorder.op("overwrites").writes_vars(&[&x]).run(note(2)).unwrap();
-        recorder.op("reads again").reads_vars(&[&x]).run(note(3)).unwrap();
-        recorder.op("beside").writes_vars(&[&side]).run(note(4)).unwrap();
-        recorder.op("late").writes_vars(&[&z]).run(|[], []| Err("comes second".into())).unwrap();
-        let program = recorder.finish().unwrap();
+        builder.op("reader").reads_vars(&[&x]).writes_vars(&[&y]).run(note(0)).unwrap();
+        builder.op("reader of reader").reads_vars(&[&y]).run(note(1)).unwrap();
+        builder.op("overwrites").writes_vars(&[&x]).run(note(2)).unwrap();
+        builder.op("reads again").reads_vars(&[&x]).run(note(3)).unwrap();
+        builder.op("beside").writes_vars(&[&side]).run(note(4)).unwrap();
+        builder.op("late").writes_vars(&[&z]).run(|[], []| Err("comes second".into())).unwrap();
+        let program = builder.finish().unwrap();
         for _ in 0..3 {
             called.store(0, Ordering::SeqCst);
             let replay = program.replay().unwrap();
@@ -227,10 +227,10 @@ fn a_failure_follows_data_within_a_replay_and_poisons_all_that_it_writes() {
 fn operands_that_overlap_are_refused_when_they_are_recorded() {
     let engine = engine(0);
     let x = tensor(&engine, 1.0);
-    let mut recorder = engine.program("step");
-    let error = recorder.op("both").reads([&x]).writes([&x]).run(|[_x], [_y]| Ok(())).unwrap_err();
+    let mut builder = engine.program("step");
+    let error = builder.op("both").reads([&x]).writes([&x]).run(|[_x], [_y]| Ok(())).unwrap_err();
     assert!(matches!(error, Error::Conflict(_)));
-    assert!(recorder.finish().unwrap().is_empty(), "a refused node is not recorded");
+    assert!(builder.finish().unwrap().is_empty(), "a refused node is not recorded");
 }
 
 #[test]
@@ -238,14 +238,14 @@ fn a_replay_waits_for_a_lease_on_what_it_writes() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let mut recorder = engine.program("step");
-    let node = recorder.op("add").updates([&x]);
+    let mut builder = engine.program("step");
+    let node = builder.op("add").updates([&x]);
     node.run(|[], [], [mut x]| {
         x.as_mut_slice::<f32>()?[0] += 1.0;
         Ok(())
     })
     .unwrap();
-    let program = recorder.finish().unwrap();
+    let program = builder.finish().unwrap();
     let exported = block_on(x.export(Access::Read)).unwrap();
     let replay = program.replay().unwrap();
     assert!(matches!(
@@ -269,14 +269,14 @@ fn a_promised_tensor_is_defined_when_the_replay_reads_it() {
             .reads_vars(&[&variable])
             .produce(|[]| Ok(estafette::Produced::from_vec(vec![7.0_f32], &[1])?));
         let (promised, y) = (promised.unwrap(), tensor(&engine, 0.0));
-        let mut recorder = engine.program("step");
-        let node = recorder.op("copy").reads([&promised]).writes([&y]);
+        let mut builder = engine.program("step");
+        let node = builder.op("copy").reads([&promised]).writes([&y]);
         node.run(|[x], [mut y]| {
             y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
             Ok(())
         })
         .unwrap();
-        let program = recorder.finish().unwrap();
+        let program = builder.finish().unwrap();
         let replay = program.replay().unwrap();
         gate.open();
         replay.wait().unwrap();
@@ -296,12 +296,12 @@ fn a_replay_inside_an_operation_and_inside_a_node() {
         op.unwrap().wait().unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 1);
 
-        let mut recorder = engine.program("nested");
+        let mut builder = engine.program("nested");
         for _ in 0..4 {
             let inside = program.clone();
-            recorder.op("node").run(move |[], []| Ok(inside.replay()?.wait()?)).unwrap();
+            builder.op("node").run(move |[], []| Ok(inside.replay()?.wait()?)).unwrap();
         }
-        recorder.finish().unwrap().replay().unwrap().wait().unwrap();
+        builder.finish().unwrap().replay().unwrap().wait().unwrap();
         assert_eq!(calls.load(Ordering::SeqCst), 5);
         assert!(watchdog.still_watches());
     }
@@ -313,14 +313,14 @@ fn a_node_that_waits_for_its_own_replay_is_refused() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 1.0);
-        let mut recorder = engine.program("step");
+        let mut builder = engine.program("step");
         // Enough of them that helpers run some.
         for _ in 0..64 {
             let waited = x.clone();
-            recorder.op("waits").run(move |[], []| Ok(waited.wait()?)).unwrap();
+            builder.op("waits").run(move |[], []| Ok(waited.wait()?)).unwrap();
         }
-        recorder.op("writes").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
-        let error = recorder.finish().unwrap().replay().unwrap().wait().unwrap_err();
+        builder.op("writes").writes([&x]).run(|[], [_x]| Ok(())).unwrap();
+        let error = builder.finish().unwrap().replay().unwrap().wait().unwrap_err();
         assert!(error.operation().unwrap().message().contains("deadlock"), "{error}");
         assert!(watchdog.still_watches());
     }
@@ -334,17 +334,17 @@ fn two_nodes_that_may_run_at_once_do_when_there_are_workers() {
     let watchdog = Watchdog::of(&engine);
     for _ in 0..20 {
         let barrier = Arc::new(Barrier::new(2));
-        let mut recorder = engine.program("pair");
+        let mut builder = engine.program("pair");
         for _ in 0..2 {
             let barrier = Arc::clone(&barrier);
-            let node = recorder.op("meets");
+            let node = builder.op("meets");
             node.run(move |[], []| {
                 barrier.wait();
                 Ok(())
             })
             .unwrap();
         }
-        recorder.finish().unwrap().replay().unwrap().wait().unwrap();
+        builder.finish().unwrap().replay().unwrap().wait().unwrap();
     }
     assert!(watchdog.still_watches());
 }
@@ -357,11 +357,11 @@ fn a_thread_that_waits_for_a_replay_runs_nodes_of_it() {
     for tensor_wait in [false, true] {
         let x = tensor(&engine, 1.0);
         let (barrier, begun) = (Arc::new(Barrier::new(2)), Arc::new(AtomicBool::new(false)));
-        let mut recorder = engine.program("pair");
-        recorder.op("writes").updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
+        let mut builder = engine.program("pair");
+        builder.op("writes").updates([&x]).run(|[], [], [_x]| Ok(())).unwrap();
         for _ in 0..2 {
             let (barrier, begun) = (Arc::clone(&barrier), Arc::clone(&begun));
-            let node = recorder.op("meets");
+            let node = builder.op("meets");
             node.run(move |[], []| {
                 begun.store(true, Ordering::SeqCst);
                 barrier.wait();
@@ -369,7 +369,7 @@ fn a_thread_that_waits_for_a_replay_runs_nodes_of_it() {
             })
             .unwrap();
         }
-        let replay = recorder.finish().unwrap().replay().unwrap();
+        let replay = builder.finish().unwrap().replay().unwrap();
         tests::ops::until("the worker is in a node", || begun.load(Ordering::SeqCst));
         if tensor_wait {
             x.wait().unwrap()
@@ -391,10 +391,10 @@ fn a_run_that_turns_out_long_is_shared_from_there_on() {
     let watchdog = Watchdog::of(&engine);
     let long = Arc::new(AtomicBool::new(false));
     let barrier = Arc::new(Barrier::new(2));
-    let mut recorder = engine.program("step");
+    let mut builder = engine.program("step");
     for number in 0..102 {
         let (long, barrier) = (Arc::clone(&long), Arc::clone(&barrier));
-        let node = recorder.op("node");
+        let node = builder.op("node");
         node.run(move |[], []| {
             if long.load(Ordering::Relaxed) {
                 let began = Instant::now();
@@ -409,7 +409,7 @@ fn a_run_that_turns_out_long_is_shared_from_there_on() {
         })
         .unwrap();
     }
-    let program = recorder.finish().unwrap();
+    let program = builder.finish().unwrap();
     for _ in 0..10 {
         long.store(false, Ordering::Relaxed);
         (0..5).for_each(|_| program.replay().unwrap().wait().unwrap());
@@ -430,9 +430,9 @@ fn nodes_on_overlapping_memory_keep_their_order_however_many_overlap() {
         let (memory, deleted) = (Memory::of(&vec![0.0; count]), Deleted::default());
         // SAFETY: the memory is there as long as a tensor is, and only the engine uses it.
         let import = |at, len| unsafe { engine.import(memory.tensor(at, len, &deleted)) }.unwrap();
-        let mut recorder = engine.program("step");
-        let increments = |recorder: &mut Recorder, tensor: &Tensor, factor: f32| {
-            let node = recorder.op("change").updates([tensor]);
+        let mut builder = engine.program("step");
+        let increments = |builder: &mut ProgramBuilder, tensor: &Tensor, factor: f32| {
+            let node = builder.op("change").updates([tensor]);
             node.run(move |[], [], [mut tensor]| {
                 tensor.as_mut_slice::<f32>()?.iter_mut().for_each(|value| *value = *value * factor + 1.0);
                 Ok(())
@@ -440,11 +440,11 @@ fn nodes_on_overlapping_memory_keep_their_order_however_many_overlap() {
             .unwrap();
         };
         let parts: Vec<_> = (0..count).map(|at| import(at, 1)).collect();
-        parts.iter().for_each(|part| increments(&mut recorder, part, 2.0));
+        parts.iter().for_each(|part| increments(&mut builder, part, 2.0));
         let whole = import(0, count);
-        increments(&mut recorder, &whole, 3.0);
-        parts.iter().for_each(|part| increments(&mut recorder, part, 2.0));
-        let program = recorder.finish().unwrap();
+        increments(&mut builder, &whole, 3.0);
+        parts.iter().for_each(|part| increments(&mut builder, part, 2.0));
+        let program = builder.finish().unwrap();
         let mut expected = 0.0;
         for _ in 0..5 {
             program.replay().unwrap();
@@ -465,16 +465,16 @@ fn replays_that_only_read_may_overlap() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let barrier = Arc::new(Barrier::new(2));
-    let mut recorder = engine.program("reads");
+    let mut builder = engine.program("reads");
     let meeting = Arc::clone(&barrier);
-    let node = recorder.op("meets").reads([&x]);
+    let node = builder.op("meets").reads([&x]);
     node.run(move |[_x], []| {
         meeting.wait();
         Ok(())
     })
     .unwrap();
-    recorder.op("reads").reads([&x]).run(|[_x], []| Ok(())).unwrap();
-    let program = recorder.finish().unwrap();
+    builder.op("reads").reads([&x]).run(|[_x], []| Ok(())).unwrap();
+    let program = builder.finish().unwrap();
     for _ in 0..20 {
         let pair = [program.replay().unwrap(), program.replay().unwrap()];
         pair.into_iter().for_each(|replay| replay.wait().unwrap());

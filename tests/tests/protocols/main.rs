@@ -97,7 +97,7 @@ fn a_cancel_that_spreads_reaches_waits_behind_it() {
 #[test]
 fn waits_for_room_and_for_the_end_hear_of_it() {
     explore(SCHEDULES, || {
-        let engine = Engine::builder().workers(1).window(2).build().unwrap();
+        let engine = Engine::builder().workers(1).in_flight_limit(2).build().unwrap();
         let variable = engine.var();
         thread::scope(|scope| {
             for _ in 0..2 {

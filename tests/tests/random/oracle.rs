@@ -90,7 +90,7 @@ fn without_workers_the_threads_that_wait_run_everything() {
 fn long_queues_before_a_gate_keep_their_order_and_let_cancels_win() {
     let tally = programs(5, |shape| {
         shape.submitters = 1;
-        shape.window = 1 << 16;
+        shape.in_flight_limit = 1 << 16;
         shape.gated = true;
         shape.faults = true;
     });

@@ -82,10 +82,10 @@ impl World {
     }
 
     fn record(&self, steps: &[Step], called: &Arc<[AtomicU64]>) -> Program {
-        let mut recorder = self.engine.program("program");
+        let mut builder = self.engine.program("program");
         for (number, step) in steps.iter().enumerate() {
             let (reads, writes) = step.vars(&self.vars);
-            let node = recorder.op(step.id.to_string()).reads_vars(&reads).writes_vars(&writes);
+            let node = builder.op(step.id.to_string()).reads_vars(&reads).writes_vars(&writes);
             let (step, cells, called) = (step.clone(), Arc::clone(&self.cells), Arc::clone(called));
             node.run(move |[], []| {
                 called[number].fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ impl World {
             })
             .unwrap();
         }
-        recorder.finish().unwrap()
+        builder.finish().unwrap()
     }
 
     fn submit(&self, step: Step) {

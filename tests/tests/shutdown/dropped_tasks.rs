@@ -121,7 +121,7 @@ fn dropped_futures_of_a_tensor_that_is_in_use_keep_no_task() {
 
 #[test]
 fn dropped_futures_that_wait_for_room_or_for_the_end_of_everything_keep_no_task() {
-    let engine = Engine::builder().workers(1).window(1).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);

@@ -109,7 +109,7 @@ fn shutdown_with_a_deadline_cancels_what_only_leases_block_and_reports_it() {
 #[test]
 fn a_shutdown_cancels_a_very_long_chain_behind_a_lease() {
     const LENGTH: usize = 50_000;
-    let engine = Engine::builder().workers(1).window(2 * LENGTH).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(2 * LENGTH).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let first = tensor(&engine, 0.0);
     let array = first.export_wait(&ExportOptions::new(Access::Read)).unwrap();
@@ -187,7 +187,7 @@ fn the_last_handle_may_be_dropped_in_asynchronous_code_of_any_runtime() {
     let use_and_drop = || async {
         let engine = engine(1);
         let x = tensor(&engine, 1.0);
-        let y = engine.op("asynchronous").reads([&x]).produce_async(|[x]| async move {
+        let y = engine.op("asynchronous").reads([&x]).produce_future(|[x]| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let value = x.as_slice::<f32>()?[0] + 1.0;
             Ok(estafette::Produced::from_vec(vec![value], &[1])?)

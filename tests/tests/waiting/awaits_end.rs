@@ -198,7 +198,8 @@ impl tracing::Subscriber for Warnings {
 fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
     let warnings = Arc::new(AtomicUsize::new(0));
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let engine = Engine::builder().workers(1).window(1).tokio(runtime.handle().clone()).build().unwrap();
+    let engine =
+        Engine::builder().workers(1).in_flight_limit(1).tokio(runtime.handle().clone()).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (warned, inner) = (Arc::clone(&warnings), engine.clone());
     // The thread that polls the body is not this one, but it is in the same place.

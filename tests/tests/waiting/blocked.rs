@@ -12,8 +12,8 @@ use tests::gate::Gate;
 use tests::ops::{add, engine, get, look, set, status, tensor, until, waits};
 use tests::watchdog::Watchdog;
 
-fn windowed(workers: usize, window: usize) -> Engine {
-    Engine::builder().workers(workers).window(window).build().expect("an engine starts")
+fn limited(workers: usize, in_flight_limit: usize) -> Engine {
+    Engine::builder().workers(workers).in_flight_limit(in_flight_limit).build().expect("an engine starts")
 }
 
 fn assert_would_deadlock(error: &Error) {
@@ -23,14 +23,14 @@ fn assert_would_deadlock(error: &Error) {
 #[test]
 fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
     for workers in [0, 1] {
-        let engine = windowed(workers, 2);
+        let engine = limited(workers, 2);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 1.0);
         let array = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
         let ops = [set(&engine, &x, 2.0), set(&engine, &x, 3.0)];
         assert_would_deadlock(&engine.op("third").writes([&x]).run(|[], [_x]| Ok(())).unwrap_err());
         let refused = engine.op("third").writes([&x]).try_run(|[], [_x]| Ok(())).unwrap_err();
-        assert!(matches!(refused, Error::WindowFull { in_flight: 2, limit: 2 }), "{refused:?}");
+        assert!(matches!(refused, Error::InFlightLimit { in_flight: 2, limit: 2 }), "{refused:?}");
         // Nothing was submitted, and what was goes on.
         drop(array);
         ops.iter().for_each(|op| op.wait().unwrap());
@@ -43,7 +43,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
 fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
     const LOOKS: usize = 20;
     for workers in [0, 1] {
-        let engine = windowed(workers, 4);
+        let engine = limited(workers, 4);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 1.0);
         // Asked on the submitting thread each time that it has waited for room in vain.
@@ -83,7 +83,8 @@ fn a_full_window_behind_a_lease_of_another_thread_waits_for_the_lease() {
 fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_timeout() {
     let timeout = Duration::from_millis(80);
     for workers in [0, 1] {
-        let engine = Engine::builder().workers(workers).window(2).lease_timeout(timeout).build().unwrap();
+        let engine =
+            Engine::builder().workers(workers).in_flight_limit(2).lease_timeout(timeout).build().unwrap();
         let watchdog = Watchdog::of(&engine);
         let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
         let theirs = x.clone();
@@ -98,7 +99,7 @@ fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_tim
         let Error::LeaseHeld(leases) = &error else { panic!("{error:?}") };
         assert!(leases.held.iter().any(|lease| !lease.own), "{error}");
         assert!(
-            error.to_string().starts_with("a submission into a full window waits only for leases"),
+            error.to_string().starts_with("a submission at the in-flight limit waits only for leases"),
             "{error}"
         );
         drop(held);
@@ -113,7 +114,7 @@ fn a_full_window_behind_a_lease_of_another_thread_is_refused_after_the_lease_tim
 #[test]
 fn a_blocking_submit_with_everything_in_flight_behind_itself_would_deadlock() {
     for workers in [0, 1, 2] {
-        let engine = windowed(workers, 2);
+        let engine = limited(workers, 2);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 0.0);
         let (inner, mine) = (engine.clone(), x.clone());
@@ -133,7 +134,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_itself_would_deadlock() {
         op.unwrap().wait().unwrap();
         let (accepted, error) = heard.recv().unwrap();
         assert_would_deadlock(&error);
-        // The window is bypassed, but only up to a hard cap of four times as many.
+        // The in-flight limit is exceeded, but only up to a hard cap of four times as many.
         assert_eq!(accepted, 2 * 4 - 1);
         engine.wait_all(None).unwrap();
         assert!(watchdog.still_watches());
@@ -142,7 +143,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_itself_would_deadlock() {
 
 #[test]
 fn two_operations_that_fill_the_window_behind_each_other_would_deadlock() {
-    let engine = windowed(2, 2);
+    let engine = limited(2, 2);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 0.0), tensor(&engine, 0.0));
     let both = Arc::new(Barrier::new(2));
@@ -174,7 +175,7 @@ fn two_operations_that_fill_the_window_behind_each_other_would_deadlock() {
 #[test]
 fn a_full_window_waits_for_room_and_helps_meanwhile() {
     for workers in [0, 1, 3] {
-        let engine = windowed(workers, 4);
+        let engine = limited(workers, 4);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 0.0);
         let most = Arc::new(AtomicUsize::new(0));
@@ -190,7 +191,7 @@ fn a_full_window_waits_for_room_and_helps_meanwhile() {
 
 #[test]
 fn many_submitters_never_exceed_the_window() {
-    let engine = windowed(2, 8);
+    let engine = limited(2, 8);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let running = AtomicBool::new(true);
@@ -214,12 +215,12 @@ fn many_submitters_never_exceed_the_window() {
 
 #[test]
 fn a_refusing_submit_is_refused_and_an_asynchronous_one_waits_without_blocking() {
-    let engine = windowed(1, 1);
+    let engine = limited(1, 1);
     let watchdog = Watchdog::of(&engine);
     let variable = engine.var();
     let shut = Gate::on_variable(&engine, &variable);
     let refused = engine.op("refused").try_run(|[], []| Ok(())).unwrap_err();
-    assert!(matches!(refused, Error::WindowFull { in_flight: 1, limit: 1 }), "{refused:?}");
+    assert!(matches!(refused, Error::InFlightLimit { in_flight: 1, limit: 1 }), "{refused:?}");
     let ran = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ran);
     let mut later = Box::pin(engine.op("later").run_async(move |[], []| {
@@ -305,8 +306,8 @@ fn operations_that_need_a_lock_of_their_own_world_are_not_run_by_waiting_threads
     // The only worker is busy, so only helping could run what is ready.
     let (go, wait) = channel::<()>();
     engine.op("busy").run(move |[], []| Ok(wait.recv()?)).unwrap();
-    let (unhelped, helped) = (me(&said), me(&said));
-    engine.op("unhelped").unhelped().writes([&x]).run(move |[], [_x]| Ok(unhelped()?)).unwrap();
+    let (worker_only, helped) = (me(&said), me(&said));
+    engine.op("worker_only").worker_only().writes([&x]).run(move |[], [_x]| Ok(worker_only()?)).unwrap();
     let timeout = x.wait_timeout(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(timeout, Error::Timeout(_)), "{timeout:?}");
     assert!(heard.try_recv().is_err());
@@ -321,14 +322,14 @@ fn operations_that_need_a_lock_of_their_own_world_are_not_run_by_waiting_threads
 
 #[test]
 fn a_full_window_does_not_run_such_operations_either() {
-    let engine = windowed(1, 2);
+    let engine = limited(1, 2);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let me = std::thread::current().id();
     // A helped operation grants one that must not be helped.
     for _ in 0..200 {
         add(&engine, &x, 1.0);
-        let op = engine.op("unhelped").unhelped().updates([&x]);
+        let op = engine.op("worker_only").worker_only().updates([&x]);
         op.run(
             move |[], [], [_x]| if std::thread::current().id() == me { Err("helped".into()) } else { Ok(()) },
         )
@@ -339,14 +340,14 @@ fn a_full_window_does_not_run_such_operations_either() {
 }
 
 /// Waits inside waits: an operation that makes the next one and waits for it, `depth` times.
-fn nest(engine: &Engine, depth: usize, unhelped: bool) -> Tensor {
-    let op = if unhelped { engine.op("nest").unhelped() } else { engine.op("nest") };
+fn nest(engine: &Engine, depth: usize, worker_only: bool) -> Tensor {
+    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
     let inner = engine.clone();
     op.produce(move |[]| {
-        let below = if depth == 0 { 0.0 } else { nest(&inner, depth - 1, unhelped).to_vec::<f32>()?[0] };
+        let below = if depth == 0 { 0.0 } else { nest(&inner, depth - 1, worker_only).to_vec::<f32>()?[0] };
         Ok(Produced::from_vec(vec![below + 1.0], &[1])?)
     })
-    .expect("inside of operations the window is larger")
+    .expect("inside of operations the in-flight limit is higher")
 }
 
 #[test]

@@ -109,13 +109,13 @@ fn an_operation_tells_its_outcome_by_name_and_waiting_for_all_does_not() {
 
 #[test]
 fn a_full_window_refuses_waits_or_is_awaited_and_never_overflows() {
-    let engine = Engine::builder().workers(1).window(2).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(2).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
     look(&engine, &x);
     let refused = engine.op("third").reads([&x]).try_run(|[_x], []| Ok(())).unwrap_err();
-    assert!(matches!(refused, Error::WindowFull { in_flight: 2, limit: 2 }), "{refused:?}");
+    assert!(matches!(refused, Error::InFlightLimit { in_flight: 2, limit: 2 }), "{refused:?}");
     let ran = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&ran);
     let mut waiting = Box::pin(engine.op("third").reads([&x]).run_async(move |[_x], []| {
@@ -136,7 +136,7 @@ fn a_full_window_refuses_waits_or_is_awaited_and_never_overflows() {
 
 #[test]
 fn an_asynchronous_submission_leaves_its_thread_to_whoever_makes_room() {
-    let engine = Engine::builder().workers(1).window(1).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
@@ -153,17 +153,17 @@ fn an_asynchronous_submission_leaves_its_thread_to_whoever_makes_room() {
 
 #[test]
 fn submissions_inside_operations_bypass_the_window_up_to_a_hard_cap() {
-    let engine = Engine::builder().workers(1).window(1).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let (inside, inner) = (engine.clone(), x.clone());
     let outer = engine.op("outer").run(move |[], []| {
         for _ in 0..3 {
             let op = inside.op("inner").updates([&inner]).run_external(|end| end.complete(Ok(())));
-            op.expect("beyond the window");
+            op.expect("beyond the in-flight limit");
         }
         let refused = inside.op("inner").writes([&inner]).try_run(|[], [_x]| Ok(())).unwrap_err();
-        assert!(matches!(refused, Error::WindowFull { in_flight: 4, limit: 4 }), "{refused:?}");
+        assert!(matches!(refused, Error::InFlightLimit { in_flight: 4, limit: 4 }), "{refused:?}");
         Ok(())
     });
     outer.unwrap().wait().unwrap();
@@ -261,7 +261,7 @@ async fn every_future(engine: Engine) -> Result<(), Error> {
 fn the_same_futures_run_under_any_executor() {
     const TASKS: usize = 8;
     for workers in [0, 1, 2] {
-        let engine = Engine::builder().workers(workers).window(16).build().unwrap();
+        let engine = Engine::builder().workers(workers).in_flight_limit(16).build().unwrap();
         let watchdog = Watchdog::of(&engine);
         block_on(every_future(engine.clone())).unwrap();
         let mut one_thread = OneThread::default();

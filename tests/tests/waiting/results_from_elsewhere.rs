@@ -73,12 +73,12 @@ fn what_was_called_off_is_cancelled_with_its_reason_and_so_is_what_depends_on_it
 
 #[test]
 fn it_is_in_flight_until_the_result_comes() {
-    let engine = Engine::builder().workers(1).window(1).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(1).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (x, end) = promised(&engine);
     assert_eq!(engine.stats().in_flight, 1);
     assert_eq!(engine.diagnose().operations[0].name, "promised");
-    assert!(matches!(engine.op("more").try_run(|[], []| Ok(())), Err(Error::WindowFull { .. })));
+    assert!(matches!(engine.op("more").try_run(|[], []| Ok(())), Err(Error::InFlightLimit { .. })));
     assert!(matches!(engine.wait_all(Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
     let second = engine.op("second").receive_async(|end| end.produce(Ok(one(2.0))));
     std::thread::spawn(move || end.produce(Ok(one(1.0)))).join().unwrap();

@@ -154,10 +154,10 @@ fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
     assert!(watchdog.still_watches());
 }
 
-/// `idle` has no workers and a source of `x`; `busy` has a small window and readers of `x`.
+/// `idle` has no workers and a source of `x`; `busy` has a low in-flight limit and readers of `x`.
 fn across(busy_workers: usize) -> (Engine, Engine, Tensor) {
     let idle = engine(0);
-    let busy = Engine::builder().workers(busy_workers).window(2).build().unwrap();
+    let busy = Engine::builder().workers(busy_workers).in_flight_limit(2).build().unwrap();
     let x = tensor(&idle, 0.0);
     set(&idle, &x, 1.0);
     (idle, busy, x)
@@ -208,13 +208,18 @@ fn an_engine_without_workers_holds_up_no_wait_for_all_of_another_one() {
 }
 
 /// Waits inside waits: an operation that makes the next one and waits for it, `depth` times.
-fn nest(engine: &Engine, depth: usize, unhelped: bool, timeout: Option<Duration>) -> Result<Tensor, Error> {
-    let op = if unhelped { engine.op("nest").unhelped() } else { engine.op("nest") };
+fn nest(
+    engine: &Engine,
+    depth: usize,
+    worker_only: bool,
+    timeout: Option<Duration>,
+) -> Result<Tensor, Error> {
+    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
     let inner = engine.clone();
     op.produce(move |[]| {
         let mut below = 0.0;
         if depth > 0 {
-            let result = nest(&inner, depth - 1, unhelped, timeout)?;
+            let result = nest(&inner, depth - 1, worker_only, timeout)?;
             match timeout {
                 Some(timeout) => result.wait_timeout(timeout)?,
                 None => result.wait()?,
@@ -227,10 +232,10 @@ fn nest(engine: &Engine, depth: usize, unhelped: bool, timeout: Option<Duration>
 
 #[test]
 fn waits_nested_two_hundred_deep_end() {
-    for (workers, unhelped) in [(0, false), (1, false), (1, true), (2, true)] {
+    for (workers, worker_only) in [(0, false), (1, false), (1, true), (2, true)] {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
-        assert_eq!(get(&nest(&engine, 200, unhelped, None).unwrap()), 201.0);
+        assert_eq!(get(&nest(&engine, 200, worker_only, None).unwrap()), 201.0);
         assert_nothing_left(&[&engine]);
         assert!(watchdog.still_watches());
     }
@@ -252,7 +257,7 @@ fn waits_with_timeouts_nested_deeper_than_there_may_be_threads_say_so() {
 
 #[test]
 fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
-    let engine = Engine::builder().workers(1).window(4).build().unwrap();
+    let engine = Engine::builder().workers(1).in_flight_limit(4).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let lock = Arc::new(Mutex::new(0));
     let me = std::thread::current().id();
@@ -284,7 +289,7 @@ fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
 #[test]
 fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
     for workers in [0, 1] {
-        let engine = Engine::builder().workers(workers).window(8).build().unwrap();
+        let engine = Engine::builder().workers(workers).in_flight_limit(8).build().unwrap();
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 0.0);
         let lock = Arc::new(Mutex::new(()));
@@ -302,7 +307,7 @@ fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
             let last = &submitted[5];
             timed_out(last.wait_timeout(Some(Duration::from_millis(5))));
             drop(held);
-            // More than the window holds.
+            // More than the in-flight limit.
             (0..100).for_each(|_| drop(submit()));
             last.wait().unwrap();
             x.wait().unwrap();

@@ -46,10 +46,10 @@ const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 ///     [1.0, 2.0, 5.0]
 ///
 /// workers: threads for operations; default one per core.
-/// window: operations in flight before a submission waits; default 4,096.
-/// lease_timeout: seconds that a wait, blocking or ``await``, or a submission into a full window is held up by leases alone before it
+/// in_flight_limit: operations in flight before a submission waits; default 4,096.
+/// lease_timeout: seconds that a wait, blocking or ``await``, or a submission at the in-flight limit is held up by leases alone before it
 ///     raises `LeaseHeldError`; default 30. A blocking wait for a lease that its own thread has taken raises it at once, and a
-///     submission raises `WouldDeadlockError` at once where such leases are all that keeps the window full.
+///     submission raises `WouldDeadlockError` at once where such leases are all that keeps the in-flight limit reached.
 /// watchdog: seconds after which whatever is stalled, or a deleter that does not return, is logged once, with its line of
 ///     `diagnose()`, by the logger ``estafette`` of `logging`; default None, never.
 /// failures: what becomes of the failure of an operation that nothing has looked at, by a wait, an ``await`` or a use of what
@@ -106,12 +106,12 @@ impl PyEngine {
 impl PyEngine {
     #[new]
     #[pyo3(signature = (
-        workers = None, *, window = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None
+        workers = None, *, in_flight_limit = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None
     ))]
     fn new(
         py: Python<'_>,
         workers: Option<&Bound<'_, PyAny>>,
-        window: Option<&Bound<'_, PyAny>>,
+        in_flight_limit: Option<&Bound<'_, PyAny>>,
         lease_timeout: Option<f64>,
         watchdog: Option<f64>,
         failures: Option<&Bound<'_, PyAny>>,
@@ -122,8 +122,8 @@ impl PyEngine {
         let workers = count("workers", 1, workers)?
             .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
         let mut builder = Engine::builder().workers(workers).report_failures(failures != Failures::Ignore);
-        if let Some(window) = count("window", 1, window)? {
-            builder = builder.window(window);
+        if let Some(in_flight_limit) = count("in_flight_limit", 1, in_flight_limit)? {
+            builder = builder.in_flight_limit(in_flight_limit);
         }
         let stack_size = match count("stack_size", 0, stack_size)? {
             None => py.import("threading")?.call_method0("stack_size")?.extract()?,

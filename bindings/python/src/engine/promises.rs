@@ -25,7 +25,7 @@ impl PyEngine {
     ///     running loop. Without such a loop it raises `RuntimeError`.
     /// alias_of, like, copy: as in `call`.
     ///
-    /// The wait for the future is an operation in flight, called `name`: it has a place in the window, `wait_all` and
+    /// The wait for the future is an operation in flight, called `name`: it has a permit, `wait_all` and
     /// `shutdown` wait for it, and `diagnose` lists it. If the future fails, so does the operation, with the exception as
     /// ``__cause__``; a cancelled future raises `CancelledError`. Giving up a wait for the tensor cancels nothing.
     ///

@@ -55,7 +55,7 @@ impl PyEngine {
         Ok(PyOperation::new(op, self.handle.clone()))
     }
 
-    /// As `submit`, but waits for room in the window without stopping the event loop: ``op = await eng.submit_async(...)``.
+    /// As `submit`, but waits for a permit without stopping the event loop: ``op = await eng.submit_async(...)``.
     #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None, priority = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
     fn submit_async(
@@ -134,7 +134,7 @@ impl PyEngine {
         Ok(self.wrap(self.call_now(py, &order, body)?))
     }
 
-    /// As `call`, but waits for room in the window without stopping the event loop: ``z = await eng.call_async(...)``
+    /// As `call`, but waits for a permit without stopping the event loop: ``z = await eng.call_async(...)``
     /// gives the promise.
     #[pyo3(signature = (r#fn, *tensors, using = None, alias_of = None, like = None, copy = None, name = None, on = None, priority = 0))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]

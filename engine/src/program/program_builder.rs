@@ -6,9 +6,9 @@ use estafette_graph::recording::Recording;
 use estafette_graph::replay::Order;
 use estafette_graph::{Mode, OpId};
 
-use super::builder::NodeBuilder;
 use super::footprint::Uses;
 use super::graph::GraphPlan;
+use super::node_builder::NodeBuilder;
 use super::plan::{Node, Plan};
 use super::program::Program;
 use crate::core::error::Error;
@@ -27,7 +27,7 @@ const ACCESSES_MAX: usize = 1 << 30;
 
 /// Collects the nodes of a program. Made by [`Engine::program`]. Nothing runs before the program is
 /// [finished](Self::finish) and [replayed](Program::replay).
-pub struct Recorder {
+pub struct ProgramBuilder {
     engine: Engine,
     name: Name,
     nodes: Vec<Node>,
@@ -38,10 +38,10 @@ pub struct Recorder {
     /// Where in `accesses` the node after each one begins.
     ends: Vec<usize>,
     /// Whether threads that wait must not run the bodies.
-    unhelped: bool,
+    worker_only: bool,
 }
 
-impl Recorder {
+impl ProgramBuilder {
     pub(crate) fn new(engine: &Engine, name: Name) -> Self {
         Self {
             engine: engine.clone(),
@@ -50,7 +50,7 @@ impl Recorder {
             uses: Uses::default(),
             accesses: Vec::new(),
             ends: Vec::new(),
-            unhelped: false,
+            worker_only: false,
         }
     }
 
@@ -105,7 +105,7 @@ impl Recorder {
     }
 
     fn finish_with(self, graph: Option<GraphPlan>) -> Result<Program, Error> {
-        let Self { engine, name, nodes, uses, accesses, ends, unhelped } = self;
+        let Self { engine, name, nodes, uses, accesses, ends, worker_only } = self;
         if nodes.len() > NODES_MAX || accesses.len() > ACCESSES_MAX {
             return Err(Error::invalid(format!(
                 "a program of {} nodes with {} accesses is too long; the limits are {NODES_MAX} and {ACCESSES_MAX}",
@@ -123,7 +123,7 @@ impl Recorder {
             recording.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
             begin = end;
         }
-        let plan = Plan::new(name, nodes, Order::of(&recording), footprint, graph, unhelped);
+        let plan = Plan::new(name, nodes, Order::of(&recording), footprint, graph, worker_only);
         Ok(Program::new(engine, plan))
     }
 
@@ -132,7 +132,7 @@ impl Recorder {
         tensors: [(&[Tensor], Mode); 3],
         vars: &[(Variable, Mode)],
         node: Node,
-        unhelped: bool,
+        worker_only: bool,
     ) {
         for (tensors, mode) in tensors {
             for tensor in tensors {
@@ -146,13 +146,13 @@ impl Recorder {
         }
         self.ends.push(self.accesses.len());
         self.nodes.push(node);
-        self.unhelped |= unhelped;
+        self.worker_only |= worker_only;
     }
 }
 
-impl std::fmt::Debug for Recorder {
+impl std::fmt::Debug for ProgramBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorder")
+        f.debug_struct("ProgramBuilder")
             .field("name", &self.name.as_str())
             .field("nodes", &self.nodes.len())
             .finish()

@@ -9,56 +9,56 @@ use crate::operation::completion::Completion;
 use crate::operation::operands::Operands;
 use crate::tensor::handle::Tensor;
 
-/// An operation that has its place in the window. Dropping it gives the place back.
-#[must_use = "an admitted operation does nothing until it is submitted"]
+/// An operation that holds its permit. Dropping the operation releases the permit.
+#[must_use = "a permitted operation does nothing until it is submitted"]
 #[derive(Debug)]
-pub struct Admitted<'e, R, W, U> {
+pub struct SubmitPermit<'e, R, W, U> {
     builder: OpBuilder<'e, R, W, U>,
 }
 
 impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
-    /// Checks the operands and waits for room in the window, as [`run`](OpBuilder::run) does. The rest cannot fail.
+    /// Checks the operands and waits for a permit, as [`run`](OpBuilder::run) does. The rest cannot fail.
     ///
     /// # Errors
     /// As [`run_external`](OpBuilder::run_external).
-    pub fn admit(self) -> Result<Admitted<'e, R, W, U>, Error> {
+    pub fn reserve(self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().admit()?;
-        Ok(self.admitted())
+        self.core().acquire_permit()?;
+        Ok(self.permitted())
     }
 
-    /// As [`admit`](Self::admit), but refuses instead of waiting.
+    /// As [`reserve`](Self::reserve), but refuses instead of waiting.
     ///
     /// # Errors
-    /// As [`admit`](Self::admit), and [`Error::WindowFull`].
-    pub fn try_admit(self) -> Result<Admitted<'e, R, W, U>, Error> {
+    /// As [`reserve`](Self::reserve), and [`Error::InFlightLimit`].
+    pub fn try_reserve(self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().try_admit()?;
-        Ok(self.admitted())
+        self.core().try_acquire_permit()?;
+        Ok(self.permitted())
     }
 
-    fn admitted(mut self) -> Admitted<'e, R, W, U> {
+    fn permitted(mut self) -> SubmitPermit<'e, R, W, U> {
         // From here on whoever drops the operation gives the place back.
-        self.draft.payload_mut().admitted();
-        Admitted { builder: self }
+        self.draft.payload_mut().hold_permit();
+        SubmitPermit { builder: self }
     }
 }
 
-impl<R: Operands, W: Operands, U: Operands> Admitted<'_, R, W, U> {
+impl<R: Operands, W: Operands, U: Operands> SubmitPermit<'_, R, W, U> {
     /// As [`OpBuilder::run_external`].
     pub fn run_external<F>(self, start: F) -> Op
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        self.builder.submit_admitted(None, |reads, writes, updates| {
+        self.builder.submit_permitted(None, |reads, writes, updates| {
             external_body((reads, writes, updates), None, start)
         })
     }
 }
 
-impl<R: Operands> Admitted<'_, R, Nothing, ()> {
+impl<R: Operands> SubmitPermit<'_, R, Nothing, ()> {
     /// As [`OpBuilder::produce_external`].
     pub fn produce_external<F>(self, start: F) -> (Tensor, Op)
     where
@@ -66,7 +66,7 @@ impl<R: Operands> Admitted<'_, R, Nothing, ()> {
     {
         let (tensor, copying): (Tensor, Copying) = self.builder.promise();
         let target = Some((tensor.clone(), copying));
-        let op = self.builder.submit_admitted(Some(&tensor), |reads, writes, updates| {
+        let op = self.builder.submit_permitted(Some(&tensor), |reads, writes, updates| {
             external_body((reads, writes, updates), target, start)
         });
         (tensor, op)

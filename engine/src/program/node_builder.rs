@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::node::{External, NodeBody};
 use super::plan::Node;
-use super::recorder::Recorder;
+use super::program_builder::ProgramBuilder;
 use crate::core::error::{BodyResult, Error};
 use crate::core::operation::Name;
 use crate::lease::check_writable;
@@ -21,83 +21,83 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 use crate::tensor::views::ViewMut;
 
-/// A node of a program being described: an operation, with a body that can be called again. Made by [`Recorder::op`].
+/// A node of a program being described: an operation, with a body that can be called again. Made by [`ProgramBuilder::op`].
 ///
 /// `R`, `W` and `U` are what it reads, what it overwrites, and what it reads and writes in place.
 #[must_use = "a node is recorded by `run` or one of its kin"]
 pub struct NodeBuilder<'r, R = Nothing, W = Nothing, U = ()> {
-    recorder: &'r mut Recorder,
+    builder: &'r mut ProgramBuilder,
     name: Name,
     reads: R,
     writes: W,
     updates: U,
     vars: SmallVec<[(Variable, Mode); 4]>,
     queue: Option<Arc<dyn Queue>>,
-    unhelped: bool,
+    worker_only: bool,
 }
 
 impl<'r> NodeBuilder<'r> {
-    pub(super) fn new(recorder: &'r mut Recorder, name: Name) -> Self {
+    pub(super) fn new(builder: &'r mut ProgramBuilder, name: Name) -> Self {
         let vars = SmallVec::new();
-        Self { recorder, name, reads: [], writes: [], updates: (), vars, queue: None, unhelped: false }
+        Self { builder, name, reads: [], writes: [], updates: (), vars, queue: None, worker_only: false }
     }
 }
 
 impl<'r, R, W, U> NodeBuilder<'r, R, W, U> {
     /// Tensors that the body reads.
     pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> NodeBuilder<'r, [Tensor; N], W, U> {
-        let Self { recorder, name, writes, updates, vars, queue, unhelped, .. } = self;
+        let Self { builder, name, writes, updates, vars, queue, worker_only, .. } = self;
         NodeBuilder {
-            recorder,
+            builder,
             name,
             reads: tensors.map(Tensor::clone),
             writes,
             updates,
             vars,
             queue,
-            unhelped,
+            worker_only,
         }
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
     pub fn reads_slice(self, tensors: &[Tensor]) -> NodeBuilder<'r, Tensors, W, U> {
-        let Self { recorder, name, writes, updates, vars, queue, unhelped, .. } = self;
-        NodeBuilder { recorder, name, reads: tensors.into(), writes, updates, vars, queue, unhelped }
+        let Self { builder, name, writes, updates, vars, queue, worker_only, .. } = self;
+        NodeBuilder { builder, name, reads: tensors.into(), writes, updates, vars, queue, worker_only }
     }
 
     /// Tensors that the body overwrites without reading them.
     pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> NodeBuilder<'r, R, [Tensor; N], U> {
-        let Self { recorder, name, reads, updates, vars, queue, unhelped, .. } = self;
+        let Self { builder, name, reads, updates, vars, queue, worker_only, .. } = self;
         NodeBuilder {
-            recorder,
+            builder,
             name,
             reads,
             writes: tensors.map(Tensor::clone),
             updates,
             vars,
             queue,
-            unhelped,
+            worker_only,
         }
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
     pub fn writes_slice(self, tensors: &[Tensor]) -> NodeBuilder<'r, R, Tensors, U> {
-        let Self { recorder, name, reads, updates, vars, queue, unhelped, .. } = self;
-        NodeBuilder { recorder, name, reads, writes: tensors.into(), updates, vars, queue, unhelped }
+        let Self { builder, name, reads, updates, vars, queue, worker_only, .. } = self;
+        NodeBuilder { builder, name, reads, writes: tensors.into(), updates, vars, queue, worker_only }
     }
 
     /// Tensors that the body reads and writes in place; it gets them as its last argument.
     pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> NodeBuilder<'r, R, W, [Tensor; N]> {
-        let Self { recorder, name, reads, writes, vars, queue, unhelped, .. } = self;
+        let Self { builder, name, reads, writes, vars, queue, worker_only, .. } = self;
         NodeBuilder {
-            recorder,
+            builder,
             name,
             reads,
             writes,
             updates: tensors.map(Tensor::clone),
             vars,
             queue,
-            unhelped,
+            worker_only,
         }
     }
 
@@ -121,9 +121,9 @@ impl<'r, R, W, U> NodeBuilder<'r, R, W, U> {
     }
 
     /// Keeps threads that wait for a replay from running its bodies in the meantime; as for
-    /// [operations](crate::OpBuilder::unhelped). One node decides for the program.
-    pub fn unhelped(mut self) -> Self {
-        self.unhelped = true;
+    /// [operations](crate::OpBuilder::worker_only). One node decides for the program.
+    pub fn worker_only(mut self) -> Self {
+        self.worker_only = true;
         self
     }
 
@@ -169,12 +169,12 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     }
 
     fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
-        let Self { recorder, name, reads, writes, updates, vars, queue, unhelped } = self;
+        let Self { builder, name, reads, writes, updates, vars, queue, worker_only } = self;
         let lists = [reads.tensors().to_vec(), writes.tensors().to_vec(), updates.tensors().to_vec()];
         let body = body(reads, writes, updates);
         let [reads, writes, updates] = &lists;
         let tensors = [(&**reads, Mode::Read), (&**writes, Mode::Write), (&**updates, Mode::Update)];
-        recorder.record(tensors, &vars, Node { name, body, queue }, unhelped);
+        builder.record(tensors, &vars, Node { name, body, queue }, worker_only);
     }
 
     /// Records the node with a body that starts work elsewhere and reports its end through the [`Completion`], from any thread,
