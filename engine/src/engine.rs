@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
-use estafette_devices::{DLDevice, Device, Frontier};
+use estafette_devices::{DLDevice, Device, FenceSet};
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -23,7 +23,7 @@ use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
 use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
 use crate::import;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::operation::builder::OpBuilder;
 use crate::program::ProgramBuilder;
 use crate::tensor::alias_map::Origin;
@@ -351,7 +351,7 @@ impl Engine {
     /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is called, and
     /// nobody but the engine's operations and leases writes it meanwhile. Its content is ready to be read.
     pub unsafe fn import(&self, managed: ManagedTensor) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, Frontier::default(), false, || Origin::Unknown)
+        import::import(self.core(), managed, FenceSet::default(), false, || Origin::Unknown)
     }
 
     /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and that may be
@@ -365,7 +365,7 @@ impl Engine {
     pub unsafe fn import_ordered(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
         read_only: bool,
     ) -> Result<Tensor, Error> {
         import::import(self.core(), managed, ready, read_only, || Origin::Unknown)
@@ -382,7 +382,7 @@ impl Engine {
     pub unsafe fn import_from(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
         read_only: bool,
         origin: impl FnOnce() -> Origin,
     ) -> Result<Tensor, Error> {
@@ -401,7 +401,7 @@ impl Engine {
     pub unsafe fn import_homing(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
         read_only: bool,
         home: Home,
     ) -> Result<Tensor, Error> {
@@ -418,7 +418,7 @@ impl Engine {
     pub unsafe fn import_or_return(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
     ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
         import::import_or_return(self.core(), managed, ready)
     }

@@ -95,9 +95,8 @@ pub use exchange::{Abi, DType, Element, InvalidTensor, Layout, ManagedTensor, Re
 pub use export::ExportOptions;
 pub use import::Produced;
 pub use lease::consumer::Consumer;
-pub use lease::info::LeaseInfo;
-pub use lease::owner::{CallSite, Taker};
-pub use lease::{Access, Lease};
+pub use lease::owner::{CallSite, LeaseInfo, LeaseOwner};
+pub use lease::{Access, Lease, LeaseRequest};
 pub use operation::builder::{Description, OpBuilder};
 pub use operation::completion::{Completion, Scope};
 pub use operation::operands::{Operands, Tensors};

@@ -143,7 +143,7 @@ fn a_wait_that_a_far_lease_of_its_own_thread_holds_up_is_refused() {
     let _alone = exclusive();
     let engine = engine();
     let first = tensor(&engine);
-    let lease = first.lease_wait(Access::Read, None, "a test").expect("it is free");
+    let lease = first.lease(Access::Read, "a test").wait(None).expect("it is free");
     engine.op("writer").writes([&first]).run(|[], [_]| Ok(())).expect("submitted");
     let last = chain(&engine, &first, 2_000);
     let waited = last.wait();
@@ -186,7 +186,7 @@ fn a_wait_for_what_all_busy_workers_leave_runs_it_itself() {
     let theirs = shared.clone();
     // The operation becomes ready when the wait has been asleep for long, and no worker is free.
     let holder = std::thread::spawn(move || {
-        let lease = theirs.lease_wait(Access::Read, None, "a test").expect("it is free");
+        let lease = theirs.lease(Access::Read, "a test").wait(None).expect("it is free");
         take.send(()).expect("it is waited for");
         std::thread::sleep(WHILE);
         drop(lease);

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use estafette::{Access, Error, Lease, Taker, Tensor};
+use estafette::{Access, Error, Lease, LeaseOwner, Tensor};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -113,7 +113,7 @@ impl PyAccess {
         }
     }
 
-    fn taker(py: Python<'_>) -> Taker {
+    fn owner(py: Python<'_>) -> LeaseOwner {
         site::caller(py).place
     }
 }
@@ -122,8 +122,8 @@ impl PyAccess {
 impl PyAccess {
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let wanted = self.begin(py)?;
-        let taker = Self::taker(py);
-        let leases = match self.acquire(py, &wanted, taker) {
+        let owner = Self::owner(py);
+        let leases = match self.acquire(py, &wanted, owner) {
             Ok(leases) => leases,
             Err(error) => {
                 self.close(py);
@@ -142,10 +142,10 @@ impl PyAccess {
         let py = this.py();
         let wanted = this.get().begin(py)?;
         let engine = this.get().engine.engine(py)?.clone();
-        let taker = Self::taker(py);
+        let owner = Self::owner(py);
         let entering = Entering { access: Some(this.clone().unbind()) };
         Ok(Awaiter::pending(async move {
-            let leases = engine.lease_all(&wanted, taker).await;
+            let leases = engine.lease_all(&wanted, owner).await;
             let mut entering = entering;
             Box::new(move |py: Python<'_>| match entering.access.take() {
                 Some(access) => access.get().open(py, leases),
@@ -166,13 +166,13 @@ impl PyAccess {
         &self,
         py: Python<'_>,
         wanted: &[(Tensor, Access)],
-        taker: Taker,
+        owner: LeaseOwner,
     ) -> PyResult<Result<Vec<Lease>, Error>> {
         let engine = self.engine.engine(py)?;
         if running_loop::get(py)?.is_some() {
-            return poll_once(engine.lease_all(wanted, taker)).ok_or_else(|| would_block(py, "the access"));
+            return poll_once(engine.lease_all(wanted, owner)).ok_or_else(|| would_block(py, "the access"));
         }
-        Ok(gate::detach(py, || engine.lease_all_wait(wanted, taker, None)))
+        Ok(gate::detach(py, || engine.lease_all(wanted, owner).wait(None)))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use estafette::devices::{DeviceError, Fence, Frontier, Order, Queue};
+use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
 use estafette::{BodyResult, Completion, Produced, Scope, Tensor, trace};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -441,7 +441,7 @@ fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
 /// A result, and what has to be done before it is there.
 pub struct Late {
     produced: Produced,
-    ready: Frontier,
+    ready: FenceSet,
 }
 
 /// What a function has returned, taken over from the library that made it.
@@ -456,7 +456,7 @@ fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult
     }
     if let Ok(tensor) = value.cast::<PyTensor>() {
         let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
-        return Ok(Some(Late { produced, ready: Frontier::default() }));
+        return Ok(Some(Late { produced, ready: FenceSet::default() }));
     }
     refuse_masked(value)?;
     let array = if is_numpy_scalar(value)? {

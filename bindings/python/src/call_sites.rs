@@ -1,6 +1,6 @@
 //! Whether leases note the line of Python code that takes them, and what becomes of their memory there.
 //!
-//! Off, a lease has the text that its taker is known by, and costs nothing more. On, it has file, line and function as well,
+//! Off, a lease has the text that its owner is known by, and costs nothing more. On, it has file, line and function as well,
 //! and the type of the object behind it where that passes through our hands. It is for the whole process: a library that
 //! takes a lease knows no engine.
 

@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use estafette::devices::cuda::CudaRuntime;
-use estafette::devices::{DLDevice, DeviceType, Frontier};
+use estafette::devices::{DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette::{Access, Consumer, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyValueError};
@@ -40,7 +40,7 @@ pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> 
 /// # Errors
 /// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
 /// device here knows.
-pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, Frontier)> {
+pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
     if interface.entry("mask")?.is_some() {
@@ -78,8 +78,8 @@ pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, 
         None => of_default.then_some(stream::LEGACY),
     };
     let ready = match stream {
-        Some(stream) => Frontier::from_iter(stream::fence_of(py, device, stream)?),
-        None => Frontier::default(),
+        Some(stream) => FenceSet::from_iter(stream::fence_of(py, device, stream)?),
+        None => FenceSet::default(),
     };
     let data = ptr::with_exposed_provenance_mut(address);
     // SAFETY: the object vouches for its memory as long as it lives.
@@ -149,7 +149,7 @@ pub fn describe<'py>(
             // The lease is over when the waits are enqueued.
             let consumer = Consumer::Queue(Arc::clone(&queue));
             let lease = gate::detach(py, || {
-                tensor.lease_wait_for(Access::Read, None, "a CUDA array interface", &consumer)
+                tensor.lease(Access::Read, "a CUDA array interface").for_consumer(&consumer).wait(None)
             });
             drop(lease.or_raise(py)?);
             unordered::note(py, false, Reason::Untracked, place.to_string());

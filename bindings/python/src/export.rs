@@ -231,7 +231,7 @@ pub fn export_managed<'py>(
         }
     }
     // A view of an operation's function is known by the operation.
-    options.taker = (scope.is_none() || !caller.is_body).then_some(caller.place);
+    options.owner = (scope.is_none() || !caller.is_body).then_some(caller.place);
     let managed = match (scope, from) {
         (Some((scope, declared)), _) => {
             if access == Access::Write && declared == Access::Read {

@@ -1,7 +1,7 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
 use estafette::Acquisition;
-use estafette::devices::{DLDevice, DeviceType, Frontier};
+use estafette::devices::{DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
 use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError, PyValueError};
@@ -59,7 +59,7 @@ pub struct Taken {
     /// Nobody may write it although its struct does not say so.
     pub immutable: bool,
     /// When it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
-    pub ready: Frontier,
+    pub ready: FenceSet,
 }
 
 /// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
@@ -75,7 +75,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         check(py, &managed, wanted)?;
         let immutable = is_immutable(py, &managed, None, wanted)?;
         let device = managed.device();
-        let mut ready = Frontier::default();
+        let mut ready = FenceSet::default();
         if device != DLDevice::CPU {
             unordered::note(py, true, Reason::RawCapsule, device.to_string());
             if stream::is_cuda(device) {
@@ -91,7 +91,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
         Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
         _ if cuda_array::is_to_be_asked(object, peer)? => cuda_array::take(object, peer)?,
         _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
-        _ if buffer_import::is_all_there_is(object)? => (buffer_import::take(object)?, Frontier::default()),
+        _ if buffer_import::is_all_there_is(object)? => (buffer_import::take(object)?, FenceSet::default()),
         _ => through_protocol(object, peer, wanted)?,
     };
     check(py, &managed, wanted)?;
@@ -145,7 +145,7 @@ fn through_table(
     object: &Bound<'_, PyAny>,
     table: PeerTable,
     peer: &Peer,
-) -> PyResult<(ManagedTensor, Frontier)> {
+) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     if let Err(refusal) = peers::refuse_unsaid(object, peer) {
         // Its `__dlpack__` says it in the library's own words, if it looks.
@@ -163,7 +163,7 @@ fn through_table(
     };
     let device = managed.device();
     if device == DLDevice::CPU || !reachable(py, device)? {
-        return Ok((managed, Frontier::default()));
+        return Ok((managed, FenceSet::default()));
     }
     let stream = table.current_stream(py, device)?;
     if stream.is_null() && peer.null_stream == NullStream::Unknown {
@@ -171,16 +171,16 @@ fn through_table(
         return through_protocol(object, peer, &Wanted::default());
     }
     if device.device_type == DeviceType::ONE_API {
-        let ready = Frontier::from(sycl::acquire(object, device)?);
+        let ready = FenceSet::from(sycl::acquire(object, device)?);
         return Ok((managed, ready));
     }
     if !stream::is_cuda(device) {
-        return Ok((managed, Frontier::default()));
+        return Ok((managed, FenceSet::default()));
     }
     // What is enqueued on the producer's stream by now, it may have enqueued for this tensor.
     let stream = if stream.is_null() { stream::LEGACY } else { stream.expose_provenance() };
     let ready = stream::fence_of(py, device, stream)?;
-    Ok((managed, Frontier::from_iter(ready)))
+    Ok((managed, FenceSet::from_iter(ready)))
 }
 
 /// Takes a tensor through `__dlpack__`.
@@ -188,7 +188,7 @@ fn through_protocol(
     object: &Bound<'_, PyAny>,
     peer: &Peer,
     wanted: &Wanted,
-) -> PyResult<(ManagedTensor, Frontier)> {
+) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     // What a library without devices makes is on the host: no need to ask.
     let device = if peer.stream == Stream::HostOnly { Some(DLDevice::CPU) } else { device_of(object)? };
@@ -222,10 +222,10 @@ fn through_protocol(
     let managed = capsule::consume(raw)?;
     let device = managed.device();
     if device.device_type == DeviceType::ONE_API {
-        let ready = Frontier::from(sycl::acquire(object, device)?);
+        let ready = FenceSet::from(sycl::acquire(object, device)?);
         return Ok((managed, ready));
     }
-    let mut ready = Frontier::default();
+    let mut ready = FenceSet::default();
     if let Some(acquisition) = acquisition {
         // At once: what it stands for is this tensor, and no longer its producer's stream.
         ready.insert(acquisition.fence().or_raise(py)?);

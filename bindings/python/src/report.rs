@@ -55,13 +55,13 @@ pub fn diagnosis(py: Python<'_>, diagnosis: &Diagnosis) -> PyResult<Py<PyAny>> {
 }
 
 pub fn lease<'py>(py: Python<'py>, lease: &LeaseInfo) -> PyResult<Bound<'py, PyAny>> {
-    let site = lease.taker.site();
+    let site = lease.owner.site();
     let fields = (
         lease.access.to_string(),
-        &*lease.taker,
+        &*lease.owner,
         lease.age.as_secs_f64(),
         lease.held,
-        lease.taker.library(),
+        lease.owner.library(),
         lease.object.as_deref(),
         site.map(|site| &*site.file),
         site.map(|site| site.line),

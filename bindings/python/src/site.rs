@@ -1,6 +1,6 @@
 //! Where in a Python program a call comes from.
 
-use estafette::{CallSite, Taker};
+use estafette::{CallSite, LeaseOwner};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ const KEPT: usize = 128;
 /// Who calls into this package from Python.
 pub struct Caller {
     /// The function and line outside any known library.
-    pub place: Taker,
+    pub place: LeaseOwner,
     /// Whether it is this package, on behalf of the function of an operation.
     pub is_body: bool,
     /// The innermost library on the way.
@@ -32,7 +32,7 @@ struct Site {
     /// Keeps the code object, so that its address is nobody else's.
     code: Py<PyAny>,
     position: i32,
-    place: Taker,
+    place: LeaseOwner,
     is_body: bool,
 }
 
@@ -85,7 +85,7 @@ fn code_of<'py>(frame: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
 }
 
 /// "function (file:line)".
-fn text(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Taker> {
+fn text(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<LeaseOwner> {
     let py = frame.py();
     // SAFETY: a live frame.
     let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
@@ -94,7 +94,7 @@ fn text(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Taker> {
     let short = file.rsplit(['/', '\\']).next().unwrap_or(file);
     let name = code.getattr(intern!(py, "co_name"))?;
     let name = name.cast::<PyString>()?.to_str()?;
-    let place = Taker::from(format!("{name} ({short}:{line})"));
+    let place = LeaseOwner::from(format!("{name} ({short}:{line})"));
     Ok(if call_sites::are_recorded() {
         let line = line.try_into().unwrap_or_default();
         place.at(CallSite { file: file.to_owned(), line, function: name.to_owned() })
@@ -109,7 +109,7 @@ fn slot(code: &Bound<'_, PyAny>, position: i32) -> usize {
     (address ^ (address >> 7)).wrapping_add(position as usize) % KEPT
 }
 
-fn kept(py: Python<'_>, code: &Bound<'_, PyAny>, position: i32) -> Option<(Taker, bool)> {
+fn kept(py: Python<'_>, code: &Bound<'_, PyAny>, position: i32) -> Option<(LeaseOwner, bool)> {
     // SAFETY: compares addresses and clones a text.
     unsafe {
         SITES.with(py, |sites| {

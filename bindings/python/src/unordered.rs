@@ -61,7 +61,7 @@ struct Note {
     import: bool,
     reason: Reason,
     what: String,
-    place: estafette::Taker,
+    place: estafette::LeaseOwner,
 }
 
 struct Notes {

@@ -9,7 +9,7 @@
 use std::ptr::{self, NonNull};
 
 use estafette::devices::sycl::SyclDevice;
-use estafette::devices::{DLDevice, Device, DeviceType, Frontier, Queue, table};
+use estafette::devices::{DLDevice, Device, DeviceType, FenceSet, Queue, table};
 use estafette::exchange::ManagedTensor;
 use estafette::{Access, Layout, Tensor};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -37,7 +37,7 @@ pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 /// # Errors
 /// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
 /// it names, or of a context that the device table does not know.
-pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
+pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
     let py = object.py();
     let interface = Dictionary::of(object, NAME)?;
     let version: i64 = interface.needed("version")?.extract()?;
@@ -74,13 +74,13 @@ pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, Frontier)> {
 }
 
 /// When the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
-fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Frontier> {
+fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
     if named.is_instance_of::<PyString>() {
-        return Ok(Frontier::default());
+        return Ok(FenceSet::default());
     }
-    let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(Frontier::default()) };
+    let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(FenceSet::default()) };
     let fence = queue.record().map_err(|error| raise(named.py(), "ExchangeError", error.to_string()))?;
-    Ok(Frontier::from(fence))
+    Ok(FenceSet::from(fence))
 }
 
 /// The device that `syclobj` stands for: a queue or its capsule, a context, or a device's filter string.

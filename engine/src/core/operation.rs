@@ -239,7 +239,7 @@ pub(crate) enum Role {
     /// Whom to tell early when the version that a probe waits for can no longer come.
     Probe(Arc<Signal<Result<(), Error>>>),
     /// Who took a lease.
-    Lease(Arc<crate::lease::LeaseLabel>),
+    Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle what its variables carry: where they find it.
     Replay(Arc<Inputs>),
     /// A helper: it does work of another operation, and a thread that waits for that operation may run it.
@@ -318,7 +318,7 @@ impl OpState {
     }
 
     /// Who took a lease.
-    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
+    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseOp>> {
         match self.role()? {
             Role::Lease(label) => Some(label),
             _ => None,
@@ -343,7 +343,7 @@ impl OpState {
 
     /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
     #[inline]
-    pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
+    pub(crate) fn handle_outlives_call(&self, core: Option<u64>) -> bool {
         matches!(self.kind, Kind::Work | Kind::WorkerOnly) && self.priority == 0 && core == Some(self.core.id)
     }
 

@@ -18,8 +18,8 @@ use crate::core::operation::{OpTag, Panic, bury};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
-use crate::lease::consumer::{Consumer, is_released_early};
-use crate::lease::{Access, LeaseInner, check_writable};
+use crate::lease::consumer::{Consumer, may_release_before_completion};
+use crate::lease::{Access, LeaseState, check_writable};
 use crate::operation::active::{ActiveTask, Views};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
@@ -240,7 +240,7 @@ impl Scope {
     /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
-        if self.queue().is_none() && is_released_early(&tensor.inner) {
+        if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
             // Nothing says which streams he uses.
             self.lock().lent_on = tensor.device().ok();
         }
@@ -264,21 +264,21 @@ impl Scope {
         let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
         if queue.is_none()
             && !options.copy
-            && (options.consumer.orders_itself() || is_released_early(&tensor.inner))
+            && (options.consumer.is_stream_ordered() || may_release_before_completion(&tensor.inner))
         {
             inner.lent_on = tensor.device().ok();
         }
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
-        let taker = options.taker.clone().unwrap_or_else(|| {
+        let owner = options.owner.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
             format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
         });
-        if let Some(library) = taker.library()
+        if let Some(library) = owner.library()
             && trace::is_open()
         {
             hooks::lends(self.id, library);
         }
-        let lease = LeaseInner::view_of(running, tensor, access, taker);
+        let lease = LeaseState::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);
         if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
@@ -377,7 +377,7 @@ impl ScopeState {
     }
 
     /// Keeps a view for as long as it lives. Those that are gone are forgotten when the list is full, so each costs the same.
-    fn note_view(&mut self, lease: &Arc<LeaseInner>, mode: Mode) {
+    fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
             self.views.reserve(self.views.len().max(VIEWS_MIN));

@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
-use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
+use estafette_devices::{DeviceError, Fence, FenceSet, Order, Queue, Reactor};
 use estafette_graph::{Ended, GrantedAccess};
 use smallvec::SmallVec;
 
@@ -167,7 +167,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     // The engine whose pool has got operations and no wake-up yet: one for all of them.
     let mut unwoken: Option<CoreRef> = None;
     for granted in ready.drain(..) {
-        if !urgent && first.is_none() && granted.payload().may_be_kept(keep_for) {
+        if !urgent && first.is_none() && granted.payload().handle_outlives_call(keep_for) {
             first = Some(granted);
         } else if granted.payload().priority != 0 {
             push(granted);
@@ -195,14 +195,14 @@ pub(crate) struct Inspection {
     /// Root cause of the first input that failed.
     pub(crate) failure: Option<OperationError>,
     /// Fences that are not done.
-    pub(crate) pending: Frontier,
+    pub(crate) pending: FenceSet,
     /// Those among them whose failure would be that of an input.
-    inputs: Frontier,
+    inputs: FenceSet,
 }
 
 /// Looks at every access. Fences are asked outside the variable's bit, since asking may call a driver.
 pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
-    let mut found = Inspection { failure: None, pending: Frontier::default(), inputs: Frontier::default() };
+    let mut found = Inspection { failure: None, pending: FenceSet::default(), inputs: FenceSet::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
         let mode = access.mode();
@@ -262,8 +262,8 @@ fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
     match resolve_inputs(&granted) {
         Inputs::Ready => begin::<false>(granted),
         Inputs::Skip(cause) => skip(granted, cause),
-        Inputs::Park(frontier) => {
-            park(granted, frontier);
+        Inputs::Park(fence_set) => {
+            park(granted, fence_set);
             None
         }
     }
@@ -313,7 +313,7 @@ enum Inputs {
     /// An input has failed, or the queue refuses.
     Skip(OperationError),
     /// Only the host can wait for these.
-    Park(Frontier),
+    Park(FenceSet),
 }
 
 fn resolve_inputs(granted: &OpGranted) -> Inputs {
@@ -343,8 +343,8 @@ fn resolve_inputs(granted: &OpGranted) -> Inputs {
 }
 
 /// Makes the queue wait for `pending` where it can, and gives back what only the host can wait for.
-fn order_on(queue: &dyn Queue, pending: &Frontier) -> Result<Frontier, DeviceError> {
-    let mut host = Frontier::default();
+fn order_on(queue: &dyn Queue, pending: &FenceSet) -> Result<FenceSet, DeviceError> {
+    let mut host = FenceSet::default();
     for fence in pending {
         if queue.order_after(fence)? == Order::Host {
             host.insert(fence.clone());
@@ -353,10 +353,10 @@ fn order_on(queue: &dyn Queue, pending: &Frontier) -> Result<Frontier, DeviceErr
     Ok(host)
 }
 
-/// Sets the operation aside until `frontier` has settled. No thread blocks.
-fn park(granted: OpGranted, frontier: Frontier) {
+/// Sets the operation aside until `fence_set` has settled. No thread blocks.
+fn park(granted: OpGranted, fence_set: FenceSet) {
     // Whether the fences failed is seen when the operation starts again and inspects its inputs.
-    Reactor::global().when_settled(&frontier, move |_settled| {
+    Reactor::global().when_settled(&fence_set, move |_settled| {
         push(granted);
     });
 }
@@ -396,7 +396,7 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
         notify_end(handle);
     }
     let first = ended.next_granted()?;
-    if !ended.has_granted() && first.payload().may_be_kept(Some(core)) {
+    if !ended.has_granted() && first.payload().handle_outlives_call(Some(core)) {
         // What most operations grant, and what a chain is made of.
         return Some(first);
     }

@@ -59,7 +59,7 @@ impl GraphPlan {
                     format!("is on {}, and the first one on {}", queue.device(), first.device()),
                 );
             }
-            if !queue.records_graphs() {
+            if !queue.supports_capture() {
                 let why =
                     "is on a queue that records no graphs: somebody else's, or of a device that has none";
                 return cannot(Some(at), why.into());
@@ -111,7 +111,7 @@ impl Capture<'_> {
 
     fn record(&self) -> Result<Arc<dyn LaunchGraph>, OperationError> {
         let mut failed = None;
-        let captured = self.graph.queue.record_graph(self.graph.queues, &mut |queues| {
+        let captured = self.graph.queue.capture_graph(self.graph.queues, &mut |queues| {
             self.enqueue(queues).map_err(|failure| {
                 failed = Some(failure);
                 DeviceError::new(DeviceErrorKind::Other, "a node has failed")

@@ -12,7 +12,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_devices::{DeviceError, Entered, Fence, FenceState, Frontier, Order, Queue, Reactor};
+use estafette_devices::{DeviceError, Entered, Fence, FenceSet, FenceState, Order, Queue, Reactor};
 use estafette_graph::replay;
 use estafette_sync::sync::OnceLock;
 
@@ -27,7 +27,7 @@ use crate::operation::submit::lost;
 /// The fences that nodes have left.
 pub(super) struct NodeFences {
     /// Filled when the node has ended.
-    left: Box<[OnceLock<Frontier>]>,
+    left: Box<[OnceLock<FenceSet>]>,
 }
 
 impl NodeFences {
@@ -45,7 +45,7 @@ impl NodeFences {
 
     /// What the nodes that nothing follows have left.
     pub(super) fn last(&self, order: &replay::Order) -> Vec<Fence> {
-        let mut last = Frontier::default();
+        let mut last = FenceSet::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
             last.extend(self.of(node).cloned());
         }
@@ -94,7 +94,7 @@ impl SharedRun {
         let run = &self.run;
         let queue = plan.queues[node as usize].as_ref();
         let before = &plan.before[node as usize];
-        let (mut pending, mut refused) = (Frontier::default(), None);
+        let (mut pending, mut refused) = (FenceSet::default(), None);
         for &earlier in before {
             for fence in fences.of(earlier) {
                 match order_after(fence, queue) {

@@ -9,7 +9,7 @@ use crate::core::context::Current;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyResult, FailureKind};
 use crate::core::operation::OpTag;
-use crate::lease::consumer::After;
+use crate::lease::consumer::EndsAfter;
 use crate::operation::active::Views;
 use crate::operation::completion::{Completion, Ended, Scope};
 use crate::operation::operands::Declared;
@@ -77,7 +77,7 @@ impl NodeRun {
     pub(crate) fn keep(&self, views: Views) {
         if let Some(queue) = &self.queue {
             for lease in views.iter().filter_map(|(view, _)| view.upgrade()) {
-                lease.ends_after(After::Queue(Arc::clone(queue)));
+                lease.ends_after(EndsAfter::Queue(Arc::clone(queue)));
             }
         }
         self.replay.keep(views);

@@ -21,7 +21,7 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::event_count::Bell;
 use crate::core::operation::{Kind, Phase};
 use crate::core::wakers::locks_are_lost;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::wait::blocking::{self, Seen, let_go};
 use crate::wait::inspect;
 use crate::wait::stand_in::{StandInSet, others_without_workers};

@@ -301,7 +301,7 @@ fn lease(export: &Operation, opened: u64, closed: u64) -> Lease {
         variable: export.accesses[0].variable,
         access: Mode::Read,
         library: Some(TORCH),
-        taker: "torch.from_dlpack".into(),
+        owner: "torch.from_dlpack".into(),
         site: Some(Site { file: "pipeline.py".into(), line: 38, function: "preview".into() }),
         opened,
         closed: Some(closed),

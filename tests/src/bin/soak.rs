@@ -317,14 +317,14 @@ fn leases(soak: &Soak, engine: &Engine, seed: u64) {
         let at = dice.roll(shared.len());
         let (x, y) = (&shared[at], &shared[(at + 1) % shared.len()]);
         let access = dice.pick(&[Access::Read, Access::Write]);
-        let Ok(held) = x.lease_wait(access, Some(Duration::from_secs(60)), "a soak") else {
+        let Ok(held) = x.lease(access, "a soak").wait(Some(Duration::from_secs(60))) else {
             panic!("nothing else holds it for long");
         };
         let behind = soak.timed("behind a lease", || step(engine, y, x, false));
         let mut wanted = x.lease(Access::Write, "an impatient soak").boxed();
         assert!((&mut wanted).now_or_never().is_none(), "it stands behind a writer");
         if dice.once_in(2) {
-            let late = x.lease_wait(Access::Write, Some(Duration::from_millis(1)), "a late soak");
+            let late = x.lease(Access::Write, "a late soak").wait(Some(Duration::from_millis(1)));
             assert!(late.is_err(), "the lease of this thread is before it");
         }
         drop(wanted);

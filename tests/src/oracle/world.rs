@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use estafette::devices::sim::SimDevice;
-use estafette::devices::{Device, Frontier, Queue, host};
+use estafette::devices::{Device, FenceSet, Queue, host};
 use estafette::{BodyResult, Completion, Engine, Error, Op, Produced, Tensor, Variable};
 use estafette_sync::sync::mpsc::{Receiver, Sender, channel};
 use estafette_sync::{thread, thread_local};
@@ -209,7 +209,7 @@ impl World {
             let data = place.0.get();
             let handle = if number < shape.tensors {
                 let engine = &engines[number % engines.len()];
-                Handle::Tensor(alias::import_place(engine, data, &Arc::default(), Frontier::default())?)
+                Handle::Tensor(alias::import_place(engine, data, &Arc::default(), FenceSet::default())?)
             } else {
                 Handle::Variable(engines[0].var())
             };

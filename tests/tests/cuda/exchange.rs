@@ -81,7 +81,7 @@ impl Bench {
 
     fn lease(&self, x: &Tensor, access: Access, consumer: &Consumer) -> Lease {
         // No time to wait on the host: whatever has to be waited for is waited for elsewhere.
-        x.lease_wait_for(access, Some(Duration::ZERO), "a consumer", consumer).unwrap()
+        x.lease(access, "a consumer").for_consumer(consumer).wait(Some(Duration::ZERO)).unwrap()
     }
 
     fn silent(&self) {

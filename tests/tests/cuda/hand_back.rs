@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
-use estafette::devices::{Allocation, Device, Frontier, Queue};
+use estafette::devices::{Allocation, Device, FenceSet, Queue};
 use estafette::exchange::{Abi, ExportFlags, Home, Layout, ManagedTensor, export};
 use estafette::{Access, Consumer, DType, Engine, Tensor};
 use estafette_cuda_sim_client::Simulator;
@@ -89,7 +89,7 @@ impl Bench {
     fn import(&self, home: usize) -> Tensor {
         let managed = self.owner.lends(&self.device);
         // What the owner has enqueued comes before us.
-        let ready = Frontier::from(self.owner.queue.record().unwrap());
+        let ready = FenceSet::from(self.owner.queue.record().unwrap());
         // SAFETY: streams of this test live as long as it does; whether it is the right one is what is tested.
         unsafe {
             let home = Home::new(Arc::clone(&self.device) as _, home, None).unwrap();
@@ -178,7 +178,8 @@ fn what_only_the_host_can_wait_for_holds_the_block_as_ever() {
     // SAFETY: the stream lives.
     let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
     assert!(matches!(consumer, Consumer::Queue(_)));
-    let lease = x.lease_wait_for(Access::Read, Some(Duration::ZERO), "a consumer", &consumer).unwrap();
+    let lease =
+        x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::ZERO)).unwrap();
     bench.simulator.block(theirs.native());
     let copy = bench.device.allocate(BYTES, 64).unwrap();
     // SAFETY: the lease keeps the block, and the copy is ours.
@@ -230,7 +231,7 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
         Home::new(Arc::clone(&bench.device) as _, queue.native(), None).unwrap_err();
         let home = Home::new(other, queue.native(), None).unwrap();
         let managed = bench.owner.lends(&bench.device);
-        let error = bench.engine.import_homing(managed, Frontier::default(), false, home).unwrap_err();
+        let error = bench.engine.import_homing(managed, FenceSet::default(), false, home).unwrap_err();
         assert!(error.to_string().contains("its home on cuda:1"), "{error}");
     }
     assert_eq!(bench.owner.freed(), 1, "what is refused is given back");

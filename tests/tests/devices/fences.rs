@@ -1,11 +1,11 @@
-//! The guarantees of the design on a device with a clock of its own: the simulated one. Time passes only when a test says
+//! Guarantees on a device with a clock of its own: the simulated one. Time passes only when a test says
 //! so, so nothing here depends on luck.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use estafette::devices::sim::{SimDevice, SimNotify, SimOptions, SimPace, SimQueue};
-use estafette::devices::{Device, DeviceError, DeviceErrorKind, Fence, Frontier, Queue, host};
+use estafette::devices::{Device, DeviceError, DeviceErrorKind, Fence, FenceSet, Queue, host};
 use estafette::{
     Access, DType, Engine, Error, ExportOptions, FailureKind, Op, Produced, Tensor, TensorState,
 };
@@ -201,7 +201,7 @@ fn host_to_device_waits_for_a_promise_and_for_nothing_else() {
     // A pending promise of the host: the operation is parked until it is kept, since the device cannot wait for it.
     let deleted = Deleted::default();
     let (completer, fence) = host::promise("a frame");
-    let mut ready = Frontier::default();
+    let mut ready = FenceSet::default();
     ready.insert(fence);
     // SAFETY: a fresh tensor that describes its memory truly.
     let promised =

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use estafette::devices::{
-    DLDevice, DeviceError, Event, Fence, FenceState, Frontier, QueueId, Subscriber, Timeline, Watch,
+    DLDevice, DeviceError, Event, Fence, FenceSet, FenceState, QueueId, Subscriber, Timeline, Watch,
 };
 use estafette::exchange::{self, ExportFlags, reaper};
 use estafette::{Abi, Access, DType, Engine, Layout, Origin, Produced, Tensor};
@@ -83,7 +83,7 @@ impl Drop for Misbehaves {
     fn drop(&mut self) {
         self.calls_back();
         let _ = self.x.wait_timeout(Duration::ZERO);
-        let _ = self.x.lease_now(Access::Read, "a destructor");
+        let _ = self.x.lease(Access::Read, "a destructor").try_now();
         drop(self.x.ready().now_or_never());
         self.engine.diagnose();
         self.dropped.fetch_add(1, Ordering::SeqCst);
@@ -361,9 +361,9 @@ fn events_of_tensors_that_collapse_and_of_one_that_goes() {
             // SAFETY: the memory is as described.
             unsafe { stage.engine.import_from(managed, ready, false, || Origin::Owner) }.unwrap()
         };
-        let parts: Vec<Tensor> = (0..20).map(|at| import(2 * at, 2, Frontier::default())).collect();
+        let parts: Vec<Tensor> = (0..20).map(|at| import(2 * at, 2, FenceSet::default())).collect();
         parts[3].used_until(&work(&stage.x)).unwrap();
-        let whole = import(0, 40, Frontier::from(work(&stage.x)));
+        let whole = import(0, 40, FenceSet::from(work(&stage.x)));
         whole.used_until(&work(&stage.x)).unwrap();
         assert!(!whole.is_ready());
         set(&stage.engine, &parts[5], 2.0);

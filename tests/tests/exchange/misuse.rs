@@ -118,7 +118,7 @@ fn what_is_forgotten_keeps_its_access() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let (lease, guard) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
-    std::mem::forget(lease.lease_now(Access::Read, "who forgets").unwrap());
+    std::mem::forget(lease.lease(Access::Read, "who forgets").try_now().unwrap());
     let (done, is_done) = channel();
     let op = engine.op("forgets").writes([&guard]).run_future(move |[], [guard]| async move {
         std::mem::forget(guard);

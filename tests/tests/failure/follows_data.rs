@@ -1,4 +1,4 @@
-//! The guarantees of the design that are about failure: it follows data, with the root cause, and is healed by overwriting.
+//! Guarantees about failure: it follows data, with the root cause, and is healed by overwriting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

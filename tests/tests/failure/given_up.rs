@@ -33,8 +33,8 @@ fn a_refused_write_lease_does_not_keep_later_readers_out() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let reader = x.lease_now(Access::Read, "the first reader").unwrap().unwrap();
-    assert!(x.lease_now(Access::Write, "a writer").unwrap().is_none());
+    let reader = x.lease(Access::Read, "the first reader").try_now().unwrap().unwrap();
+    assert!(x.lease(Access::Write, "a writer").try_now().unwrap().is_none());
     let mut writer = x.lease(Access::Write, "an impatient writer").boxed();
     assert!((&mut writer).now_or_never().is_none());
     assert!(
@@ -42,7 +42,7 @@ fn a_refused_write_lease_does_not_keep_later_readers_out() {
     );
     drop(writer);
     assert!(x.is_ready(), "nothing writes it");
-    drop(x.lease_now(Access::Read, "another reader").unwrap().expect("readers share"));
+    drop(x.lease(Access::Read, "another reader").try_now().unwrap().expect("readers share"));
     drop(x.export_wait(&ExportOptions::new(Access::Read)).unwrap());
     look(&engine, &x).wait().unwrap();
     assert_eq!(queued(&engine.diagnose()), ["lease"], "that of the first reader");
@@ -58,7 +58,7 @@ fn readers_that_wait_behind_a_write_lease_go_on_when_it_is_given_up() {
         let engine = engine(workers);
         let watchdog = Watchdog::of(&engine);
         let x = tensor(&engine, 1.0);
-        let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+        let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
         let mut writer = x.lease(Access::Write, "a writer").boxed();
         assert!((&mut writer).now_or_never().is_none());
         let op = look(&engine, &x);
@@ -79,14 +79,14 @@ fn a_scoped_lease_of_several_tensors_that_is_given_up_frees_all_of_them() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
-    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     let wanted = [(x.clone(), Access::Write), (y.clone(), Access::Write)];
     let mut both = engine.lease_all(&wanted, "both").boxed();
     assert!((&mut both).now_or_never().is_none());
     assert!(!y.is_ready(), "granted to those who wait for the other");
     drop(both);
     assert!(matches!(
-        engine.lease_all_wait(&wanted, "both again", Some(SHORT)),
+        engine.lease_all(&wanted, "both again").wait(Some(SHORT)),
         Err(Error::LeaseHeld(_) | Error::Timeout(_))
     ));
     assert!(x.is_ready() && y.is_ready());
@@ -134,8 +134,8 @@ fn a_million_dropped_ready_futures_of_a_pending_tensor_leave_nothing_in_its_queu
     for _ in 0..100 {
         assert!(matches!(x.wait_timeout(Duration::ZERO), Err(Error::Timeout(_))));
         assert!(matches!(x.wait_timeout(Duration::from_micros(1)), Err(Error::Timeout(_))));
-        assert!(matches!(x.lease_now(Access::Read, "a try"), Ok(None)));
-        assert!(x.lease_wait(Access::Write, Some(Duration::from_micros(1)), "a short try").is_err());
+        assert!(matches!(x.lease(Access::Read, "a try").try_now(), Ok(None)));
+        assert!(x.lease(Access::Write, "a short try").wait(Some(Duration::from_micros(1))).is_err());
     }
     assert_eq!(queued(&engine.diagnose()).len(), 1, "the write");
     write.open();
@@ -150,7 +150,7 @@ fn whoever_waits_until_a_tensor_is_writable_goes_on_when_a_lease_request_is_give
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     let mut writer = x.lease(Access::Write, "a writer").boxed();
     assert!((&mut writer).now_or_never().is_none());
     let mut writable = x.writable();
@@ -253,7 +253,7 @@ fn a_cancelled_writer_keeps_nobody_from_what_it_only_reads() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 2.0));
-    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     let op = engine.op("late").reads([&y]).writes([&x]).run(|[_], [_]| Ok(())).unwrap();
     let write = set(&engine, &y, 3.0);
     assert!(waits(&engine, &write), "it reads y");
@@ -307,7 +307,7 @@ fn a_diagnosis_tells_what_a_cancelled_operation_waits_for_and_nothing_of_request
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let holder = x.lease_now(Access::Read, "the true holder").unwrap().unwrap();
+    let holder = x.lease(Access::Read, "the true holder").try_now().unwrap().unwrap();
     let op = set(&engine, &x, 2.0);
     let mut impatient = x.lease(Access::Write, "impatient").boxed();
     assert!((&mut impatient).now_or_never().is_none());
@@ -316,7 +316,7 @@ fn a_diagnosis_tells_what_a_cancelled_operation_waits_for_and_nothing_of_request
         diagnosis
             .operations
             .iter()
-            .any(|op| op.lease.as_ref().is_some_and(|lease| lease.taker.to_string().contains("impatient")))
+            .any(|op| op.lease.as_ref().is_some_and(|lease| lease.owner.to_string().contains("impatient")))
     };
     assert!(wanted(&engine.diagnose()), "it still waits");
     drop(impatient);

@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": owned guards, and slices of operands.
+//! Hard cases of docs/guarantees.md: owned guards, and slices of operands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,11 +1,11 @@
-//! The cases of the design's "Hard cases, decided": leases.
+//! Hard cases of docs/guarantees.md: leases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::{Access, Completion, Engine, Error, ExportOptions, ManagedTensor, Origin, Status, Tensor};
 use futures::FutureExt;
 use futures::executor::block_on;
@@ -14,19 +14,19 @@ use tests::foreign::Deleted;
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-fn export(tensor: &Tensor, access: Access, taker: &str) -> ManagedTensor {
-    let options = ExportOptions { taker: Some(taker.into()), ..ExportOptions::new(access) };
+fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
+    let options = ExportOptions { owner: Some(owner.into()), ..ExportOptions::new(access) };
     tensor.export_wait(&options).expect("nobody holds it")
 }
 
-fn assert_held(error: &Error, taker: &str) {
+fn assert_held(error: &Error, owner: &str) {
     let Error::LeaseHeld(held) = error else { panic!("{error:?}") };
     assert_eq!(held.leases.len(), 1, "{held}");
-    assert!(held.leases[0].contains(taker), "{held}");
+    assert!(held.leases[0].contains(owner), "{held}");
 }
 
 #[test]
-fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_taker() {
+fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_owner() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
@@ -323,7 +323,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     let import = |origin| {
         let managed = memory.tensor(0, 1, &deleted);
         // SAFETY: a fresh tensor that describes its memory truly.
-        unsafe { engine.import_from(managed, Frontier::default(), false, || origin) }.unwrap()
+        unsafe { engine.import_from(managed, FenceSet::default(), false, || origin) }.unwrap()
     };
     let t = import(Origin::Unknown);
     for access in [Access::Read, Access::Write] {
@@ -341,7 +341,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     // Without a lease nobody is asked.
     let managed = memory.tensor(0, 1, &deleted);
     // SAFETY: as above.
-    let asked = unsafe { engine.import_from(managed, Frontier::default(), false, || panic!("asked")) };
+    let asked = unsafe { engine.import_from(managed, FenceSet::default(), false, || panic!("asked")) };
     drop((t, asked.unwrap()));
     deleted.settle_at(6);
     assert!(watchdog.still_watches());

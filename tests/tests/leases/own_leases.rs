@@ -7,7 +7,7 @@ use tests::watchdog::Watchdog;
 
 /// A tensor in the memory of `tensor`, under a lease of it.
 fn derived(engine: &Engine, tensor: &Tensor, access: Access) -> Tensor {
-    let options = ExportOptions { taker: Some("the borrower".into()), ..ExportOptions::new(access) };
+    let options = ExportOptions { owner: Some("the borrower".into()), ..ExportOptions::new(access) };
     // SAFETY: the exported struct describes the memory truly, and keeps it.
     unsafe { engine.import(tensor.export_wait(&options).unwrap()) }.unwrap()
 }

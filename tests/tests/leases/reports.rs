@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use estafette::{Access, CallSite, Error, ExportOptions, LeaseInfo, Status, Taker};
+use estafette::{Access, CallSite, Error, ExportOptions, LeaseInfo, LeaseOwner, Status};
 use futures::FutureExt;
 use futures::executor::block_on;
 use tests::ops::{engine, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-fn somebody() -> Taker {
+fn somebody() -> LeaseOwner {
     let site = CallSite { file: "src/pipeline.py".into(), line: 7, function: "load".into() };
-    Taker::from("load (pipeline.py:7)").of_library(Some(&"numpy")).at(site)
+    LeaseOwner::from("load (pipeline.py:7)").of_library(Some(&"numpy")).at(site)
 }
 
 fn assert_is_somebody(lease: &LeaseInfo, access: Access) {
-    assert_eq!((lease.access, &*lease.taker), (access, "load (pipeline.py:7)"));
-    assert_eq!(lease.taker.library(), Some("numpy"));
-    let site = lease.taker.site().unwrap();
+    assert_eq!((lease.access, &*lease.owner), (access, "load (pipeline.py:7)"));
+    assert_eq!(lease.owner.library(), Some("numpy"));
+    let site = lease.owner.site().unwrap();
     assert_eq!((&*site.file, site.line, &*site.function), ("src/pipeline.py", 7, "load"));
     assert!(lease.age < Duration::from_secs(60));
     let words = format!("{access} lease taken by load (pipeline.py:7)");
@@ -24,12 +24,12 @@ fn assert_is_somebody(lease: &LeaseInfo, access: Access) {
 }
 
 #[test]
-fn a_lease_in_the_way_is_told_with_its_taker_wherever_somebody_asks() {
+fn a_lease_in_the_way_is_told_with_its_owner_wherever_somebody_asks() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     for access in [Access::Read, Access::Write] {
         let x = tensor(&engine, 1.0);
-        let options = ExportOptions { taker: Some(somebody()), ..ExportOptions::new(access) };
+        let options = ExportOptions { owner: Some(somebody()), ..ExportOptions::new(access) };
         let exported = x.export_wait(&options).unwrap();
         let op = set(&engine, &x, 2.0);
         assert!(waits(&engine, &op));
@@ -82,14 +82,14 @@ fn a_lease_that_waits_is_told_as_one_that_is_not_held() {
     let told = waiting.lease.as_ref().unwrap();
     assert_is_somebody(told, Access::Read);
     assert!(!told.held);
-    assert_eq!(&*waiting.blocked_by[0].lease.as_ref().unwrap().taker, "the first");
+    assert_eq!(&*waiting.blocked_by[0].lease.as_ref().unwrap().owner, "the first");
     drop(first);
     drop(block_on(second).unwrap());
     assert!(watchdog.still_watches());
 }
 
 #[test]
-fn several_leases_taken_at_once_have_one_taker() {
+fn several_leases_taken_at_once_have_one_owner() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
@@ -118,7 +118,7 @@ fn a_view_that_outlives_its_body_is_known_by_the_operation() {
     op.unwrap().wait().unwrap();
     let view = views.recv().unwrap().unwrap();
     let told = engine.diagnose().operations[0].lease.clone().unwrap();
-    assert_eq!((&*told.taker, told.held), ("operation `keeps it`", true));
+    assert_eq!((&*told.owner, told.held), ("operation `keeps it`", true));
     drop(view);
     assert!(watchdog.still_watches());
 }

@@ -5,7 +5,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use estafette::devices::{DLDevice, Fence, Frontier, host};
+use estafette::devices::{DLDevice, Fence, FenceSet, host};
 use estafette::exchange::reaper;
 use estafette::{Access, Completion, DType, Engine, Error, ExportOptions, Origin, Produced, Tensor};
 use tests::foreign::{Deleted, Memory};
@@ -72,7 +72,7 @@ fn a_use_that_is_noted_while_a_host_body_writes_outlasts_it() {
 fn an_alias_lease_that_ends_while_a_host_body_writes_leaves_its_fence() {
     outlasts_a_host_writer(
         |_, x, _, fence| {
-            let lease = x.lease_wait(Access::Alias, None, "somebody who knows").unwrap();
+            let lease = x.lease(Access::Alias, "somebody who knows").wait(None).unwrap();
             lease.release_after(fence);
         },
         write,
@@ -106,7 +106,7 @@ fn collapse(engine: &Engine, memory: &Memory) -> Vec<Tensor> {
     let other = Deleted::default();
     // SAFETY: as above.
     let import = |start, len| unsafe {
-        engine.import_from(memory.tensor(start, len, &other), Frontier::default(), false, || Origin::Owner)
+        engine.import_from(memory.tensor(start, len, &other), FenceSet::default(), false, || Origin::Owner)
     };
     let mut parts: Vec<_> = (2..24).map(|at| import(2 * at, 2).unwrap()).collect();
     parts.push(import(0, 48).unwrap());
@@ -119,7 +119,7 @@ fn an_import_over_memory_that_a_host_body_writes_is_there_when_its_producer_says
         |engine, _x, memory, fence| {
             let other = Deleted::default();
             // SAFETY: as above.
-            unsafe { engine.import_ordered(memory.tensor(1, 2, &other), Frontier::from(fence), false) }
+            unsafe { engine.import_ordered(memory.tensor(1, 2, &other), FenceSet::from(fence), false) }
                 .unwrap();
         },
         |engine, x, over| {
@@ -247,7 +247,7 @@ fn fences_that_were_done_before_a_host_writer_began_do_not_pile_up() {
         set(&engine, &x, f32::from(round)).wait().unwrap();
     }
     assert!(x.is_ready() && x.device().unwrap() == DLDevice::CPU && x.dtype().unwrap() == DType::F32);
-    let lease = x.lease_now(Access::Read, "at once").unwrap();
+    let lease = x.lease(Access::Read, "at once").try_now().unwrap();
     assert!(lease.is_some());
     assert!(watchdog.still_watches());
 }

@@ -1,4 +1,4 @@
-//! The guarantees of the design that are about order: readers, writers, priorities, versions.
+//! Guarantees about order: readers, writers, priorities, versions.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;

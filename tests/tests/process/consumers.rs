@@ -27,7 +27,7 @@ fn acquired(device: &SimDevice, theirs: &SimQueue) -> Consumer {
 
 fn lease(tensor: &Tensor, access: Access, consumer: &Consumer) -> Lease {
     // No time to wait on the host: whatever has to be waited for is waited for elsewhere.
-    tensor.lease_wait_for(access, Some(Duration::ZERO), "a consumer", consumer).unwrap()
+    tensor.lease(access, "a consumer").for_consumer(consumer).wait(Some(Duration::ZERO)).unwrap()
 }
 
 /// What a consumer has read when its work ran.
@@ -78,10 +78,11 @@ fn an_export_waits_on_the_host_until_the_producer_is_issued_and_no_longer() {
         })
         .unwrap();
     let consumer = acquired(&device, &theirs);
-    assert!(x.lease_now_for(Access::Read, "a consumer", &consumer).unwrap().is_none());
-    let late = x.lease_wait_for(Access::Read, Some(Duration::from_millis(5)), "a consumer", &consumer);
+    assert!(x.lease(Access::Read, "a consumer").for_consumer(&consumer).try_now().unwrap().is_none());
+    let late =
+        x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::from_millis(5)));
     assert!(matches!(late, Err(Error::Timeout(_))), "{late:?}");
-    let mut later = std::pin::pin!(x.lease_for(Access::Read, "a consumer", &consumer));
+    let mut later = std::pin::pin!(x.lease(Access::Read, "a consumer").for_consumer(&consumer));
     assert!(later.as_mut().now_or_never().is_none());
     gate.open();
     let lease = block_on(later).unwrap();
@@ -253,7 +254,7 @@ fn a_lease_to_write_keeps_what_was_pending_before_it() {
     write_on(&engine, &producer, "produce", &x, 1.0);
     copy_on(&engine, &reader, "slow reader", &x, &y).wait().unwrap();
     // Given up before it is used: it must leave everything as it was.
-    drop(x.lease_for(Access::Write, "nobody", &Consumer::Unordered));
+    drop(x.lease(Access::Write, "nobody").for_consumer(&Consumer::Unordered));
     let consumer = acquired(&device, &theirs);
     let held = lease(&x, Access::Write, &consumer);
     let element = Element::of(&x);
@@ -276,7 +277,7 @@ fn a_failed_producer_is_told_to_the_consumer_and_a_failed_reader_is_not() {
     write_on(&engine, &ours, "produce", &x, 5.0).wait().unwrap();
     device.run_until_idle();
     let consumer = acquired(&device, &theirs);
-    let refused = x.lease_wait_for(Access::Read, None, "a consumer", &consumer);
+    let refused = x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(None);
     assert!(
         refused.as_ref().is_err_and(|error| error.to_string().contains("illegal address")),
         "{refused:?}"
@@ -301,12 +302,13 @@ fn what_only_the_host_can_wait_for_is_waited_for_there_before_the_queue_goes_on(
     let op = engine.op("outside").updates([&x]);
     op.run_external(move |end| end.complete_after(&fence)).unwrap().wait().unwrap();
     let consumer = acquired(&device, &theirs);
-    assert!(x.lease_now_for(Access::Read, "a consumer", &consumer).unwrap().is_none());
-    let late = x.lease_wait_for(Access::Read, Some(Duration::from_millis(5)), "a consumer", &consumer);
+    assert!(x.lease(Access::Read, "a consumer").for_consumer(&consumer).try_now().unwrap().is_none());
+    let late =
+        x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::from_millis(5)));
     assert!(matches!(late, Err(Error::Timeout(_))), "{late:?}");
     let waiting = std::thread::spawn({
         let x = x.clone();
-        move || x.lease_wait_for(Access::Read, None, "a consumer", &consumer).map(drop)
+        move || x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(None).map(drop)
     });
     completer.complete();
     waiting.join().unwrap().unwrap();

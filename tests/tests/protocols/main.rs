@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use estafette::devices::{Frontier, host};
+use estafette::devices::{FenceSet, host};
 use estafette::{Access, DType, Engine, Error};
 use estafette_sync::thread;
 use tests::foreign;
@@ -136,7 +136,7 @@ fn a_lease_that_is_granted_while_it_is_given_up_is_given_back() {
             after.wait().unwrap();
             write.wait().unwrap();
         }
-        assert!(tensor.lease_now(Access::Write, "a test").unwrap().is_some());
+        assert!(tensor.lease(Access::Write, "a test").try_now().unwrap().is_some());
     });
 }
 
@@ -164,7 +164,7 @@ fn each_deleter_runs_once_and_a_flush_waits_for_it() {
         let engine = engine(1);
         let deleted = foreign::Deleted::default();
         let (completer, pending) = host::promise("work of another library");
-        let fences = [Frontier::default(), [pending].into_iter().collect()];
+        let fences = [FenceSet::default(), [pending].into_iter().collect()];
         thread::scope(|scope| {
             for ready in fences {
                 let (engine, deleted) = (&engine, &deleted);
@@ -193,7 +193,7 @@ fn a_foreign_fence_that_settles_while_it_is_subscribed_to_is_heard_of() {
         let deleted = foreign::Deleted::default();
         let (completer, pending) = host::promise("work of another library");
         let done = Arc::new(AtomicUsize::new(0));
-        let ready: Frontier = [pending].into_iter().collect();
+        let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; the memory is used by operations alone.
         let tensor =
             unsafe { engine.import_ordered(foreign::tensor(&[1.0], &deleted), ready, false) }.unwrap();

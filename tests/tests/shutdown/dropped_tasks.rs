@@ -107,7 +107,7 @@ fn dropped_futures_of_a_tensor_that_is_in_use_keep_no_task() {
     write.open();
     assert!(matches!(x.wait(), Err(Error::Cancelled(_))));
     let y = tensor(&engine, 1.0);
-    let lease = y.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let lease = y.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     many(&y);
     drop(lease);
     let (completer, fence) = host::promise("device work that reads y");

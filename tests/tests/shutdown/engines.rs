@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": shutdown, and updates that did not happen.
+//! Hard cases of docs/guarantees.md: shutdown, and updates that did not happen.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,7 +71,7 @@ fn shutdown_with_a_deadline_cancels_what_only_leases_block_and_reports_it() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
-    let options = ExportOptions { taker: Some("a hoarder".into()), ..ExportOptions::new(Access::Read) };
+    let options = ExportOptions { owner: Some("a hoarder".into()), ..ExportOptions::new(Access::Read) };
     let array = x.export_wait(&options).unwrap();
     let held = [set(&engine, &x, 2.0), add(&engine, &x, 1.0)];
     let variable = engine.var();

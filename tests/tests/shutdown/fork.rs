@@ -1,4 +1,4 @@
-//! The case of the design's "Hard cases, decided": a forked child gets a clear error, and the parent is unaffected.
+//! Hard cases of docs/guarantees.md: a forked child gets a clear error, and the parent is unaffected.
 
 use std::process::Command;
 

@@ -75,7 +75,8 @@ fn a_queue_from_outside_waits_for_us_and_we_for_it_and_the_host_for_nothing() {
         let foreign = unsafe { Device::foreign_queue(&*device, native) }.unwrap();
         let consumer = Consumer::Queue(foreign);
         // No time to wait: what is not done is waited for by the queue.
-        let lease = x.lease_wait_for(Access::Read, Some(Duration::ZERO), "a consumer", &consumer).unwrap();
+        let lease =
+            x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::ZERO)).unwrap();
         drop(consumer);
         theirs.copies(&x);
         drop(lease);

@@ -50,7 +50,7 @@ fn work(engine: &Engine, steps: usize) {
         engine.op("step").updates([&x]).run(|[], [], [_]| Ok(())).unwrap();
     }
     engine.wait_all(None).unwrap();
-    drop(x.lease_now(Access::Read, "a reader").unwrap().unwrap());
+    drop(x.lease(Access::Read, "a reader").try_now().unwrap().unwrap());
     let failed = engine.op("broken").run(|[], []| Err("broke".into())).unwrap();
     assert!(failed.wait().is_err());
     engine.wait_all(None).unwrap();
@@ -96,7 +96,7 @@ fn what_was_noted_is_in_the_unfinished_file_before_the_recording_ends() {
     assert_eq!(left.program, "tests");
     assert!(left.losses.damage[0].contains("before the recording was finished"), "{:?}", left.losses);
     assert!(left.variables.iter().any(|variable| *variable.name == *"batch"));
-    assert!(left.leases.iter().any(|lease| *lease.taker == *"a reader"));
+    assert!(left.leases.iter().any(|lease| *lease.owner == *"a reader"));
     assert!(!left.stalls.is_empty() && left.duration > 0);
     go.send(()).unwrap();
     running.wait().unwrap();

@@ -174,7 +174,7 @@ fn more_than_one_page_is_kept_by_each_thread() {
 }
 
 #[test]
-fn a_lease_that_is_had_at_once_is_told_with_its_taker_and_holds_writers_up() -> Result<(), Error> {
+fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> Result<(), Error> {
     let (clock, journal, _alone) = open();
     let engine = Engine::builder().workers(0).build()?;
     let x = engine.zeros(&[4], DType::F32)?;
@@ -190,7 +190,7 @@ fn a_lease_that_is_had_at_once_is_told_with_its_taker_and_holds_writers_up() -> 
     let recording = journal.finish();
     let [lease] = &recording.leases[..] else { panic!("{:?}", recording.leases) };
     assert_eq!((lease.opened, lease.closed, lease.access), (10, Some(60), Mode::Read));
-    assert_eq!(lease.taker, "a reader");
+    assert_eq!(lease.owner, "a reader");
     assert_eq!(recording.operations.iter().find(|op| op.id == lease.id).map(|op| op.submitted), Some(10));
     let write = operation(&recording, "write");
     assert_eq!((write.submitted, write.ready), (20, Some(60)));
@@ -207,7 +207,7 @@ fn what_is_given_up_has_an_end() {
     let (clock, journal, _alone) = open();
     let engine = Engine::builder().workers(0).build().unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
-    let reader = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
     clock.set(10);
     let (ready, lease) = (x.ready(), x.lease(Access::Write, "a writer").boxed());

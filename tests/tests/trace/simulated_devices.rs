@@ -79,7 +79,7 @@ fn told(recording: &Recording, name: &str, access: Option<usize>) -> Vec<Told> {
         .map(|stall| {
             let culprit = match stall.culprit {
                 Culprit::Operation(id) => recording.operation(id).unwrap().name.to_string(),
-                Culprit::Lease(id) => format!("lease of {}", recording.lease(id).unwrap().taker),
+                Culprit::Lease(id) => format!("lease of {}", recording.lease(id).unwrap().owner),
                 Culprit::Queue(lane) => {
                     assert_eq!(recording.lanes[lane].kind, LaneKind::Queue);
                     "queue".into()

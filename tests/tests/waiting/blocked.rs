@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": waiting and windows.
+//! Hard cases of docs/guarantees.md: waiting and windows.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};

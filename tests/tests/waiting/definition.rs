@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": definition and aliases.
+//! Hard cases of docs/guarantees.md: definition and aliases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -22,14 +22,14 @@ fn a_snapshot_tells_what_is_stalled_and_by_what() {
     let gate = Gate::on_variable(&engine, &busy);
     let running = gate.begun();
     let (a, b) = (engine.zeros(&[1], DType::F32).unwrap(), engine.zeros(&[1], DType::F32).unwrap());
-    let first = block_on(a.lease(Access::Read, "the first taker")).unwrap();
+    let first = block_on(a.lease(Access::Read, "the first owner")).unwrap();
     sleep(Duration::from_millis(20));
-    let second = block_on(b.lease(Access::Read, "the second taker")).unwrap();
+    let second = block_on(b.lease(Access::Read, "the second owner")).unwrap();
     engine.op("held up").writes([&a]).run(|[], [_a]| Ok(())).unwrap();
     engine.op("queued").reads_vars(&[&busy]).run(|[], []| Ok(())).unwrap();
     let live = engine.live();
     assert_eq!((live.running, live.ready, live.queued, live.leased), (1, 0, 1, 1), "{}", engine.diagnose());
-    assert_eq!(&*live.oldest_lease.unwrap().taker, "the first taker");
+    assert_eq!(&*live.oldest_lease.unwrap().owner, "the first owner");
     drop((first, second));
     running.complete(Ok(()));
     engine.wait_all(None).unwrap();
@@ -118,7 +118,7 @@ fn what_tracing_gets_has_documented_targets_names_and_fields() {
         "estafette::op operation: id, operation",
         "estafette::op ended: id, outcome",
         "estafette::stall resumed: blocking, id",
-        "estafette::exchange lease asked for: id, taker",
+        "estafette::exchange lease asked for: id, owner",
         "estafette::exchange lease held: id",
         "estafette::op ended: id, outcome, why",
     ];

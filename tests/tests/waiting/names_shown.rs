@@ -18,7 +18,7 @@ fn assert_shown(text: &str, lines: usize) {
 fn a_diagnosis_has_one_line_for_each_operation_whatever_its_name() {
     let engine = Engine::builder().workers(1).build().unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
-    let lease = x.lease_now(Access::Read, HOSTILE).unwrap().unwrap();
+    let lease = x.lease(Access::Read, HOSTILE).try_now().unwrap().unwrap();
     let op = engine.op(HOSTILE).writes([&x]).run(|[], [_]| Ok(())).unwrap();
     let text = engine.diagnose().to_string();
     assert_shown(&text, 2);
@@ -39,10 +39,10 @@ fn errors_show_the_names_in_them() {
     assert_shown(&format!("{:?}", error.operation().unwrap()), 1);
     let Err(unknown) = engine.operator(HOSTILE) else { panic!("there is none of that name") };
     assert_shown(&unknown.to_string(), 1);
-    let lease = x.lease_now(Access::Write, HOSTILE);
+    let lease = x.lease(Access::Write, HOSTILE).try_now();
     drop(lease);
     let y = engine.zeros(&[1], DType::F32).unwrap();
-    let held = y.lease_now(Access::Read, HOSTILE).unwrap().unwrap();
+    let held = y.lease(Access::Read, HOSTILE).try_now().unwrap().unwrap();
     assert_shown(&format!("{}", engine.diagnose()), 1);
     drop(held);
 }
@@ -59,7 +59,7 @@ fn the_watchdog_shows_what_has_stalled() {
         .build()
         .unwrap();
     let x = engine.zeros(&[1], DType::F32).unwrap();
-    let lease = x.lease_now(Access::Read, "a reader").unwrap().unwrap();
+    let lease = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
     let op = engine.op(HOSTILE).writes([&x]).run(|[], [_]| Ok(())).unwrap();
     assert_shown(&hear.recv_timeout(Duration::from_secs(60)).unwrap(), 1);
     drop(lease);

@@ -46,7 +46,7 @@ fn a_wait_with_a_timeout_runs_no_body_that_waits_for_the_waiter() {
         timed_out(x.wait_timeout(short));
         timed_out(op.wait_timeout(Some(short)));
         timed_out(engine.wait_all(Some(short)));
-        timed_out(x.lease_wait(Access::Read, Some(short), "a reader"));
+        timed_out(x.lease(Access::Read, "a reader").wait(Some(short)));
         assert!(!engine.shutdown_timeout(short).drained);
         drop((go, busy));
         engine.wait_all(None).unwrap();
@@ -87,7 +87,7 @@ fn without_workers_a_wait_with_a_timeout_still_gets_its_result() {
             0 => x.wait_timeout(SOON).unwrap(),
             1 => op.wait_timeout(Some(SOON)).unwrap(),
             2 => engine.wait_all(Some(SOON)).unwrap(),
-            _ => drop(x.lease_wait(Access::Read, Some(SOON), "a reader").unwrap()),
+            _ => drop(x.lease(Access::Read, "a reader").wait(Some(SOON)).unwrap()),
         }
     }
     assert_eq!(get(&x), 100.0);

@@ -84,7 +84,7 @@ class LeaseHeldError(EstafetteError):
     """Only leases that nobody has returned hold this up."""
 
     leases: list[str]
-    """Each of them in words: access, taker, age."""
+    """Each of them in words: access, owner, age."""
     held: tuple[Lease, ...]
     """The same for programs."""
 

@@ -59,7 +59,7 @@ class Lease:
 
     access: str
     """``"read"`` or ``"write"``."""
-    taker: str
+    owner: str
     """Who took it, in words: a function and its line, or an operation whose function has kept a view."""
     age: float
     """Seconds since it was asked for."""

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::exchange::{ManagedTensor, reaper};
 use estafette::{Tensor, trace};
 use estafette_sync::sync::atomic::Ordering;
@@ -163,7 +163,7 @@ impl PyEngine {
     pub fn adopt<'py>(&self, py: Python<'py>, managed: ManagedTensor) -> PyResult<Bound<'py, PyTensor>> {
         let immutable = managed.version().is_none();
         let device = managed.device();
-        let mut ready = Frontier::default();
+        let mut ready = FenceSet::default();
         if stream::has_default_stream(device)
             && let Some(device) = stream::device_of(py, device)?
         {

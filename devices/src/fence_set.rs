@@ -10,7 +10,7 @@ use crate::{Fence, FenceState, QueueId};
 /// Stand-alone fences are kept each. Two fit without an allocation: one writer and one reader elsewhere is the usual
 /// set.
 #[derive(Clone, Debug, Default)]
-pub struct Frontier {
+pub struct FenceSet {
     fences: SmallVec<[Fence; 2]>,
     /// Where each fence is, of a set of more than [`SEARCHED_MAX`]. Made by the next insertion after some were taken out.
     #[expect(clippy::box_collection, reason = "hardly any set has one, so that it takes little room")]
@@ -37,7 +37,7 @@ impl Key {
     }
 }
 
-impl Frontier {
+impl FenceSet {
     /// Whether there is nothing to wait for.
     pub fn is_empty(&self) -> bool {
         self.fences.is_empty()
@@ -105,7 +105,7 @@ impl Frontier {
     }
 
     /// Adds all fences of `other`.
-    pub fn merge(&mut self, other: &Frontier) {
+    pub fn merge(&mut self, other: &FenceSet) {
         for fence in &other.fences {
             self.insert(fence.clone());
         }
@@ -145,27 +145,27 @@ impl Frontier {
     }
 }
 
-impl From<Fence> for Frontier {
+impl From<Fence> for FenceSet {
     fn from(fence: Fence) -> Self {
         Self { fences: SmallVec::from_iter([fence]), index: None }
     }
 }
 
-impl Extend<Fence> for Frontier {
+impl Extend<Fence> for FenceSet {
     fn extend<I: IntoIterator<Item = Fence>>(&mut self, fences: I) {
         fences.into_iter().for_each(|fence| self.insert(fence));
     }
 }
 
-impl FromIterator<Fence> for Frontier {
+impl FromIterator<Fence> for FenceSet {
     fn from_iter<I: IntoIterator<Item = Fence>>(fences: I) -> Self {
-        let mut frontier = Self::default();
-        frontier.extend(fences);
-        frontier
+        let mut fence_set = Self::default();
+        fence_set.extend(fences);
+        fence_set
     }
 }
 
-impl IntoIterator for Frontier {
+impl IntoIterator for FenceSet {
     type Item = Fence;
     type IntoIter = smallvec::IntoIter<[Fence; 2]>;
 
@@ -174,7 +174,7 @@ impl IntoIterator for Frontier {
     }
 }
 
-impl<'a> IntoIterator for &'a Frontier {
+impl<'a> IntoIterator for &'a FenceSet {
     type Item = &'a Fence;
     type IntoIter = std::slice::Iter<'a, Fence>;
 

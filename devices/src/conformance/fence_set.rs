@@ -1,12 +1,12 @@
-use crate::{FenceState, Frontier, Order, host};
+use crate::{FenceSet, FenceState, Order, host};
 
 use super::{Check, Skip, bench::Bench};
 
 pub(super) const CHECKS: &[Check] = &[
-    ("frontier: keeps only the newest fence of a queue", newest_of_a_queue),
-    ("frontier: is done when all of its fences are", done_when_all_are),
-    ("frontier: a write replaces exactly what it is ordered after", write_replaces),
-    ("frontier: pruning drops what is done", pruning),
+    ("fence_set: keeps only the newest fence of a queue", newest_of_a_queue),
+    ("fence_set: is done when all of its fences are", done_when_all_are),
+    ("fence_set: a write replaces exactly what it is ordered after", write_replaces),
+    ("fence_set: pruning drops what is done", pruning),
 ];
 
 fn newest_of_a_queue(bench: &Bench<'_>) -> Result<(), Skip> {
@@ -15,14 +15,14 @@ fn newest_of_a_queue(bench: &Bench<'_>) -> Result<(), Skip> {
     let older = bench.record(&*queue);
     bench.fill(&*queue, &memory, 1);
     let newer = bench.record(&*queue);
-    let mut frontier = Frontier::default();
+    let mut fence_set = FenceSet::default();
     for fence in [&older, &newer, &older, &newer] {
-        frontier.insert(fence.clone());
+        fence_set.insert(fence.clone());
     }
-    assert_eq!(frontier.len(), 1);
-    assert!(frontier.iter().all(|fence| fence.same_or_later_on_queue(&newer)));
-    let mut merged = Frontier::from(older);
-    merged.merge(&frontier);
+    assert_eq!(fence_set.len(), 1);
+    assert!(fence_set.iter().all(|fence| fence.same_or_later_on_queue(&newer)));
+    let mut merged = FenceSet::from(older);
+    merged.merge(&fence_set);
     assert_eq!(merged.len(), 1);
     release();
     assert!(bench.settle(&newer).is_ok());
@@ -33,14 +33,14 @@ fn done_when_all_are(bench: &Bench<'_>) -> Result<(), Skip> {
     let (first, second) = (bench.queue(), bench.queue());
     let (release_first, release_second) = (bench.block(&*first)?, bench.block(&*second)?);
     let fences = [bench.record(&*first), bench.record(&*second)];
-    let frontier: Frontier = fences.iter().cloned().collect();
-    assert!(frontier.state().is_pending());
+    let fence_set: FenceSet = fences.iter().cloned().collect();
+    assert!(fence_set.state().is_pending());
     release_first();
     assert!(bench.settle(&fences[0]).is_ok());
-    assert!(frontier.state().is_pending());
+    assert!(fence_set.state().is_pending());
     release_second();
     assert!(bench.settle(&fences[1]).is_ok());
-    assert!(matches!(frontier.state(), FenceState::Done));
+    assert!(matches!(fence_set.state(), FenceState::Done));
     Ok(())
 }
 
@@ -49,22 +49,22 @@ fn write_replaces(bench: &Bench<'_>) -> Result<(), Skip> {
     let (release_reader, release_other) = (bench.block(&*reader)?, bench.block(&*other)?);
     let (read, unrelated) = (bench.record(&*reader), bench.record(&*other));
     let (completer, promise) = host::promise("conformance");
-    let mut frontier: Frontier = [read.clone(), unrelated.clone(), promise.clone()].into_iter().collect();
-    assert_eq!(frontier.len(), 3);
+    let mut fence_set: FenceSet = [read.clone(), unrelated.clone(), promise.clone()].into_iter().collect();
+    assert_eq!(fence_set.len(), 3);
 
     assert_eq!(bench.order(&*writer, &read), Order::Device);
     let write = bench.record(&*writer);
-    frontier.replace_ordered_after(&write);
-    assert_eq!(frontier.len(), 3, "the read is gone, the write is in");
-    assert!(!frontier.iter().any(|fence| fence.on_same_queue(&read)));
-    assert!(frontier.iter().any(|fence| fence.on_same_queue(&unrelated)));
-    assert!(frontier.iter().any(|fence| fence.on_same_queue(&write)));
+    fence_set.replace_ordered_after(&write);
+    assert_eq!(fence_set.len(), 3, "the read is gone, the write is in");
+    assert!(!fence_set.iter().any(|fence| fence.on_same_queue(&read)));
+    assert!(fence_set.iter().any(|fence| fence.on_same_queue(&unrelated)));
+    assert!(fence_set.iter().any(|fence| fence.on_same_queue(&write)));
 
     bench.order(&*writer, &unrelated);
-    frontier.replace_ordered_after(&bench.record(&*writer));
-    assert_eq!(frontier.len(), 2, "a promise is known to no queue, so it stays");
-    frontier.replace_ordered_after(&promise);
-    assert_eq!(frontier.len(), 2);
+    fence_set.replace_ordered_after(&bench.record(&*writer));
+    assert_eq!(fence_set.len(), 2, "a promise is known to no queue, so it stays");
+    fence_set.replace_ordered_after(&promise);
+    assert_eq!(fence_set.len(), 2);
     completer.complete();
     release_reader();
     release_other();
@@ -76,14 +76,14 @@ fn pruning(bench: &Bench<'_>) -> Result<(), Skip> {
     let (first, second) = (bench.queue(), bench.queue());
     let (release_first, release_second) = (bench.block(&*first)?, bench.block(&*second)?);
     let fences = [bench.record(&*first), bench.record(&*second)];
-    let mut frontier: Frontier = fences.iter().cloned().collect();
+    let mut fence_set: FenceSet = fences.iter().cloned().collect();
     release_first();
     assert!(bench.settle(&fences[0]).is_ok());
-    frontier.prune();
-    assert_eq!(frontier.len(), 1);
+    fence_set.prune();
+    assert_eq!(fence_set.len(), 1);
     release_second();
     assert!(bench.settle(&fences[1]).is_ok());
-    frontier.prune();
-    assert!(frontier.is_empty());
+    fence_set.prune();
+    assert!(fence_set.is_empty());
     Ok(())
 }
