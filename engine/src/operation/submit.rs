@@ -6,8 +6,8 @@ use estafette_devices::{DeviceError, DeviceErrorKind, Entered, Fence, Queue, hos
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
-use crate::core::error::{BodyResult, Error};
-use crate::core::operation::{Op, OpDraft, OpGranted, OpVar, Role};
+use crate::core::error::{BodyResult, Error, OperationError};
+use crate::core::operation::{Op, OpDraft, OpGranted, OpTag, OpVar, Role};
 use crate::operation::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{OpBuilder, PermitMode, Submission};
@@ -332,15 +332,22 @@ fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult
         }
     };
     let result = running.call(body);
-    // Even a body that failed may have enqueued something, so its end is marked all the same.
-    let marked = queue.record();
+    let (fence, marked) = record_end(queue, || running.tag());
     drop(entered);
-    match marked {
-        Ok(fence) => running.finish_with(Some(&fence), result),
+    running.finish_with(Some(&fence), result.and(marked))
+}
+
+/// Records the fence of what a body has enqueued on `queue`: also after a body that failed, since it may have enqueued work before.
+/// Where the queue records no fence, the work may run and its end cannot be known: that fails the body.
+pub(crate) fn record_end(
+    queue: &dyn Queue,
+    tag: impl FnOnce() -> OpTag,
+) -> (Fence, Result<(), OperationError>) {
+    match queue.record() {
+        Ok(fence) => (fence, Ok(())),
         Err(error) => {
-            // What it has enqueued may run, and nobody will know when it ends.
-            let cause = running.tag().device_failure(error.clone());
-            running.finish_with(Some(&lost(error)), result.and(Err(cause)))
+            let failure = tag().device_failure(error.clone());
+            (lost(error), Err(failure))
         }
     }
 }

@@ -146,11 +146,7 @@ impl SharedRun {
     /// Runs a node whose body ends on the host as it returns.
     pub(super) fn call_on_host(&self, node: u32) {
         let run = &self.run;
-        match catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => run.node_failed(node, error),
-            Err(panic) => run.node_panicked(node, panic),
-        }
+        run.returned(node, catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))));
     }
 
     /// Invites one more helper, if there is something to run and room for one. That one invites the next.
