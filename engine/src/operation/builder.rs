@@ -23,8 +23,9 @@ pub(crate) type Nothing = [Tensor; 0];
 
 /// A description of work: what it uses, and how it runs.
 ///
-/// `T` says what is described: an operation ([`OpBuilder`]) or a node of a program ([`NodeBuilder`](crate::NodeBuilder)). `R`, `W` and
-/// `U` are the tensors that the work reads, overwrites, and updates in place.
+/// `T` says what is described: an operation ([`OpBuilder`]) or a node of a program
+/// ([`NodeBuilder`](crate::NodeBuilder)). `R`, `W` and `U` are the tensors that the work reads, overwrites,
+/// and updates in place.
 #[derive(Debug)]
 #[must_use = "a description does nothing until `run` or another method takes its body"]
 pub struct Description<T, R = Nothing, W = Nothing, U = ()> {
@@ -50,8 +51,8 @@ pub struct Description<T, R = Nothing, W = Nothing, U = ()> {
 /// | [`produce`](OpBuilder::produce), [`produce_future`](OpBuilder::produce_future), [`produce_external`](OpBuilder::produce_external) | the same three forms, whose result becomes a tensor |
 /// | [`receive`](OpBuilder::receive) | hands the completion out at once |
 ///
-/// Every operation in flight holds a permit, and an engine has as many permits as its
-/// [in-flight limit](crate::EngineBuilder::in_flight_limit). Where no permit is free, submission
+/// Every operation in flight holds a permit, and an engine has as many permits as its [in-flight
+/// limit](crate::EngineBuilder::in_flight_limit). Where no permit is free, submission
 ///
 /// - blocks the thread by default,
 /// - fails with [`Error::InFlightLimit`] after [`without_waiting`](OpBuilder::without_waiting),
@@ -185,15 +186,16 @@ impl<T, R, W, U> Description<T, R, W, U> {
         self
     }
 
-    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` may have one.
+    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` may have
+    /// one.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.options().queue = Some(Arc::clone(queue));
         self
     }
 
-    /// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as Python's. In a program one
-    /// such node decides for all of its nodes. To keep a thread from running any body, see
-    /// [`without_helping`](crate::without_helping).
+    /// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as
+    /// Python's. In a program one such node decides for all of its nodes. To keep a thread from running any
+    /// body, see [`without_helping`](crate::without_helping).
     pub fn worker_only<'v>(mut self) -> Self
     where
         T: Target<'v>,
@@ -227,8 +229,8 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
         check_disjoint(reads, writes, updates)
     }
 
-    /// As [`check`](Self::check), for a body that gets no views and so may see memory twice: an operand that is both read and
-    /// written is updated in place.
+    /// As [`check`](Self::check), for a body that gets no views and so may see memory twice: an operand that
+    /// is both read and written is updated in place.
     pub(crate) fn check_external(&self) -> Result<(), Error> {
         self.check_declared()?;
         self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
@@ -260,21 +262,24 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
 
     /// Among ready operations, higher ones are started first. Default 0.
     ///
-    /// Priorities age, so no operation waits for ever. While operations with a priority wait, of any 64 operations that threads take
-    /// at least one is of priority 0, and one of the oldest of those, if one is ready; and at least one is the oldest of those with
-    /// another priority. An operation and those that it makes ready, one after the other and up to 32, count as one.
+    /// Priorities age, so no operation waits for ever. While operations with a priority wait, of any 64
+    /// operations that threads take at least one is of priority 0, and one of the oldest of those, if one is
+    /// ready; and at least one is the oldest of those with another priority. An operation and those that it
+    /// makes ready, one after the other and up to 32, count as one.
     pub fn priority(mut self, priority: i32) -> Self {
         self.state_mut().priority = priority;
         self
     }
 
-    /// Makes submission fail with [`Error::InFlightLimit`] where no permit is free, instead of waiting for one.
+    /// Makes submission fail with [`Error::InFlightLimit`] where no permit is free, instead of waiting for
+    /// one.
     pub fn without_waiting(mut self) -> Self {
         self.target.permit = PermitMode::Refuse;
         self
     }
 
-    /// Declares that the produced tensor is a view of these tensors: operations are ordered with both, and the result is not copied.
+    /// Declares that the produced tensor is a view of these tensors: operations are ordered with both, and
+    /// the result is not copied.
     pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
         let alias_of = &mut self.options().alias_of;
         for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {

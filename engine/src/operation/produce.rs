@@ -1,4 +1,4 @@
-//! Submitting operations whose result becomes a tensor.
+//! Submission of operations whose result becomes a tensor.
 
 use std::future::Future;
 
@@ -15,22 +15,23 @@ use crate::tensor::handle::{Tensor, VarSet};
 use crate::tensor::variable::Variable;
 
 impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
-    /// Submits an operation whose result becomes a new tensor: a promise until then.
+    /// Submits an operation whose result becomes a new tensor. The tensor is a promise until the body has
+    /// returned.
     ///
     /// # Errors
-    /// As [`run`](OpBuilder::run). A result that does not fit fails the operation.
+    /// As [`run`](OpBuilder::run). A result that cannot become the tensor fails the operation.
     pub fn produce<F, P>(self, body: F) -> Result<Tensor, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>) -> BodyResult<P> + Send + 'static,
         P: Into<Produced>,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
         self.submit(Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
-                // The conversion is a user's code as well.
+                // The conversion may run user code.
                 let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
                 let result = result.and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
@@ -46,7 +47,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// As [`produce`](Self::produce), with an asynchronous body on the engine's tokio runtime.
+    /// As [`produce`](Self::produce), with a body that is a future on the engine's tokio runtime.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -56,7 +57,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Fut: Future<Output = BodyResult<P>> + Send + 'static,
         P: Into<Produced>,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
@@ -69,7 +70,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// As [`produce`](Self::produce), with the result given to the [`Completion`] from any thread.
+    /// As [`produce`](Self::produce), with a result that is given to the [`Completion`], by any thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -77,7 +78,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
@@ -88,8 +89,9 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// As [`produce_external`](Self::produce_external), for a result that somebody else brings: nothing is left for a worker
-    /// to do, so an operation without operands calls `start` on this thread, before this returns.
+    /// As [`produce_external`](Self::produce_external), for a result that comes from outside of the engine. A
+    /// worker has nothing to do for it, so `start` of an operation without operands runs on this thread,
+    /// before this call returns.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -97,7 +99,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         self.check_external()?;
         self.acquire_permit()?;
@@ -109,7 +111,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// The tensor that the operation will define: its own variable first, then those of what it aliases.
+    /// The tensor that the operation will define. Its variables are its own variable, and then those of the
+    /// tensors it is an alias of.
     pub(crate) fn promise(&self) -> (Tensor, Copying) {
         let mut vars = VarSet::from_iter([Variable::new().var]);
         let (declared, copying) = match &self.options {

@@ -1,4 +1,4 @@
-//! Submitting operations.
+//! Submission of operations, one method for each form of body.
 
 use std::future::Future;
 
@@ -20,8 +20,9 @@ use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
 
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
-    /// Waits for a permit by awaiting: no thread blocks, however many operations are in flight. The operation holds the permit until
-    /// its end, so submitting it waits for nothing. Dropping the description releases the permit.
+    /// Waits for a permit by awaiting: no thread blocks, however many operations are in flight. The operation
+    /// holds the permit until its end, so submitting it waits for nothing. Dropping the description releases
+    /// the permit.
     ///
     /// ```
     /// # let engine = estafette::Engine::builder().workers(1).build()?;
@@ -37,7 +38,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conflict`] as [`run`](OpBuilder::run), but for operands that overlap; [`Error::Shutdown`], [`Error::Forked`].
+    /// [`Error::Conflict`] as [`run`](OpBuilder::run), but for operands that overlap; [`Error::Shutdown`],
+    /// [`Error::Forked`].
     pub async fn permit(mut self) -> Result<Self, Error> {
         self.check_external()?;
         if self.target.permit != PermitMode::Held {
@@ -47,7 +49,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         Ok(self)
     }
 
-    /// Gets a permit in the way that the description says.
+    /// Acquires a permit in the way that the description says.
     #[inline(always)]
     pub(crate) fn acquire_permit(&self) -> Result<(), Error> {
         match self.target.permit {
@@ -57,13 +59,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         }
     }
 
-    /// Notes that the operation has got a permit. From here on, dropping the operation releases the permit.
+    /// Notes that the operation holds a permit. From here on, dropping the operation releases the permit.
     pub(crate) fn hold_permit(&mut self) {
         self.target.permit = PermitMode::Held;
         self.state_mut().hold_permit();
     }
 
-    /// Submits the operation with `body`; `produced` is the tensor that it will define.
+    /// Submits the operation with `body`. `produced` is the tensor that the operation will define.
     #[inline(always)]
     pub(crate) fn submit(
         self,
@@ -93,7 +95,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.complete_draft(produced, body, submit_to_graph)
     }
 
-    /// Puts everything into the draft and hands it to `submit`.
+    /// Moves the description into the operation, and calls `submit`.
     #[inline(always)]
     pub(crate) fn complete_draft<T>(
         self,
@@ -118,7 +120,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         if draft.payload().noted {
             [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().for_each(hooks::uses);
         }
-        // The tensors go into the body, which may be gone before this call ends.
+        // The tensors move into the body, which another thread may run and drop before this call ends.
         let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
         let tensors = [
             (reads.tensors(), Mode::Read),
@@ -131,10 +133,12 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             }
         }
         if let Some(tensor) = produced {
-            // Only its own variable: what it aliases is not changed by its definition.
+            // The operation writes the tensor's own variable only: defining an alias does not change the
+            // memory behind it.
             accesses.push((tensor.inner.vars[0].clone(), Mode::Write));
         }
-        // What these will be is not known yet, and a pure write does not look at why one may never come.
+        // Whether these tensors will be writable is not known yet, and a pure write is not skipped by the
+        // failure of a producer.
         let written = writes.tensors().iter().chain(updates.tensors());
         let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
         let body = body(reads, writes, updates);
@@ -148,10 +152,11 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         submit(draft)
     }
 
-    /// Submits an operation whose body starts work elsewhere and reports its end through the [`Completion`], from any
-    /// thread. Dropping the completion unused fails the operation.
+    /// Submits an operation whose body starts work elsewhere. The [`Completion`] reports the end of that
+    /// work, from any thread; dropping the completion unused fails the operation.
     ///
-    /// Such a body gets its operands by [`Scope::export`](crate::Scope::export), not as slices, so they may overlap.
+    /// The body gets its operands by [`Scope::export`](crate::Scope::export), not as slices, so operands may
+    /// overlap.
     ///
     /// # Errors
     /// As [`run`](OpBuilder::run), but for overlapping operands.
@@ -166,7 +171,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
     }
 }
 
-/// Enters the operation in the queues of its variables, and starts it if nothing is in front of it there.
+/// Enters the operation in the queues of its variables, and dispatches it if it is granted at once.
 #[inline(always)]
 fn submit_to_graph(draft: OpDraft<'_>) -> Op {
     let (handle, granted) = draft.submit();
@@ -176,7 +181,7 @@ fn submit_to_graph(draft: OpDraft<'_>) -> Op {
     Op::new(handle)
 }
 
-/// As [`submit_to_graph`], but an operation with nothing in front of it starts on this thread.
+/// As [`submit_to_graph`], but an operation that is granted at once runs on this thread.
 pub(crate) fn submit_and_start(draft: OpDraft<'_>) -> Op {
     let (handle, granted) = draft.submit();
     granted.into_iter().for_each(run::execute_one);
@@ -191,7 +196,7 @@ fn submit_detached(draft: OpDraft<'_>) {
     }
 }
 
-/// A fence for work whose end cannot be known: its memory is never given back.
+/// A fence for work whose end cannot be known. Memory behind such a fence is never released.
 pub fn lost(error: DeviceError) -> Fence {
     let (completer, fence) = host::promise("device work that could not be marked");
     let message = format!("the end of device work cannot be known: {error}");
@@ -200,15 +205,17 @@ pub fn lost(error: DeviceError) -> Fence {
 }
 
 impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
-    /// Submits the operation with a synchronous body, which gets views of what it reads and of what it writes. Waits for
-    /// a permit. In an engine without workers it may run operations on this thread, unless that is
-    /// [forbidden](crate::set_helping); where there is a worker it runs none.
+    /// Submits the operation with a synchronous body, which gets views of the tensors that it reads and of
+    /// those that it writes.
     ///
-    /// It blocks while the in-flight limit is reached, so in an asynchronous task use [`run_async`](Self::run_async): on a runtime of one
-    /// thread that runs the engine's own asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), it would wait
-    /// for bodies that only this thread could poll.
+    /// Blocks the thread while no permit is free; see [`OpBuilder`] for the other two ways. Asynchronous code
+    /// should use [`permit`](OpBuilder::permit)`().await` instead: on a runtime of one thread that also runs
+    /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), a blocked
+    /// thread would wait for bodies that only this thread can poll. In an engine without workers, this call
+    /// may run operations on the calling thread, unless that is [forbidden](crate::set_helping); in an engine
+    /// with workers it runs none.
     ///
-    /// The compiler checks that the body takes as many views as tensors were named:
+    /// The compiler checks that the body takes as many views as the description has tensors:
     ///
     /// ```compile_fail
     /// # let engine = estafette::Engine::builder().build().unwrap();
@@ -217,7 +224,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     ///
-    /// and that no view leaves it:
+    /// that no view leaves the body:
     ///
     /// ```compile_fail
     /// # let engine = estafette::Engine::builder().build().unwrap();
@@ -230,7 +237,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     ///
-    /// and that nothing but a body gets views, neither from operands
+    /// and that only a body gets views, neither from an array of tensors
     ///
     /// ```compile_fail,E0061
     /// # use estafette::Operands as _;
@@ -239,7 +246,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// let [mut view] = [x].views_mut();
     /// ```
     ///
-    /// nor from what is known to be operands:
+    /// nor from any other operands:
     ///
     /// ```compile_fail,E0061
     /// fn views_of<T: estafette::Operands>(operands: &T) -> T::Views<'_> {
@@ -248,12 +255,15 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conflict`] when a written operand overlaps another one or may not be written, and when the operation would wait for
-    /// the lease that one of its own operands keeps;
-    /// [`Error::WouldDeadlock`] when the in-flight limit is reached and can never drain: what is in flight waits for the calling operation, or for
-    /// leases of the calling thread; [`Error::LeaseHeld`] when leases of other threads have kept it full for the
-    /// [lease timeout](crate::EngineBuilder::lease_timeout); [`Error::Shutdown`], [`Error::Forked`].
-    /// Errors of the body itself do not appear here but at whoever waits for the operation or its outputs.
+    /// [`Error::Conflict`] when a written operand overlaps another operand or may not be written, and when
+    /// the operation would wait for the lease that one of its own operands keeps. [`Error::InFlightLimit`]
+    /// after [`without_waiting`](OpBuilder::without_waiting). [`Error::WouldDeadlock`] when the in-flight
+    /// limit is reached for ever: the operations in flight wait for the calling operation, or for leases of
+    /// the calling thread. [`Error::LeaseHeld`] when leases of other threads have kept the limit reached for
+    /// the [lease timeout](crate::EngineBuilder::lease_timeout). [`Error::Shutdown`], [`Error::Forked`].
+    ///
+    /// An error of the body itself is the failure of the operation, and appears where the operation or its
+    /// outputs are awaited.
     #[inline]
     pub fn run<F>(self, body: F) -> Result<Op, Error>
     where
@@ -262,8 +272,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         self.submit(None, |reads, writes, _none| sync_body(reads, writes, body))
     }
 
-    /// As [`run`](Self::run), without a handle: for operations that are known by what they write. What nobody can name costs
-    /// less.
+    /// As [`run`](Self::run), without a handle: for operations that are awaited by their outputs. Costs less
+    /// than `run`.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -278,8 +288,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         Ok(())
     }
 
-    /// Submits the operation with an asynchronous body on the engine's tokio runtime. It gets owned guards; the access
-    /// ends when the body has ended and the last guard is dropped. Waits for room as [`run`](Self::run) does.
+    /// Submits the operation with a body that is a future on the engine's tokio runtime. The body gets owned
+    /// guards of its operands. The operation ends when the future has ended and the last guard was dropped.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -296,8 +306,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         })
     }
 
-    /// Submits the operation with a device body: it enqueues work on the queue given by [`on`](Self::on) and returns;
-    /// what it has enqueued there is the operation.
+    /// Submits the operation with a device body, which enqueues work on the queue given by [`on`](Self::on)
+    /// and returns. The operation is done when that work is done.
     ///
     /// # Errors
     /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.
@@ -337,8 +347,9 @@ fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult
     running.finish_with(Some(&fence), result.and(marked))
 }
 
-/// Records the fence of what a body has enqueued on `queue`: also after a body that failed, since it may have enqueued work before.
-/// Where the queue records no fence, the work may run and its end cannot be known: that fails the body.
+/// Records the fence of the work that a body has enqueued on `queue`. A body that failed may have enqueued
+/// work before, so its fence is recorded as well. If the queue records no fence, the end of the work cannot
+/// be known, and that fails the operation.
 pub(crate) fn record_end(
     queue: &dyn Queue,
     tag: impl FnOnce() -> OpTag,
@@ -353,7 +364,8 @@ pub(crate) fn record_end(
 }
 
 impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> {
-    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a third argument.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
+    /// argument.
     ///
     /// # Errors
     /// As without `updates`.
@@ -378,7 +390,8 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         })
     }
 
-    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a further argument.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
+    /// argument.
     ///
     /// # Errors
     /// As without `updates`.
@@ -405,10 +418,11 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         })
     }
 
-    /// As [`run`](Self::run), with an asynchronous body on the engine's tokio runtime.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
+    /// argument.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// As without `updates`.
     pub fn run_future<F, Fut>(self, body: F) -> Result<Op, Error>
     where
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,
