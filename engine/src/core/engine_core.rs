@@ -245,7 +245,7 @@ impl Core {
         {
             tracing::warn!(
                 "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
-                 in the way it waits for ever; submit with `run_async` there, or give the engine a runtime with more threads"
+                 in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
             );
         }
     }

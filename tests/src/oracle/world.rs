@@ -651,7 +651,7 @@ impl Submitter<'_> {
             (0, Body::Refusing) => loop {
                 let ticket = ticket();
                 REFUSABLE.set(Some(op));
-                let result = builder().try_run(move |_, _| ticket.run());
+                let result = builder().without_waiting().run(move |_, _| ticket.run());
                 REFUSABLE.set(None);
                 match result {
                     Err(Error::InFlightLimit { .. }) if self.world.shape.workers == 0 => {

@@ -122,7 +122,7 @@ fn a_produced_tensor_is_defined_when_the_body_ends_although_a_guard_lives_on() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let (give, take) = channel();
-    let y = engine.op("makes").reads([&x]).produce_async(move |[x]| async move {
+    let y = engine.op("makes").reads([&x]).produce_future(move |[x]| async move {
         let made = Produced::from_vec(vec![x.as_slice::<f32>()?[0] + 1.0], &[1])?;
         give.send(x)?;
         Ok(made)
@@ -166,7 +166,7 @@ fn a_blocking_wait_in_an_asynchronous_body_does_not_starve_other_asynchronous_bo
     let (inner, flag) = (engine.clone(), Arc::clone(&ran));
     let op = engine.op("blocks").run_future(move |[], []| async move {
         // It would be better to await, but the thread belongs to the engine, so the engine has to cope.
-        let y = inner.op("other").reads([&x]).produce_async(move |[x]| async move {
+        let y = inner.op("other").reads([&x]).produce_future(move |[x]| async move {
             flag.store(true, Ordering::SeqCst);
             Ok(Produced::from_vec(x.as_slice::<f32>()?.to_vec(), &[1])?)
         })?;

@@ -154,7 +154,7 @@ fn a_window_of_a_million_is_filled_and_drained() {
         })
         .unwrap();
     }
-    let full = engine.op("one more").writes([&x]).try_run(|[], [_x]| Ok(()));
+    let full = engine.op("one more").writes([&x]).without_waiting().run(|[], [_x]| Ok(()));
     assert!(matches!(full, Err(Error::InFlightLimit { limit: IN_FLIGHT_LIMIT, .. })), "{full:?}");
     held.open();
     engine.wait_all(None).unwrap();

@@ -106,7 +106,7 @@ fn a_bad_result_of_an_operation_fails_it_names_its_field_and_is_deleted_once() {
         deleted.settle_at(1);
         let counted = deleted.clone();
         let made =
-            engine.op("makes").produce_async(move |[]| async move { Ok(managed(true, &counted, edit)?) });
+            engine.op("makes").produce_future(move |[]| async move { Ok(managed(true, &counted, edit)?) });
         assert!(made.unwrap().wait().unwrap_err().to_string().contains(message));
         let counted = deleted.clone();
         let made = engine.op("makes").produce_external(move |completion| {

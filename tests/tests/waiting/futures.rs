@@ -18,13 +18,13 @@ use tests::watchdog::Watchdog;
 /// Awaits everything that can be awaited.
 async fn story(engine: Engine) -> Result<(), Error> {
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 0.0));
-    let op = engine.op("copy").reads([&x]).writes([&y]).run_async(|[x], [mut y]| {
+    let op = engine.op("copy").reads([&x]).writes([&y]).permit().await?.run(|[x], [mut y]| {
         y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
         Ok(())
-    });
-    op.await?.await?;
+    })?;
+    op.await?;
     y.ready().await?;
-    let z = engine.op("late").reads([&y]).produce_async(|[y]| async move {
+    let z = engine.op("late").reads([&y]).produce_future(|[y]| async move {
         Ok(Produced::from_vec(vec![y.as_slice::<f32>()?[0] * 3.0], &[1])?)
     })?;
     let chained =
