@@ -70,6 +70,28 @@ fn a_consumer_with_a_queue_gets_waits_there_and_the_host_goes_on() {
 }
 
 #[test]
+fn a_set_of_leases_for_one_queue_is_granted_at_once_and_both_memories_wait_for_the_consumer() {
+    let _alone = alone();
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let (ours, last) = (queue(&device), queue(&device));
+    let theirs = device.queue(false);
+    let (x, y) = (on_device(&device, &engine), on_device(&device, &engine));
+    write_on(&engine, &ours, "produce x", &x, 1.0).wait().unwrap();
+    write_on(&engine, &ours, "produce y", &y, 2.0).wait().unwrap();
+    let wanted = [(x.clone(), Access::Read), (y.clone(), Access::Write)];
+    let consumer = acquired(&device, &theirs);
+    let leases = engine.lease_all(&wanted, "a consumer").for_consumer(&consumer).try_now().unwrap().unwrap();
+    assert_eq!((leases.len(), device.now_ns()), (2, 0), "no work has run");
+    let (read_x, read_y) = (reads_on(&theirs, "consume x", &x), reads_on(&theirs, "consume y", &y));
+    drop(leases);
+    write_on(&engine, &last, "overwrite x", &x, 3.0).wait().unwrap();
+    write_on(&engine, &last, "overwrite y", &y, 4.0).wait().unwrap();
+    device.run_until_idle();
+    assert_eq!((read_x.recv().unwrap(), read_y.recv().unwrap()), (1.0, 2.0));
+    assert!(watchdog.still_watches());
+}
+
+#[test]
 fn an_export_waits_on_the_host_until_the_producer_is_issued_and_no_longer() {
     let _alone = alone();
     let (device, engine, watchdog) = sim(1, SimOptions::default());

@@ -142,6 +142,7 @@ impl LeaseState {
         Some(Self::of_operation(tensor.clone(), op))
     }
 
+    #[inline]
     fn origin(&self) -> &LeaseOrigin {
         match &self.order {
             LeaseOrder::Operation { op, .. } => &op.origin,
