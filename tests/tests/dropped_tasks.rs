@@ -1,4 +1,4 @@
-//! What several futures wait for keeps the waker of each of them once, and none of a future that was dropped.
+//! An event keeps one waker per waiting future, and none of a dropped future.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::Arc;

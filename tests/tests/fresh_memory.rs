@@ -7,7 +7,7 @@ use estafette::{DType, Error};
 use tests::churn::resident_bytes;
 use tests::ops::engine;
 
-/// Resident memory is the process's, so that the tests of this file run one after the other.
+/// Resident memory belongs to the process, so the tests of this file run one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// More than anything else here takes, and far less than the blocks.

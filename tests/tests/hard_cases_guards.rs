@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": owned guards, and slices of operands.
+//! Hard cases: owned guards, and slices of operands.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": leases.
+//! Hard cases: leases.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The cases of the design's "Hard cases, decided": waiting and windows.
+//! Hard cases: waiting and windows.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -252,7 +252,7 @@ fn helping_runs_only_what_the_awaited_tensor_needs() {
         Ok(())
     });
     let late = add(&engine, &y, 1.0);
-    // The reader of `x` is in the way of the write; `other` is nobody's business.
+    // The write waits for the reader of `x`, and not for `other`.
     needed.unwrap().wait().unwrap();
     assert_eq!(status(&engine, &unneeded[0]), Some(Status::Granted), "{}", engine.diagnose());
     assert_eq!(status(&engine, &unneeded[1]), None);
@@ -285,7 +285,7 @@ fn a_wait_helps_another_engine_whose_operations_its_tensor_needs() {
         let x = tensor(&one, 0.0);
         for _ in 0..10 {
             add(&one, &x, 1.0);
-            // Nobody but the waiting thread will ever run this.
+            // Only the waiting thread can run this operation.
             add(&two, &x, 1.0);
         }
         assert_eq!(get(&x), 20.0);

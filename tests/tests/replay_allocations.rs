@@ -12,7 +12,7 @@ use tests::watchdog::Watchdog;
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The count is the process's, so that the tests of this file run one after the other.
+/// The counter belongs to the process, so the tests of this file run one after the other.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Rows of four nodes that each read two of the row before.
@@ -33,8 +33,8 @@ fn program(engine: &Engine, nodes: usize, work: u64) -> Program {
     recorder.finish().unwrap()
 }
 
-/// Allocations of one replay after some that warm up; the fewest of several, since other threads of the process may
-/// allocate meanwhile.
+/// Allocations of one replay after some that warm up; the fewest of several, since other threads of the
+/// process may allocate meanwhile.
 fn allocations(program: &Program) -> usize {
     let replay = || {
         let before = counting::allocations();

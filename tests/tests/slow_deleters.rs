@@ -1,4 +1,4 @@
-//! A deleter that does not return: it is named, and the memory of others goes back to its owners meanwhile.
+//! A deleter that does not return: a diagnosis names it, and other memory is freed meanwhile.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use estafette::{DType, Engine, Layout, ReleaseStatus, Stall, Tensor};
 use tests::ops::{engine, until};
 use tests::watchdog::Watchdog;
 
-/// The reaper is the process's, and so are its diagnoses.
+/// The process has one reaper, so its diagnoses belong to the process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -4,7 +4,7 @@
 //! | consumer | earlier work | the lease ends |
 //! |---|---|---|
 //! | the host | the host waits for it | when its owner releases it |
-//! | a queue | the queue waits for it; the host waits where the queue cannot | when the work enqueued there by then is done |
+//! | a queue | the queue waits for it, or the host where the queue cannot | when work enqueued by then is done |
 //! | unknown | nothing waits for it | after a quarantine |
 //!
 //! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does
