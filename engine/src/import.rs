@@ -9,7 +9,7 @@ use crate::copy;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
-use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::exchange::{DType, Element, Layout, ManagedTensor, ReleaseStream, Space, Storage, reaper};
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
@@ -119,12 +119,12 @@ pub(crate) fn import(
 }
 
 /// As [`import`], of memory whose allocator works in the order of a stream.
-pub(crate) fn import_homing(
+pub(crate) fn import_stream_ordered(
     core: &CoreRef,
     managed: ManagedTensor,
     ready: Frontier,
     read_only: bool,
-    home: Home,
+    home: ReleaseStream,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let layout = describe(core, &managed)?;
@@ -136,7 +136,7 @@ pub(crate) fn import_homing(
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    let arrival = Arrival { layout, data, storage: Storage::homing(managed, home), read_only };
+    let arrival = Arrival { layout, data, storage: Storage::stream_ordered(managed, home), read_only };
     Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 

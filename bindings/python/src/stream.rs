@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
-use estafette::exchange::{Home, ManagedTensor};
+use estafette::exchange::{ManagedTensor, ReleaseStream};
 use estafette::{Acquisition, Consumer, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
@@ -231,7 +231,7 @@ pub fn fence_of(
 /// # Errors
 /// `ValueError` for memory of a device without streams, and for a stream that is none of that device or not the same on every
 /// thread; as [`cuda_handle`].
-pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<Home> {
+pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<ReleaseStream> {
     let py = stream.py();
     if !has_default_stream(device) {
         return Err(PyValueError::new_err(format!(
@@ -243,7 +243,7 @@ pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<Home> {
     let found = found.ok_or_else(|| PyValueError::new_err(format!("freed_on: {device} is not available")))?;
     let keeper = Keeper(Some(stream.clone().unbind()));
     // SAFETY: the caller vouches for it, and the object keeps it alive.
-    let home = unsafe { Home::new(found, handle, Some(Box::new(keeper))) };
+    let home = unsafe { ReleaseStream::new(found, handle, Some(Box::new(keeper))) };
     home.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
 }
 

@@ -29,7 +29,7 @@ pub use export::{ExportFlags, export};
 
 use super::dtype::DType;
 use super::fork;
-use super::invalid::InvalidTensor;
+use super::invalid_tensor::InvalidTensor;
 use super::layout::{Layout, NDIM_MAX, has_addresses};
 
 /// The version that exported tensors carry, and the only major version that imported ones may.

@@ -10,7 +10,7 @@ const PAYLOADS_DROPPED: usize = 3;
 ///
 /// Used where a panic has nowhere to go: in a deleter called by a foreign library (unwinding into it is
 /// undefined) and on the reaper thread (one bad deleter must not end all others).
-pub(super) fn contain(what: &'static str, f: impl FnOnce()) -> bool {
+pub(super) fn contain_panic(what: &'static str, f: impl FnOnce()) -> bool {
     let Err(payload) = catch_unwind(AssertUnwindSafe(f)) else { return true };
     tracing::error!(what, message = message_of(payload.as_ref()), "panic contained");
     // The payload is user data, whose own drop may panic again, with a payload of its own.
@@ -48,8 +48,8 @@ mod tests {
 
     #[test]
     fn a_panic_stays_inside_even_when_its_payload_panics_too() {
-        assert!(contain("test", || ()));
-        assert!(!contain("test", || panic!("text")));
-        assert!(!contain("test", || std::panic::panic_any(PanicsOnDrop)));
+        assert!(contain_panic("test", || ()));
+        assert!(!contain_panic("test", || panic!("text")));
+        assert!(!contain_panic("test", || std::panic::panic_any(PanicsOnDrop)));
     }
 }
