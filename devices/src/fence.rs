@@ -266,9 +266,9 @@ impl Fence {
     }
 
     /// Whether asking again and again costs a load each, and nobody is told.
-    pub(crate) fn is_cheap_to_ask(&self) -> bool {
+    pub(crate) fn query_is_cheap(&self) -> bool {
         match &self.source {
-            Source::Point(timeline) => timeline.is_cheap_to_ask(),
+            Source::Point(timeline) => timeline.query_is_cheap(),
             Source::Event(_) => false,
         }
     }

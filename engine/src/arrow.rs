@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{Device, DeviceType, Fence, Frontier, Queue};
+use estafette_devices::{Device, DeviceType, Fence, FenceSet, Queue};
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
@@ -38,7 +38,7 @@ impl Engine {
     pub unsafe fn import_arrow(&self, format: &CStr, array: ArrowDeviceArray) -> Result<Tensor, Error> {
         let Imported { tensor, sync_event } = array.into_tensor(format)?;
         let ready = match sync_event {
-            None => Frontier::default(),
+            None => FenceSet::default(),
             Some(event) => {
                 let id = tensor.device();
                 let device = self.core().device(id).ok_or_else(|| {
@@ -158,5 +158,5 @@ fn hand_over(
 }
 
 fn options() -> ExportOptions {
-    ExportOptions { taker: Some("a consumer of Arrow arrays".into()), ..ExportOptions::new(Access::Read) }
+    ExportOptions { owner: Some("a consumer of Arrow arrays".into()), ..ExportOptions::new(Access::Read) }
 }

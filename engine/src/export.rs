@@ -10,9 +10,9 @@ use crate::copy;
 use crate::core::error::Error;
 use crate::exchange::{Abi, ExportFlags, ManagedTensor, export, table};
 use crate::import::copied;
-use crate::lease::consumer::{Consumer, after_of, give_back};
-use crate::lease::owner::Taker;
-use crate::lease::{Access, Lease, LeaseInner};
+use crate::lease::consumer::{Consumer, after_of, release_storage};
+use crate::lease::owner::LeaseOwner;
+use crate::lease::{Access, Lease, LeaseState};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
 
 /// How a tensor is exported.
@@ -23,7 +23,7 @@ pub struct ExportOptions {
     /// Which struct it gets. A legacy struct cannot say that memory is read-only.
     pub abi: Abi,
     /// Who takes it, for diagnoses.
-    pub taker: Option<Taker>,
+    pub owner: Option<LeaseOwner>,
     /// How long a blocking export waits; `None` waits as long as it takes.
     pub timeout: Option<Duration>,
     /// Whether the consumer gets a copy of its own, flagged as one, instead of a lease. A copy from or to a device is an
@@ -42,7 +42,7 @@ impl ExportOptions {
         Self {
             access,
             abi: Abi::Versioned,
-            taker: None,
+            owner: None,
             timeout: None,
             copy: false,
             copy_to: DLDevice::CPU,
@@ -55,9 +55,9 @@ impl ExportOptions {
         if self.copy { &Consumer::Host } else { &self.consumer }
     }
 
-    pub(crate) fn taker_text(&self) -> Taker {
-        match &self.taker {
-            Some(taker) => taker.clone(),
+    pub(crate) fn owner_text(&self) -> LeaseOwner {
+        match &self.owner {
+            Some(owner) => owner.clone(),
             None => format!("thread `{}`", std::thread::current().name().unwrap_or("unnamed")).into(),
         }
     }
@@ -81,7 +81,8 @@ impl Tensor {
         if let Some(copy) = self.copied_by_a_device(&options)? {
             return copy.export_as_copy_async(&options).await;
         }
-        let lease = self.lease_for(options.access, options.taker_text(), options.settled_by()).await?;
+        let lease =
+            self.lease(options.access, options.owner_text()).for_consumer(options.settled_by()).await?;
         export_held(lease.inner, &options)
     }
 
@@ -108,8 +109,8 @@ impl Tensor {
     /// # Errors
     /// As [`export_wait`](Self::export_wait).
     pub fn export_as_copy(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let (timeout, taker) = (options.timeout, options.taker_text());
-        let lease = self.lease_wait_for(Access::Read, timeout, taker, &options.consumer)?;
+        let (timeout, owner) = (options.timeout, options.owner_text());
+        let lease = self.lease(Access::Read, owner).for_consumer(&options.consumer).wait(timeout)?;
         self.export_after(lease, options)
     }
 
@@ -118,14 +119,14 @@ impl Tensor {
     /// # Errors
     /// As there.
     pub async fn export_as_copy_async(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        let lease = self.lease_for(Access::Read, options.taker_text(), &options.consumer).await?;
+        let lease = self.lease(Access::Read, options.owner_text()).for_consumer(&options.consumer).await?;
         self.export_after(lease, options)
     }
 
     /// Exports a copy that `lease` has shown to be ready, or has ordered before the consumer.
     fn export_after(&self, lease: Lease, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         let definition = self.inner.definition()?;
-        let keeper = LeaseInner::unheld(self, Access::Alias, options.taker_text());
+        let keeper = LeaseState::alias(self, options.owner_text());
         if let Some(after) = lease.inner.take_after() {
             keeper.ends_after(after);
         }
@@ -135,18 +136,18 @@ impl Tensor {
     }
 
     /// A read lease for a consumer, in the versioned struct, of a tensor that nothing stands in the way of: `None` when it
-    /// would have to wait, or to look at failures and fences. The cheapest way out; `taker` is asked only if it is open.
+    /// would have to wait, or to look at failures and fences. The cheapest way out; `owner` is asked only if it is open.
     ///
     /// # Errors
     /// [`Error::Forked`] in a forked child.
     #[inline]
-    pub fn export_at_once(&self, taker: impl FnOnce() -> Taker) -> Result<Option<ManagedTensor>, Error> {
+    pub fn export_at_once(&self, owner: impl FnOnce() -> LeaseOwner) -> Result<Option<ManagedTensor>, Error> {
         self.inner.core.check_fork()?;
         let Ok(definition) = self.inner.definition() else { return Ok(None) };
         if !self.inner.is_quiet() {
             return Ok(None);
         }
-        let lease = LeaseInner::at_once(self, taker);
+        let lease = LeaseState::try_read(self, owner);
         if let Some(lease) = &lease
             && !definition.host
             && let Some(after) = after_of(&Consumer::Host, &self.inner)
@@ -181,18 +182,9 @@ impl Tensor {
         if let Some(copy) = self.copied_by_a_device(options)? {
             return copy.export_as_copy(options);
         }
-        let (timeout, taker) = (options.timeout, options.taker_text());
-        let lease = self.lease_wait_for(options.access, timeout, taker, options.settled_by())?;
+        let (timeout, owner) = (options.timeout, options.owner_text());
+        let lease = self.lease(options.access, owner).for_consumer(options.settled_by()).wait(timeout)?;
         export_held(lease.inner, options)
-    }
-
-    /// Takes a lease without exporting: the tensor stays as it is (read), is the holder's alone (write), or is only kept
-    /// alive (alias).
-    ///
-    /// # Errors
-    /// As [`export`](Self::export).
-    pub async fn lease(&self, access: Access, taker: impl Into<Taker>) -> Result<Lease, Error> {
-        self.lease_for(access, taker, &Consumer::Host).await
     }
 }
 
@@ -203,16 +195,16 @@ impl Lease {
     /// # Errors
     /// [`Error::Invalid`] when the struct cannot describe the tensor.
     pub fn export(&self, abi: Abi) -> Result<ManagedTensor, Error> {
-        self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access) })
+        self.export_with(&ExportOptions { abi, ..ExportOptions::new(self.inner.access()) })
     }
 
-    /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and taker are the
+    /// As [`export`](Self::export), with the struct and the copying that `options` ask for; access and owner are the
     /// lease's.
     ///
     /// # Errors
     /// As [`export`](Self::export), and as [`Tensor::export_with`] for a copy.
     pub fn export_with(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        if !options.copy && options.consumer.orders_itself() {
+        if !options.copy && options.consumer.is_stream_ordered() {
             self.note_end(&options.consumer)?;
         }
         export_held(Arc::clone(&self.inner), options)
@@ -221,7 +213,7 @@ impl Lease {
 
 /// Makes the struct of a view that nobody tracks: it keeps the memory and nothing else.
 fn export_alias(
-    keeper: Arc<LeaseInner>,
+    keeper: Arc<LeaseState>,
     definition: &Definition,
     flags: ExportFlags,
     options: &ExportOptions,
@@ -232,7 +224,7 @@ fn export_alias(
 }
 
 /// Makes the struct for a consumer; `lease` lives until its deleter is called.
-pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Result<ManagedTensor, Error> {
+pub(crate) fn export_held(lease: Arc<LeaseState>, options: &ExportOptions) -> Result<ManagedTensor, Error> {
     let tensor: &TensorInner = &lease.tensor.inner;
     let definition = tensor.definition()?;
     if options.copy {
@@ -240,7 +232,7 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
         let data = storage.data();
         let (core, device) = (tensor.core.clone(), layout.device());
         let after = (device != DLDevice::CPU).then(|| after_of(&options.consumer, tensor)).flatten();
-        let back = move || give_back(storage, &core, device, after);
+        let back = move || release_storage(storage, &core, device, after);
         // SAFETY: the storage is as long as the layout says, nobody else has it, and it lives until the deleter is called.
         return Ok(unsafe { export(&layout, data, ExportFlags::COPY, options.abi, back) });
     }
@@ -252,16 +244,16 @@ pub(crate) fn export_held(lease: Arc<LeaseInner>, options: &ExportOptions) -> Re
 
 /// As [`export_held`], without a copy; `definition` is that of the leased tensor.
 #[inline]
-fn export_lease(lease: Arc<LeaseInner>, definition: &Definition, abi: Abi) -> ManagedTensor {
+fn export_lease(lease: Arc<LeaseState>, definition: &Definition, abi: Abi) -> ManagedTensor {
     // Holds are found among the holders of their variable.
-    if lease.access != Access::Alias
-        && !lease.holds()
+    if lease.access() != Access::Alias
+        && !lease.is_pin()
         && let Some(placed) = &definition.placed
     {
         placed.region.add_lease(&lease);
     }
     let flags =
-        ExportFlags { read_only: lease.access == Access::Read || definition.read_only, is_copied: false };
+        ExportFlags { read_only: lease.access() == Access::Read || definition.read_only, is_copied: false };
     // SAFETY: the owner holds the lease, that the tensor, and with it both the layout and the memory that this describes at
     // `data`, until the consumer calls the deleter; a read lease is flagged read-only, a write lease has the memory to
     // itself, and an alias is documented to be the caller's responsibility.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use estafette_devices::cuda::CudaDevice;
-use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, Frontier};
+use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, FenceSet};
 
 use crate::copy;
 use crate::core::core_ref::CoreRef;
@@ -109,7 +109,7 @@ fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
 pub(crate) fn import(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Frontier,
+    ready: FenceSet,
     read_only: bool,
     origin: impl FnOnce() -> Origin,
 ) -> Result<Tensor, Error> {
@@ -122,7 +122,7 @@ pub(crate) fn import(
 pub(crate) fn import_stream_ordered(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Frontier,
+    ready: FenceSet,
     read_only: bool,
     home: ReleaseStream,
 ) -> Result<Tensor, Error> {
@@ -144,7 +144,7 @@ pub(crate) fn import_stream_ordered(
 pub(crate) fn import_or_return(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Frontier,
+    ready: FenceSet,
 ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
     let layout = match core.check_usable().and_then(|()| describe(core, &managed)) {
         Ok(layout) => layout,
@@ -183,7 +183,7 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     let storage = Storage::vec(values);
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory: nobody can have been lent it.
-    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
+    Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
 }
 
 /// A tensor in the memory on `device` that `make` gives.
@@ -199,7 +199,7 @@ pub(crate) fn allocate(
     let storage = make(core, &layout)?;
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory: nobody can have been lent it.
-    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
+    Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
 }
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
@@ -271,12 +271,12 @@ fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, 
 
 /// Gives an arrival its variables.
 #[inline]
-fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier, origin: impl FnOnce() -> Origin) -> Tensor {
+fn enter(core: &CoreRef, arrival: Arrival, ready: FenceSet, origin: impl FnOnce() -> Origin) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
     let space = Space::of(layout.device());
     let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
-    let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access == crate::Access::Read);
+    let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
     let definition = Definition { layout, data, host, storage, read_only, placed: Some(placed) };
     let tensor = Tensor::defined(core.clone(), vars, definition, lease);
@@ -349,7 +349,7 @@ pub(crate) fn define(
         }
         Err(_) => {
             let (copy, fence) = copied_after(core, &arrival, ready)?;
-            let after: Frontier = fence.iter().cloned().collect();
+            let after: FenceSet = fence.iter().cloned().collect();
             later = fence;
             let range = copy.layout.byte_range(copy.data);
             let space = Space::of(copy.layout.device());
@@ -395,7 +395,9 @@ fn copied_after(
 
 /// A read lease of a tensor that an operation returns.
 fn lease_of_result(tensor: &Tensor) -> Result<Lease, Error> {
-    Lease::acquire_now(tensor, Access::Read, "the operation that returns it")?
+    tensor
+        .lease_within(Access::Read, "the operation that returns it")
+        .try_now()?
         .ok_or_else(|| Error::invalid("the produced tensor is not ready; await it in the body"))
 }
 

@@ -110,16 +110,16 @@ impl<D> Snapshot<D> {
     /// Everything that these operations transitively wait for, without themselves. Walks what they have in common once.
     pub fn ancestors_of(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
         let mut places = Places::new(self);
-        let mut frontier: VecDeque<OpId> = ids.into_iter().collect();
-        let mut seen: HashSet<OpId> = frontier.iter().copied().collect();
+        let mut fence_set: VecDeque<OpId> = ids.into_iter().collect();
+        let mut seen: HashSet<OpId> = fence_set.iter().copied().collect();
         let mut found = Vec::new();
-        while let Some(id) = frontier.pop_front() {
+        while let Some(id) = fence_set.pop_front() {
             let Some(op) = self.op(id) else { continue };
             for (var, _, _) in op.accesses.iter().filter(|(_, _, granted)| !granted) {
                 for blocker in places.blockers(*var, id) {
                     if seen.insert(blocker.op) {
                         found.push(blocker.op);
-                        frontier.push_back(blocker.op);
+                        fence_set.push_back(blocker.op);
                     }
                 }
             }

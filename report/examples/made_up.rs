@@ -52,7 +52,7 @@ fn hostile() -> Recording {
     recording.lanes.iter_mut().for_each(|lane| add(&mut lane.name));
     recording.libraries.iter_mut().for_each(add);
     recording.variables.iter_mut().for_each(|it| add(&mut it.name));
-    recording.leases.iter_mut().for_each(|it| add(&mut it.taker));
+    recording.leases.iter_mut().for_each(|it| add(&mut it.owner));
     recording.losses.damage.push(format!("truncated {markup}"));
     recording
 }

@@ -101,7 +101,7 @@ fn waits(recording: &Recording) -> Vec<(String, HashSet<OperationId>)> {
         let thread = operation.submitter.and_then(|lane| recording.lanes.get(lane));
         let place = match (site, lease, thread) {
             (Some(site), ..) => format!("at {}", sentences::place(site)),
-            (None, Some(lease), _) if !lease.taker.is_empty() => format!("in {}", shown(&lease.taker)),
+            (None, Some(lease), _) if !lease.owner.is_empty() => format!("in {}", shown(&lease.owner)),
             (_, _, Some(thread)) => format!("on thread `{}`", shown(&thread.name)),
             _ => continue,
         };

@@ -153,7 +153,7 @@ fn groups(recording: &Recording) -> BTreeMap<(Row, u8), Vec<Thing>> {
     }
     for lease in &recording.leases {
         let placed = place::lease(recording, lease);
-        let (name, facts) = (lease.taker.clone(), facts::lease(lease));
+        let (name, facts) = (lease.owner.clone(), facts::lease(lease));
         let thing = Thing { placed, name: name.to_string(), category: "lease", facts, id: Some(lease.id) };
         groups.entry((placed.row, LEASES)).or_default().push(thing);
     }

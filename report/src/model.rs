@@ -212,7 +212,7 @@ pub struct Lease {
     /// Who has it.
     pub library: Option<LibraryId>,
     /// Who has it, in words.
-    pub taker: Text,
+    pub owner: Text,
     /// The line that took it.
     pub site: Option<Site>,
     /// When it was held.

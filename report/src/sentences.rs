@@ -30,7 +30,7 @@ pub fn name(recording: &Recording, id: OperationId) -> String {
     match (operation.kind, who) {
         (OperationKind::Export, Some(library)) => format!("an export to {}", shown(library)),
         (OperationKind::Export, None) => match recording.lease(id) {
-            Some(lease) if !lease.taker.is_empty() => format!("a lease of {}", shown(&lease.taker)),
+            Some(lease) if !lease.owner.is_empty() => format!("a lease of {}", shown(&lease.owner)),
             _ => "a lease".into(),
         },
         (OperationKind::Wait, _) => match submitter(recording, id) {
@@ -50,20 +50,20 @@ fn submitter(recording: &Recording, id: OperationId) -> Option<&str> {
     Some(&recording.lanes.get(operation.submitter?)?.name)
 }
 
-/// A lease by its taker.
+/// A lease by its owner.
 pub fn lease(recording: &Recording, id: OperationId) -> String {
     let Some(lease) = recording.lease(id) else { return format!("lease {id}") };
-    let taker = recording.library(lease.library);
-    // Where the place is known, the taker's text would only say it again.
+    let owner = recording.library(lease.library);
+    // Where the place is known, the owner's text would only say it again.
     let function = lease.site.as_ref().map(|site| site.function.as_str());
-    let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.taker);
-    let taker = shown(taker.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("somebody"));
+    let words = function.filter(|function| !function.is_empty()).unwrap_or(&lease.owner);
+    let owner = shown(owner.or_else(|| (!words.is_empty()).then_some(words)).unwrap_or("somebody"));
     match &lease.site {
-        Some(site) => format!("a lease taken by {taker} at {}", place(site)),
-        None if recording.library(lease.library).is_some() && !lease.taker.is_empty() => {
-            format!("a lease taken by {taker} in {}", shown(&lease.taker))
+        Some(site) => format!("a lease taken by {owner} at {}", place(site)),
+        None if recording.library(lease.library).is_some() && !lease.owner.is_empty() => {
+            format!("a lease taken by {owner} in {}", shown(&lease.owner))
         }
-        None => format!("a lease taken by {taker}"),
+        None => format!("a lease taken by {owner}"),
     }
 }
 

@@ -33,7 +33,7 @@ fn recording() -> Recording {
         }
     }
     for lease in &mut recording.leases {
-        lease.taker = hostile(&lease.taker).into();
+        lease.owner = hostile(&lease.owner).into();
         if let Some(site) = &mut lease.site {
             (site.file, site.function) = (hostile(&site.file).into(), hostile(&site.function).into());
         }

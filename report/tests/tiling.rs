@@ -88,7 +88,7 @@ fn recording() -> impl Strategy<Value = Recording> {
                     variable: access.variable,
                     access: access.mode,
                     library: None,
-                    taker: "somebody".into(),
+                    owner: "somebody".into(),
                     site: None,
                     opened,
                     closed: operation.issued.filter(|closed| *closed >= opened),

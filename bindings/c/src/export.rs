@@ -140,10 +140,10 @@ pub unsafe extern "C" fn estafette_export(
                 given.nonblocking
             )));
         }
-        wanted.taker = Some("a C program".into());
+        wanted.owner = Some("a C program".into());
         wanted.copy = given.copy == 1;
         if given.nonblocking == 1 && !tensor.is_defined() {
-            tensor.lease_now(wanted.access, "a C program")?;
+            tensor.lease(wanted.access, "a C program").try_now()?;
             return Ok(estafette_status::ESTAFETTE_PENDING);
         }
         until_defined(
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn estafette_export(
             wanted.copy = true;
         }
         let managed = if given.nonblocking == 1 {
-            match tensor.lease_now_for(wanted.access, "a C program", &wanted.consumer)? {
+            match tensor.lease(wanted.access, "a C program").for_consumer(&wanted.consumer).try_now()? {
                 Some(lease) => lease.export_with(&wanted)?,
                 None => return Ok(estafette_status::ESTAFETTE_PENDING),
             }

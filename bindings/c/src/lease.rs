@@ -59,7 +59,7 @@ pub unsafe extern "C" fn estafette_order_on(
         // SAFETY: by contract of this function; used in this call.
         let consumer = unsafe { consumer(&tensor, device, stream) }?;
         let vacant = LEASES.reserve()?;
-        let lease = tensor.lease_wait_for(access, None, "a C program", &consumer)?;
+        let lease = tensor.lease(access, "a C program").for_consumer(&consumer).wait(None)?;
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(lease)) };
         DONE

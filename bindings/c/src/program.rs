@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
-use estafette::{Program, Recorder};
+use estafette::{Program, ProgramBuilder};
 use estafette_sync::sync::Mutex;
 use estafette_sync::valgrind;
 
@@ -29,7 +29,7 @@ static PROGRAMS: Table<Mutex<Stage>> = Table::new(Kind::Program);
 
 #[derive(Debug)]
 enum Stage {
-    Recording(Box<Recorder>),
+    Recording(Box<ProgramBuilder>),
     Ready(Program),
     /// It could not be finished.
     Abandoned,
@@ -106,11 +106,11 @@ pub unsafe extern "C" fn estafette_program_add(
             (name_of(&options)?, tensors(reads, n_reads, "reads")?, tensors(writes, n_writes, "writes")?)
         };
         let mut stage = lock(&program);
-        let Stage::Recording(recorder) = &mut *stage else {
+        let Stage::Recording(builder) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
-        let on = queue(recorder.engine(), options.on)?;
-        let node = recorder.op(name).reads_slice(&reads).writes_slice(&writes);
+        let on = queue(builder.engine(), options.on)?;
+        let node = builder.op(name).reads_slice(&reads).writes_slice(&writes);
         let node = match &on {
             Some(queue) => node.on(queue),
             None => node,
@@ -148,8 +148,8 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
             return Err(Refusal::invalid(format!("graph is {graph}")));
         }
         let mut stage = lock(&program);
-        let recorder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
-            Stage::Recording(recorder) => recorder,
+        let builder = match std::mem::replace(&mut *stage, Stage::Abandoned) {
+            Stage::Recording(builder) => builder,
             other => {
                 *stage = other;
                 return Err(refused("it is finished"));
@@ -157,13 +157,13 @@ pub extern "C" fn estafette_program_finish(program: *mut estafette_program, grap
         };
         drop(stage);
         // Under no lock: a program that is refused gives the contexts of its nodes up.
-        let finished = if graph == 1 { recorder.finish_as_graph() } else { recorder.finish() }?;
+        let finished = if graph == 1 { builder.finish_as_graph() } else { builder.finish() }?;
         *lock(&program) = Stage::Ready(finished);
         DONE
     })
 }
 
-/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_WINDOW_FULL` instead of waiting
+/// Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting
 /// for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
 /// `estafette_op_release`.
 ///

@@ -17,7 +17,7 @@ pub enum estafette_status {
     /// The time was up first; the work goes on.
     ESTAFETTE_TIMEOUT = 2,
     /// As many operations are in flight as the engine accepts, and the call was not to wait. Try again later.
-    ESTAFETTE_WINDOW_FULL = 3,
+    ESTAFETTE_IN_FLIGHT_LIMIT = 3,
     /// An argument is wrong; the text names it. Nothing happened.
     ESTAFETTE_INVALID = -1,
     /// The operation that should have made the data failed; the text has the root cause.
@@ -63,7 +63,7 @@ impl estafette_status {
         (ESTAFETTE_OK, c"ok"),
         (ESTAFETTE_PENDING, c"not ready yet"),
         (ESTAFETTE_TIMEOUT, c"the time was up first"),
-        (ESTAFETTE_WINDOW_FULL, c"too many operations in flight"),
+        (ESTAFETTE_IN_FLIGHT_LIMIT, c"too many operations in flight"),
         (ESTAFETTE_INVALID, c"invalid argument"),
         (ESTAFETTE_FAILED, c"the operation failed"),
         (ESTAFETTE_DEVICE, c"device error"),
@@ -104,7 +104,7 @@ impl estafette_status {
             Error::WouldDeadlock(_) => ESTAFETTE_WOULD_DEADLOCK,
             Error::NotDefined(_) => ESTAFETTE_NOT_DEFINED,
             Error::Timeout(_) => ESTAFETTE_TIMEOUT,
-            Error::WindowFull { .. } => ESTAFETTE_WINDOW_FULL,
+            Error::InFlightLimit { .. } => ESTAFETTE_IN_FLIGHT_LIMIT,
             Error::Shutdown => ESTAFETTE_SHUTDOWN,
             Error::Forked => ESTAFETTE_FORKED,
             _ => ESTAFETTE_INTERNAL,

@@ -36,7 +36,7 @@ pub struct estafette_submit_options {
     pub priority: i32,
     /// Appears in messages; NULL means "c".
     pub name: *const c_char,
-    /// 1: refuses with `ESTAFETTE_WINDOW_FULL` instead of waiting for room.
+    /// 1: refuses with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting for room.
     pub nonblocking: i32,
     /// 0.
     pub reserved: i32,
@@ -90,8 +90,8 @@ impl Waiting {
 ///
 /// Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
 /// tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
-/// when there is no room in the window and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
-/// leases of other threads have kept the window full for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+/// when there is no permit and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
+/// leases of other threads have kept the in-flight limit reached for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
 /// called by any thread, inside of operations too.
 ///
 /// # Safety
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn estafette_submit(
 /// As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`, which may be NULL.
 /// The caller owns the handle and gives it up by `estafette_op_release`. It is the one that `function` is given.
 ///
-/// Returns as `estafette_submit`, and `ESTAFETTE_WINDOW_FULL`.
+/// Returns as `estafette_submit`, and `ESTAFETTE_IN_FLIGHT_LIMIT`.
 ///
 /// # Safety
 /// As for `estafette_submit`.
@@ -192,7 +192,7 @@ pub unsafe extern "C" fn estafette_produce(
             Some(queue) => op.on(&queue),
             None => op,
         };
-        let admitted = if nonblocking(&options)? { op.try_admit() } else { op.admit() }?;
+        let admitted = if nonblocking(&options)? { op.try_reserve() } else { op.reserve() }?;
         let vacant = tensor::reserve()?;
         let context = Context::new(context, drop_context);
         let waiting = Waiting { function, context, held: None };
@@ -229,7 +229,7 @@ unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mu
         Some(queue) => op.on(&queue),
         None => op,
     };
-    let admitted = if nonblocking(options)? { op.try_admit() } else { op.admit() }?;
+    let admitted = if nonblocking(options)? { op.try_reserve() } else { op.reserve() }?;
     // One holder is the operation, the other the caller. Nothing can fail after this.
     let entered = if out.is_null() { None } else { Some(slots::enter()?) };
     let (handle, held) = entered.unzip();

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::fmt::Display;
 use std::ptr::NonNull;
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::{Error, ManagedTensor, Tensor, Tensors};
 
 use crate::context::{Context, estafette_drop};
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn estafette_import(
             )));
         }
         let fences = match NonNull::new(ready.cast_mut()) {
-            None => Frontier::default(),
+            None => FenceSet::default(),
             // SAFETY: by contract of this function.
             Some(ready) => unsafe { import_fence(&engine, ready) }?.into(),
         };

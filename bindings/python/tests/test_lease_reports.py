@@ -31,7 +31,7 @@ def fill(eng, np, tensor):
 
 
 class TestFields:
-    def test_a_lease_knows_access_taker_and_age(self, eng, np):
+    def test_a_lease_knows_access_owner_and_age(self, eng, np):
         t = eng.zeros(2, "int8")
         began = time.monotonic()
         for exporter, access in ((t, "read"), (t.for_write(), "write")):
@@ -39,11 +39,11 @@ class TestFields:
             op = fill(eng, np, t)
             (lease,) = blocking(eng, "fill")
             assert lease.access == access and lease.held
-            assert lease.taker.startswith("test_a_lease_knows_access_taker_and_age (test_lease_reports.py:")
+            assert lease.owner.startswith("test_a_lease_knows_access_owner_and_age (test_lease_reports.py:")
             assert 0 <= lease.age <= time.monotonic() - began + 0.05
             # Nothing more is recorded unless it is asked for.
             assert (lease.object, lease.file, lease.line, lease.function) == (None, None, None, None)
-            assert str(lease) == lease.text and lease.text.startswith(f"{access} lease taken by {lease.taker}")
+            assert str(lease) == lease.text and lease.text.startswith(f"{access} lease taken by {lease.owner}")
             del array
             op.wait()
 
@@ -81,7 +81,7 @@ class TestFields:
                 wait()
             (lease,) = caught.value.held
             assert isinstance(lease, est.Lease) and lease.file == __file__ and lease.held
-            assert len(caught.value.leases) == 1 and lease.taker in caught.value.leases[0]
+            assert len(caught.value.leases) == 1 and lease.owner in caught.value.leases[0]
         del array
         op.wait()
 
@@ -180,7 +180,7 @@ class TestViewsOfBodies:
         eng.submit(kept.append, reads=[t], using=np.from_dlpack, name="keeps it").wait()
         op = fill(eng, np, t)
         (lease,) = blocking(eng, "fill")
-        assert (lease.access, lease.taker, lease.held) == ("read", "operation `keeps it`", True)
+        assert (lease.access, lease.owner, lease.held) == ("read", "operation `keeps it`", True)
         kept.clear()
         op.wait()
 

@@ -37,7 +37,7 @@ def waits(eng, op):
 
 
 class TestHeldByTheWaiterItself:
-    def test_every_blocking_wait_is_refused_at_once_naming_the_lease_and_its_taker(self, patient, np):
+    def test_every_blocking_wait_is_refused_at_once_naming_the_lease_and_its_owner(self, patient, np):
         t = patient.zeros(4, "float32")
         array = np.from_dlpack(t)
         op = patient.submit(fill(1), writes=[t], using=np.from_dlpack)
@@ -407,7 +407,7 @@ class TestScopedLeases:
         with t.read(), t.read():
             pass
 
-    def test_two_takers_of_the_same_tensors_in_crossed_order_do_not_deadlock(self, patient, np):
+    def test_two_owners_of_the_same_tensors_in_crossed_order_do_not_deadlock(self, patient, np):
         a, b = patient.zeros(1, "int64"), patient.zeros(1, "int64")
         rounds = 300
 

@@ -154,7 +154,7 @@ impl CudaGraph {
     }
 }
 
-/// [`Queue::record_graph`] on a queue of ours.
+/// [`Queue::capture_graph`] on a queue of ours.
 pub(super) fn record(
     queue: &CudaQueue,
     lanes: usize,

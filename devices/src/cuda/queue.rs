@@ -355,10 +355,10 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn may_be_kept(&self) -> bool {
+    fn handle_outlives_call(&self) -> bool {
         match &self.kind {
             Kind::Own(_) => true,
-            Kind::Foreign(foreign, _) => foreign.may_be_kept(),
+            Kind::Foreign(foreign, _) => foreign.handle_outlives_call(),
         }
     }
 
@@ -369,14 +369,18 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn records_graphs(&self) -> bool {
+    fn supports_capture(&self) -> bool {
         let api = self.context.api;
         let known =
             api.capture_begin.is_some() && api.graph_instantiate.is_some() && api.graph_launch.is_some();
         known && !self.is_foreign()
     }
 
-    fn record_graph(&self, lanes: usize, enqueue: Recorded<'_>) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+    fn capture_graph(
+        &self,
+        lanes: usize,
+        enqueue: Recorded<'_>,
+    ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
         graph::record(self, lanes, enqueue)
     }
 

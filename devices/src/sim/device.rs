@@ -229,7 +229,7 @@ impl Device for SimDevice {
         Ok(Arc::new(ForeignQueue::new(queue)))
     }
 
-    fn is_released_early(&self) -> bool {
+    fn may_release_before_completion(&self) -> bool {
         self.core.options.raw_handles
     }
 

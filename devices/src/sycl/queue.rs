@@ -208,7 +208,7 @@ impl Queue for SyclQueue {
 
     /// dpctl lets go of arrays in host tasks of the runtime. Enqueueing there waits for a lock of the scheduler (DPC++ 2026), which
     /// whoever waits for that very task may hold.
-    fn records_anywhere(&self) -> bool {
+    fn record_is_thread_safe(&self) -> bool {
         false
     }
 

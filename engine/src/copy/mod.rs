@@ -47,7 +47,7 @@ impl Engine {
         copy(self.core(), tensor, device)
     }
 
-    /// As [`copy`](Self::copy), waiting for room in the window without blocking the thread.
+    /// As [`copy`](Self::copy), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`copy`](Self::copy).

@@ -14,7 +14,7 @@ use estafette_sync::abandoned::is_abandoned;
 use crate::core::contained::Contained;
 use crate::core::unretrieved::{self, Heard};
 use crate::exchange::InvalidTensor;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 
 /// The error of this crate. Every variant says what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -56,8 +56,8 @@ pub enum Error {
     #[error("the wait was interrupted")]
     Interrupted,
     /// As many operations are in flight as the engine accepts.
-    #[error("window is full: {in_flight} operations in flight, limit {limit}")]
-    WindowFull {
+    #[error("in-flight limit reached: {in_flight} operations in flight, limit {limit}")]
+    InFlightLimit {
         /// Operations in flight when the submission was refused.
         in_flight: usize,
         /// The engine's limit.
@@ -297,7 +297,7 @@ impl std::error::Error for OperationError {
 pub struct LeaseHeld {
     /// What waited.
     pub waiting: String,
-    /// Each blocking lease in words: access, taker, age.
+    /// Each blocking lease in words: access, owner, age.
     pub leases: Vec<String>,
     /// The same for programs.
     pub held: Vec<LeaseInfo>,

@@ -30,7 +30,7 @@ use crate::core::clock::Coarse;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, Error, FailureKind, OperationError};
 use crate::core::oneshot::Signal;
-use crate::core::op_extras::LateCell;
+use crate::core::op_extras::OpExtrasCell;
 use crate::core::var_state::VarState;
 use crate::core::wakers::WakerKey;
 use crate::operation::body::Body;
@@ -171,7 +171,7 @@ pub(crate) enum Kind {
     /// Runs a body.
     Work,
     /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
-    Unhelped,
+    WorkerOnly,
     /// Observes readiness and is gone.
     Probe,
     /// Joins variables into one group.
@@ -208,14 +208,14 @@ pub(crate) struct OpState {
     body: UnsafeCell<Body>,
     /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
     /// waited for by name.
-    late: LateCell,
+    extras: OpExtrasCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
     /// Whether the journal was open when it was described: then it tells of all that happens to it.
     pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
-    /// Whether it has a place in the window and counts as in flight.
+    /// Whether it has a permit and counts as in flight.
     counted: AtomicBool,
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
@@ -239,11 +239,11 @@ pub(crate) enum Role {
     /// Whom to tell early when the version that a probe waits for can no longer come.
     Probe(Arc<Signal<Result<(), Error>>>),
     /// Who took a lease.
-    Lease(Arc<crate::lease::LeaseLabel>),
+    Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle what its variables carry: where they find it.
     Replay(Arc<Inputs>),
-    /// It does a part of another operation's work, which whoever waits for that may do as well.
-    Part(OpId),
+    /// A helper: it does work of another operation, and a thread that waits for that operation may run it.
+    Helper(OpId),
 }
 
 impl OpState {
@@ -268,7 +268,7 @@ impl OpState {
             (&raw mut (*place).core).write(core.clone());
             (&raw mut (*place).name).write(name);
             (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
-            (&raw mut (*place).late).write(LateCell::new());
+            (&raw mut (*place).extras).write(OpExtrasCell::new());
             (&raw mut (*place).since).write(Coarse::now());
             (&raw mut (*place).noted).write(trace::is_open());
             (&raw mut (*place).priority).write(0);
@@ -280,9 +280,9 @@ impl OpState {
         }
     }
 
-    /// The operation has a place in the window, and counts as in flight.
+    /// The operation has a permit, and counts as in flight.
     #[inline(always)]
-    pub(crate) fn admitted(&mut self) {
+    pub(crate) fn hold_permit(&mut self) {
         *self.counted.get_mut() = true;
     }
 
@@ -294,11 +294,11 @@ impl OpState {
 
     /// Gives the operation a role, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
-        self.late.get_mut().role = Some(role);
+        self.extras.get_mut().role = Some(role);
     }
 
     fn role(&self) -> Option<&Role> {
-        self.late.get()?.role.as_ref()
+        self.extras.get()?.role.as_ref()
     }
 
     /// The queue its body enqueues on; `None` for host operations.
@@ -318,7 +318,7 @@ impl OpState {
     }
 
     /// Who took a lease.
-    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseLabel>> {
+    pub(crate) fn lease(&self) -> Option<&Arc<crate::lease::LeaseOp>> {
         match self.role()? {
             Role::Lease(label) => Some(label),
             _ => None,
@@ -333,18 +333,18 @@ impl OpState {
         }
     }
 
-    /// The operation that this one is a part of.
-    pub(crate) fn part_of(&self) -> Option<OpId> {
+    /// The operation whose work this helper does.
+    pub(crate) fn helped_op(&self) -> Option<OpId> {
         match self.role()? {
-            Role::Part(op) => Some(*op),
+            Role::Helper(op) => Some(*op),
             _ => None,
         }
     }
 
     /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
     #[inline]
-    pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
-        matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
+    pub(crate) fn handle_outlives_call(&self, core: Option<u64>) -> bool {
+        matches!(self.kind, Kind::Work | Kind::WorkerOnly) && self.priority == 0 && core == Some(self.core.id)
     }
 
     /// Begins an operation that was not submitted yet.
@@ -352,7 +352,7 @@ impl OpState {
         *self.phase.get_mut() |= BEGUN;
     }
 
-    /// Whether the operation has a place in the window.
+    /// Whether the operation has a permit.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Relaxed)
     }
@@ -392,11 +392,11 @@ impl OpState {
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
     /// and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
-        let _ = self.late.get_or_make().failure.set(cause);
+        let _ = self.extras.get_or_make().failure.set(cause);
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
-        self.late.get()?.failure.get()
+        self.extras.get()?.failure.get()
     }
 
     /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
@@ -420,7 +420,7 @@ impl OpState {
     }
 
     fn tell(&self) {
-        if let Some(signal) = self.late.get().and_then(|late| late.signal.get()) {
+        if let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get()) {
             signal.set(self.failure().cloned().map_or(Ok(()), Err));
         }
     }
@@ -446,7 +446,7 @@ impl OpState {
 
     fn forget_outcome(&self, key: &mut WakerKey) {
         if key.is_used()
-            && let Some(signal) = self.late.get().and_then(|late| late.signal.get())
+            && let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get())
         {
             signal.forget(key);
         }
@@ -454,7 +454,7 @@ impl OpState {
 
     /// The signal of the outcome, made on first use.
     fn signal(&self) -> &OutcomeSignal {
-        let signal = self.late.get_or_make().signal.get_or_init(Signal::new);
+        let signal = self.extras.get_or_make().signal.get_or_init(Signal::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
         if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
             self.tell();

@@ -290,6 +290,7 @@ fn report(failure: &OperationError) {
 
 fn log(failure: &OperationError) {
     tracing::error!(
+                target: "estafette::unretrieved",
         operation = failure.operation(),
         id = failure.id(),
         error = full_text(failure),

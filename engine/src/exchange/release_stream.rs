@@ -13,7 +13,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use estafette_devices::{DLDevice, Device, Frontier, Order};
+use estafette_devices::{DLDevice, Device, FenceSet, Order};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 
 use crate::core::error::Error;
@@ -71,7 +71,7 @@ impl ReleaseStream {
 
     /// Makes the stream wait for `uses`; says whether it does for all of them. It does not where one of them can only be waited
     /// for by the host, or has failed, and while a graph is recorded from the stream, which would wait at every launch.
-    pub(super) fn waits_for(&self, uses: &Frontier) -> bool {
+    pub(super) fn waits_for(&self, uses: &FenceSet) -> bool {
         // SAFETY: the stream is live, by the contract of `new`.
         let Ok(queue) = (unsafe { self.device.foreign_queue(self.stream) }) else { return false };
         if !matches!(queue.is_capturing(), Ok(false)) {

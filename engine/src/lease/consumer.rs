@@ -1,86 +1,91 @@
-//! Who memory is handed to: on which side earlier work is waited for, and what is known of the end.
+//! Who memory is handed to: how the consumer's work comes after earlier work, and what the end of its lease waits for.
 //!
 //! | consumer | earlier work | the lease ends |
 //! |---|---|---|
-//! | the host | is waited for on the host | when it is given back |
-//! | a queue | is waited for by the queue, and on the host only where nothing else can | when what is enqueued there by then is done |
-//! | nobody knows | is not waited for | after a quarantine |
+//! | the host | the host waits for it | when its owner releases it |
+//! | a queue | the queue waits for it; the host waits where the queue cannot | when the work enqueued there by then is done |
+//! | unknown | nothing waits for it | after a quarantine |
 //!
-//! A queue whose handle may not be kept is not looked at again: the memory goes through a [quarantine](quarantine), and so
-//! does memory that only a device can use and that the host was given, on devices whose consumers give memory back while
-//! their work still runs. What is handed into the capture of a graph is read again at every launch, so that lease stays until
-//! [`Tensor::end_captures`](crate::Tensor::end_captures).
+//! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does not outlive the
+//! call, and device memory handed to the host on devices whose consumers may release memory while their work still runs.
+//! Memory handed into the capture of a graph is read again at every launch, so its lease lasts until
+//! [`Tensor::end_captures`].
 
 use std::sync::{Arc, PoisonError};
 
-use estafette_devices::{DLDevice, Fence, Frontier, Outcome, Queue, Reactor, Subscriber};
+use estafette_devices::{DLDevice, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
 
+use super::Lease;
+use super::state::LeaseState;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
 use crate::exchange::quarantine::{self, LastUse};
 use crate::exchange::{Storage, reaper};
-use crate::tensor::handle::TensorInner;
+use crate::tensor::handle::{Tensor, TensorInner};
 
 /// Who memory is handed to, as far as order is concerned.
 #[derive(Clone, Debug, Default)]
 pub enum Consumer {
-    /// Somebody on the host, who may use the memory as soon as he has it.
+    /// Code on the host, which may use the memory as soon as it has the lease.
     #[default]
     Host,
-    /// What is enqueued on this queue from now on. Somebody else's queue is used within the call only, unless its handle may
-    /// be kept.
+    /// The work enqueued on this queue from now on. A queue that does not belong to this engine is used within the call
+    /// only, unless its handle outlives the call.
     Queue(Arc<dyn Queue>),
-    /// Somebody who orders his work himself. Nothing is waited for, and nothing is known of the end.
+    /// A consumer that orders its work itself. Nothing is waited for, and the end of its work is unknown.
     Unordered,
 }
 
 impl Consumer {
-    /// Whether what is pending is left to the consumer.
-    pub(crate) fn orders_itself(&self) -> bool {
+    /// Whether the consumer comes after pending work by its own order.
+    pub(crate) fn is_stream_ordered(&self) -> bool {
         !matches!(self, Self::Host)
     }
 
     /// What the end of a use by this consumer waits for.
-    pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<After>, Error> {
+    pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<EndsAfter>, Error> {
         Ok(match self {
-            Self::Host if is_released_early(tensor) => Some(After::Unknown),
+            Self::Host if may_release_before_completion(tensor) => Some(EndsAfter::Unknown),
             Self::Host => None,
-            Self::Queue(queue) if queue.is_capturing()? => Some(After::Captured),
-            Self::Queue(queue) if queue.may_be_kept() => Some(After::Queue(Arc::clone(queue))),
-            Self::Queue(_) | Self::Unordered => Some(After::Unknown),
+            Self::Queue(queue) if queue.is_capturing()? => Some(EndsAfter::Captured),
+            Self::Queue(queue) if queue.handle_outlives_call() => Some(EndsAfter::Queue(Arc::clone(queue))),
+            Self::Queue(_) | Self::Unordered => Some(EndsAfter::Unknown),
         })
     }
 }
 
-/// Whether whoever is given this memory uses it on queues that only he knows, and gives it back before that is over.
-pub(crate) fn is_released_early(tensor: &TensorInner) -> bool {
+/// True if a consumer may release this memory while its own, unknown streams still use it (the case for CUDA).
+pub(crate) fn may_release_before_completion(tensor: &TensorInner) -> bool {
     let Ok(definition) = tensor.definition() else { return false };
-    // What the host can read it uses itself, and is done when it says so.
+    // A consumer uses memory that the host can read on the host, and releases it after its use.
     !definition.host
-        && tensor.core.device(definition.layout.device()).is_some_and(|device| device.is_released_early())
+        && tensor
+            .core
+            .device(definition.layout.device())
+            .is_some_and(|device| device.may_release_before_completion())
 }
 
-/// What the end of a lease waits for, if its holder says nothing.
+/// What the end of a lease waits for if the lease's owner names no work.
 #[derive(Debug, Clone)]
-pub(crate) enum After {
-    /// What is enqueued there when it ends.
+pub(crate) enum EndsAfter {
+    /// The work on this queue at the end of the lease.
     Queue(Arc<dyn Queue>),
-    /// Nobody knows.
+    /// Unknown work.
     Unknown,
-    /// Nobody knows, and it is used again whenever a graph is launched.
+    /// Unknown work, repeated by each launch of a graph.
     Captured,
 }
 
-impl After {
-    /// The fence of the last use of memory on `device` that ends now.
+impl EndsAfter {
+    /// The fence of the last use of memory on `device`, of a use that ends now.
     pub(crate) fn fence(self, core: &Core, device: DLDevice) -> Fence {
         if let Self::Queue(queue) = &self
-            // The legacy stream says so too while another one is being captured: it may not be touched then.
+            // The legacy stream fails this query while another stream is being captured, and must not be used then.
             && matches!(queue.is_capturing(), Ok(false))
         {
-            if !queue.records_anywhere() {
-                return recorded_soon(Arc::clone(queue));
+            if !queue.record_is_thread_safe() {
+                return record_on_reactor(Arc::clone(queue));
             }
             if let Ok(fence) = queue.record() {
                 return fence;
@@ -89,7 +94,7 @@ impl After {
         quarantine::enter(core.device(quarantine::device_of(device)), core.quarantine_timeout)
     }
 
-    /// Both, of memory that was handed out twice under one lease.
+    /// Both, for memory that was handed out twice under one lease.
     pub(crate) fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Captured, _) | (_, Self::Captured) => Self::Captured,
@@ -101,21 +106,20 @@ impl After {
     }
 }
 
-/// The fence of what is enqueued on `queue` by the time that the reactor gets to it, which covers what is there now.
-fn recorded_soon(queue: Arc<dyn Queue>) -> Fence {
+/// A fence recorded on `queue` by the reactor's thread. The fence covers at least the work that is on the queue now.
+fn record_on_reactor(queue: Arc<dyn Queue>) -> Fence {
     let (last, fence) = LastUse::promised("the end of a lease on a queue");
-    let recorder = Recorder { queue, last: Mutex::new(Some(last)) };
+    let recorder = FenceRecorder { queue, last: Mutex::new(Some(last)) };
     Reactor::global().deliver_soon(Arc::new(recorder), Ok(()));
     fence
 }
 
-/// Records a queue on the reactor's thread.
-struct Recorder {
+struct FenceRecorder {
     queue: Arc<dyn Queue>,
     last: Mutex<Option<LastUse>>,
 }
 
-impl Subscriber for Recorder {
+impl Subscriber for FenceRecorder {
     fn settled(self: Arc<Self>, _: Outcome) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(last) = last else { return };
@@ -126,15 +130,52 @@ impl Subscriber for Recorder {
     }
 }
 
-/// Gives memory of our own on `device` back that a consumer had to himself.
-pub(crate) fn give_back(storage: Storage, core: &Core, device: DLDevice, after: Option<After>) {
-    let last = after.map(|after| Frontier::from(after.fence(core, device)));
+/// Releases memory of the engine on `device` that one consumer had for itself, after the consumer's last use.
+pub(crate) fn release_storage(storage: Storage, core: &Core, device: DLDevice, after: Option<EndsAfter>) {
+    let last = after.map(|after| FenceSet::from(after.fence(core, device)));
     reaper().release(last.unwrap_or_default(), storage);
 }
 
-/// As [`Consumer::after`], where the question must not fail: then nothing is known.
-pub(crate) fn after_of(consumer: &Consumer, tensor: &TensorInner) -> Option<After> {
-    consumer.after(tensor).unwrap_or(Some(After::Unknown))
+/// As [`Consumer::after`], with [`EndsAfter::Unknown`] in place of an error.
+pub(crate) fn after_of(consumer: &Consumer, tensor: &TensorInner) -> Option<EndsAfter> {
+    consumer.after(tensor).unwrap_or(Some(EndsAfter::Unknown))
+}
+
+estafette_sync::statics! {
+    /// Leases that were handed into the capture of a graph.
+    static CAPTURED: Mutex<Vec<Arc<LeaseState>>> = Mutex::new(Vec::new());
+}
+
+impl Tensor {
+    /// Ends the leases of this tensor that were handed into captures of graphs. To be called once none of these graphs will
+    /// be launched again. Returns the number of leases. The memory goes through a quarantine.
+    pub fn end_captures(&self) -> usize {
+        if self.inner.core.check_fork().is_err() {
+            return 0;
+        }
+        let ended: Vec<_> = {
+            let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+            captured.extract_if(.., |lease| lease.tensor.same(self)).collect()
+        };
+        ended.len()
+    }
+}
+
+impl Lease {
+    /// Notes what the end waits for, for one more consumer.
+    pub(crate) fn note_end(&self, consumer: &Consumer) -> Result<(), Error> {
+        if let Some(after) = consumer.after(&self.inner.tensor.inner)? {
+            self.inner.ends_after(after);
+        }
+        Ok(())
+    }
+
+    /// Keeps a lease that is handed into a capture, besides its exports.
+    pub(crate) fn keep_if_captured(lease: &Arc<LeaseState>) {
+        if lease.is_captured() {
+            CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lease));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -146,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// A queue whose driver has nothing more to say.
+    /// A queue whose driver cannot record a fence.
     #[derive(Debug)]
     struct Mute(QueueId);
 
@@ -178,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_last_use_that_cannot_be_marked_is_never_taken_for_over() {
-        let fence = recorded_soon(Arc::new(Mute(QueueId::next())));
+        let fence = record_on_reactor(Arc::new(Mute(QueueId::next())));
         let outcome = fence.wait_timeout(Some(Duration::from_secs(20))).expect("the reactor gets to it");
         let error = outcome.expect_err("nobody can know");
         assert_eq!(error.kind(), DeviceErrorKind::Fault, "a kind that leaks the memory");

@@ -1,19 +1,23 @@
-//! Leases: external uses of a tensor, from export until the deleter ran and the last device work is done.
+//! Leases: external uses of a tensor, from export until the deleter has run and the last device work is done.
 //!
-//! A lease is an operation without a body. It is appended like any other, so it waits for earlier conflicting
-//! operations and later ones wait for it; once granted and settled it is held until its last holder lets go, on
-//! whatever thread that happens. A read lease that need not wait is only counted at the tensor's variable ([`inner`]).
+//! A lease is ordered like an operation: it waits for earlier conflicting operations, and later ones wait for it. Once
+//! granted it lasts until its last clone is dropped, on any thread.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `request` | `LeaseRequest`: one lease or a set; blocking, without waiting, or as a future |
+//! | `operation` | a lease as an operation without a body |
+//! | `pins` | a read lease as a pin: a count at the tensor's variable |
+//! | `state` | what the clones of a lease share, and the end of the lease |
+//! | `consumer` | who memory is handed to, and what the end of a lease waits for |
+//! | `owner` | who owns a lease, and what a diagnosis reports of it |
 
-mod acquire;
-pub(crate) mod all;
-pub(crate) mod blocking;
 pub(crate) mod consumer;
-pub(crate) mod for_consumer;
-pub(crate) mod info;
-mod inner;
-mod label;
+mod operation;
 pub(crate) mod owner;
 pub(crate) mod pins;
+mod request;
+mod state;
 
 use std::sync::Arc;
 
@@ -24,18 +28,18 @@ use crate::core::error::Error;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
-pub(crate) use self::acquire::{give_up, lease_granted};
-pub(crate) use self::inner::{LeaseInner, end};
-pub(crate) use self::label::LeaseLabel;
+pub(crate) use self::operation::{LeaseOp, lease_granted};
+pub use self::request::LeaseRequest;
+pub(crate) use self::state::LeaseState;
 
-/// What a holder of exported memory may do.
+/// What the owner of a lease may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Read; engine writes wait until the lease is returned.
+    /// Read; engine writes wait until the lease ends.
     Read,
-    /// Read and write, alone; every other use waits until the lease is returned.
+    /// Read and write, alone; every other use waits until the lease ends.
     Write,
-    /// Untracked: no lease is taken and nothing waits. For people who order things themselves.
+    /// Untracked: no lease is taken and nothing waits. For code that orders its uses itself.
     Alias,
 }
 
@@ -49,12 +53,12 @@ impl std::fmt::Display for Access {
     }
 }
 
-/// A use of a tensor outside any operation, held until dropped.
+/// A use of a tensor outside any operation, which lasts until it is dropped.
 ///
-/// Engine operations that conflict with it wait. Cloning shares the lease; it ends with the last clone.
+/// Conflicting operations of the engine wait. Clones share the lease; it ends with the last clone.
 #[derive(Clone)]
 pub struct Lease {
-    pub(crate) inner: Arc<LeaseInner>,
+    pub(crate) inner: Arc<LeaseState>,
 }
 
 impl Lease {
@@ -63,40 +67,40 @@ impl Lease {
         &self.inner.tensor
     }
 
-    /// What the holder may do.
+    /// What the owner may do.
     pub fn access(&self) -> Access {
-        self.inner.access
+        self.inner.access()
     }
 
-    /// Notes what kind of object the holder has made of the memory, for diagnoses. Only the first note counts.
+    /// Notes the kind of object that the owner has made of the memory, for diagnoses. Only the first note counts.
     pub fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.inner.note_object(kind);
     }
 
-    /// Tells a recording which library the holder has given the memory to; does nothing while none is made.
+    /// Notes in an open trace which library the owner has given the memory to.
     pub fn note_library(&self, library: &'static str) {
         if trace::is_open()
-            && let Some(id) = self.inner.known_as()
+            && let Some(id) = self.inner.traced_id()
         {
             hooks::lends(id.get(), library);
         }
     }
 
-    /// Makes the end of this lease wait for `fence`, the holder's last device work.
+    /// Makes the end of this lease wait for `fence`, the owner's last device work.
     pub fn release_after(self, fence: Fence) {
-        self.inner.at_end(|last| last.done = Some(fence));
+        self.inner.at_end(|at_end| at_end.done = Some(fence));
     }
 
-    /// The end of this lease as a fence: done when the last holder has let go and the device work that it left is done.
+    /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is done.
     pub fn end_fence(&self) -> Fence {
         let (completer, fence) = host::promise("a lease");
-        self.inner.at_end(|last| last.told.push(completer));
+        self.inner.at_end(|at_end| at_end.notified.push(completer));
         fence
     }
 }
 
 impl Tensor {
-    /// The lease that this tensor was imported under: its memory lies inside memory that was leased.
+    /// The lease that this tensor was imported under: its memory lies inside leased memory.
     pub fn imported_under(&self) -> Option<Lease> {
         self.inner.lease.as_ref().map(|lease| Lease { inner: Arc::clone(lease) })
     }
@@ -104,18 +108,18 @@ impl Tensor {
 
 impl std::fmt::Debug for Lease {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lease({})", self.inner.label())
+        write!(f, "Lease({})", self.inner.info())
     }
 }
 
-/// Refuses a write to memory that may not be written.
+/// Fails for memory that may not be written.
 pub(crate) fn check_writable(tensor: &Tensor) -> Result<(), Error> {
     if let Some(lease) = &tensor.inner.lease
-        && lease.access == Access::Read
+        && lease.access() == Access::Read
     {
         return Err(Error::Conflict(format!(
             "this tensor was imported from memory under a {}; write through the original tensor once it is returned",
-            lease.label()
+            lease.info()
         )));
     }
     if tensor.inner.definition().is_ok_and(|definition| definition.read_only) {

@@ -1,22 +1,29 @@
-//! Who takes a lease.
+//! Who owns a lease, and what a diagnosis reports of it.
 
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use estafette_report::shown::shown;
+use estafette_sync::sync::OnceLock;
+use estafette_sync::thread::ThreadId;
 
-/// Who takes a lease: in words, and as far as is known the library and the line of a program. Clones share the text, so
-/// whoever takes many leases formats it once.
+use super::Access;
+use crate::core::clock::{self, Coarse};
+
+/// Who owns a lease: a text and, where known, the library and the line of the program that asked for the lease.
+///
+/// Clones share the text, so code that takes many leases formats the text once.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Taker {
-    /// One pointer each: a taker is handed on from call to call whenever a tensor is.
-    place: Arc<Place>,
+pub struct LeaseOwner {
+    /// Both fields are one pointer wide: an owner is passed from call to call with every export of a tensor.
+    text: Arc<OwnerText>,
     library: Option<&'static &'static str>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct Place {
+struct OwnerText {
     text: Box<str>,
     site: Option<CallSite>,
 }
@@ -26,14 +33,14 @@ struct Place {
 pub struct CallSite {
     /// Path of the source file.
     pub file: String,
-    /// Line in it, from 1.
+    /// Line in the file, from 1.
     pub line: u32,
-    /// The function it is in.
+    /// The function that contains the line.
     pub function: String,
 }
 
-impl Taker {
-    /// Adds the library that the taker belongs to: where the name of its package is.
+impl LeaseOwner {
+    /// Adds the library that the owner belongs to, as the place that holds the name of the library's package.
     #[must_use]
     pub fn of_library(mut self, library: Option<&'static &'static str>) -> Self {
         self.library = library;
@@ -43,60 +50,124 @@ impl Taker {
     /// Adds the line that asked for the lease.
     #[must_use]
     pub fn at(mut self, site: CallSite) -> Self {
-        Arc::make_mut(&mut self.place).site = Some(site);
+        Arc::make_mut(&mut self.text).site = Some(site);
         self
     }
 
-    /// Whether both are clones of one taker.
+    /// Whether both are clones of one owner.
     pub(crate) fn same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.place, &other.place) && self.library == other.library
+        Arc::ptr_eq(&self.text, &other.text) && self.library == other.library
     }
 
-    /// The same number for all clones, and for few others.
+    /// A hash of the owner: the same for all its clones.
     pub(crate) fn slot(&self) -> usize {
         // Allocations are some dozen bytes apart.
-        Arc::as_ptr(&self.place).addr() >> 5
+        Arc::as_ptr(&self.text).addr() >> 5
     }
 
-    /// The library that it belongs to.
+    /// The library that the owner belongs to.
     pub fn library(&self) -> Option<&'static str> {
         self.library.copied()
     }
 
     /// The line that asked for the lease.
     pub fn site(&self) -> Option<&CallSite> {
-        self.place.site.as_ref()
+        self.text.site.as_ref()
     }
 }
 
-impl From<&str> for Taker {
+impl From<&str> for LeaseOwner {
     fn from(text: &str) -> Self {
-        Self { place: Arc::new(Place { text: text.into(), site: None }), library: None }
+        Self { text: Arc::new(OwnerText { text: text.into(), site: None }), library: None }
     }
 }
 
-impl From<String> for Taker {
+impl From<String> for LeaseOwner {
     fn from(text: String) -> Self {
-        Self { place: Arc::new(Place { text: text.into(), site: None }), library: None }
+        Self { text: Arc::new(OwnerText { text: text.into(), site: None }), library: None }
     }
 }
 
-impl Deref for Taker {
+impl Deref for LeaseOwner {
     type Target = str;
 
     fn deref(&self) -> &str {
-        &self.place.text
+        &self.text.text
     }
 }
 
-impl fmt::Display for Taker {
+impl fmt::Display for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         shown(self).fmt(f)
     }
 }
 
-impl fmt::Debug for Taker {
+impl fmt::Debug for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// The engine's record of who asked for a lease, for which access, when, and on which thread.
+#[derive(Debug)]
+pub(crate) struct LeaseOrigin {
+    pub(crate) access: Access,
+    pub(crate) owner: LeaseOwner,
+    /// The kind of object that the owner has made of the memory, once known.
+    pub(super) object: OnceLock<Arc<str>>,
+    thread: ThreadId,
+    since: Coarse,
+}
+
+impl LeaseOrigin {
+    #[inline(always)]
+    pub(super) fn new(access: Access, owner: LeaseOwner) -> Self {
+        Self { access, owner, object: OnceLock::new(), thread: clock::this_thread(), since: Coarse::now() }
+    }
+
+    pub(super) fn since(&self) -> Coarse {
+        self.since
+    }
+
+    pub(super) fn info(&self, held: bool) -> LeaseInfo {
+        LeaseInfo {
+            access: self.access,
+            owner: self.owner.clone(),
+            object: self.object.get().cloned(),
+            age: self.since.elapsed(),
+            held,
+            own: self.thread == clock::this_thread(),
+            thread: self.thread,
+        }
+    }
+}
+
+/// A copy of what the engine knows of a lease. `Display` writes access, owner and age.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LeaseInfo {
+    /// What the owner may do.
+    pub access: Access,
+    /// Who owns the lease.
+    pub owner: LeaseOwner,
+    /// The kind of object that the owner has made of the memory, if [noted](crate::Lease::note_object).
+    pub object: Option<Arc<str>>,
+    /// Time since the lease was asked for.
+    pub age: Duration,
+    /// True once the lease is granted and earlier work is done: from then on only its owner keeps others waiting.
+    pub held: bool,
+    /// True if the thread that made this copy asked for the lease.
+    pub own: bool,
+    /// The thread that asked for the lease.
+    pub(crate) thread: ThreadId,
+}
+
+impl fmt::Display for LeaseInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} lease taken by {}", self.access, self.owner)?;
+        if let Some(object) = &self.object {
+            write!(f, " for a {}", shown(object))?;
+        }
+        write!(f, " {:.1?} ago", self.age)
     }
 }

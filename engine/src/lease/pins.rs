@@ -1,109 +1,226 @@
-//! Leases that hold a variable without an operation.
+//! A read lease as a pin: one count at its tensor's variable, without an operation.
 //!
-//! They hang in a list of the variable's, each by a link of its own, so that taking one and giving it back costs no search and no
-//! memory. The list belongs to the holder of the variable's bit. A lease leaves it in its destructor, so whoever finds one
-//! in the list finds it whole, if perhaps about to end.
+//! A pin is granted at once or not at all. Each variable lists its pins. The list runs through the leases themselves, so
+//! taking and ending a pin allocates nothing for it and searches nothing. The variable's lock protects the list. A lease
+//! leaves the list in its destructor: every lease in the list is whole, but may be about to end.
 
 use std::cell::UnsafeCell;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use estafette_graph::OpId;
+use estafette_devices::Fence;
+use estafette_graph::{Mode, OpId};
+use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::lease::LeaseInner;
+use super::Access;
+use super::owner::{LeaseOrigin, LeaseOwner};
+use super::state::{LeaseOrder, LeaseState};
+use crate::core::engine_core::graph;
+use crate::core::operation::{Name, OpTag, OpVar};
+use crate::core::var_state::{Ending, Replaced, VarState};
+use crate::operation::run::{self, ReadyList};
+use crate::tensor::handle::Tensor;
+use crate::trace::{self, hooks};
 use crate::wait::ready::ReadySignal;
 
-/// The leases that hold a variable.
-#[derive(Debug, Default)]
-pub(crate) struct Holders {
-    newest: Option<NonNull<LeaseInner>>,
+/// A pin, as part of its lease.
+pub(crate) struct Pin {
+    pub(super) origin: LeaseOrigin,
+    /// True once the variable counts the pin and lists it.
+    is_listed: AtomicBool,
+    /// The id of the pin among the operations, if a trace knows the pin; else 0.
+    traced: AtomicU64,
+    link: Link,
 }
 
-// SAFETY: a list of places in leases, which are shared between threads; it is touched under the variable's bit only.
-unsafe impl Send for Holders {}
+impl Pin {
+    #[inline(always)]
+    pub(super) fn new(owner: LeaseOwner) -> Self {
+        Self {
+            origin: LeaseOrigin::new(Access::Read, owner),
+            is_listed: AtomicBool::new(false),
+            traced: AtomicU64::new(0),
+            link: Link::default(),
+        }
+    }
 
-/// A lease's place in such a list. Belongs to the holder of the variable's bit.
+    /// The id by which a trace knows the pin.
+    pub(super) fn traced_id(&self) -> Option<OpId> {
+        let id = self.traced.load(Ordering::Relaxed);
+        (id != 0).then(|| OpId::new(id))
+    }
+
+    /// True once the pin is granted.
+    pub(super) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+}
+
+impl LeaseState {
+    /// Pins `var`, the only variable of `tensor`, if a read is granted at once and nothing is pending. Else returns the
+    /// owner.
+    #[inline]
+    pub(super) fn pin(tensor: &Tensor, var: &OpVar, owner: LeaseOwner) -> Result<Arc<Self>, LeaseOwner> {
+        // Written in place: a move would cost as much as the construction.
+        let place = Arc::<Self>::new_uninit();
+        // SAFETY: no other thread has the `Arc` yet; `Arc::get_mut` would check that with a locked instruction.
+        let lease = unsafe {
+            let lease = Arc::as_ptr(&place).cast_mut();
+            (*lease).write(Self::new(tensor.clone(), LeaseOrder::Pin(Pin::new(owner))));
+            place.assume_init()
+        };
+        let pin = lease.as_pin();
+        // SAFETY: never null. The pointer is good as long as the lease lives.
+        let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
+        let number = graph().number();
+        let granted = var.hold(|state, flags| {
+            if flags != 0 {
+                // Fences or a failure: the request must inspect them, and perhaps wait.
+                return false;
+            }
+            // SAFETY: the lease is new, and its destructor removes it from the list.
+            unsafe { state.pins().add(place, number) };
+            pin.is_listed.store(true, Ordering::Relaxed);
+            true
+        });
+        if !granted {
+            return Err(pin.origin.owner.clone());
+        }
+        if trace::is_open() {
+            pin.traced.store(number.get(), Ordering::Relaxed);
+            hooks::pinned(number, &pin.origin.owner, tensor, var.id());
+        }
+        Ok(lease)
+    }
+
+    /// Ends a granted pin. Operations that waited for it are granted; device work until `done` stays pending.
+    pub(super) fn unpin(&self, done: Option<Fence>) {
+        if let Some(id) = self.as_pin().traced_id() {
+            hooks::unpinned(id, done.as_ref());
+        }
+        let mut ready = ReadyList::new();
+        let mut observer = None;
+        let mut replaced = Replaced::default();
+        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
+        let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
+        let ending = Ending::Ran { left, failure: None };
+        let finish = |state: &mut VarState, flags: &mut u32| {
+            // SAFETY: the lease was listed when the pin was granted.
+            observer = unsafe { state.pins().remove(NonNull::from(self)) };
+            state.finish(Mode::Read, &ending, flags, &mut replaced);
+        };
+        self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        drop(replaced);
+        if !ready.is_empty() {
+            run::dispatch(ready);
+        }
+        if let Some(observer) = observer {
+            observer.set(Ok(()));
+        }
+        self.tensor.inner.core.bell.ring();
+    }
+
+    /// The pin of a lease that is one.
+    #[inline]
+    fn as_pin(&self) -> &Pin {
+        match &self.order {
+            LeaseOrder::Pin(pin) => pin,
+            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) => unreachable!("only pins are listed"),
+        }
+    }
+}
+
+/// The pins of a variable, newest first.
+#[derive(Debug, Default)]
+pub(crate) struct PinList {
+    newest: Option<NonNull<LeaseState>>,
+}
+
+// SAFETY: the list points into leases, which threads share; it is used under the variable's lock only.
+unsafe impl Send for PinList {}
+
+/// A lease's neighbours in a [`PinList`]; protected by the variable's lock.
 #[derive(Default)]
-pub(crate) struct Link(UnsafeCell<Linked>);
+struct Link(UnsafeCell<Neighbours>);
 
-// SAFETY: touched under the bit of the variable that the lease holds only, through `Holders`.
+// SAFETY: used through `PinList` only, under the lock of the pinned variable.
 unsafe impl Send for Link {}
 // SAFETY: as above.
 unsafe impl Sync for Link {}
 
 #[derive(Default)]
-struct Linked {
-    newer: Option<NonNull<LeaseInner>>,
-    older: Option<NonNull<LeaseInner>>,
-    /// The lease's number among the operations.
+struct Neighbours {
+    newer: Option<NonNull<LeaseState>>,
+    older: Option<NonNull<LeaseState>>,
+    /// The id of the pin among the operations.
     number: Option<OpId>,
-    /// To be told of the end.
+    /// Notified of the pin's end.
     observer: Option<Arc<ReadySignal>>,
 }
 
-impl Holders {
-    /// Lends a lease's place in this list.
+impl PinList {
+    /// Lends the link of `lease`.
     ///
     /// # Safety
-    /// `lease` is in this list, or being put there or taken out, under the bit.
-    unsafe fn linked(&mut self, lease: NonNull<LeaseInner>) -> &mut Linked {
-        // SAFETY: by contract: a lease in the list is alive, and the exclusive borrow of the list stands for the bit.
-        unsafe { &mut *lease.as_ref().link().0.get() }
+    /// `lease` is in this list, or is being added or removed, under the lock.
+    unsafe fn neighbours(&mut self, lease: NonNull<LeaseState>) -> &mut Neighbours {
+        // SAFETY: by contract: a lease in the list is alive, and the exclusive borrow of the list stands for the lock.
+        unsafe { &mut *lease.as_ref().as_pin().link.0.get() }
     }
 
-    /// Puts a lease in.
+    /// Adds a lease.
     ///
     /// # Safety
-    /// The place is one that `Arc::as_ptr` has given. The lease is in no list, and is taken out of this one by its destructor.
-    pub(crate) unsafe fn add(&mut self, lease: NonNull<LeaseInner>, number: OpId) {
+    /// `lease` comes from `Arc::as_ptr`. The lease is a pin, is in no list, and removes itself in its destructor.
+    unsafe fn add(&mut self, lease: NonNull<LeaseState>, number: OpId) {
         let older = self.newest.replace(lease);
-        // SAFETY: both are in this list.
+        // SAFETY: both leases are in this list.
         unsafe {
-            let linked = self.linked(lease);
-            linked.older = older;
-            linked.number = Some(number);
+            let own = self.neighbours(lease);
+            own.older = older;
+            own.number = Some(number);
             if let Some(older) = older {
-                self.linked(older).newer = Some(lease);
+                self.neighbours(older).newer = Some(lease);
             }
         }
     }
 
-    /// Takes a lease out, and gives whom to tell of its end.
+    /// Removes a lease. Returns the observer of its end.
     ///
     /// # Safety
     /// The lease is in this list.
-    pub(crate) unsafe fn remove(&mut self, lease: NonNull<LeaseInner>) -> Option<Arc<ReadySignal>> {
+    unsafe fn remove(&mut self, lease: NonNull<LeaseState>) -> Option<Arc<ReadySignal>> {
         // SAFETY: the lease and its neighbours are in this list.
         unsafe {
-            let Linked { newer, older, observer, .. } = std::mem::take(self.linked(lease));
+            let Neighbours { newer, older, observer, .. } = std::mem::take(self.neighbours(lease));
             match newer {
-                Some(newer) => self.linked(newer).older = older,
+                Some(newer) => self.neighbours(newer).older = older,
                 None => self.newest = older,
             }
             if let Some(older) = older {
-                self.linked(older).newer = newer;
+                self.neighbours(older).newer = newer;
             }
             observer
         }
     }
 
-    /// Shows each lease.
-    pub(crate) fn each(&mut self, mut f: impl FnMut(Holder<'_>)) {
-        self.find(|holder| {
-            f(holder);
+    /// Calls `f` with each pin, newest first.
+    pub(crate) fn each(&mut self, mut f: impl FnMut(ListedPin<'_>)) {
+        self.find(|pin| {
+            f(pin);
             None::<()>
         });
     }
 
-    /// Shows each lease, the newest first, until `f` gives something.
-    pub(crate) fn find<R>(&mut self, mut f: impl FnMut(Holder<'_>) -> Option<R>) -> Option<R> {
+    /// Calls `f` with each pin, newest first, until `f` returns a value.
+    pub(crate) fn find<R>(&mut self, mut f: impl FnMut(ListedPin<'_>) -> Option<R>) -> Option<R> {
         let mut next = self.newest;
         while let Some(lease) = next {
             // SAFETY: the lease is in this list.
-            let linked = unsafe { self.linked(lease) };
-            next = linked.older;
-            let found = f(Holder { place: lease, linked });
+            let neighbours = unsafe { self.neighbours(lease) };
+            next = neighbours.older;
+            let found = f(ListedPin { place: lease, neighbours });
             if found.is_some() {
                 return found;
             }
@@ -112,34 +229,34 @@ impl Holders {
     }
 }
 
-/// A lease in the list, under the bit. It may be about to end.
-pub(crate) struct Holder<'a> {
-    /// As `Arc::as_ptr` gave it.
-    place: NonNull<LeaseInner>,
-    linked: &'a mut Linked,
+/// A pin in a list, under the variable's lock. Its lease may be about to end.
+pub(crate) struct ListedPin<'a> {
+    /// From `Arc::as_ptr`.
+    place: NonNull<LeaseState>,
+    neighbours: &'a mut Neighbours,
 }
 
-impl Holder<'_> {
+impl ListedPin<'_> {
     /// The lease.
-    pub(crate) fn lease(&self) -> &LeaseInner {
-        // SAFETY: the lease is in the list, under the bit.
+    pub(crate) fn lease(&self) -> &LeaseState {
+        // SAFETY: the lease is in the list, under the lock.
         unsafe { self.place.as_ref() }
     }
 
-    /// The lease's number among the operations.
+    /// The id of the pin among the operations.
     pub(crate) fn number(&self) -> OpId {
-        self.linked.number.expect("it got one when it was added")
+        self.neighbours.number.expect("`add` sets the number")
     }
 
-    /// What is told of the lease's end, made with `new` if there is none yet.
+    /// The signal of the pin's end; `new` makes it at the first call.
     pub(crate) fn observer(&mut self, new: impl FnOnce() -> Arc<ReadySignal>) -> Arc<ReadySignal> {
-        Arc::clone(self.linked.observer.get_or_insert_with(new))
+        Arc::clone(self.neighbours.observer.get_or_insert_with(new))
     }
 
-    /// A share in the lease, unless it is ending. To be dropped outside of the bit: it may be the last.
-    pub(crate) fn share(&self) -> Option<Arc<LeaseInner>> {
-        // SAFETY: the place is that of an `Arc`, whose memory stays as long as its value's destructor runs, hence while the lease
-        // is in the list. The weak reference is not ours, and not dropped.
+    /// A clone of the lease, unless the lease is ending. The caller drops it outside of the lock, since it may be the last.
+    pub(crate) fn share(&self) -> Option<Arc<LeaseState>> {
+        // SAFETY: the pointer comes from an `Arc`, whose memory stays while the value's destructor runs, hence while the
+        // lease is in the list. This code does not own the weak count, and does not drop it.
         let weak = ManuallyDrop::new(unsafe { Weak::from_raw(self.place.as_ptr().cast_const()) });
         weak.upgrade()
     }

@@ -10,22 +10,22 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::OperationError;
 use crate::core::operation::{OpGranted, OpTag};
 use crate::exchange::quarantine;
-use crate::lease::LeaseInner;
+use crate::lease::LeaseState;
 use crate::operation::run::{self, Running};
 use crate::operation::submit::lost;
 use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 
 /// Views that were lent out, each with the mode of its operand.
-pub(crate) type Views = Vec<(Weak<LeaseInner>, Mode)>;
+pub(crate) type Views = Vec<(Weak<LeaseState>, Mode)>;
 
 /// See the module.
-pub(crate) enum Underway {
+pub(crate) enum ActiveTask {
     Op(Running),
     Node(NodeRun),
 }
 
-impl Underway {
+impl ActiveTask {
     /// What code of it runs as.
     pub(crate) fn current(&self) -> Current {
         match self {
@@ -67,7 +67,9 @@ impl Underway {
     pub(crate) fn after_lending(&self, device: DLDevice) -> Option<Fence> {
         let core = self.core();
         let device = core.device(quarantine::device_of(device))?;
-        device.is_released_early().then(|| quarantine::enter(Some(device), core.quarantine_timeout))
+        device
+            .may_release_before_completion()
+            .then(|| quarantine::enter(Some(device), core.quarantine_timeout))
     }
 
     /// Takes out of the variables what has settled of the fences that they carried when this began: a replay settles those itself,
@@ -94,14 +96,14 @@ impl Underway {
             let mut vars = aliased.into_iter().flat_map(|result| &result.inner.vars);
             vars.any(|var| tensor.inner.vars.iter().any(|its| its.is_ordered_with(var)))
         };
-        let untracked = |lease: &LeaseInner| {
+        let untracked = |lease: &LeaseState| {
             let placed = lease.tensor.inner.definition().ok().and_then(|known| known.placed.as_ref());
             placed.is_some_and(|placed| placed.region.untrack(lease))
         };
         for (view, mode) in views {
             let Some(lease) = view.upgrade() else { continue };
             if !(ordered(&lease.tensor) && untracked(&lease)) {
-                lease.hold_from(running.op(), mode);
+                lease.split_from(running.op(), mode);
             }
         }
     }

@@ -107,7 +107,7 @@ where
         let task = RunAs::new(current, async move {
             let outcome = completion::catch(future).await;
             let held = |tensor: &Tensor| task_open.0.holds(tensor);
-            let ended = completion::settle(&task_tag, outcome, produced.as_ref(), &held, None);
+            let ended = completion::define_result(&task_tag, outcome, produced.as_ref(), &held, None);
             task_open.0.conclude(ended.map(drop));
         });
         if let Err(error) = core.spawn(task) {

@@ -170,8 +170,8 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
 
     /// Keeps threads that wait from running the body in the meantime; for bodies that need a lock of their own world,
     /// such as the Python lock. To keep a thread from running any body, see [`without_helping`](crate::without_helping).
-    pub fn unhelped(mut self) -> Self {
-        self.draft.payload_mut().kind = Kind::Unhelped;
+    pub fn worker_only(mut self) -> Self {
+        self.draft.payload_mut().kind = Kind::WorkerOnly;
         self
     }
 }

@@ -55,17 +55,17 @@ estafette_sync::statics! {
 }
 
 estafette_sync::statics! {
-    /// As many operations are in [`Known::cancelled`].
+    /// As many operations are in [`Verdicts::cancelled`].
     static CANCELLED: AtomicUsize = AtomicUsize::new(0);
 }
 
 estafette_sync::statics! {
-    static KNOWN: Mutex<Known> = Mutex::new(Known { cancelled: BTreeMap::new(), sound: SOUND });
+    static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 
 type Op = Pinned<'static, VarState, OpState>;
 
-struct Known {
+struct Verdicts {
     /// Operations that were cancelled and have not been skipped, and their failures.
     cancelled: BTreeMap<u64, OperationError>,
     /// The number of sound verdicts that hold.
@@ -75,7 +75,7 @@ struct Known {
 /// What a walk leaves for when no lock is held: dropping a reference may drop what is the program's, and so may telling.
 #[derive(Default)]
 struct Walk {
-    told: Vec<(Arc<ReadySignal>, OperationError)>,
+    notified: Vec<(Arc<ReadySignal>, OperationError)>,
     walked: Vec<Op>,
     left: Option<OperationError>,
 }
@@ -89,14 +89,14 @@ impl Walk {
 
     /// Tells the probes.
     fn end(self) {
-        for (signal, cause) in self.told {
+        for (signal, cause) in self.notified {
             signal.set(Err(cause.into_error()));
         }
     }
 }
 
-fn lock() -> MutexGuard<'static, Known> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, Verdicts> {
+    VERDICTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A probe is about to be submitted.
@@ -129,12 +129,12 @@ pub(crate) fn cancelled_enters(op: &OpHandle) {
 /// A cancelled operation, whose failure is set, is about to be skipped.
 pub(crate) fn cancelled_leaves(op: &OpHandle) {
     let mut walk = Walk::default();
-    let mut known = lock();
-    known.enter(op, &mut walk);
-    walk.left = known.cancelled.remove(&op.id().get());
+    let mut verdicts = lock();
+    verdicts.enter(op, &mut walk);
+    walk.left = verdicts.cancelled.remove(&op.id().get());
     op.payload().verdict.store(LEAVES, Ordering::Relaxed);
-    CANCELLED.store(known.cancelled.len(), Ordering::SeqCst);
-    drop(known);
+    CANCELLED.store(verdicts.cancelled.len(), Ordering::SeqCst);
+    drop(verdicts);
     walk.end();
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
     walk.end();
     let withdrawn = withdraw();
     if !withdrawn {
-        let _known = lock();
+        let _verdicts = lock();
         state.verdict.store(UNKNOWN, Ordering::Relaxed);
     }
     withdrawn
@@ -162,9 +162,9 @@ fn looks(state: &OpState, mode: Mode) -> bool {
     mode.reads() || state.kind == Kind::Merge
 }
 
-impl Known {
+impl Verdicts {
     /// The cancelled operation that makes this one fail, as far as that is known.
-    fn doomed_by(&self, state: &OpState) -> Option<u64> {
+    fn cancelled_source(&self, state: &OpState) -> Option<u64> {
         let verdict = state.verdict.load(Ordering::Relaxed);
         self.cancelled.contains_key(&verdict).then_some(verdict)
     }
@@ -187,32 +187,32 @@ impl Known {
             return;
         }
         self.walk_forward(op, walk, |state| {
-            let goes_on = state.phase() == Phase::Queued && self.doomed_by(state).is_none();
-            if goes_on {
+            let descend = state.phase() == Phase::Queued && self.cancelled_source(state).is_none();
+            if descend {
                 state.verdict.store(id, Ordering::Relaxed);
             }
-            goes_on
+            descend
         });
         let probes = walk.walked.iter().filter_map(|op| op.payload().probe());
-        walk.told.extend(probes.map(|probe| (Arc::clone(probe), cause.clone())));
+        walk.notified.extend(probes.map(|probe| (Arc::clone(probe), cause.clone())));
     }
 
     fn forget(&self, op: &OpHandle, walk: &mut Walk) {
         self.walk_forward(op, walk, |state| {
-            let goes_on = state.phase() == Phase::Queued && self.doomed_by(state).is_some();
-            if goes_on {
+            let descend = state.phase() == Phase::Queued && self.cancelled_source(state).is_some();
+            if descend {
                 state.verdict.store(UNKNOWN, Ordering::Relaxed);
             }
-            goes_on
+            descend
         });
         op.payload().verdict.store(LEAVES, Ordering::Relaxed);
     }
 
-    /// Walks from `op` to what looks at its writes, and so on behind each for which `goes_on` says so, once.
-    fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, goes_on: impl Fn(&OpState) -> bool) {
+    /// Walks from `op` to what looks at its writes, and so on behind each for which `descend` says so, once.
+    fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
         let mut open = vec![graph().pin(op)];
         while let Some(op) = open.pop() {
-            op.dependents(|state, mode| looks(state, mode) && goes_on(state), &mut open);
+            op.dependents(|state, mode| looks(state, mode) && descend(state), &mut open);
             walk.walked.push(op);
         }
     }
@@ -220,25 +220,25 @@ impl Known {
     /// Finds out whether `probe` is doomed, and notes its failure then.
     fn look_back(&self, probe: Op, walk: &mut Walk) {
         let signal = probe.payload().probe().cloned();
-        if let Some((signal, root)) = signal.zip(self.doomed_by_sources(probe, walk))
+        if let Some((signal, root)) = signal.zip(self.cancelled_source_of(probe, walk))
             && let Some(cause) = self.cancelled.get(&root)
         {
-            walk.told.push((signal, cause.clone()));
+            walk.notified.push((signal, cause.clone()));
         }
     }
 
     /// The cancelled operation that makes `op` fail. Notes what is found on the way; without recursion, since chains are long.
-    fn doomed_by_sources(&self, op: Op, walk: &mut Walk) -> Option<u64> {
+    fn cancelled_source_of(&self, op: Op, walk: &mut Walk) -> Option<u64> {
         let mut path = vec![self.step(op)];
         // Of the operation that was looked at last.
-        let mut doomed_by = None;
+        let mut cancelled_source = None;
         while let Some((op, sources)) = path.last_mut() {
-            if doomed_by.is_none()
+            if cancelled_source.is_none()
                 && let Some(source) = sources.pop()
             {
                 let state = source.payload();
-                doomed_by = self.doomed_by(state);
-                if doomed_by.is_some() || self.is_sound(state) {
+                cancelled_source = self.cancelled_source(state);
+                if cancelled_source.is_some() || self.is_sound(state) {
                     walk.walked.push(source);
                 } else if state.verdict.load(Ordering::Relaxed) == LEAVES {
                     // In a moment its failure is in its variables, or it is as if it had never been there.
@@ -249,13 +249,13 @@ impl Known {
                 }
                 continue;
             }
-            op.payload().verdict.store(doomed_by.unwrap_or(self.sound), Ordering::Relaxed);
+            op.payload().verdict.store(cancelled_source.unwrap_or(self.sound), Ordering::Relaxed);
             walk.leave(path.pop());
         }
         while let step @ Some(_) = path.pop() {
             walk.leave(step);
         }
-        doomed_by
+        cancelled_source
     }
 
     fn step(&self, op: Op) -> (Op, Vec<Op>) {

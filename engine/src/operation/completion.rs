@@ -18,9 +18,9 @@ use crate::core::operation::{OpTag, Panic, bury};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
-use crate::lease::consumer::{Consumer, is_released_early};
-use crate::lease::{Access, LeaseInner, check_writable};
-use crate::operation::active::{Underway, Views};
+use crate::lease::consumer::{Consumer, may_release_before_completion};
+use crate::lease::{Access, LeaseState, check_writable};
+use crate::operation::active::{ActiveTask, Views};
 use crate::operation::operands::Declared;
 use crate::operation::run::{self, ReadyList, Running};
 use crate::program::NodeRun;
@@ -40,13 +40,13 @@ pub struct Completion {
 /// becomes a lease of the same mode, with no gap in between.
 #[derive(Clone)]
 pub struct Scope {
-    inner: Arc<Mutex<Inner>>,
+    inner: Arc<Mutex<ScopeState>>,
     id: u64,
 }
 
-struct Inner {
+struct ScopeState {
     /// `None` before the body has begun, and once the operation has ended.
-    running: Option<Underway>,
+    running: Option<ActiveTask>,
     operands: Declared,
     /// By the address of the tensor. See [`mode_of`](Self::mode_of).
     modes: Option<HashMap<usize, Mode>>,
@@ -57,11 +57,11 @@ struct Inner {
 }
 
 /// A scope whose operation has not begun.
-pub(crate) struct Prepared(Arc<Mutex<Inner>>);
+pub(crate) struct Prepared(Arc<Mutex<ScopeState>>);
 
 impl Prepared {
     pub(crate) fn new(operands: Declared, produced: Option<(Tensor, Copying)>) -> Self {
-        Self(Arc::new(Mutex::new(Inner {
+        Self(Arc::new(Mutex::new(ScopeState {
             running: None,
             operands,
             modes: None,
@@ -76,15 +76,15 @@ impl Prepared {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        self.start_underway(Underway::Op(running), start);
+        self.start_task(ActiveTask::Op(running), start);
     }
 
     /// As [`start`](Self::start), for a node of a replay.
     pub(crate) fn start_node(self, node: NodeRun, start: impl FnOnce(Completion)) {
-        self.start_underway(Underway::Node(node), start);
+        self.start_task(ActiveTask::Node(node), start);
     }
 
-    fn start_underway(self, running: Underway, start: impl FnOnce(Completion)) {
+    fn start_task(self, running: ActiveTask, start: impl FnOnce(Completion)) {
         let op = running.current();
         let id = op.op.get();
         let scope = Scope { inner: self.0, id };
@@ -195,7 +195,7 @@ impl std::fmt::Debug for Scope {
 }
 
 impl Scope {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, ScopeState> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -216,7 +216,7 @@ impl Scope {
 
     /// Runs `f` as this operation: waits inside it know whom they must not wait for.
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
-        let op = self.lock().running.as_ref().map(Underway::current);
+        let op = self.lock().running.as_ref().map(ActiveTask::current);
         let _current = op.map(crate::core::context::enter);
         f()
     }
@@ -240,7 +240,7 @@ impl Scope {
     /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
-        if self.queue().is_none() && is_released_early(&tensor.inner) {
+        if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
             // Nothing says which streams he uses.
             self.lock().lent_on = tensor.device().ok();
         }
@@ -264,21 +264,21 @@ impl Scope {
         let queue = inner.running.as_ref().and_then(|running| running.queue().cloned());
         if queue.is_none()
             && !options.copy
-            && (options.consumer.orders_itself() || is_released_early(&tensor.inner))
+            && (options.consumer.is_stream_ordered() || may_release_before_completion(&tensor.inner))
         {
             inner.lent_on = tensor.device().ok();
         }
         let access = if mode == Mode::Read { Access::Read } else { Access::Write };
-        let taker = options.taker.clone().unwrap_or_else(|| {
+        let owner = options.owner.clone().unwrap_or_else(|| {
             let name = inner.running.as_ref().map(|running| running.tag().name);
             format!("operation `{}`", shown(name.as_ref().map_or("", |name| name.as_str()))).into()
         });
-        if let Some(library) = taker.library()
+        if let Some(library) = owner.library()
             && trace::is_open()
         {
             hooks::lends(self.id, library);
         }
-        let lease = LeaseInner::view_of(running, tensor, access, taker);
+        let lease = LeaseState::view_of(running, tensor, access, owner);
         inner.note_view(&lease, mode);
         drop(inner);
         if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
@@ -304,21 +304,23 @@ impl Scope {
         drop(inner);
         let left = running.left_on_queue().or_else(|| running.after_lending(lent_on?));
         running.hand_over(views, None);
-        dispatch_next(running.finish(left.as_slice(), Err(failure)));
+        dispatch_granted(running.finish(left.as_slice(), Err(failure)));
         drop(operands);
     }
 
     fn end(&self, fence: Option<&Fence>, outcome: BodyResult<Option<Produced>>) {
         self.end_with(
             fence.map(std::slice::from_ref).unwrap_or_default(),
-            |running, produced, held, fence| settle(&running.tag(), Ok(outcome), produced, held, fence),
+            |running, produced, held, fence| {
+                define_result(&running.tag(), Ok(outcome), produced, held, fence)
+            },
         );
     }
 
     fn end_with(
         &self,
         fences: &[Fence],
-        outcome: impl FnOnce(&Underway, Target<'_>, Held<'_>, Option<&Fence>) -> Settled,
+        outcome: impl FnOnce(&ActiveTask, Target<'_>, Held<'_>, Option<&Fence>) -> Defined,
     ) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else { return };
@@ -343,7 +345,7 @@ impl Scope {
         };
         // The fence of a copy comes after that of what was copied.
         let fences = if later.is_some() { later.as_slice() } else { fences };
-        dispatch_next(running.finish(fences, result));
+        dispatch_granted(running.finish(fences, result));
         // After completion, so that memory whose last handle this was sees what the operation left.
         drop((operands, produced));
     }
@@ -352,7 +354,7 @@ impl Scope {
 /// More operands than this are found through a map.
 const FEW_OPERANDS: usize = 8;
 
-impl Inner {
+impl ScopeState {
     /// How the operation uses the tensor, if it is an operand. Where there are many, all are looked up in a map that is made once.
     fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
         let merge = |a: Mode, b: Mode| if a == b { a } else { Mode::Update };
@@ -375,7 +377,7 @@ impl Inner {
     }
 
     /// Keeps a view for as long as it lives. Those that are gone are forgotten when the list is full, so each costs the same.
-    fn note_view(&mut self, lease: &Arc<LeaseInner>, mode: Mode) {
+    fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
             self.views.reserve(self.views.len().max(VIEWS_MIN));
@@ -388,7 +390,7 @@ impl Inner {
 const VIEWS_MIN: usize = 4;
 
 /// What comes next goes to a worker: this may be any thread.
-fn dispatch_next(next: Option<crate::core::operation::OpGranted>) {
+fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
     if let Some(next) = next {
         run::dispatch(ReadyList::from_iter([next]));
     }
@@ -401,17 +403,17 @@ type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// How an operation ended.
 pub(crate) type Ended = Result<(), OperationError>;
 /// The same; if well, with the fence of a copy of its result that had to be made.
-type Settled = Result<Option<Fence>, OperationError>;
+type Defined = Result<Option<Fence>, OperationError>;
 
 /// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
 /// tensors the operation may read, `ready` when what it gave is there.
-pub(crate) fn settle(
+pub(crate) fn define_result(
     tag: &OpTag,
     outcome: Result<BodyResult<Option<Produced>>, Panic>,
     target: Target<'_>,
     held: Held<'_>,
     ready: Option<&Fence>,
-) -> Settled {
+) -> Defined {
     let produced = match outcome {
         Ok(Ok(produced)) => produced,
         Ok(Err(error)) => return Err(tag.body_failure(error)),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use estafette_graph::VarId;
 
 use crate::core::error::Error;
-use crate::lease::{Access, LeaseInner};
+use crate::lease::{Access, LeaseState};
 use crate::tensor::handle::Tensor;
 
 /// Fails if a tensor of `written`, or of `read` where the lease is for writing, is ordered with a tensor whose lease one of the
@@ -36,7 +36,7 @@ fn check_derived<'a>(
     written: impl Iterator<Item = &'a Tensor> + Clone,
 ) -> Result<(), Error> {
     let (mut writes, mut reads) = (None, None);
-    let mut seen: HashSet<*const LeaseInner> = HashSet::new();
+    let mut seen: HashSet<*const LeaseState> = HashSet::new();
     for operand in read.clone().chain(written.clone()) {
         let mut under = operand.inner.lease.as_ref();
         while let Some(lease) = under.filter(|lease| seen.insert(Arc::as_ptr(lease))) {
@@ -44,13 +44,13 @@ fn check_derived<'a>(
                 orders(&lease.tensor).any(|var| ordering.contains(&var)) && lease.protects()
             };
             let waits = behind_it(writes.get_or_insert_with(|| orders_of(written.clone())))
-                || (lease.access == Access::Write
+                || (lease.access() == Access::Write
                     && behind_it(reads.get_or_insert_with(|| orders_of(read.clone()))));
             if waits {
                 return Err(Error::Conflict(format!(
                     "the operation would wait for itself: one operand is in memory under a {}, which lasts as long as that \
                      operand, and another operand waits for the end of this lease",
-                    lease.label()
+                    lease.info()
                 )));
             }
             under = lease.tensor.inner.lease.as_ref();

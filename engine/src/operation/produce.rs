@@ -88,7 +88,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// As [`produce_external`](Self::produce_external), waiting for room in the window without blocking the thread.
+    /// As [`produce_external`](Self::produce_external), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -97,10 +97,10 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.core().admit_async().await?;
+        self.core().acquire_permit_async().await?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
-        self.submit_admitted(Some(&tensor), |reads, writes, updates| {
+        self.submit_permitted(Some(&tensor), |reads, writes, updates| {
             external_body((reads, writes, updates), target, start)
         });
         Ok(tensor)
@@ -118,11 +118,11 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         // Before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().admit()?;
-        Ok(self.receive_admitted(start))
+        self.core().acquire_permit()?;
+        Ok(self.receive_permitted(start))
     }
 
-    /// As [`receive`](Self::receive), waiting for room in the window without blocking the thread.
+    /// As [`receive`](Self::receive), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -131,11 +131,11 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.core().admit_async().await?;
-        Ok(self.receive_admitted(start))
+        self.core().acquire_permit_async().await?;
+        Ok(self.receive_permitted(start))
     }
 
-    fn receive_admitted<F>(self, start: F) -> Tensor
+    fn receive_permitted<F>(self, start: F) -> Tensor
     where
         F: FnOnce(Completion) + Send + 'static,
     {

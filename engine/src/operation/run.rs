@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
-use estafette_devices::{DeviceError, Fence, Frontier, Order, Queue, Reactor};
+use estafette_devices::{DeviceError, Fence, FenceSet, Order, Queue, Reactor};
 use estafette_graph::{Ended, GrantedAccess};
 use smallvec::SmallVec;
 
@@ -53,12 +53,12 @@ pub(crate) fn execute(granted: OpGranted) {
 
 /// As [`execute`], on a thread that may run only what `mine` says.
 pub(crate) fn execute_while(granted: OpGranted, mine: impl Fn(&OpGranted) -> bool) {
-    go_on(start::<false>(granted), mine);
+    run_chain(start::<false>(granted), mine);
 }
 
 /// Runs what an operation has granted, as [`execute_while`].
 #[inline]
-fn go_on(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
+fn run_chain(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
     for _ in 1..INLINE_MAX {
         match next {
             None => return,
@@ -78,8 +78,10 @@ pub(crate) fn execute_one(granted: OpGranted) {
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
-        Kind::Work | Kind::Unhelped if granted.payload().core.runs_at_once(&granted) => run_at_once(granted),
-        Kind::Work | Kind::Unhelped => {
+        Kind::Work | Kind::WorkerOnly if granted.payload().core.runs_at_once(&granted) => {
+            run_at_once(granted)
+        }
+        Kind::Work | Kind::WorkerOnly => {
             if granted.payload().noted {
                 hooks::ready_at_once(granted.id());
             }
@@ -104,7 +106,7 @@ fn run_at_once(granted: OpGranted) {
         core.help_any();
         return;
     }
-    go_on(start::<true>(granted), |_| true);
+    run_chain(start::<true>(granted), |_| true);
 }
 
 /// Pushes a granted operation to its engine's pool.
@@ -154,7 +156,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
                 let granted = ready.remove(at);
                 crate::tensor::alias_map::merge_granted(granted, ready);
             }
-            Kind::Work | Kind::Unhelped => at += 1,
+            Kind::Work | Kind::WorkerOnly => at += 1,
         }
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
@@ -165,7 +167,7 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     // The engine whose pool has got operations and no wake-up yet: one for all of them.
     let mut unwoken: Option<CoreRef> = None;
     for granted in ready.drain(..) {
-        if !urgent && first.is_none() && granted.payload().may_be_kept(keep_for) {
+        if !urgent && first.is_none() && granted.payload().handle_outlives_call(keep_for) {
             first = Some(granted);
         } else if granted.payload().priority != 0 {
             push(granted);
@@ -193,14 +195,14 @@ pub(crate) struct Inspection {
     /// Root cause of the first input that failed.
     pub(crate) failure: Option<OperationError>,
     /// Fences that are not done.
-    pub(crate) pending: Frontier,
+    pub(crate) pending: FenceSet,
     /// Those among them whose failure would be that of an input.
-    inputs: Frontier,
+    inputs: FenceSet,
 }
 
 /// Looks at every access. Fences are asked outside the variable's bit, since asking may call a driver.
 pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
-    let mut found = Inspection { failure: None, pending: Frontier::default(), inputs: Frontier::default() };
+    let mut found = Inspection { failure: None, pending: FenceSet::default(), inputs: FenceSet::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
     for access in granted.accesses() {
         let mode = access.mode();
@@ -251,17 +253,17 @@ fn comes_after(queue: &dyn Queue, access: &GrantedAccess<'_, VarState, OpState>)
 #[inline]
 fn start<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
     let quiet = granted.accesses().all(|access| access.flags() == 0);
-    if quiet { begin::<AT_ONCE>(granted) } else { start_settled(granted) }
+    if quiet { begin::<AT_ONCE>(granted) } else { start_after_inputs(granted) }
 }
 
 /// As [`start`], where the variables carry something.
 #[cold]
-fn start_settled(granted: OpGranted) -> Option<OpGranted> {
-    match settle(&granted) {
-        Settled::Go => begin::<false>(granted),
-        Settled::Skip(cause) => skip(granted, cause),
-        Settled::Park(frontier) => {
-            park(granted, frontier);
+fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
+    match resolve_inputs(&granted) {
+        Inputs::Ready => begin::<false>(granted),
+        Inputs::Skip(cause) => skip(granted, cause),
+        Inputs::Park(fence_set) => {
+            park(granted, fence_set);
             None
         }
     }
@@ -305,44 +307,44 @@ fn skip_cancelled(granted: OpGranted) -> Option<OpGranted> {
 }
 
 /// What a granted operation does about the work that its variables still carry.
-enum Settled {
+enum Inputs {
     /// All of it is done, or the operation's queue is ordered after it.
-    Go,
+    Ready,
     /// An input has failed, or the queue refuses.
     Skip(OperationError),
     /// Only the host can wait for these.
-    Park(Frontier),
+    Park(FenceSet),
 }
 
-fn settle(granted: &OpGranted) -> Settled {
+fn resolve_inputs(granted: &OpGranted) -> Inputs {
     let mut pending_before = usize::MAX;
     loop {
         let found = inspect(granted);
         if let Some(cause) = found.failure {
-            return Settled::Skip(cause);
+            return Inputs::Skip(cause);
         }
         if found.pending.is_empty() {
-            return Settled::Go;
+            return Inputs::Ready;
         }
         if let Some(inputs) = granted.payload().inputs() {
             inputs.set(Earlier { writers: found.inputs, others: found.pending });
-            return Settled::Go;
+            return Inputs::Ready;
         }
-        let Some(queue) = granted.payload().queue() else { return Settled::Park(found.pending) };
+        let Some(queue) = granted.payload().queue() else { return Inputs::Park(found.pending) };
         match order_on(queue.as_ref(), &found.pending) {
-            Ok(host) if host.is_empty() => return Settled::Go,
-            Ok(host) => return Settled::Park(host),
+            Ok(host) if host.is_empty() => return Inputs::Ready,
+            Ok(host) => return Inputs::Park(host),
             // A fence that has failed since it was looked at is the failure of its writer, and none of a pure write's: that is
             // for another look to say. It is the queue that refuses when the same fences are still pending.
             Err(_) if found.pending.len() < pending_before => pending_before = found.pending.len(),
-            Err(error) => return Settled::Skip(OpTag::of(granted).device_failure(error)),
+            Err(error) => return Inputs::Skip(OpTag::of(granted).device_failure(error)),
         }
     }
 }
 
 /// Makes the queue wait for `pending` where it can, and gives back what only the host can wait for.
-fn order_on(queue: &dyn Queue, pending: &Frontier) -> Result<Frontier, DeviceError> {
-    let mut host = Frontier::default();
+fn order_on(queue: &dyn Queue, pending: &FenceSet) -> Result<FenceSet, DeviceError> {
+    let mut host = FenceSet::default();
     for fence in pending {
         if queue.order_after(fence)? == Order::Host {
             host.insert(fence.clone());
@@ -351,10 +353,10 @@ fn order_on(queue: &dyn Queue, pending: &Frontier) -> Result<Frontier, DeviceErr
     Ok(host)
 }
 
-/// Sets the operation aside until `frontier` has settled. No thread blocks.
-fn park(granted: OpGranted, frontier: Frontier) {
+/// Sets the operation aside until `fence_set` has settled. No thread blocks.
+fn park(granted: OpGranted, fence_set: FenceSet) {
     // Whether the fences failed is seen when the operation starts again and inspects its inputs.
-    Reactor::global().when_settled(&frontier, move |_settled| {
+    Reactor::global().when_settled(&fence_set, move |_settled| {
         push(granted);
     });
 }
@@ -391,10 +393,10 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
     granted.end(|finish| finish.state.finish_well(finish.mode, finish.flags, &mut replaced), &mut ended);
     replaced.clear();
     if let Some(handle) = ended.take_shared() {
-        tell_end(handle);
+        notify_end(handle);
     }
     let first = ended.next_granted()?;
-    if !ended.has_granted() && first.payload().may_be_kept(Some(core)) {
+    if !ended.has_granted() && first.payload().handle_outlives_call(Some(core)) {
         // What most operations grant, and what a chain is made of.
         return Some(first);
     }
@@ -426,12 +428,12 @@ pub(crate) fn complete(
     replaced.clear();
     if let Some(handle) = left {
         // Somebody holds the operation by name; otherwise the end is counted where it is dropped.
-        tell_end(handle);
+        notify_end(handle);
     }
 }
 
 #[cold]
-fn tell_end(handle: OpHandle) {
+fn notify_end(handle: OpHandle) {
     handle.payload().done();
     handle.payload().count_ended();
 }

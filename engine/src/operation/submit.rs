@@ -24,7 +24,7 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
 
-/// Whether a submission waits for room in the window.
+/// Whether a submission waits for a permit.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     Wait,
@@ -81,14 +81,18 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
         match room {
-            Room::Wait => self.core().admit()?,
-            Room::Refuse => self.core().try_admit()?,
+            Room::Wait => self.core().acquire_permit()?,
+            Room::Refuse => self.core().try_acquire_permit()?,
         }
-        Ok(self.submit_admitted(produced, body))
+        Ok(self.submit_permitted(produced, body))
     }
 
     #[inline(always)]
-    pub(crate) fn submit_admitted(self, produced: Option<&Tensor>, body: impl FnOnce(R, W, U) -> Body) -> Op {
+    pub(crate) fn submit_permitted(
+        self,
+        produced: Option<&Tensor>,
+        body: impl FnOnce(R, W, U) -> Body,
+    ) -> Op {
         self.complete_draft(produced, body, submit_to_graph)
     }
 
@@ -101,7 +105,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         submit: impl FnOnce(OpDraft<'_>) -> T,
     ) -> T {
         let Self { mut draft, reads, writes, updates, options } = self;
-        draft.payload_mut().admitted();
+        draft.payload_mut().hold_permit();
         if let Some(queue) = options.and_then(|options| options.queue) {
             draft.payload_mut().set_role(Role::Device(queue));
         }
@@ -164,7 +168,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         })
     }
 
-    /// As [`run_external`](Self::run_external), waiting for room in the window without blocking the thread.
+    /// As [`run_external`](Self::run_external), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`run`](OpBuilder::run).
@@ -173,8 +177,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.core().admit_async().await?;
-        Ok(self.submit_admitted(None, |reads, writes, updates| {
+        self.core().acquire_permit_async().await?;
+        Ok(self.submit_permitted(None, |reads, writes, updates| {
             external_body((reads, writes, updates), None, start)
         }))
     }
@@ -215,10 +219,10 @@ pub fn lost(error: DeviceError) -> Fence {
 
 impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// Submits the operation with a synchronous body, which gets views of what it reads and of what it writes. Waits for
-    /// room in the window. In an engine without workers it may run operations on this thread, unless that is
+    /// a permit. In an engine without workers it may run operations on this thread, unless that is
     /// [forbidden](crate::set_helping); where there is a worker it runs none.
     ///
-    /// It blocks while the window is full, so in an asynchronous task use [`run_async`](Self::run_async): on a runtime of one
+    /// It blocks while the in-flight limit is reached, so in an asynchronous task use [`run_async`](Self::run_async): on a runtime of one
     /// thread that runs the engine's own asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), it would wait
     /// for bodies that only this thread could poll.
     ///
@@ -264,7 +268,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// # Errors
     /// [`Error::Conflict`] when a written operand overlaps another one or may not be written, and when the operation would wait for
     /// the lease that one of its own operands keeps;
-    /// [`Error::WouldDeadlock`] when the window is full and can never drain: what is in flight waits for the calling operation, or for
+    /// [`Error::WouldDeadlock`] when the in-flight limit is reached and can never drain: what is in flight waits for the calling operation, or for
     /// leases of the calling thread; [`Error::LeaseHeld`] when leases of other threads have kept it full for the
     /// [lease timeout](crate::EngineBuilder::lease_timeout); [`Error::Shutdown`], [`Error::Forked`].
     /// Errors of the body itself do not appear here but at whoever waits for the operation or its outputs.
@@ -287,15 +291,15 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         self.check()?;
-        self.core().admit()?;
+        self.core().acquire_permit()?;
         self.complete_draft(None, |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
         Ok(())
     }
 
-    /// As [`run`](Self::run), but refuses with [`Error::WindowFull`] instead of waiting.
+    /// As [`run`](Self::run), but refuses with [`Error::InFlightLimit`] instead of waiting.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and [`Error::WindowFull`].
+    /// As [`run`](Self::run), and [`Error::InFlightLimit`].
     pub fn try_run<F>(self, body: F) -> Result<Op, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
@@ -312,8 +316,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         self.check()?;
-        self.core().admit_async().await?;
-        Ok(self.submit_admitted(None, |reads, writes, _none| sync_body(reads, writes, body)))
+        self.core().acquire_permit_async().await?;
+        Ok(self.submit_permitted(None, |reads, writes, _none| sync_body(reads, writes, body)))
     }
 
     /// Submits the operation with an asynchronous body on the engine's tokio runtime. It gets owned guards; the access

@@ -80,7 +80,7 @@ impl OperatorCall {
         builder.run_external(starting(&parts, Results::Written))
     }
 
-    /// As [`run_into`](Self::run_into), waiting for room in the window without blocking the thread.
+    /// As [`run_into`](Self::run_into), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`run_into`](Self::run_into).
@@ -114,7 +114,7 @@ impl OperatorCall {
         outputs.map(fetch).collect()
     }
 
-    /// As [`produce`](Self::produce), waiting for room in the window without blocking the thread.
+    /// As [`produce`](Self::produce), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -165,7 +165,7 @@ fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Tensors> {
     let mut builder =
         parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs).priority(priority);
     if parts.operator.implementation.takes_a_lock() {
-        builder = builder.unhelped();
+        builder = builder.worker_only();
     }
     match &parts.queue {
         Some(queue) => builder.on(queue),

@@ -15,7 +15,7 @@ use crate::core::error::OperationError;
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     /// For each node whether it must not run. Made by the first failure.
-    doomed: OnceLock<Box<[AtomicBool]>>,
+    poisoned: OnceLock<Box<[AtomicBool]>>,
     /// The failure of the node that was recorded first among those that failed, with its number.
     cause: Mutex<Option<(u32, OperationError)>>,
 }
@@ -23,18 +23,18 @@ pub(super) struct Failures {
 impl Failures {
     /// Whether nothing has failed.
     pub(super) fn is_empty(&self) -> bool {
-        self.doomed.get().is_none()
+        self.poisoned.get().is_none()
     }
 
     /// Whether `node` must not run. The nodes that it reads from have ended.
-    pub(super) fn dooms(&self, node: u32) -> bool {
-        // Relaxed: dooming a node happens before the end of the one that doomed it, and so before this.
-        self.doomed.get().is_some_and(|doomed| doomed[node as usize].load(Ordering::Relaxed))
+    pub(super) fn is_poisoned(&self, node: u32) -> bool {
+        // Relaxed: dooming a node happens before the end of the one that poisoned it, and so before this.
+        self.poisoned.get().is_some_and(|poisoned| poisoned[node as usize].load(Ordering::Relaxed))
     }
 
     /// Notes that `node` has failed.
     pub(super) fn note(&self, order: &Order, node: u32, failure: OperationError) {
-        self.leave_out(order, node);
+        self.poison_readers(order, node);
         let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         // Not the first in time: who that is may differ from run to run.
         let dropped = match &*cause {
@@ -47,10 +47,11 @@ impl Failures {
     }
 
     /// Dooms what reads from `node`, which has failed or is left out itself.
-    pub(super) fn leave_out(&self, order: &Order, node: u32) {
-        let doomed = self.doomed.get_or_init(|| (0..order.len()).map(|_| AtomicBool::new(false)).collect());
+    pub(super) fn poison_readers(&self, order: &Order, node: u32) {
+        let poisoned =
+            self.poisoned.get_or_init(|| (0..order.len()).map(|_| AtomicBool::new(false)).collect());
         for reader in order.readers(node) {
-            doomed[*reader as usize].store(true, Ordering::Relaxed);
+            poisoned[*reader as usize].store(true, Ordering::Relaxed);
         }
     }
 

@@ -33,7 +33,7 @@ pub(super) struct Plan {
     /// How it becomes a graph of its device, if it shall.
     pub(super) graph: Option<GraphPlan>,
     /// Whether threads that wait must not run the bodies.
-    pub(super) unhelped: bool,
+    pub(super) worker_only: bool,
     spare: Mutex<Vec<Countdown>>,
 }
 
@@ -77,7 +77,7 @@ impl Plan {
         order: Order,
         footprint: Footprint,
         graph: Option<GraphPlan>,
-        unhelped: bool,
+        worker_only: bool,
     ) -> Self {
         assert_eq!(order.len(), nodes.len(), "every node was recorded");
         let issues = nodes.iter().any(|node| !matches!(node.body, NodeBody::Host(_)));
@@ -97,11 +97,11 @@ impl Plan {
             names: names.into(),
             order,
             footprint,
-            pace: Pace::new(unhelped),
+            pace: Pace::new(worker_only),
             chain,
             issue,
             graph,
-            unhelped,
+            worker_only,
             spare: Mutex::default(),
         }
     }

@@ -8,7 +8,7 @@ use estafette_sync::sync::Mutex;
 
 use super::failures::Failures;
 use super::inputs::{Earlier, Inputs};
-use super::pace::Watch;
+use super::pace::SharingCheck;
 use super::plan::Plan;
 use super::{graph, shared};
 use crate::core::core_ref::CoreRef;
@@ -43,30 +43,30 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
         && plan.len() > 0
     {
         let helps = issue.shares && !plan.chain && !plan.pace.is_short();
-        return shared::go_on(run, 0, if helps { helpers } else { 0 }, core, scope);
+        return shared::start_shared(run, 0, if helps { helpers } else { 0 }, core, scope);
     }
     let done = if helpers == 0 || plan.chain {
         run.run_alone(None)
     } else if plan.pace.is_short() {
-        run.run_alone(Some(Watch::start()))
+        run.run_alone(Some(SharingCheck::start()))
     } else {
         0
     };
     if done == plan.len() {
         run.complete(&[]);
     } else {
-        shared::go_on(run, done, helpers, core, scope);
+        shared::start_shared(run, done, helpers, core, scope);
     }
 }
 
 impl Run {
     /// Whether `node` is left out, because something that it reads has failed.
-    pub(super) fn leave_out_doomed(&self, node: u32) -> bool {
-        let doomed = self.failures.dooms(node);
-        if doomed {
-            self.failures.leave_out(&self.plan.order, node);
+    pub(super) fn skip_if_poisoned(&self, node: u32) -> bool {
+        let poisoned = self.failures.is_poisoned(node);
+        if poisoned {
+            self.failures.poison_readers(&self.plan.order, node);
         }
-        doomed
+        poisoned
     }
 
     pub(super) fn node_failed(&self, node: u32, error: BodyError) {
@@ -81,7 +81,7 @@ impl Run {
         self.failures.note(&self.plan.order, node, failure);
     }
 
-    /// Ends the operation, with the work on devices that `left` marks. Called once, after the last node.
+    /// Ends the operation, with the work on devices that `left` fences. Called once, after the last node.
     pub(super) fn complete(&self, left: &[Fence]) {
         let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).take();
         let completion = completion.expect("one thread accounts for the last node");

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use estafette_devices::Frontier;
+use estafette_devices::FenceSet;
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -20,7 +20,7 @@ use crate::core::engine_core::graph;
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState};
 use crate::exchange::{Answer, Key, Ranges, Space};
-use crate::lease::LeaseInner;
+use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::VarSet;
 
@@ -35,7 +35,7 @@ const LEASES_MIN: usize = 8;
 /// after the last sweep. So a new one costs the same however many are open.
 #[derive(Default)]
 struct Leases {
-    known: Vec<Weak<LeaseInner>>,
+    known: Vec<Weak<LeaseState>>,
     sweep_at: usize,
 }
 
@@ -75,19 +75,19 @@ impl Region {
     }
 
     /// The newest lease that holds the variable for this memory.
-    fn holder(&self) -> Option<Arc<LeaseInner>> {
+    fn newest_pin(&self) -> Option<Arc<LeaseState>> {
         let owners = self.owners();
         let held = owners.first.as_ref().unwrap_or(&owners.now);
         held.with_state(|state, _| {
-            state.holders().find(|holder| {
-                let lease = holder.lease();
-                (lease.is_of(self) && lease.protects()).then(|| holder.share()).flatten()
+            state.pins().find(|pin| {
+                let lease = pin.lease();
+                (lease.is_of(self) && lease.protects()).then(|| pin.share()).flatten()
             })
         })
     }
 
     /// Makes imports from inside this memory find `lease`.
-    pub(crate) fn add_lease(&self, lease: &Arc<LeaseInner>) {
+    pub(crate) fn add_lease(&self, lease: &Arc<LeaseState>) {
         let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         while leases.known.last().is_some_and(|known| known.strong_count() == 0) {
             leases.known.pop();
@@ -105,12 +105,12 @@ impl Region {
         &self,
         range: &Range<usize>,
         origin: Origin,
-        keep: &mut SmallVec<[Arc<LeaseInner>; 2]>,
-    ) -> Option<Arc<LeaseInner>> {
+        keep: &mut SmallVec<[Arc<LeaseState>; 2]>,
+    ) -> Option<Arc<LeaseState>> {
         if self.range.start > range.start || self.range.end < range.end {
             return None;
         }
-        if let Some(lease) = self.holder() {
+        if let Some(lease) = self.newest_pin() {
             keep.push(Arc::clone(&lease));
             return Some(lease);
         }
@@ -127,7 +127,7 @@ impl Region {
     }
 
     /// Makes a lease of this memory an alias, unless something was derived from it: that has no place in the graph but the lease's.
-    pub(crate) fn untrack(&self, lease: &LeaseInner) -> bool {
+    pub(crate) fn untrack(&self, lease: &LeaseState) -> bool {
         let _leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let alone = !lease.has_scope();
         if alone {
@@ -168,7 +168,7 @@ impl Drop for Placed {
 
 /// What is known of where memory comes from, when a lease of it is open.
 ///
-/// A tensor that is imported from what the taker of a lease has made of it is *derived*: it carries the lease, and does not
+/// A tensor that is imported from what the owner of a lease has made of it is *derived*: it carries the lease, and does not
 /// wait for it. A tensor that is imported from the memory's owner once more is one like the first, and waits. The address is the
 /// same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -187,7 +187,7 @@ pub(crate) struct Placement {
     pub(crate) vars: VarSet,
     pub(crate) placed: Placed,
     /// The open lease it lies inside, if any.
-    pub(crate) lease: Option<Arc<LeaseInner>>,
+    pub(crate) lease: Option<Arc<LeaseState>>,
 }
 
 /// Finds or makes the variables for memory that comes from outside; `ready` are the fences of its producer. `origin` is asked
@@ -196,7 +196,7 @@ pub(crate) fn place(
     core: &CoreRef,
     space: Space,
     range: Range<usize>,
-    ready: &Frontier,
+    ready: &FenceSet,
     origin: impl FnOnce() -> Origin,
 ) -> Placement {
     if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
@@ -212,7 +212,7 @@ fn try_place(
     core: &CoreRef,
     space: Space,
     range: Range<usize>,
-    ready: &Frontier,
+    ready: &FenceSet,
     origin: Option<Origin>,
 ) -> Option<Placement> {
     let mut keep = SmallVec::new();

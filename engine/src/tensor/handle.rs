@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{DLDevice, Frontier};
+use estafette_devices::{DLDevice, FenceSet};
 use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
@@ -14,7 +14,7 @@ use crate::core::operation::{Name, OpTag, OpVar};
 use crate::core::var_state::{Asked, BROKEN_FENCES, FAILED, READ_FENCES, Replaced, WRITE_FENCES};
 use crate::exchange::reaper::What;
 use crate::exchange::{DType, Layout, Storage, reaper};
-use crate::lease::LeaseInner;
+use crate::lease::LeaseState;
 use crate::tensor::alias_map::Placed;
 use crate::tensor::views::View;
 use crate::wait::blocking;
@@ -43,7 +43,7 @@ pub(crate) struct TensorInner {
     /// Name of the operation that makes it, for messages.
     pub(crate) producer: Option<Name>,
     /// The lease that this tensor was derived from, held as long as it lives. Reads are covered by the lease.
-    pub(crate) lease: Option<Arc<LeaseInner>>,
+    pub(crate) lease: Option<Arc<LeaseState>>,
 }
 
 /// A definition that most tensors are made with, and that an operation gives to the others.
@@ -109,7 +109,7 @@ impl Tensor {
         core: CoreRef,
         vars: VarSet,
         definition: Definition,
-        lease: Option<Arc<LeaseInner>>,
+        lease: Option<Arc<LeaseState>>,
     ) -> Self {
         Self {
             inner: Arc::new(TensorInner {
@@ -280,7 +280,7 @@ impl Tensor {
     /// # Errors
     /// As [`wait`](Self::wait); [`Error::Invalid`] when `T` is not the element type or the memory is not on the host.
     pub fn to_vec<T: crate::Element>(&self) -> Result<Vec<T>, Error> {
-        let lease = crate::lease::Lease::acquire_wait(self, crate::Access::Read, None)?;
+        let lease = self.lease_within(crate::Access::Read, "a host reader").wait(None)?;
         let definition = self.inner.definition()?;
         let values = View::new(definition).to_vec::<T>();
         drop(lease);
@@ -395,13 +395,13 @@ impl TensorInner {
     }
 
     /// Every fence that the memory's uses have left so far.
-    pub(crate) fn all_fences(&self) -> Frontier {
-        let mut fences = Frontier::default();
+    pub(crate) fn all_fences(&self) -> FenceSet {
+        let mut fences = FenceSet::default();
         for var in &self.vars {
             // The flags are those of the group of a collapsed variable, whose own fences are there only when the collapse was
             // granted.
             if var.is_collapsed() || var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
-                let mut found: SmallVec<[Frontier; 3]> = SmallVec::new();
+                let mut found: SmallVec<[FenceSet; 3]> = SmallVec::new();
                 var.with_each_state(|state, _| found.extend(state.all_fences()));
                 found.iter().for_each(|found| fences.merge(found));
             }
@@ -421,7 +421,7 @@ impl Drop for TensorInner {
         let Definition { storage, placed, layout, .. } = definition;
         if forked {
             std::mem::forget(placed);
-            return reaper().release(Frontier::default(), storage);
+            return reaper().release(FenceSet::default(), storage);
         }
         // The range goes first: once the deleter has run, the owner may give the same addresses to somebody else.
         drop(placed);

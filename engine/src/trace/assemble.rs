@@ -79,14 +79,14 @@ type Words = SmallVec<[u64; 16]>;
 struct Draft {
     operation: Operation,
     submitted: Option<Use>,
-    taker: Option<Taker>,
+    owner: Option<LeaseOwner>,
     locked: Option<Nanos>,
     ended: bool,
     /// A wait for whatever ends last.
     waits_for_any: bool,
 }
 
-struct Taker {
+struct LeaseOwner {
     text: Text,
     library: Option<LibraryId>,
     site: Option<Site>,
@@ -218,7 +218,7 @@ impl<'a> Entries<'a> {
             let (tells, queue_or_library) = self.with(at, |_, entry| {
                 let library = match entry.tells {
                     Some(Tells::Variable) => halves(entry.word(1)).1,
-                    Some(Tells::Taker) => halves(entry.word(0)).1,
+                    Some(Tells::LeaseOwner) => halves(entry.word(0)).1,
                     Some(Tells::Held) => halves(entry.word(1)).1,
                     _ => entry.word(0) as u32,
                 };
@@ -232,7 +232,7 @@ impl<'a> Entries<'a> {
                         lanes.len() - 1
                     });
                 }
-                Some(Tells::Variable | Tells::Taker | Tells::Held | Tells::Library) => {
+                Some(Tells::Variable | Tells::LeaseOwner | Tells::Held | Tells::Library) => {
                     let name = self.threads[thread].known(queue_or_library.1);
                     if let Some(name) = name.filter(|name| !self.libraries.contains_key(*name)) {
                         self.libraries.insert(name.clone(), self.about.libraries.len());
@@ -373,7 +373,7 @@ impl<'a> Entries<'a> {
         let mut draft = Draft {
             operation: self.empty(id),
             submitted: None,
-            taker: None,
+            owner: None,
             locked: None,
             ended: false,
             waits_for_any: false,
@@ -396,10 +396,10 @@ impl<'a> Entries<'a> {
         self.libraries.get(name?).copied()
     }
 
-    fn taker(&self, reading: &Reading, [text, site]: [u64; 2]) -> Taker {
+    fn owner(&self, reading: &Reading, [text, site]: [u64; 2]) -> LeaseOwner {
         let (text, library) = halves(text);
         let library = self.library(reading.known(library));
-        Taker { text: self.text(reading, text), library, site: reading.site(site as u32) }
+        LeaseOwner { text: self.text(reading, text), library, site: reading.site(site as u32) }
     }
 
     fn text(&self, reading: &Reading, number: u32) -> Text {
@@ -623,19 +623,19 @@ impl Draft {
                 self.waits_for_any = words[0] == 0;
                 self.submitted(entries, reading, at, halves(words[1]).0, Use::Wait);
             }
-            Tells::Taker => self.taker = Some(entries.taker(reading, words)),
+            Tells::LeaseOwner => self.owner = Some(entries.owner(reading, words)),
             Tells::Held => {
                 operation.accesses = access_in(words[0]).into_iter().collect();
                 self.submitted(entries, reading, at, NONE, Use::Lease);
                 self.operation.name = entries.lease.clone();
-                self.taker = Some(entries.taker(reading, [entry.word(1), entry.word(2)]));
+                self.owner = Some(entries.owner(reading, [entry.word(1), entry.word(2)]));
                 self.began(at, lane);
             }
             Tells::Library => {
                 let library = entries.library(reading.known(words[0] as u32));
                 operation.library = operation.library.or(library);
-                if let Some(taker) = &mut self.taker {
-                    taker.library = taker.library.or(library);
+                if let Some(owner) = &mut self.owner {
+                    owner.library = owner.library.or(library);
                 }
             }
             // Of a variable.
@@ -680,9 +680,9 @@ impl Draft {
             }
             _ => {}
         }
-        if let Some(taker) = &self.taker {
-            operation.library = operation.library.or(taker.library);
-            operation.site.clone_from(&taker.site);
+        if let Some(owner) = &self.owner {
+            operation.library = operation.library.or(owner.library);
+            operation.site.clone_from(&owner.site);
         }
         if what == Use::Wait {
             // A probe leaves the graph as soon as it is granted, or when it is given up.
@@ -707,14 +707,14 @@ impl Draft {
             return None;
         }
         let (opened, access) = (operation.began?, operation.accesses.first()?);
-        let taker = self.taker.as_ref();
+        let owner = self.owner.as_ref();
         Some(Lease {
             id: operation.id,
             variable: access.variable,
             access: access.mode,
-            library: taker.and_then(|taker| taker.library),
-            taker: taker.map_or_else(Text::default, |taker| taker.text.clone()),
-            site: taker.and_then(|taker| taker.site.clone()),
+            library: owner.and_then(|owner| owner.library),
+            owner: owner.map_or_else(Text::default, |owner| owner.text.clone()),
+            site: owner.and_then(|owner| owner.site.clone()),
             opened,
             closed: if self.ended { operation.issued } else { None },
         })

@@ -45,14 +45,14 @@ pub(super) enum Tells {
     /// Bytes, name and library of a variable.
     Variable,
     /// Who takes a lease: text, library, line.
-    Taker,
+    LeaseOwner,
     /// The library that a body lends its operands to, or the holder of a lease its memory.
     Library,
     /// [`Submitted`](Self::Submitted), narrow: name and kind of use beside the identity, two accesses to a word.
     Brief,
     /// [`Began`](Self::Began) and [`Ended`](Self::Ended) well, on one thread: the ticks between them beside the identity.
     Ran,
-    /// A lease was asked for and had at once: its access, and what [`Taker`](Self::Taker) tells.
+    /// A lease was asked for and had at once: its access, and what [`LeaseOwner`](Self::LeaseOwner) tells.
     Held,
 }
 
@@ -71,7 +71,7 @@ impl Tells {
         Self::Resumed,
         Self::WaitsFor,
         Self::Variable,
-        Self::Taker,
+        Self::LeaseOwner,
         Self::Library,
         Self::Brief,
         Self::Ran,

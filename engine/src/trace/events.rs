@@ -9,7 +9,7 @@ use tracing::{Span, debug, debug_span};
 
 use super::{EVENTS, OPEN};
 use crate::core::operation::OpGranted;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 
 /// Has the engines of the process emit `tracing` events and spans of what their operations do, or stop it. Says what was
 /// so before. Operations that were described before keep to what was so then.
@@ -56,10 +56,10 @@ pub(super) fn device_done(id: u64, why: Option<&str>) {
     }
 }
 
-pub(super) fn taken(id: u64, taker: &Taker) {
+pub(super) fn taken(id: u64, owner: &LeaseOwner) {
     if are_emitted() {
-        let library = taker.library();
-        debug!(target: "estafette::exchange", id, taker = &**taker, library, "lease asked for");
+        let library = owner.library();
+        debug!(target: "estafette::exchange", id, owner = &**owner, library, "lease asked for");
     }
 }
 

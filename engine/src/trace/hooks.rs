@@ -18,7 +18,7 @@ use super::writer::{self, Writer};
 use crate::core::error::FailureKind;
 use crate::core::operation::{Kind, Name, OpDraft, OpGranted, OpState};
 use crate::core::var_state::Ending;
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 use crate::tensor::handle::{Tensor, TensorInner};
 
 /// Waits that are no operations of the graph have numbers of their own, far above those of operations.
@@ -29,7 +29,7 @@ const ANY: u64 = 0;
 
 fn use_of(kind: Kind) -> Use {
     match kind {
-        Kind::Work | Kind::Unhelped => Use::Body,
+        Kind::Work | Kind::WorkerOnly => Use::Body,
         Kind::Probe => Use::Wait,
         Kind::Lease => Use::Lease,
         Kind::Merge => Use::Copy,
@@ -338,25 +338,25 @@ pub(crate) fn resumed(id: u64, blocking: bool) {
 /// Who takes a lease.
 #[cold]
 #[inline(never)]
-pub(crate) fn taken(id: OpId, taker: &Taker) {
-    events::taken(id.get(), taker);
+pub(crate) fn taken(id: OpId, owner: &LeaseOwner) {
+    events::taken(id.get(), owner);
     writer::with(|writer| {
         let now = writer.now();
-        let words = writer.taker(taker);
-        writer.write(Tells::Taker, now, id.get(), words);
+        let words = writer.owner(owner);
+        writer.write(Tells::LeaseOwner, now, id.get(), words);
     });
 }
 
 /// A lease was had at once, without an operation.
 #[cold]
 #[inline(never)]
-pub(crate) fn holds(id: OpId, taker: &Taker, tensor: &Tensor, var: VarId) {
+pub(crate) fn pinned(id: OpId, owner: &LeaseOwner, tensor: &Tensor, var: VarId) {
     events::submitted(id.get(), "lease", 1);
-    events::taken(id.get(), taker);
+    events::taken(id.get(), owner);
     events::held(id.get());
     writer::with(|writer| {
         let now = writer.now();
-        let [text, site] = writer.taker(taker);
+        let [text, site] = writer.owner(owner);
         writer.write(Tells::Held, now, id.get(), [access(var.get(), Mode::Read), text, site]);
         describe(writer, &tensor.inner, None);
     });
@@ -365,7 +365,7 @@ pub(crate) fn holds(id: OpId, taker: &Taker, tensor: &Tensor, var: VarId) {
 /// The end of such a lease; whether device work goes on.
 #[cold]
 #[inline(never)]
-pub(crate) fn hold_ends(id: OpId, left: Option<&Fence>) {
+pub(crate) fn unpinned(id: OpId, left: Option<&Fence>) {
     events::ended(id.get(), "ok", None);
     writer::with(|writer| {
         let now = writer.now();

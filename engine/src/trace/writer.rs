@@ -15,7 +15,7 @@ use super::page::{Page, WORDS};
 use super::stock::Stocked;
 use super::ticks::Ticks;
 use super::{EVENTS, OPEN, SESSION};
-use crate::lease::owner::Taker;
+use crate::lease::owner::LeaseOwner;
 
 /// Texts that one thread keeps; what comes later has no name in the report, and is counted.
 const TEXTS_MAX: usize = 1 << 16;
@@ -27,7 +27,7 @@ const RECENT: usize = 64;
 const DESCRIBED: usize = 256;
 
 /// Takers that a thread finds again without formatting them.
-const TAKERS: usize = 32;
+const OWNERS: usize = 32;
 
 /// One journal, from opening to finishing.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ pub(super) struct Writer {
     pub(super) woken_from: u64,
     numbers: HashMap<Arc<str>, u32>,
     recent: [(usize, usize, u32); RECENT],
-    takers: [Option<(Taker, [u64; 2])>; TAKERS],
+    owners: [Option<(LeaseOwner, [u64; 2])>; OWNERS],
     described: Box<[u64; DESCRIBED]>,
 }
 
@@ -206,7 +206,7 @@ impl Writer {
             woken_from: 0,
             numbers: HashMap::new(),
             recent: [(0, 0, NONE); RECENT],
-            takers: [const { None }; TAKERS],
+            owners: [const { None }; OWNERS],
             described: Box::new([0; DESCRIBED]),
         })
     }
@@ -305,20 +305,20 @@ impl Writer {
         number
     }
 
-    /// The numbers of what is told of a taker: text and library, and the line.
-    pub(super) fn taker(&mut self, taker: &Taker) -> [u64; 2] {
-        let slot = taker.slot() % TAKERS;
-        if let Some((_, words)) = self.takers[slot].as_ref().filter(|(known, _)| known.same(taker)) {
+    /// The numbers of what is told of a owner: text and library, and the line.
+    pub(super) fn owner(&mut self, owner: &LeaseOwner) -> [u64; 2] {
+        let slot = owner.slot() % OWNERS;
+        if let Some((_, words)) = self.owners[slot].as_ref().filter(|(known, _)| known.same(owner)) {
             return *words;
         }
-        let text = self.text(taker);
-        let library = taker.library().map_or(NONE, |library| self.fixed_text(library));
-        let site = taker.site().map_or(NONE, |site| {
+        let text = self.text(owner);
+        let library = owner.library().map_or(NONE, |library| self.fixed_text(library));
+        let site = owner.site().map_or(NONE, |site| {
             // A path has no line break where anybody wants to read reports of it.
             self.text(&format!("{}\n{}\n{}", site.file, site.line, site.function))
         });
         let words = [pair(text, library), site.into()];
-        self.takers[slot] = Some((taker.clone(), words));
+        self.owners[slot] = Some((owner.clone(), words));
         words
     }
 

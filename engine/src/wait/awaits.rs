@@ -55,7 +55,7 @@ pub(crate) struct Awaited {
     /// What has to end, or to be granted.
     ops: SmallVec<[OpHandle; 1]>,
     /// Leases without an operation that have to end, and whose.
-    holds: Option<(Tensor, SmallVec<[OpId; 1]>)>,
+    pins: Option<(Tensor, SmallVec<[OpId; 1]>)>,
     stand_ins: StandInSet,
     /// How long leases alone may hold it up; `None` for any time.
     limit: Option<Duration>,
@@ -76,8 +76,8 @@ impl Awaited {
     /// A wait for the ends of all of `uses` of a tensor, and of the leases of it that have no operation and these numbers.
     pub(crate) fn all(tensor: &Tensor, what: &'static str, uses: &[OpHandle], held: &[OpId]) -> Self {
         let awaited = Self::new(tensor.inner.core.clone(), what, uses.iter().cloned().collect());
-        let holds = (!held.is_empty()).then(|| (tensor.clone(), held.iter().copied().collect()));
-        Self { holds, ..awaited }.with_stand_ins()
+        let pins = (!held.is_empty()).then(|| (tensor.clone(), held.iter().copied().collect()));
+        Self { pins, ..awaited }.with_stand_ins()
     }
 
     /// A wait for room in the engine, or for everything in it to end.
@@ -93,7 +93,7 @@ impl Awaited {
             core: op.payload().core.clone(),
             what: "",
             ops: SmallVec::from_iter([op.clone()]),
-            holds: None,
+            pins: None,
             stand_ins: StandInSet::default(),
             limit: None,
             room: false,
@@ -109,7 +109,7 @@ impl Awaited {
             stand_ins.want(&core);
         }
         let limit = (!context::is_told()).then_some(core.lease_timeout);
-        Self { core, what, ops, holds: None, stand_ins, limit, room: false, blocked: None, helps: false }
+        Self { core, what, ops, pins: None, stand_ins, limit, room: false, blocked: None, helps: false }
     }
 
     /// Wants stand-ins in the engines without workers that have something to run for it.

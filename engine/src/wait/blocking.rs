@@ -25,8 +25,8 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::{Delivered, Signal};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
 use crate::exchange::{callback, foreign_fence, reaper};
-use crate::lease::LeaseInner;
-use crate::lease::info::LeaseInfo;
+use crate::lease::LeaseState;
+use crate::lease::owner::LeaseInfo;
 use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
@@ -73,19 +73,19 @@ pub(crate) fn see(state: &OpState) -> Seen {
         phase: state.phase(),
         counted: state.is_counted(),
         since: state.since,
-        lease: state.lease().map(|label| LeaseInfo::of(label)),
+        lease: state.lease().map(|lease| lease.info()),
     }
 }
 
 /// A picture of the graph, in which leases without an operation look like those with one.
 pub(crate) fn picture() -> Snapshot<Seen> {
     graph().snapshot_with(see, |state, found| {
-        state.holders().each(|holder| found.push((holder.number(), see_holder(holder.lease()))));
+        state.pins().each(|pin| found.push((pin.number(), see_pin(pin.lease()))));
     })
 }
 
-fn see_holder(lease: &LeaseInner) -> Seen {
-    let (label, core) = (lease.label(), &lease.tensor.inner.core);
+fn see_pin(lease: &LeaseState) -> Seen {
+    let core = &lease.tensor.inner.core;
     Seen {
         core: core.id,
         home: core.clone(),
@@ -93,8 +93,8 @@ fn see_holder(lease: &LeaseInner) -> Seen {
         kind: Kind::Lease,
         phase: Phase::Begun,
         counted: false,
-        since: label.since,
-        lease: Some(LeaseInfo::of(label)),
+        since: lease.since(),
+        lease: Some(lease.info()),
     }
 }
 
@@ -298,7 +298,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
 
 /// Whether this is a body that is granted and was not begun, if the operation is granted.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
-    matches!(op.kind, Kind::Work | Kind::Unhelped) && op.phase() == Phase::Queued
+    matches!(op.kind, Kind::Work | Kind::WorkerOnly) && op.phase() == Phase::Queued
 }
 
 /// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
@@ -362,9 +362,9 @@ impl Needed {
         Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
     }
 
-    /// Whether `op` is one of those, or does a part of the work of one.
+    /// Whether `op` is one of those, or a helper of one.
     fn names(&self, op: &OpGranted) -> bool {
-        self.ops.contains(&op.id()) || op.payload().part_of().is_some_and(|whole| self.ops.contains(&whole))
+        self.ops.contains(&op.id()) || op.payload().helped_op().is_some_and(|whole| self.ops.contains(&whole))
     }
 
     /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.

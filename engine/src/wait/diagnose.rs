@@ -9,7 +9,7 @@ use estafette_report::shown::shown;
 use crate::core::engine_core::Core;
 use crate::core::operation::{Kind, Phase};
 use crate::exchange::{Release, reaper};
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::wait::blocking::{Seen, picture};
 
 /// Everything that is in flight, and what each waiting operation waits for.
@@ -110,7 +110,7 @@ pub(crate) fn diagnose(core: &Core) -> Diagnosis {
 fn describe(seen: &Seen) -> String {
     match &seen.lease {
         Some(lease) if seen.phase == Phase::Queued => {
-            format!("{} lease wanted by {}", lease.access, lease.taker)
+            format!("{} lease wanted by {}", lease.access, lease.owner)
         }
         Some(lease) => lease.to_string(),
         None => format!("`{}`", shown(seen.name.as_str())),

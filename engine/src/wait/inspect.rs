@@ -16,7 +16,7 @@ use estafette_sync::time::{Duration, Instant};
 use crate::core::engine_core::graph;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
 use crate::core::var_state::VarState;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::wait::wait_for::{self, On};
 
 /// Accesses that a look at the start of a wait goes through. What most waits need is found in these, and what it costs is little
@@ -110,9 +110,7 @@ impl Look {
     pub(crate) fn run(&mut self, limit: usize) {
         let before = self.walk.looked_at();
         self.complete = self.walk.run(limit, |state, found| {
-            state
-                .holders()
-                .each(|holder| found.push((holder.number(), LeaseInfo::of(holder.lease().label()))));
+            state.pins().each(|pin| found.push((pin.number(), pin.lease().info())));
         });
         count(self.walk.looked_at() - before);
     }
@@ -211,7 +209,7 @@ fn lease_of(step: &Step<'_, OpState, LeaseInfo>) -> Option<LeaseInfo> {
 /// The lease, when this operation is one that is held.
 pub(crate) fn held_lease(state: &OpState) -> Option<LeaseInfo> {
     let label = state.lease().filter(|label| state.kind == Kind::Lease && label.is_held())?;
-    Some(LeaseInfo::of(label))
+    Some(label.info())
 }
 
 /// Whether the operation can move by itself, once it is granted.

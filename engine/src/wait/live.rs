@@ -8,7 +8,7 @@ use estafette_sync::stack;
 use estafette_sync::sync::{Condvar, Mutex};
 
 use crate::exchange::{Release, ReleaseStatus};
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::wait::diagnose::{Diagnosis, Status, Waiting};
 
 /// What an engine is doing at one moment. Leases and waits of the program count as well as operations.

@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{Frontier, Reactor};
+use estafette_devices::{FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
@@ -92,7 +92,7 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
     let signal = state.probe().cloned().expect("every probe is submitted with its signal");
     cancellation::probe_leaves();
-    let mut fences = Frontier::default();
+    let mut fences = FenceSet::default();
     let mut failure = None;
     for access in granted.accesses() {
         if access.flags() & (FAILED | WRITE_FENCES) == 0 {
@@ -200,13 +200,13 @@ pub struct Writable {
     tensor: Tensor,
     uses: Vec<OpHandle>,
     /// The ends of leases that have no operation.
-    holds: Vec<Arc<ReadySignal>>,
+    pins: Vec<Arc<ReadySignal>>,
     fences: Option<Arc<ReadySignal>>,
-    /// The numbers of the leases in `holds`.
+    /// The numbers of the leases in `pins`.
     held: SmallVec<[OpId; 1]>,
     /// For the last of `uses`.
     use_keys: EndKeys,
-    /// For the last of `holds`.
+    /// For the last of `pins`.
     hold_key: WakerKey,
     pending: Pending,
 }
@@ -214,13 +214,13 @@ pub struct Writable {
 impl Writable {
     pub(crate) fn new(tensor: &Tensor) -> Self {
         let mut uses: Vec<OpHandle> = Vec::new();
-        let mut holds = Vec::new();
+        let mut pins = Vec::new();
         let mut held = SmallVec::new();
         for var in &tensor.inner.vars {
             var.with_state(|state, _| {
-                state.holders().each(|mut holder| {
-                    held.push(holder.number());
-                    holds.push(holder.observer(|| Arc::new(Signal::new())));
+                state.pins().each(|mut pin| {
+                    held.push(pin.number());
+                    pins.push(pin.observer(|| Arc::new(Signal::new())));
                 });
             });
             for handle in var.queued() {
@@ -233,7 +233,7 @@ impl Writable {
         Self {
             tensor: tensor.clone(),
             uses,
-            holds,
+            pins,
             fences: None,
             held,
             use_keys: EndKeys::default(),
@@ -271,12 +271,12 @@ impl Writable {
             self.forget_wakers();
             self.uses.pop();
         }
-        while let Some(last) = self.holds.last() {
+        while let Some(last) = self.pins.last() {
             if last.poll(cx, &mut self.hold_key).is_pending() {
                 return Poll::Pending;
             }
             self.forget_wakers();
-            self.holds.pop();
+            self.pins.pop();
         }
         if self.fences.is_none() {
             let signal = Arc::new(Signal::new());
@@ -304,7 +304,7 @@ impl Writable {
         if let Some(last) = self.uses.last() {
             last.payload().forget(&mut self.use_keys);
         }
-        if let Some(last) = self.holds.last() {
+        if let Some(last) = self.pins.last() {
             last.forget(&mut self.hold_key);
         }
     }
@@ -318,6 +318,6 @@ impl Drop for Writable {
 
 impl std::fmt::Debug for Writable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writable").field("uses", &(self.uses.len() + self.holds.len())).finish()
+        f.debug_struct("Writable").field("uses", &(self.uses.len() + self.pins.len())).finish()
     }
 }

@@ -227,7 +227,7 @@ pub(crate) fn lease(lease: &Lease) -> Facts {
         .uint("tensor", lease.variable)
         .word("access", mode_word(lease.access))
         .index("library", lease.library)
-        .text("taker", &lease.taker)
+        .text("taker", &lease.owner)
         .uint("opened", lease.opened)
         .maybe("closed", lease.closed);
     site(facts, lease.site.as_ref())
@@ -239,7 +239,7 @@ pub(crate) fn lease_from(facts: &impl Told) -> Result<Lease, String> {
         variable: facts.need_uint("tensor")?,
         access: mode(facts.need_text("access")?)?,
         library: facts.find_index("library"),
-        taker: facts.need_text("taker")?.clone(),
+        owner: facts.need_text("taker")?.clone(),
         site: site_from(facts)?,
         opened: facts.need_uint("opened")?,
         closed: facts.find_uint("closed"),

@@ -115,10 +115,10 @@ pub(crate) fn culprit_name(source: &impl Source, culprit: Culprit) -> Text {
         let lanes = &source.about().lanes;
         lanes.get(lane).map_or_else(|| format!("lane {lane}").into(), |lane| lane.name.clone())
     };
-    let taker = |id| {
+    let owner = |id| {
         let lease = source.position(id).and_then(|at| source.lease(at, &source.operation(at)));
         // One whose operation was lost is on the list of a recording that was read.
-        lease.map(|lease| lease.taker.clone()).or_else(|| Some(source.about().lease(id)?.taker.clone()))
+        lease.map(|lease| lease.owner.clone()).or_else(|| Some(source.about().lease(id)?.owner.clone()))
     };
     match culprit {
         Culprit::None => "unknown".into(),
@@ -126,7 +126,7 @@ pub(crate) fn culprit_name(source: &impl Source, culprit: Culprit) -> Text {
             .position(id)
             .map_or_else(|| format!("operation {id}").into(), |at| source.operation(at).name.clone()),
         Culprit::Lease(id) => {
-            taker(id).map_or_else(|| format!("lease {id}"), |taker| format!("lease of {taker}")).into()
+            owner(id).map_or_else(|| format!("lease {id}"), |owner| format!("lease of {owner}")).into()
         }
         Culprit::Pool => "workers".into(),
         Culprit::Queue(id) | Culprit::Thread(id) => lane(id),

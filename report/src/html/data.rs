@@ -176,7 +176,7 @@ impl<'a> View<'a> {
             "tensor": columns.indices(all.iter().map(|it| self.tensor(it.variable))),
             "mode": columns.indices(all.iter().map(|it| Some(mode(it.access)))),
             "library": columns.indices(all.iter().map(|it| place::known(self.recording, it.library))),
-            "taker": columns.indices(all.iter().map(|it| Some(texts.add(&it.taker)))),
+            "owner": columns.indices(all.iter().map(|it| Some(texts.add(&it.owner)))),
             "site": columns.indices(all.iter().map(|it| sites.site(it.site.as_ref()))),
             "opened": columns.steps(all.iter().map(|it| it.opened)),
             "to": columns.times(all.iter().map(|it| (it.opened, end(it)))),

@@ -272,7 +272,7 @@ impl<W: Write> Packets<W> {
                 let tensor = tensor.as_ref().map_or("a tensor", |it| it.name.as_str());
                 Told {
                     category: category::LEASE,
-                    name: format!("{} holds {tensor}", lease.taker).into(),
+                    name: format!("{} holds {tensor}", lease.owner).into(),
                     facts,
                 }
             }

@@ -120,12 +120,12 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 fn lease() -> impl Strategy<Value = Lease> {
     (0..8_u64, mode(), library(), text(), site(), time(), maybe_time()).prop_map(
-        |(variable, access, library, taker, site, opened, closed)| Lease {
+        |(variable, access, library, owner, site, opened, closed)| Lease {
             id: 0,
             variable,
             access,
             library,
-            taker,
+            owner,
             site,
             opened,
             closed,

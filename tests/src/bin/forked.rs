@@ -118,7 +118,7 @@ fn in_child(things: Things) {
     assert_forked("a new tensor", engine.from_vec(vec![1.0_f32], &[1]));
     assert_forked("an export", idle.export_wait(&ExportOptions::new(Access::Read)));
     assert_forked("an asynchronous export", block_on(idle.export(Access::Write)));
-    assert_forked("a lease", engine.lease_all_wait(&[(idle.clone(), Access::Read)], "the child", None));
+    assert_forked("a lease", engine.lease_all(&[(idle.clone(), Access::Read)], "the child").wait(None));
     assert_forked("a wait", busy.wait());
     assert_forked("a wait for an operation", behind.wait_timeout(Some(Duration::from_secs(1))));
     assert_forked("an await", busy.ready().now_or_never().unwrap_or(Ok(())));

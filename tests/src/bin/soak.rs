@@ -317,14 +317,14 @@ fn leases(soak: &Soak, engine: &Engine, seed: u64) {
         let at = dice.roll(shared.len());
         let (x, y) = (&shared[at], &shared[(at + 1) % shared.len()]);
         let access = dice.pick(&[Access::Read, Access::Write]);
-        let Ok(held) = x.lease_wait(access, Some(Duration::from_secs(60)), "a soak") else {
+        let Ok(held) = x.lease(access, "a soak").wait(Some(Duration::from_secs(60))) else {
             panic!("nothing else holds it for long");
         };
         let behind = soak.timed("behind a lease", || step(engine, y, x, false));
         let mut wanted = x.lease(Access::Write, "an impatient soak").boxed();
         assert!((&mut wanted).now_or_never().is_none(), "it stands behind a writer");
         if dice.once_in(2) {
-            let late = x.lease_wait(Access::Write, Some(Duration::from_millis(1)), "a late soak");
+            let late = x.lease(Access::Write, "a late soak").wait(Some(Duration::from_millis(1)));
             assert!(late.is_err(), "the lease of this thread is before it");
         }
         drop(wanted);
@@ -338,16 +338,16 @@ fn leases(soak: &Soak, engine: &Engine, seed: u64) {
 fn replays(soak: &Soak, engine: &Engine) {
     while soak.goes_on() {
         let (x, y) = (tensor(engine), tensor(engine));
-        let mut recorder = engine.program("soak");
+        let mut builder = engine.program("soak");
         for (from, to) in [(&x, &y), (&y, &x)] {
-            let node = recorder.op("copy").reads([from]).writes([to]);
+            let node = builder.op("copy").reads([from]).writes([to]);
             node.run(|[from], [mut to]| {
                 to.as_mut_slice::<f32>()?.copy_from_slice(from.as_slice()?);
                 Ok(())
             })
             .expect("a good node");
         }
-        let program = recorder.finish().expect("a good program");
+        let program = builder.finish().expect("a good program");
         let mut last = None;
         for _ in 0..100 {
             last = Some(soak.timed("a replay", || program.replay().expect("the engine runs")));

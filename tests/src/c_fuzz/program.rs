@@ -32,7 +32,7 @@ mod tensors;
 /// Things of one kind that are held at once.
 const HELD_MAX: usize = 12;
 /// Operations that may be in flight.
-const WINDOW: u64 = 64;
+const IN_FLIGHT_LIMIT: u64 = 64;
 /// Elements of each tensor.
 const LENGTH: usize = 8;
 /// No wait of a program takes longer.
@@ -141,7 +141,7 @@ impl Program {
         let options = estafette_engine_options {
             size: size_of::<estafette_engine_options>() as u32,
             workers: [1, 2, -1][bytes.below(3)],
-            window: WINDOW,
+            in_flight_limit: IN_FLIGHT_LIMIT,
             lease_timeout_ns: 1_000_000,
             stack_size: 0,
         };

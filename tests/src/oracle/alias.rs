@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use estafette::devices::{DLDevice, Fence, Frontier, host};
+use estafette::devices::{DLDevice, Fence, FenceSet, host};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
 use estafette::{Engine, Error, ManagedTensor, Origin, Tensor};
@@ -155,7 +155,7 @@ pub(super) fn import_place(
     engine: &Engine,
     place: *mut u64,
     uses: &Arc<Uses>,
-    ready: Frontier,
+    ready: FenceSet,
 ) -> Result<Tensor, Error> {
     let uses = Arc::clone(uses);
     uses.imported.fetch_add(1, Ordering::AcqRel);

@@ -27,12 +27,12 @@ pub(super) fn look_on(world: &Arc<World>, number: usize) {
         match dice.roll(10) {
             // A failed version cannot be leased.
             0 => {
-                if let Ok(Some(lease)) = tensor.lease_now(Access::Read, "a bystander") {
+                if let Ok(Some(lease)) = tensor.lease(Access::Read, "a bystander").try_now() {
                     hold(cell, lease, soon, &mut dice);
                 }
             }
             1 | 2 => {
-                if let Ok(lease) = tensor.lease_wait(Access::Read, Some(soon), "a bystander") {
+                if let Ok(lease) = tensor.lease(Access::Read, "a bystander").wait(Some(soon)) {
                     hold(cell, lease, soon, &mut dice);
                 }
             }
@@ -80,7 +80,7 @@ fn wait_to_be_woken(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dic
 
 /// Has it alone for a while, beside nothing else.
 fn hold_alone(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
-    let Ok(lease) = tensor.lease_wait(Access::Write, Some(soon), "a bystander") else { return };
+    let Ok(lease) = tensor.lease(Access::Write, "a bystander").wait(Some(soon)) else { return };
     cell.enter(true);
     thread::yield_now();
     if dice.once_in(2) {
@@ -96,7 +96,7 @@ fn hold_alone(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
 
 /// An engine that reads once and goes, perhaps before it has read. A system that refuses threads may refuse it.
 fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice) {
-    let engine = match Engine::builder().workers(1).window(dice.pick(&[2, 64])).build() {
+    let engine = match Engine::builder().workers(1).in_flight_limit(dice.pick(&[2, 64])).build() {
         Ok(engine) => engine,
         Err(error) => return assert!(world.shape.refused.is_some(), "refused without a cause: {error}"),
     };

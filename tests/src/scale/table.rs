@@ -124,9 +124,9 @@ pub const CALLS: &[Call] = &[
         // SAFETY: the lease keeps the memory as it is described.
         drop(meter.count(|| unsafe { world.engine.import(lent) }).expect("accepted"));
     }),
-    constant("lease_now", |world, meter| {
+    constant("lease(..).try_now", |world, meter| {
         let tensor = world.fresh();
-        drop(meter.count(|| tensor.lease_now(Access::Write, "the meter")).expect("accepted"));
+        drop(meter.count(|| tensor.lease(Access::Write, "the meter").try_now()).expect("accepted"));
     }),
     constant("export that times out", |world, meter| {
         let (tensor, op) = world.pending();
@@ -232,11 +232,11 @@ pub const CALLS: &[Call] = &[
         };
         drop(meter.count(copy).expect("it ends well"));
     }),
-    constant("lease_all_wait", |world, meter| {
+    constant("lease_all(..).wait", |world, meter| {
         let wanted = [world.fresh(), world.fresh()].map(|tensor| (tensor, Access::Write));
         drop(
             meter
-                .count(|| world.engine.lease_all_wait(&wanted, "the meter", None))
+                .count(|| world.engine.lease_all(&wanted, "the meter").wait(None))
                 .expect("nothing uses them"),
         );
     }),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::{Access, Error, ExportOptions, Origin, Tensor};
 
 use super::model::{FenceId, Kind, Mode, RequestId, State, TensorId, Verdict};
@@ -71,9 +71,9 @@ pub enum Step {
 /// Ways to have a lease at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Try {
-    /// `Tensor::lease_now`.
+    /// `LeaseRequest::try_now`.
     Now,
-    /// `Tensor::lease_wait` without any time.
+    /// `LeaseRequest::wait` without any time.
     NoTime,
     /// `Tensor::export_at_once`.
     Export,
@@ -216,7 +216,7 @@ impl Step {
             }
             Self::Derive { request } => derive(world, request),
             Self::Alias { tensor } => {
-                let lease = world.tensor(tensor).lease_now(Access::Alias, "an alias");
+                let lease = world.tensor(tensor).lease(Access::Alias, "an alias").try_now();
                 let Ok(Some(lease)) = lease else { world.fail("an alias needs nothing") };
                 world.model.tensors[tensor].holders += 1;
                 world.aliases.push((tensor, lease));
@@ -303,7 +303,7 @@ fn import(world: &mut World, engine: usize, block: usize, part: Range<usize>, pe
     let deleted = Deleted::default();
     let managed = world.memory[block].tensor(part.start, part.len(), &deleted);
     let (id, ready) = pending.then(|| world.fence()).unzip();
-    let ready: Frontier = ready.into_iter().collect();
+    let ready: FenceSet = ready.into_iter().collect();
     // SAFETY: the description is true, and nothing uses the memory but what the engine orders.
     let tensor = unsafe { world.engines[engine].import_from(managed, ready, false, || Origin::Owner) };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
@@ -403,10 +403,10 @@ fn try_lease(world: &mut World, id: TensorId, access: Access, how: Try) {
     let request = world.model.submit(Kind::Lease, vec![(id, mode(access))]);
     let (must, may) = (world.model.must(request), world.model.may(request));
     let tried = match how {
-        Try::Now => tensor.lease_now(access, "a try").map(|lease| lease.map(Real::Held)),
+        Try::Now => tensor.lease(access, "a try").try_now().map(|lease| lease.map(Real::Held)),
         Try::Export => tensor.export_at_once(|| "a try".into()).map(|view| view.map(Real::Exported)),
         Try::NoTime => {
-            let waited = world.without_helping(|| tensor.lease_wait(access, Some(Duration::ZERO), "a try"));
+            let waited = world.without_helping(|| tensor.lease(access, "a try").wait(Some(Duration::ZERO)));
             match waited {
                 Ok(lease) => Ok(Some(Real::Held(lease))),
                 Err(Error::Timeout(_) | Error::LeaseHeld(_) | Error::WouldDeadlock(_)) => Ok(None),
@@ -478,7 +478,7 @@ fn derive(world: &mut World, request: RequestId) {
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
     let tensor =
-        unsafe { world.engines[0].import_from(exported, Frontier::default(), false, || Origin::Lent) };
+        unsafe { world.engines[0].import_from(exported, FenceSet::default(), false, || Origin::Lent) };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
     world.model.derive(request);
     world.derived(tensor, request, end);

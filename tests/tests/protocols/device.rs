@@ -124,7 +124,7 @@ impl Device for Watched {
         unsafe { self.sim.copy(queue, src, dst, bytes) }
     }
 
-    fn may_block_copies(&self, _host: *const u8) -> bool {
+    fn host_copy_blocks(&self, _host: *const u8) -> bool {
         true
     }
 

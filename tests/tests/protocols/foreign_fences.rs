@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use estafette::devices::{DLDevice, Fence, Frontier, Outcome, Reactor, Subscriber};
+use estafette::devices::{DLDevice, Fence, FenceSet, Outcome, Reactor, Subscriber};
 use estafette::exchange::foreign_fence::{
     FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import, query_overdue_after,
 };
@@ -251,7 +251,7 @@ fn a_late_call_that_meets_the_query_of_its_overdue_fence_answers_once() {
         let foreign = Arc::<Foreign>::default();
         let fence = foreign.fence();
         let deleted = tests::foreign::Deleted::default();
-        let ready: Frontier = [fence.clone()].into_iter().collect();
+        let ready: FenceSet = [fence.clone()].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
         let tensor = unsafe { engine.import_ordered(tests::foreign::tensor(&[1.0], &deleted), ready, false) };
         drop(tensor.unwrap());

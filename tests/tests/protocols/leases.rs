@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 
-use estafette::devices::{Frontier, host};
+use estafette::devices::{FenceSet, host};
 use estafette::{Access, Consumer, DType};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::thread;
@@ -53,7 +53,7 @@ fn a_request_that_is_dropped_on_another_thread_while_it_is_granted_holds_nothing
         engine.op("after").writes([&tensor]).run(|[], [_tensor]| Ok(())).unwrap().wait().unwrap();
         write.wait().unwrap();
         assert!(woken.0.load(Ordering::SeqCst) <= 1);
-        drop(tensor.lease_wait_for(Access::Write, None, "a test", &Consumer::Host).unwrap());
+        drop(tensor.lease(Access::Write, "a test").wait(None).unwrap());
     });
 }
 
@@ -68,7 +68,7 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
         let engine = engine(1);
         let deleted = foreign::Deleted::default();
         let (completer, pending) = host::promise("work of another library");
-        let ready: Frontier = [pending].into_iter().collect();
+        let ready: FenceSet = [pending].into_iter().collect();
         // SAFETY: a true description; nothing uses the memory.
         let tensor =
             unsafe { engine.import_ordered(foreign::tensor(&[1.0], &deleted), ready, false) }.unwrap();
@@ -85,7 +85,7 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
             // Behind the lease or before it.
             engine.op("after").writes([tensor]).run(|[], [_tensor]| Ok(())).unwrap().wait().unwrap();
         });
-        drop(tensor.lease_wait_for(Access::Write, None, "a test", &Consumer::Host).unwrap());
+        drop(tensor.lease(Access::Write, "a test").wait(None).unwrap());
         drop(tensor);
         // Whatever still has the memory lets go of it.
         while deleted.count() == 0 {
@@ -108,14 +108,14 @@ fn a_lease_that_is_handed_over_while_others_ask_is_held_by_one() {
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
-                    if let Some(lease) = tensor.lease_now(Access::Write, "a test").unwrap() {
+                    if let Some(lease) = tensor.lease(Access::Write, "a test").try_now().unwrap() {
                         assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two writers");
                         holders.fetch_sub(1, Ordering::SeqCst);
                         drop(lease);
                     }
                 });
             }
-            let lease = tensor.lease_wait_for(Access::Write, None, "a test", &Consumer::Host).unwrap();
+            let lease = tensor.lease(Access::Write, "a test").wait(None).unwrap();
             assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two writers");
             holders.fetch_sub(1, Ordering::SeqCst);
             drop(lease);

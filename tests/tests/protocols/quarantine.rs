@@ -33,7 +33,7 @@ fn memory(engine: &Engine, device: &Watched) -> (Tensor, usize) {
 }
 
 fn lend(tensor: &Tensor) -> Lease {
-    tensor.lease_wait_for(Access::Read, None, "a consumer", &Consumer::Unordered).unwrap()
+    tensor.lease(Access::Read, "a consumer").for_consumer(&Consumer::Unordered).wait(None).unwrap()
 }
 
 /// Waits for a write of the memory. No work uses it then.

@@ -84,7 +84,7 @@ class LeaseHeldError(EstafetteError):
     """Only leases that nobody has returned hold this up."""
 
     leases: list[str]
-    """Each of them in words: access, taker, age."""
+    """Each of them in words: access, owner, age."""
     held: tuple[Lease, ...]
     """The same for programs."""
 
@@ -111,7 +111,7 @@ class NotDefinedError(EstafetteError):
     """The tensor's operation has not run yet, so it has no shape, type or memory."""
 
 
-class WindowFullError(EstafetteError):
+class InFlightLimitError(EstafetteError):
     """As many operations are in flight as the engine accepts."""
 
 

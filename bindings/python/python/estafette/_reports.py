@@ -59,7 +59,7 @@ class Lease:
 
     access: str
     """``"read"`` or ``"write"``."""
-    taker: str
+    owner: str
     """Who took it, in words: a function and its line, or an operation whose function has kept a view."""
     age: float
     """Seconds since it was asked for."""
@@ -168,7 +168,7 @@ class Stats:
 
     in_flight: int
     """Operations in flight in this engine."""
-    window: int
+    in_flight_limit: int
     """Its limit."""
     imported: int
     """Tensors that came from outside into this process's engines, results of ``call`` included."""

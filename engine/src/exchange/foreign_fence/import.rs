@@ -323,7 +323,7 @@ impl Drop for ForeignEvent {
         let native = self.native.take();
         if let Some(held) = self.held.take() {
             let storage = Storage::owned(Box::new((native, held)), std::ptr::null_mut());
-            reaper::reaper().release(estafette_devices::Frontier::default(), storage);
+            reaper::reaper().release(estafette_devices::FenceSet::default(), storage);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::super::contain_panic::contain_panic;
 use super::queue::{Follower, Phase, Queue, Ready, Rest};
 use super::slow::{SLOW, What};
 use super::thread_state::{Lane, Overtaken, Run, Step, Underway};
-use super::{BACKLOG, Frontier, NAP, Storage, THREADS_MAX, Waiting, fork};
+use super::{BACKLOG, FenceSet, NAP, Storage, THREADS_MAX, Waiting, fork};
 
 pub(super) struct Shared {
     /// After this time a deleter is slow.
@@ -24,7 +24,7 @@ pub(super) struct Shared {
     generation: u32,
     queue: Mutex<Queue>,
     /// Storages whose fences no thread observes.
-    unwatched: Mutex<Vec<(Waiting, Frontier)>>,
+    unwatched: Mutex<Vec<(Waiting, FenceSet)>>,
     /// Wakes the leader.
     pub(super) work: Condvar,
     /// Wakes the follower.
@@ -66,7 +66,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, Frontier)>> {
+    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, FenceSet)>> {
         self.unwatched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -30,7 +30,7 @@ use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::wake;
 use crate::core::operation::{Kind, OpHandle, Phase, bury};
 use crate::exchange::foreign_fence;
-use crate::lease::info::LeaseInfo;
+use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
 use crate::wait::deadlock;
@@ -164,7 +164,7 @@ struct Due {
     key: Key,
     core: CoreRef,
     ops: SmallVec<[OpHandle; 1]>,
-    holds: Option<(Tensor, SmallVec<[OpId; 1]>)>,
+    pins: Option<(Tensor, SmallVec<[OpId; 1]>)>,
     thread: ThreadId,
     limit: Option<Duration>,
     held_since: Option<Instant>,
@@ -187,7 +187,7 @@ fn look() -> Vec<Instant> {
                     key: Key::new(number, place, *generation),
                     core: entry.awaited.core.clone(),
                     ops: entry.awaited.ops.clone(),
-                    holds: entry.awaited.holds.clone(),
+                    pins: entry.awaited.pins.clone(),
                     thread: entry.thread,
                     limit: entry.awaited.limit,
                     held_since: entry.held_since,
@@ -279,16 +279,16 @@ impl Due {
         }
         look.run(EVERYTHING);
         let mut held = look.only_leases(!self.is_blocked);
-        if let Some((tensor, numbers)) = &self.holds {
+        if let Some((tensor, numbers)) = &self.pins {
             // Where every operation has ended, the look has found nothing.
             if held.is_none() && !self.ops.iter().all(|op| op.payload().phase() == Phase::Done) {
                 return None;
             }
             for var in &tensor.inner.vars {
                 var.with_state(|state, _| {
-                    state.holders().each(|holder| {
-                        if numbers.contains(&holder.number()) {
-                            held.get_or_insert_default().push(LeaseInfo::of(holder.lease().label()));
+                    state.pins().each(|pin| {
+                        if numbers.contains(&pin.number()) {
+                            held.get_or_insert_default().push(pin.lease().info());
                         }
                     });
                 });

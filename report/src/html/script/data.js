@@ -71,7 +71,7 @@ function unpack(source, bytes) {
     leases: {
       count: opened.length,
       id: steps(l.id), tensor: indices(l.tensor), mode: indices(l.mode), library: indices(l.library),
-      taker: indices(l.taker), site: indices(l.site), from: opened, to: times(l.to, opened), open: indices(l.open),
+      owner: indices(l.owner), site: indices(l.site), from: opened, to: times(l.to, opened), open: indices(l.open),
     },
     stalls: {
       count: began.length,

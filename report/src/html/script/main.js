@@ -102,7 +102,7 @@ function begin(data) {
     for (let at = 0; at < leases.count; at++) {
       const site = leases.site[at];
       matches[operations.count + at] =
-        names[leases.taker[at]] || (site >= 0 && sites[site]) || (tensors[leases.tensor[at]] ?? false);
+        names[leases.owner[at]] || (site >= 0 && sites[site]) || (tensors[leases.tensor[at]] ?? false);
     }
     state.matches = matches;
     const start = (node) => (node < operations.count ? operations.from[node] : leases.from[node - operations.count]);

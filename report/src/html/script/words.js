@@ -52,7 +52,7 @@ function nodeName(data, node) {
   const { operations, leases } = data;
   if (node < operations.count) return data.names[operations.name[node]];
   const lease = node - operations.count;
-  return `lease of ${data.names[leases.taker[lease]]}`;
+  return `lease of ${data.names[leases.owner[lease]]}`;
 }
 
 function libraryName(data, library) {

@@ -326,12 +326,12 @@ fn replays(account: &Account, engine: &Engine) {
     let variable = engine.var();
     let run = account.run();
     let own = run.clone();
-    let mut recorder = engine.program("program");
-    let node = recorder.op("node").writes_vars(&[&variable]).run(move |[], []| own.note());
+    let mut builder = engine.program("program");
+    let node = builder.op("node").writes_vars(&[&variable]).run(move |[], []| own.note());
     if account.ok("record", node).is_none() {
         return;
     }
-    let Some(program) = account.ok("record", recorder.finish()) else { return };
+    let Some(program) = account.ok("record", builder.finish()) else { return };
     for _ in 0..3 {
         if let Some(replay) = account.ok("replay", program.replay()) {
             let before = run.times.load(Ordering::SeqCst);

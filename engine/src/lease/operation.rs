@@ -1,0 +1,244 @@
+//! A lease as an operation without a body.
+//!
+//! The operation is appended like any other. Once it is granted, and the fences of earlier uses are done, it is
+//! *held*: it stays granted until the lease ends.
+
+use std::sync::Arc;
+
+use estafette_devices::{Fence, FenceSet, Reactor};
+use estafette_graph::OpId;
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use super::owner::{LeaseInfo, LeaseOrigin};
+use crate::core::error::{Error, OperationError};
+use crate::core::oneshot::Signal;
+use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
+use crate::core::var_state::Ending;
+use crate::operation::run::{self, ReadyList};
+use crate::operation::withdraw::withdraw;
+use crate::trace::hooks;
+use crate::wait::ready::ReadySignal;
+
+/// The operation of a lease, shared by the graph's operation and the lease or its request.
+#[derive(Debug)]
+pub(crate) struct LeaseOp {
+    pub(super) origin: LeaseOrigin,
+    stage: Mutex<Stage>,
+    /// True if the consumer orders its work after earlier work. The lease is then held with that work pending.
+    consumer_orders: bool,
+    /// The fences that were pending when such a lease was held.
+    pending: Mutex<Option<Box<FenceSet>>>,
+    is_held: AtomicBool,
+    /// Notifies the request; `None` for a lease that no request waits for.
+    pub(super) signal: Option<ReadySignal>,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Not granted, or granted and about to be held.
+    Waiting,
+    /// Granted, while fences of earlier uses are pending.
+    Settling(OpGranted),
+    /// Granted and settled.
+    Held(OpGranted),
+    /// Given up: the operation completes as soon as it is granted.
+    Abandoned,
+}
+
+impl LeaseOp {
+    /// The operation of a lease that no request waits for.
+    pub(super) fn new(origin: LeaseOrigin) -> Self {
+        Self {
+            origin,
+            stage: Mutex::new(Stage::Waiting),
+            consumer_orders: false,
+            pending: Mutex::new(None),
+            is_held: AtomicBool::new(false),
+            signal: None,
+        }
+    }
+
+    /// The operation of a request.
+    pub(super) fn requested(origin: LeaseOrigin, consumer_orders: bool) -> Self {
+        Self { consumer_orders, signal: Some(Signal::new()), ..Self::new(origin) }
+    }
+
+    pub(crate) fn info(&self) -> LeaseInfo {
+        self.origin.info(self.is_held())
+    }
+
+    /// Whether only the lease's owner keeps others waiting.
+    pub(crate) fn is_held(&self) -> bool {
+        self.is_held.load(Ordering::Acquire)
+    }
+
+    /// The fences that were pending when the lease was held. A second call returns none.
+    pub(super) fn take_pending(&self) -> FenceSet {
+        let pending = self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        pending.map(|pending| *pending).unwrap_or_default()
+    }
+
+    /// The id of the operation, once it is held.
+    pub(super) fn id(&self) -> Option<OpId> {
+        match &*self.stage() {
+            Stage::Held(granted) => Some(granted.id()),
+            Stage::Waiting | Stage::Settling(_) | Stage::Abandoned => None,
+        }
+    }
+
+    /// Holds a granted operation. Returns it if the lease was given up meanwhile.
+    pub(super) fn hold(&self, granted: OpGranted) -> Result<(), OpGranted> {
+        let mut stage = self.stage();
+        if !matches!(*stage, Stage::Waiting) {
+            return Err(granted);
+        }
+        *stage = Stage::Held(granted);
+        self.is_held.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives up the lease. Returns the operation if it was held; the caller completes it.
+    pub(super) fn abandon(&self) -> Option<OpGranted> {
+        match self.replace_by_abandoned() {
+            Stage::Held(granted) => Some(granted),
+            Stage::Waiting | Stage::Settling(_) | Stage::Abandoned => None,
+        }
+    }
+
+    fn replace_by_abandoned(&self) -> Stage {
+        std::mem::replace(&mut *self.stage(), Stage::Abandoned)
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given up.
+    fn begin_settling(&self, granted: OpGranted) -> Result<(), OpGranted> {
+        let mut stage = self.stage();
+        if !matches!(*stage, Stage::Waiting) {
+            return Err(granted);
+        }
+        *stage = Stage::Settling(granted);
+        Ok(())
+    }
+
+    /// Takes the operation that [`begin_settling`](Self::begin_settling) keeps; `None` if the lease was given up.
+    fn end_settling(&self) -> Option<OpGranted> {
+        let mut stage = self.stage();
+        if !matches!(*stage, Stage::Settling(_)) {
+            return None;
+        }
+        match std::mem::replace(&mut *stage, Stage::Waiting) {
+            Stage::Settling(granted) => Some(granted),
+            Stage::Waiting | Stage::Held(_) | Stage::Abandoned => None,
+        }
+    }
+
+    fn notify(&self, outcome: Result<(), Error>) {
+        if let Some(signal) = &self.signal {
+            signal.set(outcome);
+        }
+    }
+}
+
+/// Gives up a requested lease: its operation leaves its queues, or ends if it is granted.
+#[cold]
+pub(super) fn give_up(handle: &OpHandle, op: Arc<LeaseOp>) {
+    if handle.payload().core.check_fork().is_err() {
+        // A forked child: threads that do not exist here may hold the graph's locks.
+        return std::mem::forget(op);
+    }
+    if withdraw(handle) {
+        return;
+    }
+    handle.payload().cancel();
+    match op.replace_by_abandoned() {
+        Stage::Held(granted) => end(granted, None),
+        Stage::Settling(granted) => end_unused(granted),
+        Stage::Waiting | Stage::Abandoned => {}
+    }
+}
+
+/// Handles the grant of a lease's operation: the lease is held once the fences of earlier uses are done.
+pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
+    let state = granted.payload();
+    let op = state.lease().cloned().expect("every lease is submitted with its `LeaseOp`");
+    if !operation::begin(&granted) {
+        let failure = state.failure().cloned();
+        run::complete(granted, &Ending::Looked, None, ready);
+        if let Some(failure) = failure {
+            op.notify(Err(failure.into_error()));
+        }
+        return;
+    }
+    settle(granted, op, ready);
+}
+
+/// Holds the lease once the fences of earlier uses are done, or refuses it if the version has failed. A failed
+/// *reader* does not fail the lease.
+fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
+    let found = run::inspect(&granted);
+    if let Some(failure) = found.failure {
+        refuse(granted, &op, failure, ready);
+    } else if found.pending.is_empty() {
+        hold(granted, &op, ready);
+    } else if op.consumer_orders {
+        let pending = Some(Box::new(found.pending));
+        *op.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = pending;
+        hold(granted, &op, ready);
+    } else {
+        if let Err(granted) = op.begin_settling(granted) {
+            return run::complete(granted, &Ending::Looked, None, ready);
+        }
+        Reactor::global().when_settled(&found.pending, move |_settled| {
+            let Some(granted) = op.end_settling() else { return };
+            let mut ready = ReadyList::new();
+            settle(granted, op, &mut ready);
+            run::dispatch(ready);
+        });
+    }
+}
+
+fn refuse(granted: OpGranted, op: &LeaseOp, failure: OperationError, ready: &mut ReadyList) {
+    run::complete(granted, &Ending::Looked, None, ready);
+    op.notify(Err(failure.into_error()));
+}
+
+fn hold(granted: OpGranted, op: &LeaseOp, ready: &mut ReadyList) {
+    if granted.payload().noted {
+        hooks::begins(&granted);
+    }
+    match op.hold(granted) {
+        Ok(()) => op.notify(Ok(())),
+        Err(granted) => run::complete(granted, &Ending::Looked, None, ready),
+    }
+}
+
+/// Ends the operation of a lease that was granted and never used.
+pub(super) fn end_unused(granted: OpGranted) {
+    complete(granted, &Ending::Looked);
+}
+
+/// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done` stays
+/// pending.
+pub(super) fn end(granted: OpGranted, done: Option<Fence>) {
+    let tag = OpTag::of(&granted);
+    let consumer_orders = granted.payload().lease().is_some_and(|op| op.consumer_orders);
+    let ending = if done.is_none() && consumer_orders {
+        // The consumer was never ordered after earlier work, and did not use the memory.
+        Ending::Looked
+    } else {
+        Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
+    };
+    complete(granted, &ending);
+}
+
+fn complete(granted: OpGranted, ending: &Ending<'_>) {
+    let core = granted.payload().core.clone();
+    let mut ready = ReadyList::new();
+    run::complete(granted, ending, None, &mut ready);
+    run::dispatch(ready);
+    core.bell.ring();
+}

@@ -1,0 +1,491 @@
+//! Requests for leases: blocking, without waiting, and as a future.
+//!
+//! One operation requests all tensors of a set, so a set is taken in one step of the order of submission: two sets of
+//! the same tensors in different orders cannot block each other. Once granted, the operation of a set is split into one
+//! operation per tensor, so each lease ends by itself. A single lease is a set of one, and keeps its operation.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use estafette_devices::{FenceSet, FenceState, Order};
+use estafette_graph::Mode;
+use estafette_sync::time::{Duration, Instant};
+use smallvec::{SmallVec, smallvec};
+
+use super::consumer::Consumer;
+use super::operation::{LeaseOp, end, give_up};
+use super::owner::{LeaseOrigin, LeaseOwner};
+use super::state::LeaseState;
+use super::{Access, Lease, check_writable};
+use crate::core::clock;
+use crate::core::context;
+use crate::core::core_ref::CoreRef;
+use crate::core::error::Error;
+use crate::core::operation::{self, Kind, Name, OpGranted, OpHandle, Role};
+use crate::engine::Engine;
+use crate::exchange::callback;
+use crate::operation::run;
+use crate::tensor::handle::Tensor;
+use crate::trace::hooks;
+use crate::wait::awaits::{Awaited, Pending};
+use crate::wait::blocking;
+use crate::wait::stand_in::StandInSet;
+
+impl Tensor {
+    /// Requests a lease of the tensor, without an export: the tensor does not change (read), belongs to the owner alone
+    /// (write), or is only kept alive (alias).
+    ///
+    /// Nothing happens before the request is awaited, [waited for](LeaseRequest::wait) or
+    /// [tried](LeaseRequest::try_now).
+    ///
+    /// # Errors
+    /// The request returns the root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may
+    /// not be written; [`Error::Device`] when the consumer's queue refuses to wait.
+    pub fn lease(&self, access: Access, owner: impl Into<LeaseOwner>) -> LeaseRequest {
+        LeaseRequest {
+            engine: None,
+            wanted: smallvec![(self.clone(), access)],
+            owner: owner.into(),
+            consumer: Some(Consumer::Host),
+            step: Step::Described,
+            finish: only,
+        }
+    }
+
+    /// As [`lease`](Self::lease), for the engine itself: no work of a consumer is left at the end.
+    pub(crate) fn lease_within(&self, access: Access, owner: impl Into<LeaseOwner>) -> LeaseRequest {
+        LeaseRequest { consumer: None, ..self.lease(access, owner) }
+    }
+}
+
+impl Engine {
+    /// Requests leases of several tensors in one step. All are granted together, once all tensors are defined, ready, and
+    /// free. The leases come in the order of `wanted`. A tensor may be wanted twice; if one of the two is a write, both
+    /// are exclusive.
+    ///
+    /// # Errors
+    /// As [`Tensor::lease`]; [`Error::Invalid`] for [`Access::Alias`], which nothing orders.
+    pub fn lease_all(
+        &self,
+        wanted: &[(Tensor, Access)],
+        owner: impl Into<LeaseOwner>,
+    ) -> LeaseRequest<Vec<Lease>> {
+        LeaseRequest {
+            engine: Some(self.core().clone()),
+            wanted: wanted.into(),
+            owner: owner.into(),
+            consumer: Some(Consumer::Host),
+            step: Step::Described,
+            finish: SmallVec::into_vec,
+        }
+    }
+}
+
+type Leases = SmallVec<[Lease; 1]>;
+
+fn only(leases: Leases) -> Lease {
+    leases.into_iter().next().expect("a set of one")
+}
+
+/// A lease that is wanted ([`Tensor::lease`]), or a set of leases ([`Engine::lease_all`]).
+///
+/// As a future, the request resolves once the lease is granted. A dropped request leaves the queues of its tensors at
+/// once, and does not change the tensors.
+#[must_use = "a request does nothing until it is awaited, waited for or tried"]
+pub struct LeaseRequest<L = Lease> {
+    /// The engine that was asked for a set; `None` for the lease of one tensor.
+    engine: Option<CoreRef>,
+    wanted: SmallVec<[(Tensor, Access); 1]>,
+    owner: LeaseOwner,
+    /// `None` if the engine itself uses the memory.
+    consumer: Option<Consumer>,
+    step: Step,
+    finish: fn(Leases) -> L,
+}
+
+enum Step {
+    /// Nothing is submitted.
+    Described,
+    /// The operation is submitted.
+    Submitted(Submitted),
+    /// Waits that few requests need.
+    Rest(Pin<Box<dyn Future<Output = Result<Leases, Error>> + Send>>),
+    /// The future has returned.
+    Finished,
+}
+
+impl<L> LeaseRequest<L> {
+    /// Takes the lease for `consumer`, which is [`Consumer::Host`] by default: the request then waits only for work that the
+    /// consumer's queue cannot wait for. A queue that does not belong to this engine must stay valid until the lease is
+    /// granted.
+    pub fn for_consumer(mut self, consumer: &Consumer) -> Self {
+        self.consumer = Some(consumer.clone());
+        self
+    }
+
+    /// Blocks until the lease is granted, for at most `timeout`; `None` is without limit.
+    ///
+    /// # Errors
+    /// As [`Tensor::lease`] or [`Engine::lease_all`], and those of [`Tensor::wait`].
+    pub fn wait(self, timeout: Option<Duration>) -> Result<L, Error> {
+        if self.wanted.is_empty() {
+            return Ok((self.finish)(Leases::new()));
+        }
+        let deadline = timeout.and_then(clock::deadline);
+        let (leases, pending) = match self.alias() {
+            Some(tensor) => {
+                if !tensor.is_defined() {
+                    blocking::block_on_tensor(tensor, timeout)?;
+                }
+                (self.alias_of(tensor), FenceSet::default())
+            }
+            None => self.hand_over(self.submit()?.wait(&self, timeout)?)?,
+        };
+        let mut left = hand_to_consumer(&leases, self.consumer.as_ref(), &pending)?;
+        while !left.is_empty() {
+            wait_on_host(self.core(), &left, deadline, timeout)?;
+            left = order_consumer(&leases, self.consumer.as_ref(), &left)?;
+        }
+        Ok((self.finish)(leases))
+    }
+
+    /// Returns the lease if it is granted at once; else `None`, and the request is given up.
+    ///
+    /// # Errors
+    /// As [`Tensor::lease`] or [`Engine::lease_all`].
+    pub fn try_now(self) -> Result<Option<L>, Error> {
+        if self.wanted.is_empty() {
+            return Ok(Some((self.finish)(Leases::new())));
+        }
+        for (tensor, _) in &self.wanted {
+            if !tensor.is_defined() {
+                return tensor.inner.look().unwrap_or(Ok(())).map(|()| None);
+            }
+        }
+        let (leases, pending) = match self.alias() {
+            Some(tensor) => (self.alias_of(tensor), FenceSet::default()),
+            None => {
+                let submitted = self.submit()?;
+                let Some(outcome) = submitted.outcome() else { return Ok(None) };
+                outcome?;
+                self.hand_over(submitted)?
+            }
+        };
+        let left = hand_to_consumer(&leases, self.consumer.as_ref(), &pending)?;
+        Ok(left.is_empty().then(|| (self.finish)(leases)))
+    }
+
+    fn core(&self) -> &CoreRef {
+        match &self.engine {
+            Some(core) => core,
+            None => &self.wanted[0].0.inner.core,
+        }
+    }
+
+    /// The tensor, of a request for an alias.
+    fn alias(&self) -> Option<&Tensor> {
+        match &self.wanted[..] {
+            [(tensor, Access::Alias)] if self.engine.is_none() => Some(tensor),
+            _ => None,
+        }
+    }
+
+    fn alias_of(&self, tensor: &Tensor) -> Leases {
+        smallvec![Lease { inner: LeaseState::alias(tensor, self.owner.clone()) }]
+    }
+
+    fn submit(&self) -> Result<Submitted, Error> {
+        let core = self.core();
+        core.check_fork()?;
+        for (tensor, access) in &self.wanted {
+            match access {
+                Access::Read => {}
+                Access::Write => check_writable(tensor)?,
+                Access::Alias => return Err(Error::invalid("an alias is not a lease")),
+            }
+        }
+        let exclusive = self.wanted.iter().any(|(_, access)| *access == Access::Write);
+        let origin =
+            LeaseOrigin::new(if exclusive { Access::Write } else { Access::Read }, self.owner.clone());
+        let consumer_orders = self.consumer.as_ref().is_some_and(Consumer::is_stream_ordered);
+        let op = Arc::new(LeaseOp::requested(origin, consumer_orders));
+        let (handle, granted) = submit(core, &self.wanted, &op);
+        if let Some(granted) = granted {
+            run::dispatch_one(granted);
+        }
+        Ok(Submitted { op: Some(op), handle, pending: Pending::default() })
+    }
+
+    /// Turns the held operation into one lease per tensor. Returns also the fences that are pending.
+    fn hand_over(&self, mut submitted: Submitted) -> Result<(Leases, FenceSet), Error> {
+        let op = submitted.op.take().expect("handed over once");
+        let pending = op.take_pending();
+        let leases: Leases = if let [(tensor, _)] = &self.wanted[..] {
+            smallvec![Lease { inner: LeaseState::of_operation(tensor.clone(), op) }]
+        } else {
+            let granted = op.abandon().expect("the signal is set once the operation is held");
+            let split = |(tensor, access): &(Tensor, Access)| {
+                let lease = LeaseState::unordered(tensor, *access, self.owner.clone(), None);
+                lease.split_from(&granted, mode_of(*access));
+                Lease { inner: lease }
+            };
+            let leases = self.wanted.iter().map(split).collect();
+            end(granted, None);
+            leases
+        };
+        for (tensor, access) in &self.wanted {
+            // A tensor that was undefined at submission may have turned out to be read-only.
+            if *access == Access::Write {
+                check_writable(tensor)?;
+            }
+        }
+        Ok((leases, pending))
+    }
+
+    fn begin(&self) -> Result<Step, Error> {
+        let Some(tensor) = self.alias() else { return Ok(Step::Submitted(self.submit()?)) };
+        let (tensor, leases) = (tensor.clone(), self.alias_of(tensor));
+        let consumer = self.consumer.clone();
+        Ok(Step::Rest(Box::pin(async move {
+            if !tensor.is_defined() {
+                tensor.ready().await?;
+            }
+            let left = hand_to_consumer(&leases, consumer.as_ref(), &FenceSet::default())?;
+            settle_on_host(leases, consumer, left).await
+        })))
+    }
+
+    /// Continues after the grant. Returns the leases if nothing is left to wait for.
+    fn granted(&mut self, submitted: Submitted) -> Result<Option<Leases>, Error> {
+        let (leases, pending) = self.hand_over(submitted)?;
+        let left = hand_to_consumer(&leases, self.consumer.as_ref(), &pending)?;
+        if left.is_empty() {
+            return Ok(Some(leases));
+        }
+        self.step = Step::Rest(Box::pin(settle_on_host(leases, self.consumer.clone(), left)));
+        Ok(None)
+    }
+
+    fn poll_leases(&mut self, cx: &mut Context<'_>) -> Poll<Result<Leases, Error>> {
+        if self.wanted.is_empty() {
+            return Poll::Ready(Ok(Leases::new()));
+        }
+        loop {
+            match &mut self.step {
+                Step::Described => self.step = self.begin()?,
+                Step::Submitted(submitted) => {
+                    let what = if self.engine.is_some() { "a scoped lease" } else { "a lease" };
+                    let outcome = ready!(submitted.poll(cx, what));
+                    let step = std::mem::replace(&mut self.step, Step::Finished);
+                    outcome?;
+                    if let Step::Submitted(submitted) = step
+                        && let Some(leases) = self.granted(submitted)?
+                    {
+                        return Poll::Ready(Ok(leases));
+                    }
+                }
+                Step::Rest(rest) => return rest.as_mut().poll(cx),
+                Step::Finished => unreachable!("a future is not polled after it has finished"),
+            }
+        }
+    }
+}
+
+impl<L> Future for LeaseRequest<L> {
+    type Output = Result<L, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let leases = ready!(self.poll_leases(cx))?;
+        Poll::Ready(Ok((self.finish)(leases)))
+    }
+}
+
+impl<L> std::fmt::Debug for LeaseRequest<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LeaseRequest").field("wanted", &self.wanted).field("owner", &self.owner).finish()
+    }
+}
+
+/// A request's operation in its queues. Dropping it gives up the request.
+struct Submitted {
+    /// `None` once handed over.
+    op: Option<Arc<LeaseOp>>,
+    handle: OpHandle,
+    pending: Pending,
+}
+
+impl Submitted {
+    fn op(&self) -> &LeaseOp {
+        self.op.as_ref().expect("not handed over")
+    }
+
+    fn outcome(&self) -> Option<Result<(), Error>> {
+        self.op().signal.as_ref().expect("a request has a signal").get()
+    }
+
+    fn wait<L>(self, request: &LeaseRequest<L>, timeout: Option<Duration>) -> Result<Self, Error> {
+        let what = match &request.engine {
+            Some(_) => "a scoped lease".into(),
+            None => format!("a {} lease", self.op().origin.access),
+        };
+        let signal = self.op().signal.as_ref().expect("a request has a signal");
+        let waited = blocking::block(request.core(), &self.handle, &what, signal, timeout);
+        self.note_resumed(true);
+        waited??;
+        Ok(self)
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>, what: &'static str) -> Poll<Result<(), Error>> {
+        let Self { op, handle, pending } = self;
+        let signal = op.as_ref().and_then(|op| op.signal.as_ref()).expect("a request has a signal");
+        match signal.poll_alone(cx) {
+            Poll::Pending => match pending.poll(cx, || Awaited::op(what, handle)) {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Ready(Ok(())) => {
+                pending.over();
+                self.note_resumed(false);
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    fn note_resumed(&self, blocking: bool) {
+        if self.handle.payload().noted {
+            hooks::resumed(self.handle.id().get(), blocking);
+        }
+    }
+}
+
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        if let Some(op) = self.op.take() {
+            give_up(&self.handle, op);
+        }
+    }
+}
+
+fn mode_of(access: Access) -> Mode {
+    if access == Access::Write { Mode::Update } else { Mode::Read }
+}
+
+/// Submits the operation of a lease. Returns the operation itself if it is granted at once; the caller begins it.
+pub(super) fn submit(
+    core: &CoreRef,
+    wanted: &[(Tensor, Access)],
+    op: &Arc<LeaseOp>,
+) -> (OpHandle, Option<OpGranted>) {
+    let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
+    draft.payload_mut().set_role(Role::Lease(Arc::clone(op)));
+    for (tensor, access) in wanted {
+        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode_of(*access)));
+    }
+    if draft.payload().noted {
+        hooks::submitted(&draft);
+        hooks::taken(draft.id(), &op.origin.owner);
+        wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
+    }
+    draft.submit()
+}
+
+/// Notes what the ends of the leases wait for, and orders the consumer's queue after pending fences. Returns the fences
+/// that only the host can wait for.
+fn hand_to_consumer(
+    leases: &Leases,
+    consumer: Option<&Consumer>,
+    pending: &FenceSet,
+) -> Result<FenceSet, Error> {
+    if let Some(consumer) = consumer {
+        for lease in leases {
+            lease.note_end(consumer)?;
+        }
+    }
+    order_consumer(leases, consumer, pending)
+}
+
+fn order_consumer(
+    leases: &Leases,
+    consumer: Option<&Consumer>,
+    pending: &FenceSet,
+) -> Result<FenceSet, Error> {
+    let mut host = FenceSet::default();
+    let Some(Consumer::Queue(queue)) = consumer else { return Ok(host) };
+    for fence in pending {
+        match queue.order_after(fence) {
+            Ok(Order::Nothing | Order::Device) => {}
+            Ok(Order::Host) => host.insert(fence.clone()),
+            Err(refused) => match fence.state() {
+                // A failed writer is the failure of the version; a failed reader does not fail the lease.
+                FenceState::Failed(_) => {
+                    for lease in leases {
+                        lease.tensor().inner.look().unwrap_or(Ok(()))?;
+                    }
+                }
+                FenceState::Done => {}
+                FenceState::Pending => return Err(refused.into()),
+            },
+        }
+    }
+    Ok(host)
+}
+
+/// Waits for the fences that the consumer's queue cannot wait for.
+async fn settle_on_host(
+    leases: Leases,
+    consumer: Option<Consumer>,
+    mut left: FenceSet,
+) -> Result<Leases, Error> {
+    while !left.is_empty() {
+        for fence in &left {
+            // `order_consumer` inspects the outcome.
+            let _ = fence.settled().await;
+        }
+        left = order_consumer(&leases, consumer.as_ref(), &left)?;
+    }
+    Ok(leases)
+}
+
+/// Sleep of a wait on the host between two checks for an interrupt.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// As [`PAUSE`], in an engine without workers.
+const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
+
+fn wait_on_host(
+    core: &CoreRef,
+    fences: &FenceSet,
+    deadline: Option<Instant>,
+    timeout: Option<Duration>,
+) -> Result<(), Error> {
+    let _cover = core.cover();
+    let helps = core.alone() && timeout.is_none() && context::may_help();
+    let mut stand_ins = StandInSet::default();
+    if core.alone() && !helps {
+        stand_ins.want(core);
+    }
+    for fence in fences {
+        while fence.state().is_pending() {
+            callback::check()?;
+            // Only this thread may be able to run the operation that completes a host promise.
+            if helps && core.help_any() {
+                continue;
+            }
+            let now = Instant::now();
+            if let (Some(deadline), Some(timeout)) = (deadline, timeout)
+                && now >= deadline
+            {
+                return Err(Error::Timeout(timeout));
+            }
+            let pause = if helps { PAUSE_WITHOUT_WORKERS } else { PAUSE };
+            let pause = deadline.map_or(pause, |deadline| pause.min(deadline - now));
+            if context::blocking(|| fence.wait_timeout(Some(pause))).is_none() {
+                core.check_interrupt()?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,342 @@
+//! The state of a lease, which its clones share, and the end of the lease.
+
+use std::marker::PhantomPinned;
+use std::sync::Arc;
+
+use estafette_devices::host::Completer;
+use estafette_devices::{Fence, Reactor};
+use estafette_graph::{Mode, OpId};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use smallvec::SmallVec;
+
+use super::Access;
+use super::consumer::{EndsAfter, may_release_before_completion};
+use super::operation::{LeaseOp, end, end_unused, give_up};
+use super::owner::{LeaseInfo, LeaseOrigin, LeaseOwner};
+use super::pins::Pin;
+use super::request::submit;
+use crate::core::clock::Coarse;
+use crate::core::context;
+use crate::core::engine_core::graph;
+use crate::core::operation::{self, Kind, Name, OpGranted, OpState, OpVar, Role};
+use crate::core::var_state::VarState;
+use crate::exchange::fork;
+use crate::tensor::alias_map::Region;
+use crate::tensor::handle::Tensor;
+use crate::trace::hooks;
+
+/// The state of a lease.
+pub(crate) struct LeaseState {
+    pub(crate) tensor: Tensor,
+    pub(super) order: LeaseOrder,
+    /// See [`scope`](Self::scope). Made at first use: few leases are imported from.
+    scope: OnceLock<OpVar>,
+    generation: u32,
+    /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived from it.
+    untracked: AtomicBool,
+    /// Work at the end of the lease; most leases have none.
+    at_end: Mutex<Option<Box<AtEnd>>>,
+    /// The variable's list of pins points here until the destructor has removed the lease.
+    _listed: PhantomPinned,
+}
+
+/// How a lease is ordered with operations.
+pub(super) enum LeaseOrder {
+    /// By an operation without a body.
+    Operation {
+        op: Arc<LeaseOp>,
+        /// The running operation that the lease is a view of. The lease becomes an operation of its own when that
+        /// operation ends.
+        view_of: Option<OpId>,
+    },
+    /// By a pin: a read that was granted at once.
+    Pin(Pin),
+    /// Not at all.
+    Alias(LeaseOrigin),
+}
+
+/// Work at the end of a lease.
+#[derive(Default)]
+pub(super) struct AtEnd {
+    /// Device work of the owner that the end waits for.
+    pub(super) done: Option<Fence>,
+    /// What the end waits for if the owner names no work.
+    after: Option<EndsAfter>,
+    /// Settled after the end.
+    pub(super) notified: Vec<Completer>,
+}
+
+impl LeaseState {
+    #[inline(always)]
+    pub(super) fn new(tensor: Tensor, order: LeaseOrder) -> Self {
+        let untracked = matches!(order, LeaseOrder::Alias(_));
+        Self {
+            tensor,
+            order,
+            scope: OnceLock::new(),
+            generation: fork::generation(),
+            untracked: AtomicBool::new(untracked),
+            at_end: Mutex::new(None),
+            _listed: PhantomPinned,
+        }
+    }
+
+    /// A lease that keeps the tensor alive, and that nothing waits for.
+    pub(crate) fn alias(tensor: &Tensor, owner: LeaseOwner) -> Arc<Self> {
+        let origin = LeaseOrigin::new(Access::Alias, owner);
+        Arc::new(Self::new(tensor.clone(), LeaseOrder::Alias(origin)))
+    }
+
+    /// A view of an operand of `running`. The operation itself orders the view until [`split_from`](Self::split_from).
+    pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
+        Self::unordered(tensor, access, owner, Some(running))
+    }
+
+    /// A lease that becomes part of the order by [`split_from`](Self::split_from).
+    pub(super) fn unordered(
+        tensor: &Tensor,
+        access: Access,
+        owner: LeaseOwner,
+        view_of: Option<OpId>,
+    ) -> Arc<Self> {
+        let op = Arc::new(LeaseOp::new(LeaseOrigin::new(access, owner)));
+        Arc::new(Self::new(tensor.clone(), LeaseOrder::Operation { op, view_of }))
+    }
+
+    /// The lease of an operation that is held.
+    pub(super) fn of_operation(tensor: Tensor, op: Arc<LeaseOp>) -> Arc<Self> {
+        Arc::new(Self::new(tensor, LeaseOrder::Operation { op, view_of: None }))
+    }
+
+    /// A read lease, if it is granted at once and nothing is pending. Else nothing stays behind.
+    #[inline]
+    pub(crate) fn try_read(tensor: &Tensor, owner: impl FnOnce() -> LeaseOwner) -> Option<Arc<Self>> {
+        match &tensor.inner.vars[..] {
+            [var] => match Self::pin(tensor, var, owner()) {
+                Ok(lease) => Some(lease),
+                Err(owner) => Self::try_read_by_operation(tensor, owner),
+            },
+            _ => Self::try_read_by_operation(tensor, owner()),
+        }
+    }
+
+    #[cold]
+    fn try_read_by_operation(tensor: &Tensor, owner: LeaseOwner) -> Option<Arc<Self>> {
+        let op = Arc::new(LeaseOp::new(LeaseOrigin::new(Access::Read, owner)));
+        let (handle, granted) = submit(&tensor.inner.core, &[(tensor.clone(), Access::Read)], &op);
+        let Some(granted) = granted else {
+            give_up(&handle, op);
+            return None;
+        };
+        drop(handle);
+        if granted.accesses().any(|access| access.flags() != 0) || !operation::begin(&granted) {
+            // Fences or a failure: the request must inspect them, and perhaps wait.
+            end_unused(granted);
+            return None;
+        }
+        if granted.payload().noted {
+            hooks::begins(&granted);
+        }
+        op.hold(granted).expect("only this function has the operation");
+        Some(Self::of_operation(tensor.clone(), op))
+    }
+
+    fn origin(&self) -> &LeaseOrigin {
+        match &self.order {
+            LeaseOrder::Operation { op, .. } => &op.origin,
+            LeaseOrder::Pin(pin) => &pin.origin,
+            LeaseOrder::Alias(origin) => origin,
+        }
+    }
+
+    /// What the owner may do.
+    #[inline]
+    pub(crate) fn access(&self) -> Access {
+        self.origin().access
+    }
+
+    pub(crate) fn since(&self) -> Coarse {
+        self.origin().since()
+    }
+
+    pub(crate) fn info(&self) -> LeaseInfo {
+        match &self.order {
+            LeaseOrder::Operation { op, .. } => op.info(),
+            LeaseOrder::Pin(pin) => pin.origin.info(true),
+            LeaseOrder::Alias(origin) => origin.info(false),
+        }
+    }
+
+    /// Whether a pin orders the lease.
+    #[inline]
+    pub(crate) fn is_pin(&self) -> bool {
+        matches!(self.order, LeaseOrder::Pin(_))
+    }
+
+    /// Whether this is a lease of the memory of `region`.
+    pub(crate) fn is_of(&self, region: &Region) -> bool {
+        let definition = self.tensor.inner.definition();
+        let placed = definition.ok().and_then(|definition| definition.placed.as_ref());
+        placed.is_some_and(|placed| std::ptr::eq(&*placed.region, region))
+    }
+
+    /// Orders the uses of tensors that were imported from inside this lease among each other.
+    pub(crate) fn scope(&self) -> &OpVar {
+        self.scope.get_or_init(|| graph().var(VarState::default()))
+    }
+
+    /// Whether a tensor may have been derived from this lease.
+    pub(crate) fn has_scope(&self) -> bool {
+        self.scope.get().is_some()
+    }
+
+    /// Whether the lease protects the memory inside it.
+    pub(crate) fn protects(&self) -> bool {
+        !self.untracked.load(Ordering::Acquire)
+    }
+
+    /// Whether the calling code may have got memory from the lease's owner. The views of a running operation belong to that
+    /// operation; other code that comes with the same memory has it from elsewhere.
+    pub(crate) fn can_be_imported_from_here(&self) -> bool {
+        match &self.order {
+            LeaseOrder::Operation { op, view_of: Some(running) } => {
+                op.is_held() || context::current() == Some(*running)
+            }
+            _ => true,
+        }
+    }
+
+    fn at_end_lock(&self) -> MutexGuard<'_, Option<Box<AtEnd>>> {
+        self.at_end.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(super) fn at_end(&self, add: impl FnOnce(&mut AtEnd)) {
+        add(self.at_end_lock().get_or_insert_default());
+    }
+
+    /// Makes the end wait for the consumer's last work, unless the owner names that work.
+    pub(crate) fn ends_after(&self, after: EndsAfter) {
+        self.at_end(|at_end| {
+            at_end.after = Some(match at_end.after.take() {
+                Some(known) => known.and(after),
+                None => after,
+            });
+        });
+    }
+
+    /// Moves what [`ends_after`](Self::ends_after) has noted to another lease.
+    pub(crate) fn take_after(&self) -> Option<EndsAfter> {
+        self.at_end_lock().as_mut()?.after.take()
+    }
+
+    /// See [`Lease::note_object`](super::Lease::note_object).
+    pub(super) fn note_object(&self, kind: impl Into<Arc<str>>) {
+        self.origin().object.get_or_init(|| kind.into());
+    }
+
+    /// The id by which a trace knows the lease, if it is held.
+    pub(super) fn traced_id(&self) -> Option<OpId> {
+        match &self.order {
+            LeaseOrder::Operation { op, .. } => op.id(),
+            LeaseOrder::Pin(pin) => pin.traced_id(),
+            LeaseOrder::Alias(_) => None,
+        }
+    }
+
+    /// Makes the lease an alias. See [`Region::untrack`].
+    pub(crate) fn untrack(&self) {
+        self.untracked.store(true, Ordering::Release);
+    }
+
+    /// Whether the lease was handed into the capture of a graph.
+    pub(super) fn is_captured(&self) -> bool {
+        matches!(
+            self.at_end_lock().as_ref().and_then(|at_end| at_end.after.as_ref()),
+            Some(EndsAfter::Captured)
+        )
+    }
+
+    /// Splits an operation for this lease off `running`. The new operation stands beside `running` in every queue, so no
+    /// other operation gets in between when `running` ends.
+    pub(crate) fn split_from(&self, running: &OpGranted, mode: Mode) {
+        let LeaseOrder::Operation { op, .. } = &self.order else { return };
+        if may_release_before_completion(&self.tensor.inner) {
+            // The owner may use the memory on other queues than the operation's.
+            self.ends_after(EndsAfter::Unknown);
+        } else if let Some(queue) = running.payload().queue() {
+            // Work that was pending when the operation began may still be pending when this lease ends.
+            self.ends_after(EndsAfter::Queue(Arc::clone(queue)));
+        }
+        let mut state = OpState::new(self.tensor.inner.core.clone(), Name::Static("lease"), Kind::Lease);
+        state.set_role(Role::Lease(Arc::clone(op)));
+        state.begin_unsubmitted();
+        let vars: SmallVec<[_; 2]> = self.tensor.inner.vars.iter().collect();
+        // An update, since no new version begins: what `running` left stays, its failure included.
+        let mode = if mode.is_exclusive() { Mode::Update } else { mode };
+        let granted = running.split(state, &vars, mode);
+        if granted.payload().noted {
+            hooks::split_off(&granted);
+            hooks::taken(granted.id(), &op.origin.owner);
+            hooks::begins(&granted);
+        }
+        if let Err(granted) = op.hold(granted) {
+            // The last clone of the lease was dropped meanwhile.
+            end(granted, None);
+        }
+    }
+}
+
+impl Drop for LeaseState {
+    fn drop(&mut self) {
+        if self.generation != fork::generation() {
+            // A forked child: threads that do not exist here may hold the graph's locks.
+            let op = match &self.order {
+                LeaseOrder::Operation { op, .. } => Some(Arc::clone(op)),
+                LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
+            };
+            let at_end = self.at_end.get_mut().map(Option::take);
+            std::mem::forget((self.tensor.clone(), op, self.scope.take(), at_end));
+            return;
+        }
+        match self.at_end.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+            None => self.end(None),
+            Some(at_end) => self.end_with(*at_end),
+        }
+    }
+}
+
+impl LeaseState {
+    /// Ends the lease; operations that waited for it continue after `done`.
+    #[inline]
+    fn end(&self, done: Option<Fence>) {
+        let granted = match &self.order {
+            LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(done),
+            LeaseOrder::Operation { op, .. } => op.abandon(),
+            LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
+        };
+        if let Some(granted) = granted {
+            end(granted, done);
+        } else if let Some(done) = done {
+            // No queue knows the lease, but its memory must stay until the work is done.
+            let _ = self.tensor.used_until(&done);
+        }
+    }
+
+    #[cold]
+    fn end_with(&mut self, at_end: AtEnd) {
+        let AtEnd { done, after, notified } = at_end;
+        let done = done.or_else(|| {
+            let device = self.tensor.inner.definition().ok()?.layout.device();
+            Some(after?.fence(&self.tensor.inner.core, device))
+        });
+        let fences: SmallVec<[Fence; 1]> =
+            if notified.is_empty() { SmallVec::new() } else { done.iter().cloned().collect() };
+        self.end(done);
+        if !notified.is_empty() {
+            Reactor::global().when_settled(&fences, move |outcome| {
+                notified.into_iter().for_each(|completer| completer.settle(outcome.clone()));
+            });
+        }
+    }
+}
