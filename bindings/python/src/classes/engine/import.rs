@@ -15,7 +15,7 @@ use crate::error::{OrRaise, raise};
 use crate::exchange::arrow;
 use crate::exchange::copy::copied;
 use crate::exchange::export::until_defined;
-use crate::exchange::foreign_fence;
+use crate::exchange::promise;
 use crate::exchange::import::{self, IMPORTED, Taken, Wanted, parse_device};
 use crate::exchange::origin;
 use crate::exchange::peers;
