@@ -16,7 +16,7 @@ use std::sync::Arc;
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
 use estafette::exchange::{ManagedTensor, ReleaseStream};
-use estafette::{Acquisition, Consumer, Tensor};
+use estafette::{Consumer, ImportStream, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -175,7 +175,7 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
 ///
 /// # Errors
 /// `BufferError` when the device gives no queue.
-pub fn acquisition(py: Python<'_>, device: DLDevice) -> PyResult<Option<Acquisition>> {
+pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<ImportStream>> {
     let device = match device {
         device if has_default_stream(device) => device,
         device if is_shared(device) => match cuda_for(device) {
@@ -185,7 +185,7 @@ pub fn acquisition(py: Python<'_>, device: DLDevice) -> PyResult<Option<Acquisit
         _ => return Ok(None),
     };
     let Some(device) = device_of(py, device)? else { return Ok(None) };
-    Acquisition::on(device).map(Some).or_raise(py)
+    ImportStream::on(device).map(Some).or_raise(py)
 }
 
 /// Refuses CUDA memory that the driver knows to be of another device than its struct says: everything would be ordered there.

@@ -72,7 +72,8 @@ impl PyEngine {
         }
         let source = py.import("estafette._futures")?.getattr("source")?.call1((future,))?;
         let (called, listen): (String, Bound<'_, PyAny>) = source.extract()?;
-        let order = submission_args::of_delivery(name.unwrap_or(called), &ResultOptions { alias_of, like, copy })?;
+        let order =
+            submission_args::of_delivery(name.unwrap_or(called), &ResultOptions { alias_of, like, copy })?;
         let slot = from_future::Slot::default();
         let tensor = self.receive_now(py, &order, &slot)?;
         let delivery = from_future::Delivery::new(Arc::clone(&slot));
@@ -106,7 +107,8 @@ impl PyEngine {
         self.engine(py)?;
         let parts = py.import("estafette._mxnet")?.getattr("parts")?.call1((array,))?;
         let (handle, functions): (usize, [usize; 5]) = parts.extract()?;
-        let order = submission_args::of_delivery(name.unwrap_or_else(|| "mxnet".into()), &ResultOptions::default())?;
+        let order =
+            submission_args::of_delivery(name.unwrap_or_else(|| "mxnet".into()), &ResultOptions::default())?;
         let slot = from_future::Slot::default();
         let tensor = self.receive_now(py, &order, &slot)?;
         mxnet::push(py, handle, functions, slot, write)?;
