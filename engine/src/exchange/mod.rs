@@ -39,7 +39,7 @@ pub use dtype::{BF16Bits, DType, Element, F16Bits};
 pub use interval_map::{Answer, Key, Ranges, Space};
 pub use invalid_tensor::InvalidTensor;
 pub use layout::Layout;
-pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, promptly, reaper};
+pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper, with_inline_deleters};
 pub use release_stream::ReleaseStream;
 pub(crate) use release_stream::handed_back;
 pub use storage::Storage;

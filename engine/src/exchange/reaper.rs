@@ -53,7 +53,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reac
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::sync::{Arc, OnceLock};
 
-pub use self::inline::promptly;
+pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};
 pub use self::slow::{Release, ReleaseStatus, What};
 use self::thread::Shared;
@@ -114,7 +114,7 @@ impl Reaper {
     ///
     /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
     /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
-    /// prompt deleter in a scope of [`promptly`]. Must not be called under a lock that a fence's subscriber may take.
+    /// prompt deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
     pub fn release(&self, fence_set: FenceSet, storage: Storage) {
         self.release_of(fence_set, storage, What::default);
     }
@@ -136,7 +136,7 @@ impl Reaper {
             self.shared.released.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if storage.is_prompt()
+        if storage.has_inline_deleter()
             && !self.shared.stopped.load(Ordering::Relaxed)
             && let Some(_turn) = inline::take_turn()
         {

@@ -108,8 +108,8 @@ impl Storage {
     }
 
     /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
-    pub fn is_prompt(&self) -> bool {
-        self.as_foreign().is_some_and(ManagedTensor::has_prompt_deleter)
+    pub fn has_inline_deleter(&self) -> bool {
+        self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter)
     }
 
     /// Whether it was made before a fork and this is the child.

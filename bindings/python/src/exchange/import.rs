@@ -111,7 +111,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     if device != DLDevice::CPU {
         note_device(py, device, peer, !ready.is_empty());
     } else if peer.prompt_deleter {
-        managed = managed.with_prompt_deleter();
+        managed = managed.with_inline_deleter();
     }
     Ok(Taken { managed, immutable, ready })
 }
