@@ -36,7 +36,7 @@ mod release_stream;
 
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
-pub use interval_map::{Answer, Key, Ranges, Space};
+pub use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 pub use invalid_tensor::InvalidTensor;
 pub use layout::Layout;
 pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper, with_inline_deleters};

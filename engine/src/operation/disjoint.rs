@@ -6,7 +6,7 @@
 use estafette_graph::VarId;
 
 use crate::core::error::Error;
-use crate::exchange::Space;
+use crate::exchange::AddressSpace;
 use crate::tensor::handle::Tensor;
 
 /// Up to so many pairs are compared one by one, which takes no allocation; sorting is not slower beyond.
@@ -82,7 +82,7 @@ impl From<Conflict> for Error {
 /// Where an operand lies.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
-    space: Space,
+    space: AddressSpace,
     start: usize,
     end: usize,
     written: bool,
@@ -93,7 +93,7 @@ impl Extent {
     fn of(tensor: &Tensor, written: bool) -> Option<Self> {
         let definition = tensor.inner.definition().ok()?;
         let range = definition.layout.byte_range(definition.data);
-        let space = Space::of(definition.layout.device());
+        let space = AddressSpace::of(definition.layout.device());
         Some(Self { space, start: range.start, end: range.end, written })
     }
 }
