@@ -7,7 +7,7 @@ use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
-use crate::core::operation::{self, Kind, Name, OpDraft};
+use crate::core::operation::{self, Kind, Name, OpPending};
 use crate::exchange::DType;
 use crate::import::Copying;
 use crate::operation::operands::Tensors;
@@ -24,7 +24,7 @@ pub(crate) type Nothing = [Tensor; 0];
 #[must_use = "an operation does nothing until it is submitted with `run` or one of its kin"]
 pub struct OpBuilder<'e, R = Nothing, W = Nothing, U = ()> {
     /// Most of it is in the operation already.
-    pub(crate) draft: OpDraft<'e>,
+    pub(crate) pending_op: OpPending<'e>,
     pub(crate) reads: R,
     pub(crate) writes: W,
     pub(crate) updates: U,
@@ -45,7 +45,7 @@ impl<'e> OpBuilder<'e> {
     #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
         Self {
-            draft: operation::draft(core, name, Kind::Work),
+            pending_op: operation::pending_op(core, name, Kind::Work),
             reads: [],
             writes: [],
             updates: (),
@@ -57,48 +57,48 @@ impl<'e> OpBuilder<'e> {
 impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Tensors that the body reads.
     pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, [Tensor; N], W, U> {
-        let Self { draft, writes, updates, options, .. } = self;
-        OpBuilder { draft, reads: tensors.map(Tensor::clone), writes, updates, options }
+        let Self { pending_op, writes, updates, options, .. } = self;
+        OpBuilder { pending_op, reads: tensors.map(Tensor::clone), writes, updates, options }
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
     pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Tensors, W, U> {
-        let Self { draft, writes, updates, options, .. } = self;
-        OpBuilder { draft, reads: tensors.into(), writes, updates, options }
+        let Self { pending_op, writes, updates, options, .. } = self;
+        OpBuilder { pending_op, reads: tensors.into(), writes, updates, options }
     }
 
     /// As [`reads_slice`](Self::reads_slice), with handles that are given up.
     pub fn reads_owned(self, tensors: Tensors) -> OpBuilder<'e, Tensors, W, U> {
-        let Self { draft, writes, updates, options, .. } = self;
-        OpBuilder { draft, reads: tensors, writes, updates, options }
+        let Self { pending_op, writes, updates, options, .. } = self;
+        OpBuilder { pending_op, reads: tensors, writes, updates, options }
     }
 
     /// Tensors that the body overwrites without reading them. A pure write heals a failed tensor.
     pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, [Tensor; N], U> {
-        let Self { draft, reads, updates, options, .. } = self;
-        OpBuilder { draft, reads, writes: tensors.map(Tensor::clone), updates, options }
+        let Self { pending_op, reads, updates, options, .. } = self;
+        OpBuilder { pending_op, reads, writes: tensors.map(Tensor::clone), updates, options }
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
     pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Tensors, U> {
-        let Self { draft, reads, updates, options, .. } = self;
-        OpBuilder { draft, reads, writes: tensors.into(), updates, options }
+        let Self { pending_op, reads, updates, options, .. } = self;
+        OpBuilder { pending_op, reads, writes: tensors.into(), updates, options }
     }
 
     /// As [`writes_slice`](Self::writes_slice), with handles that are given up.
     pub fn writes_owned(self, tensors: Tensors) -> OpBuilder<'e, R, Tensors, U> {
-        let Self { draft, reads, updates, options, .. } = self;
-        OpBuilder { draft, reads, writes: tensors, updates, options }
+        let Self { pending_op, reads, updates, options, .. } = self;
+        OpBuilder { pending_op, reads, writes: tensors, updates, options }
     }
 
     /// Tensors that the body reads and writes in place; it gets them as its last argument.
     pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, W, [Tensor; N]> {
-        let Self { draft, reads, writes, options, .. } = self;
-        OpBuilder { draft, reads, writes, updates: tensors.map(Tensor::clone), options }
+        let Self { pending_op, reads, writes, options, .. } = self;
+        OpBuilder { pending_op, reads, writes, updates: tensors.map(Tensor::clone), options }
     }
 
     pub(crate) fn core(&self) -> &CoreRef {
-        &self.draft.payload().core
+        &self.pending_op.payload().core
     }
 
     fn options(&mut self) -> &mut Options {
@@ -109,7 +109,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     #[inline(always)]
     pub fn reads_vars(mut self, variables: &[&'e Variable]) -> Self {
         for variable in variables {
-            self.draft.access(&variable.var, Mode::Read);
+            self.pending_op.access(&variable.var, Mode::Read);
         }
         self
     }
@@ -118,7 +118,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     #[inline(always)]
     pub fn writes_vars(mut self, variables: &[&'e Variable]) -> Self {
         for variable in variables {
-            self.draft.access(&variable.var, Mode::Write);
+            self.pending_op.access(&variable.var, Mode::Write);
         }
         self
     }
@@ -129,7 +129,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and at least one is the oldest of those with a
     /// priority other than 0. An operation and those that it makes ready, one after the other and up to 32, count as one.
     pub fn priority(mut self, priority: i32) -> Self {
-        self.draft.payload_mut().priority = priority;
+        self.pending_op.payload_mut().priority = priority;
         self
     }
 
@@ -171,7 +171,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     /// Keeps threads that wait from running the body in the meantime; for bodies that need a lock of their own world,
     /// such as the Python lock. To keep a thread from running any body, see [`without_helping`](crate::without_helping).
     pub fn worker_only(mut self) -> Self {
-        self.draft.payload_mut().kind = Kind::WorkerOnly;
+        self.pending_op.payload_mut().kind = Kind::WorkerOnly;
         self
     }
 }

@@ -28,7 +28,7 @@
 //! operation leaves its queues.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_graph::{Mode, Pinned};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -96,7 +96,7 @@ impl Walk {
 }
 
 fn lock() -> MutexGuard<'static, Verdicts> {
-    VERDICTS.lock().unwrap_or_else(PoisonError::into_inner)
+    VERDICTS.lock()
 }
 
 /// A probe is about to be submitted.

@@ -157,7 +157,8 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 (options.declared.clone(), options.copying)
             }
         };
-        let tensor = Tensor::promised(self.core().clone(), vars, declared, self.draft.payload().name.clone());
+        let tensor =
+            Tensor::promised(self.core().clone(), vars, declared, self.pending_op.payload().name.clone());
         (tensor, copying)
     }
 }

@@ -41,7 +41,7 @@ impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
 
     fn permitted(mut self) -> SubmitPermit<'e, R, W, U> {
         // From here on whoever drops the operation gives the place back.
-        self.draft.payload_mut().hold_permit();
+        self.pending_op.payload_mut().hold_permit();
         SubmitPermit { builder: self }
     }
 }

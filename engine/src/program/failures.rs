@@ -3,9 +3,7 @@
 //! A node that reads (or updates) something whose last writer in this run failed, or was itself left out for such a
 //! reason, is left out. A node that only overwrites heals, and nodes that merely come later run.
 
-use std::sync::PoisonError;
-
-use estafette_graph::replay::Order;
+use estafette_graph::program::ProgramOrder;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -33,9 +31,9 @@ impl Failures {
     }
 
     /// Notes that `node` has failed.
-    pub(super) fn note(&self, order: &Order, node: u32, failure: OperationError) {
+    pub(super) fn note(&self, order: &ProgramOrder, node: u32, failure: OperationError) {
         self.poison_readers(order, node);
-        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cause = self.cause.lock();
         // Not the first in time: who that is may differ from run to run.
         let dropped = match &*cause {
             Some((known, _)) if *known < node => Some((node, failure)),
@@ -47,7 +45,7 @@ impl Failures {
     }
 
     /// Dooms what reads from `node`, which has failed or is left out itself.
-    pub(super) fn poison_readers(&self, order: &Order, node: u32) {
+    pub(super) fn poison_readers(&self, order: &ProgramOrder, node: u32) {
         let poisoned =
             self.poisoned.get_or_init(|| (0..order.len()).map(|_| AtomicBool::new(false)).collect());
         for reader in order.readers(node) {
@@ -57,7 +55,7 @@ impl Failures {
 
     /// How the run has ended, once all nodes have.
     pub(super) fn outcome(&self) -> Result<(), OperationError> {
-        match self.cause.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.cause.lock().take() {
             None => Ok(()),
             Some((_node, failure)) => Err(failure),
         }

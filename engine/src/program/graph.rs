@@ -5,7 +5,7 @@
 //! launches what was captured, with one call of the driver, on the queue of the first node. What comes before the replay is
 //! waited for there, by the device.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue};
 use estafette_graph::OpId;
@@ -95,13 +95,12 @@ struct Capture<'a> {
 
 impl Capture<'_> {
     fn launch(&self) -> Result<Fence, OperationError> {
-        let known = self.graph.captured.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.graph.captured.lock().clone();
         let captured = match known {
             Some(captured) => captured,
             None => {
                 let captured = self.record()?;
-                *self.graph.captured.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Arc::clone(&captured));
+                *self.graph.captured.lock() = Some(Arc::clone(&captured));
                 captured
             }
         };

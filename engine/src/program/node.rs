@@ -1,6 +1,6 @@
 //! One node: what it is in the plan, and its run where it tells its end itself.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{Fence, Queue};
 use estafette_sync::sync::Mutex;
@@ -119,7 +119,7 @@ enum TicketState {
 
 impl Ticket {
     fn swap(&self, with: impl FnOnce(&mut TicketState)) -> TicketState {
-        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = self.0.lock();
         let before = std::mem::replace(&mut *stage, TicketState::Over);
         if matches!(before, TicketState::Running) {
             with(&mut stage);

@@ -111,7 +111,7 @@ impl Program {
             described = described.on(&graph.queue);
         } else if self.plan.issue.is_some() {
             let place = Arc::<Inputs>::default();
-            described.draft.payload_mut().set_role(Role::Replay(Arc::clone(&place)));
+            described.pending_op.payload_mut().set_role(Role::Replay(Arc::clone(&place)));
             inputs = Some(place);
         }
         // Not the engine's handle: whoever ends an operation must not be the last to hold the engine.

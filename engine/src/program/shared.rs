@@ -1,10 +1,10 @@
 //! A run by several threads, on counters. The protocol between them is that of
-//! [`Countdown`](estafette_graph::replay::Countdown).
+//! [`Countdown`](estafette_graph::program::Countdown).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_graph::replay::Countdown;
+use estafette_graph::program::Countdown;
 use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::Instant;
@@ -177,7 +177,7 @@ impl SharedRun {
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
-        helper.draft.payload_mut().set_role(Role::Helper(self.run.op));
+        helper.pending_op.payload_mut().set_role(Role::Helper(self.run.op));
         if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 
@@ -196,7 +196,7 @@ impl SharedRun {
     /// none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
-        let mut part = self.helper().draft;
+        let mut part = self.helper().pending_op;
         part.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())

@@ -49,7 +49,7 @@ impl Suspension {
 
     /// Nothing of Python happens under this lock.
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.lock()
     }
 
     /// Whether nobody is to wait for it any more.
@@ -194,7 +194,7 @@ impl Suspension {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.event_loop)?;
-        let Ok(inner) = self.inner.try_lock() else { return Ok(()) };
+        let Some(inner) = self.inner.try_lock() else { return Ok(()) };
         visit.call(&inner.message)?;
         for callback in &inner.callbacks {
             visit.call(&callback.function)?;

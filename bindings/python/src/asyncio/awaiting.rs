@@ -85,7 +85,7 @@ impl Awaiter {
                     let waiter = self.waiter.get_or_insert_with(Arc::default);
                     waiter.forget();
                     let waker = Waker::from(Arc::clone(waiter));
-                    let work = work.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    let work = work.get_mut();
                     work.as_mut().poll(&mut Context::from_waker(&waker)).map(|finish| Some(finish(py)))
                 }
             };
@@ -250,7 +250,7 @@ struct Target {
 
 impl Waiter {
     fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.slot.lock()
     }
 
     /// False when the wake-up has come in between.
@@ -296,7 +296,7 @@ struct Inbox {
 
 impl Inbox {
     fn woken(&self) -> MutexGuard<'_, Vec<u64>> {
-        self.woken.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.woken.lock()
     }
 
     /// From any thread, holding no lock.
@@ -370,7 +370,7 @@ impl Wakeups {
     }
 
     fn numbered(&self) -> MutexGuard<'_, Numbered> {
-        self.numbered.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.numbered.lock()
     }
 
     /// Keeps a suspension; gives its number.
@@ -403,7 +403,7 @@ impl Wakeups {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
-        let Ok(numbered) = self.numbered.try_lock() else { return Ok(()) };
+        let Some(numbered) = self.numbered.try_lock() else { return Ok(()) };
         numbered.suspended.values().try_for_each(|suspended| visit.call(suspended))
     }
 

@@ -62,7 +62,7 @@ impl PyAccess {
     }
 
     fn views(&self) -> MutexGuard<'_, Views> {
-        self.views.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.views.lock()
     }
 
     fn begin(&self, py: Python<'_>) -> PyResult<Vec<(Tensor, Access)>> {
@@ -204,7 +204,7 @@ pub struct PyView {
 
 impl PyView {
     pub fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
-        let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let lease = self.lease.lock();
         match lease.as_ref() {
             Some(lease) => lease.get(py).cloned(),
             None => Err(raise(py, "ConflictError", "the `with` block that this view belongs to has ended")),
@@ -212,7 +212,7 @@ impl PyView {
     }
 
     fn end(&self, py: Python<'_>) {
-        let lease = self.lease.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let lease = self.lease.lock().take();
         // Returning a lease may set off much that waited for it.
         guard::detach(py, || drop(lease));
     }

@@ -61,11 +61,11 @@ impl PyProgram {
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.stage.lock()
     }
 
     fn bodies(&self) -> MutexGuard<'_, Vec<Arc<Repeated>>> {
-        self.bodies.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.bodies.lock()
     }
 
     fn error(&self, what: &str) -> PyErr {
@@ -235,16 +235,16 @@ impl PyProgram {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // A replay in flight needs the functions, whoever else can reach them.
         let idle = match self.stage.try_lock().as_deref() {
-            Ok(Stage::Ready(program)) => program.try_get().is_some_and(|program| !program.is_in_use()),
-            Ok(Stage::Recording(_) | Stage::Abandoned) => true,
-            Err(_) => false,
+            Some(Stage::Ready(program)) => program.try_get().is_some_and(|program| !program.is_in_use()),
+            Some(Stage::Recording(_) | Stage::Abandoned) => true,
+            None => false,
         };
-        let Ok(bodies) = self.bodies.try_lock() else { return Ok(()) };
+        let Some(bodies) = self.bodies.try_lock() else { return Ok(()) };
         if idle { bodies.iter().try_for_each(|body| body.traverse(&visit)) } else { Ok(()) }
     }
 
     fn __clear__(&self) {
-        if let Ok(bodies) = self.bodies.try_lock() {
+        if let Some(bodies) = self.bodies.try_lock() {
             bodies.iter().for_each(|body| body.clear());
         }
     }

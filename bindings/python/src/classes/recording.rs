@@ -17,7 +17,7 @@ use crate::interpreter::guard;
 static OPEN: Mutex<Option<Journal>> = Mutex::new(None);
 
 fn open() -> MutexGuard<'static, Option<Journal>> {
-    OPEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    OPEN.lock()
 }
 
 /// Opens the journal, to be written to `path`; `memory_max` bytes for it.

@@ -20,7 +20,7 @@ use crate::submission::body::{Use, take_result};
 pub type Slot = Arc<Mutex<Option<Completion>>>;
 
 fn take(slot: &Slot) -> Option<Completion> {
-    slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    slot.lock().take()
 }
 
 /// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.

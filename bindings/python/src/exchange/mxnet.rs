@@ -139,7 +139,7 @@ impl Drop for Pending {
 }
 
 fn take<T>(slot: &Mutex<Option<T>>) -> Option<T> {
-    slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+    slot.lock().take()
 }
 
 /// Pushes the function that ends the operation in `slot` with the memory of the array. `writable` says that what comes

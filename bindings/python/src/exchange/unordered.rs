@@ -84,7 +84,7 @@ pub fn note(py: Python<'_>, import: bool, reason: Reason, what: impl Into<String
     let (what, place) = (what.into(), call_site::caller(py).place);
     let direction = if import { "import" } else { "export" };
     let text = format!("{direction} in {place} is not ordered: {} ({what})", reason.text());
-    let mut notes = NOTES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut notes = NOTES.lock();
     let first = notes.logged & reason.bit() == 0;
     notes.logged |= reason.bit();
     if notes.last.len() == KEPT {
@@ -107,7 +107,7 @@ fn log(py: Python<'_>, level: &str, text: &str) -> PyResult<()> {
 #[pyfunction]
 pub fn unordered_exchanges(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
     let class = py.import("estafette._reports")?.getattr("UnorderedExchange")?;
-    let notes = NOTES.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let notes = NOTES.lock();
     let fields: Vec<_> = notes
         .last
         .iter()

@@ -49,7 +49,7 @@ static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 static ABANDONED: AtomicBool = AtomicBool::new(false);
 
 fn engines() -> MutexGuard<'static, Vec<Weak<Shared>>> {
-    ENGINES.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    ENGINES.lock()
 }
 
 /// Called when an engine was made: the exit waits for its operations.

@@ -33,9 +33,9 @@ struct Turn(());
 impl Turn {
     /// Must not be called with the Python lock: whoever has the turn may be waiting for it.
     fn take() -> Self {
-        let mut busy = BUSY.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut busy = BUSY.lock();
         while *busy {
-            busy = IDLE.wait(busy).unwrap_or_else(|poisoned| poisoned.into_inner());
+            busy = IDLE.wait(busy);
         }
         *busy = true;
         Self(())
@@ -44,7 +44,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        *BUSY.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = false;
+        *BUSY.lock() = false;
         IDLE.notify_one();
     }
 }

@@ -237,12 +237,12 @@ impl Repeated {
     }
 
     fn body(&self) -> MutexGuard<'_, Body> {
-        self.body.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.body.lock()
     }
 
     /// Shows the garbage collector what it holds.
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        let Ok(body) = self.body.try_lock() else { return Ok(()) };
+        let Some(body) = self.body.try_lock() else { return Ok(()) };
         let Some(parts) = &body.parts else { return Ok(()) };
         visit.call(&parts.function)?;
         visit.call(&parts.using)?;
@@ -253,7 +253,7 @@ impl Repeated {
 
     /// Lets go of what it holds. It does nothing from then on.
     pub fn clear(&self) {
-        let parts = self.body.try_lock().ok().and_then(|mut body| body.parts.take());
+        let parts = self.body.try_lock().and_then(|mut body| body.parts.take());
         drop(parts);
     }
 }
@@ -365,7 +365,7 @@ struct RunningBody {
 static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
 
 fn running() -> MutexGuard<'static, Vec<RunningBody>> {
-    RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    RUNNING.lock()
 }
 
 /// A plain body on its way through a thread; dropped when it has ended.
@@ -502,7 +502,7 @@ impl Pending {
     }
 
     fn is_told(&self) -> bool {
-        self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_none()
+        self.completion.lock().is_none()
     }
 
     /// The fence of what a function has left on its queue, which its result is behind.
@@ -516,7 +516,7 @@ impl Pending {
     }
 
     fn end(&self, outcome: BodyResult<Option<Late>>) {
-        let taken = self.completion.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let taken = self.completion.lock().take();
         let Some(completion) = taken else { return };
         let late = outcome.as_ref().ok().and_then(|late| late.as_ref());
         let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, late));

@@ -6,7 +6,7 @@
 //! turns; what they enqueue is ordered by the queue, and by its data.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use estafette::Variable;
 use estafette::devices::Queue;
@@ -20,7 +20,7 @@ static TURNS: Mutex<BTreeMap<usize, Weak<Variable>>> = Mutex::new(BTreeMap::new(
 /// operations under way that have it.
 pub fn on(queue: &dyn Queue) -> Option<Variable> {
     let queue = SyclQueue::from_queue(queue).filter(|queue| queue.is_foreign())?;
-    let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut turns = TURNS.lock();
     let identity = queue.identity();
     let variable = match turns.get(&identity).and_then(Weak::upgrade) {
         Some(variable) => variable,

@@ -123,7 +123,7 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let leave = |slot: &from_future::Slot| {
             let slot = Arc::clone(slot);
-            move |end: Completion| *slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(end)
+            move |end: Completion| *slot.lock() = Some(end)
         };
         match body::within(py, || poll_once(order.promise(engine).receive_async(leave(slot))))? {
             Some(outcome) => outcome.or_raise(py),
