@@ -16,7 +16,7 @@
 //! | [`quarantine`] | memory that a consumer released while its device work may still run |
 //! | [`callback`] | which threads run foreign callbacks, which must not wait |
 //! | [`fork`] | what must not run in a forked child |
-//! | `contain_panic` | calls to foreign code whose panic has no receiver |
+//! | `log_panic` | calls to foreign code whose panic has no receiver |
 
 pub mod abi;
 pub mod arrow;
@@ -31,7 +31,7 @@ pub mod quarantine;
 pub mod reaper;
 pub mod storage;
 
-mod contain_panic;
+mod log_panic;
 mod release_stream;
 
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
