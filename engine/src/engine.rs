@@ -21,7 +21,7 @@ use crate::core::error::Error;
 use crate::core::operation::{Kind, Name, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
-use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
+use crate::exchange::{DType, Element, ManagedTensor, ReleaseStream, handed_back, reaper};
 use crate::import;
 use crate::lease::owner::LeaseInfo;
 use crate::operation::builder::OpBuilder;
@@ -277,7 +277,7 @@ pub struct Stats {
     /// Bytes of host memory that this process keeps pinned for copies from and to devices to go through.
     pub staging_bytes: u64,
     /// Tensors of other libraries whose memory this process gave back while its last use was pending, behind a wait of their
-    /// allocator's stream ([`Engine::import_homing`]).
+    /// allocator's stream ([`Engine::import_stream_ordered`]).
     pub handed_back: u64,
 }
 
@@ -397,15 +397,15 @@ impl Engine {
     /// As [`import`](Self::import); [`Error::Invalid`] for a home on another device than the memory.
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`Home::new`] says of this memory.
-    pub unsafe fn import_homing(
+    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`ReleaseStream::new`] says of this memory.
+    pub unsafe fn import_stream_ordered(
         &self,
         managed: ManagedTensor,
         ready: FenceSet,
         read_only: bool,
-        home: Home,
+        home: ReleaseStream,
     ) -> Result<Tensor, Error> {
-        import::import_homing(self.core(), managed, ready, read_only, home)
+        import::import_stream_ordered(self.core(), managed, ready, read_only, home)
     }
 
     /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.

@@ -22,7 +22,7 @@ use crate::core::operation::{Kind, OpGranted, OpGraph};
 #[cfg(not(estafette_shuttle))]
 use crate::core::own_runtime;
 use crate::core::unretrieved::Failures;
-use crate::exchange::{callback, fork, promise};
+use crate::exchange::{callback, foreign_fence, fork};
 use crate::operation::run::{self, ReadyOp};
 use crate::trace::hooks::WaitNoted;
 use crate::wait::deadlock::{self, Checks, Detector};
@@ -597,7 +597,7 @@ impl CoreRef {
     /// What has not moved for a while is seen to: wants stand-ins for what other engines and blocked threads leave undone. Whether
     /// there is something to run, so that the engine does not stand still.
     fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
-        promise::stand_in_for_queries();
+        foreign_fence::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();
         if has_work && ((self.alone() && !self.helps_alone()) || self.pool.is_stuck()) {

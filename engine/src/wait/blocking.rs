@@ -24,7 +24,7 @@ use crate::core::engine_core::{Core, graph};
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::{Delivered, Signal};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
-use crate::exchange::{callback, promise, reaper};
+use crate::exchange::{callback, foreign_fence, reaper};
 use crate::lease::LeaseState;
 use crate::lease::owner::LeaseInfo;
 use crate::operation::run;
@@ -178,7 +178,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         }
         if is_wanted || now >= next_look {
             core.check_interrupt()?;
-            promise::stand_in_for_queries();
+            foreign_fence::stand_in_for_queries();
             let looks_itself = inside
                 || watch.held_since.is_some()
                 || (helps && needed.without_workers().next().is_some())

@@ -17,7 +17,7 @@ use crate::core::operation::{Op, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
 use crate::engine::Engine;
 use crate::exchange::callback;
-use crate::exchange::promise::{self, RawFence};
+use crate::exchange::foreign_fence::{self, RawFence};
 use crate::lease::Lease;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
@@ -130,7 +130,7 @@ impl Tensor {
     pub fn export_ready_fence(&self) -> RawFence {
         let fence = self.ready_fence();
         let device = self.inner.core.device(fence.device());
-        promise::export(fence, device)
+        foreign_fence::export(fence, device)
     }
 
     /// The end of every use that was submitted before this call, as a fence: when it is done, the memory may be overwritten.
@@ -181,11 +181,11 @@ impl Completion {
     /// As [`Engine::import_fence`].
     ///
     /// # Safety
-    /// As for [`promise::import`].
+    /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = self.scope().core();
         // SAFETY: the caller's promise is the same.
-        unsafe { promise::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
+        unsafe { foreign_fence::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
     }
 }
 
@@ -196,7 +196,7 @@ impl Lease {
     /// As [`Engine::import_fence`].
     ///
     /// # Safety
-    /// As for [`promise::import`].
+    /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = &self.tensor().inner.core;
         let mut devices = core.devices.clone();
@@ -204,7 +204,7 @@ impl Lease {
             devices.extend(core.device(place));
         }
         // SAFETY: the caller's promise is the same.
-        unsafe { promise::import(fence, &devices) }
+        unsafe { foreign_fence::import(fence, &devices) }
     }
 }
 
@@ -215,16 +215,16 @@ impl Engine {
     /// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
     ///
     /// # Safety
-    /// As for [`promise::import`].
+    /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         // SAFETY: the caller's promise is the same.
-        unsafe { promise::import(fence, self.devices()) }
+        unsafe { foreign_fence::import(fence, self.devices()) }
     }
 
     /// Hands a fence to another scheduler; whoever has the struct owns one count of it.
     pub fn export_fence(&self, fence: Fence) -> RawFence {
         let place = fence.device();
         let device = self.devices().iter().find(|device| device.id() == place);
-        promise::export(fence, device.cloned())
+        foreign_fence::export(fence, device.cloned())
     }
 }

@@ -304,14 +304,14 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     bench.simulator.block(theirs.stream());
     // SAFETY: the library's memory, on its own stream.
     unsafe { theirs.queue.fill(theirs.memory.ptr().as_ptr(), 9, BYTES as usize) }.unwrap();
-    let acquisition = bench.engine.acquisition(bench.device.id()).unwrap();
+    let import_stream = bench.engine.import_stream(bench.device.id()).unwrap();
     // What `__dlpack__(stream=...)` does at the producer's.
     let produced = theirs.queue.record().unwrap();
-    // SAFETY: the acquisition keeps the stream.
-    let given = unsafe { bench.device.foreign(acquisition.stream()) }.unwrap();
+    // SAFETY: the import stream keeps the stream.
+    let given = unsafe { bench.device.foreign(import_stream.stream()) }.unwrap();
     given.order_after(&produced).unwrap();
     drop(given);
-    let ready = acquisition.fence().unwrap();
+    let ready = import_stream.fence().unwrap();
     let layout = Layout::contiguous(DType::U8, bench.device.id(), &[BYTES]).unwrap();
     let data = theirs.memory.ptr().as_ptr();
     // SAFETY: the memory outlives the tensor.
@@ -319,7 +319,7 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     // SAFETY: as above.
     let x = unsafe { bench.engine.import_ordered(managed, ready.into(), false) }.unwrap();
     // This import does not hold up another import.
-    let another = bench.engine.acquisition(bench.device.id()).unwrap().fence().unwrap();
+    let another = bench.engine.import_stream(bench.device.id()).unwrap().fence().unwrap();
     assert!(another.wait_timeout(Some(Duration::from_secs(10))).is_some());
     let y = bench.bytes();
     let device = Arc::clone(&bench.device);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette::devices::{Allocation, Device, FenceSet, Queue};
-use estafette::exchange::{Abi, ExportFlags, Home, Layout, ManagedTensor, export};
+use estafette::exchange::{Abi, ExportFlags, Layout, ManagedTensor, ReleaseStream, export};
 use estafette::{Access, Consumer, DType, Engine, Tensor};
 use estafette_cuda_sim_client::Simulator;
 use tests::ops::until;
@@ -95,8 +95,8 @@ impl Bench {
         // SAFETY: streams of this test live as long as it does; whether it is the right one is what is
         // tested.
         unsafe {
-            let home = Home::new(Arc::clone(&self.device) as _, home, None).unwrap();
-            self.engine.import_homing(managed, ready, false, home).unwrap()
+            let home = ReleaseStream::new(Arc::clone(&self.device) as _, home, None).unwrap();
+            self.engine.import_stream_ordered(managed, ready, false, home).unwrap()
         }
     }
 
@@ -224,17 +224,18 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
     let bench = bench();
     for stream in [0, 2] {
         // SAFETY: it is refused.
-        let error = unsafe { Home::new(Arc::clone(&bench.device) as _, stream, None) }.unwrap_err();
+        let error = unsafe { ReleaseStream::new(Arc::clone(&bench.device) as _, stream, None) }.unwrap_err();
         assert!(error.to_string().contains("another stream on other threads"), "{error}");
     }
     let other = Arc::clone(&CudaRuntime::get().unwrap().devices()[1]);
     let queue = other.queue().unwrap();
     // SAFETY: it is refused, or its stream lives.
     unsafe {
-        Home::new(Arc::clone(&bench.device) as _, queue.native(), None).unwrap_err();
-        let home = Home::new(other, queue.native(), None).unwrap();
+        ReleaseStream::new(Arc::clone(&bench.device) as _, queue.native(), None).unwrap_err();
+        let home = ReleaseStream::new(other, queue.native(), None).unwrap();
         let managed = bench.owner.lends(&bench.device);
-        let error = bench.engine.import_homing(managed, FenceSet::default(), false, home).unwrap_err();
+        let error =
+            bench.engine.import_stream_ordered(managed, FenceSet::default(), false, home).unwrap_err();
         assert!(error.to_string().contains("its home on cuda:1"), "{error}");
     }
     assert_eq!(bench.owner.freed(), 1, "what is refused is given back");

@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use estafette::devices::{DLDevice, Fence, FenceSet, Outcome, Reactor, Subscriber};
-use estafette::exchange::promise::{
+use estafette::exchange::foreign_fence::{
     FENCE_VERSION, FenceCallback, OK, PENDING, RawFence, import, query_overdue_after,
 };
 use estafette::exchange::reaper;

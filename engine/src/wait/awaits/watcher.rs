@@ -28,7 +28,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::wake;
 use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
-use crate::exchange::promise;
+use crate::exchange::foreign_fence;
 use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
@@ -120,7 +120,7 @@ impl Clerk {
         let mut not_before = Instant::now();
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
-            promise::stand_in_for_queries();
+            foreign_fence::stand_in_for_queries();
             let mut next = coalesced::tell_others();
             let now = Instant::now();
             let times = if now < not_before {
