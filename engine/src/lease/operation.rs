@@ -12,7 +12,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::owner::{LeaseDetails, LeaseInfo};
 use crate::core::error::{Error, OperationError};
-use crate::core::oneshot::Signal;
+use crate::core::one_shot::OneShot;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
 use crate::core::var_state::Ending;
 use crate::operation::run::{self, ReadyList};
@@ -32,7 +32,7 @@ pub(crate) struct LeaseOp {
     pending: Mutex<Option<Box<FenceSet>>>,
     is_held: AtomicBool,
     /// Notifies the request; `None` for a lease that no request waits for.
-    pub(super) signal: Option<ReadySignal>,
+    pub(super) one_shot: Option<ReadySignal>,
 }
 
 #[derive(Debug)]
@@ -56,13 +56,13 @@ impl LeaseOp {
             consumer_orders: false,
             pending: Mutex::new(None),
             is_held: AtomicBool::new(false),
-            signal: None,
+            one_shot: None,
         }
     }
 
     /// The operation of a request.
     pub(super) fn requested(details: LeaseDetails, consumer_orders: bool) -> Self {
-        Self { consumer_orders, signal: Some(Signal::new()), ..Self::new(details) }
+        Self { consumer_orders, one_shot: Some(OneShot::new()), ..Self::new(details) }
     }
 
     pub(crate) fn info(&self) -> LeaseInfo {
@@ -140,8 +140,8 @@ impl LeaseOp {
     }
 
     fn notify(&self, outcome: Result<(), Error>) {
-        if let Some(signal) = &self.signal {
-            signal.set(outcome);
+        if let Some(one_shot) = &self.one_shot {
+            one_shot.set(outcome);
         }
     }
 }
@@ -243,5 +243,5 @@ fn complete(granted: OpGranted, ending: &Ending<'_>) {
     let mut ready = ReadyList::new();
     run::complete(granted, ending, None, &mut ready);
     run::dispatch(ready);
-    core.bell.ring();
+    core.notifier.notify();
 }

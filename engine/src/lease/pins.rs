@@ -122,7 +122,7 @@ impl LeaseState {
         if let Some(observer) = observer {
             observer.set(Ok(()));
         }
-        self.tensor.inner.core.bell.ring();
+        self.tensor.inner.core.notifier.notify();
     }
 
     /// The pin of a lease that is one.
