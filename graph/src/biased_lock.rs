@@ -14,7 +14,7 @@
 //! The owner says that it is inside, fences (the light side of [`estafette_sync::barrier`]), and looks whether it still is the
 //! owner; who takes that away says so, fences (the heavy side), and waits until the owner is outside. Whichever fence comes
 //! first, either the owner sees that it is not the owner any more, leaves, and waits for `SHARED`; or the other one sees it
-//! inside. StepKind the owner did inside is published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release)
+//! inside. What the owner did inside is published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release)
 //! to everybody else (Acquire).
 //!
 //! Nobody waits for anything inside: bits are not taken there, and every other lock of the graph is taken outside, or is one
@@ -200,7 +200,7 @@ mod models {
 
     use super::*;
 
-    /// StepKind only one thread may be at: plainly for whoever is alone, and under a lock for all others.
+    /// What only one thread may be at: plainly for whoever is alone, and under a lock for all others.
     struct Guarded {
         biased: BiasedLock,
         lock: Mutex<()>,

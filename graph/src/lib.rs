@@ -12,8 +12,8 @@
 //!
 //! let graph: Graph<(), &str> = Graph::new();
 //! let x = graph.var(());
-//! let first = graph.submit("produce", [(&x, Mode::Write)]).expect("nothing is queued before it");
-//! assert!(graph.submit("consume", [(&x, Mode::Read)]).is_none(), "waits for the write");
+//! let first = graph.op("produce", [(&x, Mode::Write)]).submit_unreferenced().expect("nothing is queued before it");
+//! assert!(graph.op("consume", [(&x, Mode::Read)]).submit_unreferenced().is_none(), "waits for the write");
 //! assert!(!x.is_quiet());
 //!
 //! let mut next = Vec::new();
@@ -44,7 +44,6 @@ mod variable;
 
 pub use graph::Graph;
 pub use id::{OpId, VarId};
-pub use inspect::dependents::Pinned;
 pub use inspect::snapshot::{Blocker, Explained, Hazard, OpView, Snapshot, VarView};
 pub use inspect::walk::{Step, StepKind, Walk};
 pub use operation::access::Mode;

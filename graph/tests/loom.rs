@@ -29,7 +29,7 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// StepKind operations touch while granted, without any lock: loom reports two that overlap and should not.
+/// What operations touch while granted, without any lock: loom reports two that overlap and should not.
 struct Data {
     cells: Vec<UnsafeCell<usize>>,
     done: AtomicUsize,
@@ -67,7 +67,7 @@ impl World {
 
     fn submit(&self, uses: &[(usize, Mode)]) {
         let accesses = uses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-        self.run(self.graph.submit(uses.to_vec(), accesses));
+        self.run(self.graph.op(uses.to_vec(), accesses).submit_unreferenced());
     }
 
     /// Runs what is granted and whatever that lets go.
@@ -96,7 +96,7 @@ impl World {
     /// As `request`, of which only `touches` is touched when it runs.
     fn request_of(&self, touches: Uses, uses: &[(usize, Mode)]) -> OpRef<usize, Uses> {
         let accesses = uses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-        let (request, granted) = self.graph.submit_ref(touches, accesses);
+        let (request, granted) = self.graph.op(touches, accesses).submit();
         assert!(granted.is_none(), "something is in its way");
         request
     }
@@ -114,7 +114,7 @@ impl World {
     }
 }
 
-/// StepKind the executions of a model came across, so that a model can state that it saw every outcome.
+/// What the executions of a model came across, so that a model can state that it saw every outcome.
 #[derive(Clone, Default)]
 struct Seen(std::sync::Arc<std::sync::Mutex<BTreeSet<usize>>>);
 
@@ -226,8 +226,8 @@ fn three_submitters_in_a_circle_all_run() {
 fn a_join_of_two_variables_is_granted_once_by_whoever_completes_last() {
     model(3, || {
         let world = World::new(2);
-        let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
-        let second = world.graph.submit(vec![(1, WRITE)], [(&world.vars[1], WRITE)]);
+        let first = world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced();
+        let second = world.graph.op(vec![(1, WRITE)], [(&world.vars[1], WRITE)]).submit_unreferenced();
         world.submit(&[(0, READ), (1, WRITE)]);
         let other = world.share();
         let thread = thread::spawn(move || other.run(second));
@@ -242,10 +242,10 @@ fn a_join_of_two_variables_is_granted_once_by_whoever_completes_last() {
 fn a_flag_is_seen_by_whoever_is_granted_through_another_variable() {
     model(3, || {
         let world = World::new(2);
-        let first = world.graph.submit(vec![], [(&world.vars[0], WRITE)]).unwrap();
-        let second = world.graph.submit(vec![], [(&world.vars[1], WRITE)]).unwrap();
+        let first = world.graph.op(vec![], [(&world.vars[0], WRITE)]).submit_unreferenced().unwrap();
+        let second = world.graph.op(vec![], [(&world.vars[1], WRITE)]).submit_unreferenced().unwrap();
         let reads = [(&world.vars[0], READ), (&world.vars[1], READ)];
-        assert!(world.graph.submit(vec![], reads).is_none());
+        assert!(world.graph.op(vec![], reads).submit_unreferenced().is_none());
         let look = |granted: Granted<usize, Uses>| {
             let flags: u32 = granted.accesses().map(|access| access.flags()).sum();
             assert_eq!(flags, 1, "the flag on A");
@@ -267,7 +267,7 @@ fn a_quiet_variable_shows_what_its_writer_left() {
         let graph: Graph<(), ()> = Graph::new();
         let x = graph.var(());
         let value = Arc::new(UnsafeCell::new(0));
-        let granted = graph.submit((), [(&x, WRITE)]).unwrap();
+        let granted = graph.op((), [(&x, WRITE)]).submit_unreferenced().unwrap();
         let theirs = Arc::clone(&value);
         let thread = thread::spawn(move || {
             // SAFETY: a granted write has its data alone.
@@ -294,7 +294,7 @@ fn the_last_handle_is_dropped_while_the_operation_completes() {
         let (drops, count) = counter();
         let graph: Graph<Counted, ()> = Graph::new();
         let x = graph.var(Counted(drops));
-        let granted = graph.submit((), [(&x, WRITE)]).unwrap();
+        let granted = graph.op((), [(&x, WRITE)]).submit_unreferenced().unwrap();
         let thread = thread::spawn(move || {
             granted.complete(|_| (), |_| ());
         });
@@ -311,7 +311,7 @@ fn two_last_readers_complete_while_the_handle_is_dropped() {
         let (drops, count) = counter();
         let graph: Graph<Counted, ()> = Graph::new();
         let x = graph.var(Counted(drops));
-        let readers = [(); 2].map(|()| graph.submit((), [(&x, READ)]).unwrap());
+        let readers = [(); 2].map(|()| graph.op((), [(&x, READ)]).submit_unreferenced().unwrap());
         drop(graph);
         let threads = readers.map(|granted| {
             thread::spawn(move || {
@@ -330,7 +330,7 @@ fn the_last_reference_is_dropped_while_the_operation_completes() {
         let (drops, count) = counter();
         let graph: Graph<(), Counted> = Graph::new();
         let x = graph.var(());
-        let (reference, granted) = graph.submit_ref(Counted(drops), [(&x, WRITE)]);
+        let (reference, granted) = graph.op(Counted(drops), [(&x, WRITE)]).submit();
         let granted = granted.unwrap();
         drop((graph, x));
         let thread = thread::spawn(move || drop(granted.complete(|_| (), |_| ())));
@@ -353,8 +353,8 @@ fn a_snapshot_is_taken_while_operations_complete() {
         let (drops, count) = counter();
         let graph: Graph<(), Counted> = Graph::new();
         let x = graph.var(());
-        let first = graph.submit(Counted(Arc::clone(&drops)), [(&x, WRITE)]).unwrap();
-        assert!(graph.submit(Counted(drops), [(&x, WRITE)]).is_none());
+        let first = graph.op(Counted(Arc::clone(&drops)), [(&x, WRITE)]).submit_unreferenced().unwrap();
+        assert!(graph.op(Counted(drops), [(&x, WRITE)]).submit_unreferenced().is_none());
         let thread = thread::spawn(move || {
             let mut next = None;
             first.complete(|_| (), |granted| next = Some(granted));
@@ -381,7 +381,7 @@ fn variables_end_while_pictures_are_taken() {
         let (drops, count) = counter();
         let graph: Graph<Counted, ()> = Graph::new();
         let (x, y) = (graph.var(Counted(Arc::clone(&drops))), graph.var(Counted(drops)));
-        let granted = graph.submit((), [(&y, WRITE)]).unwrap();
+        let granted = graph.op((), [(&y, WRITE)]).submit_unreferenced().unwrap();
         let theirs = graph.clone();
         let thread = thread::spawn(move || {
             drop((x, y));
@@ -402,9 +402,9 @@ fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {
     model(3, move || {
         let graph: Graph<(), u32> = Graph::new();
         let (x, y) = (graph.var(()), graph.var(()));
-        let first = graph.submit(0, [(&x, WRITE)]).unwrap();
-        assert!(graph.submit(1, [(&x, READ), (&y, WRITE)]).is_none());
-        assert!(graph.submit(2, [(&y, READ)]).is_none());
+        let first = graph.op(0, [(&x, WRITE)]).submit_unreferenced().unwrap();
+        assert!(graph.op(1, [(&x, READ), (&y, WRITE)]).submit_unreferenced().is_none());
+        assert!(graph.op(2, [(&y, READ)]).submit_unreferenced().is_none());
         let thread = thread::spawn(move || {
             drop(x);
             let mut next = Some(first);
@@ -432,9 +432,9 @@ fn a_walk_follows_an_operation_to_a_variable_that_goes() {
         let (drops, count) = counter();
         let graph: Graph<Counted, u32> = Graph::new();
         let (x, y) = (graph.var(Counted(Arc::clone(&drops))), graph.var(Counted(drops)));
-        let first = graph.submit(0, [(&x, WRITE)]).unwrap();
-        assert!(graph.submit(1, [(&x, READ), (&y, WRITE)]).is_none());
-        let (last, granted) = graph.submit_ref(2, [(&y, READ)]);
+        let first = graph.op(0, [(&x, WRITE)]).submit_unreferenced().unwrap();
+        assert!(graph.op(1, [(&x, READ), (&y, WRITE)]).submit_unreferenced().is_none());
+        let (last, granted) = graph.op(2, [(&y, READ)]).submit();
         assert!(granted.is_none());
         drop(y);
         let thread = thread::spawn(move || {
@@ -468,11 +468,11 @@ fn a_collapse_races_a_submission_through_its_member() {
         let other = world.share();
         let thread = thread::spawn(move || {
             // Cell 1 stands for the memory that member and group share.
-            let granted = other.graph.submit(vec![(1, WRITE)], [(&other.vars[0], WRITE)]);
+            let granted = other.graph.op(vec![(1, WRITE)], [(&other.vars[0], WRITE)]).submit_unreferenced();
             other.run(granted);
         });
         world.run(world.graph.collapse(vec![(1, WRITE)], &[&world.vars[0]], &world.vars[1]));
-        world.run(world.graph.submit(vec![(1, READ)], [(&world.vars[1], READ)]));
+        world.run(world.graph.op(vec![(1, READ)], [(&world.vars[1], READ)]).submit_unreferenced());
         thread.join().unwrap();
         assert_eq!(world.done(), 3);
         assert!(world.vars.iter().all(Var::is_quiet));
@@ -486,7 +486,7 @@ fn a_member_is_not_quiet_while_it_is_collapsed() {
     model(5, || {
         let graph: Graph<(), ()> = Graph::new();
         let (member, group) = (graph.var(()), graph.var(()));
-        let writing = graph.submit((), [(&member, WRITE)]).unwrap();
+        let writing = graph.op((), [(&member, WRITE)]).submit_unreferenced().unwrap();
         let theirs = (graph.clone(), member.clone(), group.clone());
         let thread = thread::spawn(move || {
             let (graph, member, group) = theirs;
@@ -502,7 +502,7 @@ fn a_member_is_not_quiet_while_it_is_collapsed() {
     });
 }
 
-/// StepKind is left on the variable that orders a member is moved by the collapse, or is on the group already.
+/// What is left on the variable that orders a member is moved by the collapse, or is on the group already.
 #[test]
 fn what_is_left_on_a_member_is_not_missed_by_its_collapse() {
     model(3, || {
@@ -556,7 +556,7 @@ fn a_member_is_dropped_while_its_access_completes_on_the_group() {
         let member = graph.var(Some(Memory { used: Arc::clone(&used), _counted: Counted(drops) }));
         let group = graph.var(None);
         graph.collapse((), &[&member], &group).unwrap().complete(|_| (), |_| ());
-        let granted = graph.submit((), [(&member, READ)]).unwrap();
+        let granted = graph.op((), [(&member, READ)]).submit_unreferenced().unwrap();
         drop(graph);
         let thread = thread::spawn(move || {
             used.store(1, Ordering::Relaxed);
@@ -573,7 +573,8 @@ fn a_member_is_dropped_while_its_access_completes_on_the_group() {
 fn a_split_keeps_others_out_while_the_operation_completes() {
     model(3, || {
         let world = World::new(1);
-        let running = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).unwrap();
+        let running =
+            world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced().unwrap();
         let lease = running.split(vec![(0, READ)], &[&world.vars[0]], READ);
         let other = world.share();
         let thread = thread::spawn(move || {
@@ -631,12 +632,12 @@ fn crossed_submitters_on_a_biased_graph_run_alone() {
     });
 }
 
-/// StepKind the owner granted without bits is completed by another thread, while the owner goes on.
+/// What the owner granted without bits is completed by another thread, while the owner goes on.
 #[test]
 fn an_operation_granted_by_the_owner_is_completed_elsewhere() {
     model(2, || {
         let world = World::biased(2);
-        let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
+        let first = world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced();
         world.submit(&[(0, READ), (1, WRITE)]);
         let other = world.share();
         let thread = thread::spawn(move || other.run(first));
@@ -653,7 +654,7 @@ fn the_last_handle_on_a_biased_graph_is_dropped_while_the_operation_completes() 
         let (drops, count) = counter();
         let graph: Graph<Counted, ()> = Graph::biased();
         let var = graph.var(Counted(drops));
-        let granted = graph.submit((), [(&var, WRITE)]).unwrap();
+        let granted = graph.op((), [(&var, WRITE)]).submit_unreferenced().unwrap();
         let theirs = graph.clone();
         let thread = thread::spawn(move || {
             granted.complete(|_| (), |_| unreachable!("nobody waits"));
@@ -733,7 +734,7 @@ fn a_request_is_withdrawn_while_what_it_waits_for_completes() {
         let noted = seen.clone();
         model(if biased { 2 } else { 3 }, move || {
             let world = if biased { World::biased(1) } else { World::new(1) };
-            let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
+            let first = world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced();
             let request = world.request(&[(0, WRITE)]);
             world.submit(&[(0, READ)]);
             let other = world.share();
@@ -758,7 +759,7 @@ fn a_request_is_withdrawn_while_others_are_submitted_behind_it() {
     let noted = seen.clone();
     model(2, move || {
         let world = World::new(2);
-        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let held = world.graph.op(vec![(0, READ)], [(&world.vars[0], READ)]).submit_unreferenced();
         let request = world.request(&[(0, WRITE), (1, WRITE)]);
         let other = world.share();
         let thread = thread::spawn(move || {
@@ -779,7 +780,7 @@ fn a_request_is_withdrawn_while_others_are_submitted_behind_it() {
 fn one_request_is_withdrawn_once_by_two_threads() {
     model(3, || {
         let world = World::new(1);
-        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let held = world.graph.op(vec![(0, READ)], [(&world.vars[0], READ)]).submit_unreferenced();
         let request = world.request(&[(0, WRITE)]);
         world.submit(&[(0, READ)]);
         let (other, theirs) = (world.share(), request.clone());
@@ -797,7 +798,7 @@ fn two_crossed_requests_are_withdrawn_at_once() {
     for biased in [false, true] {
         model(if biased { 2 } else { 3 }, move || {
             let world = if biased { World::biased(2) } else { World::new(2) };
-            let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+            let held = world.graph.op(vec![(0, READ)], [(&world.vars[0], READ)]).submit_unreferenced();
             let first = world.request(&[(0, WRITE), (1, WRITE)]);
             let second = world.request(&[(1, WRITE), (0, WRITE)]);
             world.submit(&[(1, READ)]);
@@ -819,8 +820,8 @@ fn a_request_for_two_variables_is_withdrawn_while_it_is_granted() {
     let noted = seen.clone();
     model(2, move || {
         let world = World::new(2);
-        let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
-        let second = world.graph.submit(vec![(1, WRITE)], [(&world.vars[1], WRITE)]);
+        let first = world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced();
+        let second = world.graph.op(vec![(1, WRITE)], [(&world.vars[1], WRITE)]).submit_unreferenced();
         let request = world.request(&[(0, WRITE), (1, READ)]);
         let other = world.share();
         let thread = thread::spawn(move || {
@@ -843,8 +844,8 @@ fn the_last_handles_are_dropped_while_a_request_is_withdrawn() {
         let (drops, count) = counter();
         let graph: Graph<Counted, ()> = Graph::new();
         let (x, y) = (graph.var(Counted(Arc::clone(&drops))), graph.var(Counted(drops)));
-        let held = graph.submit((), [(&x, READ)]).unwrap();
-        let (request, granted) = graph.submit_ref((), [(&x, WRITE), (&y, WRITE)]);
+        let held = graph.op((), [(&x, READ)]).submit_unreferenced().unwrap();
+        let (request, granted) = graph.op((), [(&x, WRITE), (&y, WRITE)]).submit();
         assert!(granted.is_none());
         drop(graph);
         let thread = thread::spawn(move || {
@@ -867,7 +868,7 @@ fn a_snapshot_is_taken_while_a_request_is_withdrawn() {
     let seen = lengths.clone();
     model(2, move || {
         let world = World::new(2);
-        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let held = world.graph.op(vec![(0, READ)], [(&world.vars[0], READ)]).submit_unreferenced();
         let request = world.request(&[(0, WRITE), (1, WRITE)]);
         let other = world.share();
         let thread = thread::spawn(move || assert!(other.withdraw(&request)));
@@ -889,11 +890,11 @@ fn an_operation_gives_its_reads_up_while_it_is_granted() {
     let noted = seen.clone();
     model(2, move || {
         let world = World::new(2);
-        let first = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
-        let second = world.graph.submit(vec![(1, WRITE)], [(&world.vars[1], WRITE)]);
+        let first = world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced();
+        let second = world.graph.op(vec![(1, WRITE)], [(&world.vars[1], WRITE)]).submit_unreferenced();
         // Does not touch what it only reads, which it may have given up.
         let accesses = [(&world.vars[0], READ), (&world.vars[1], WRITE)];
-        let (op, granted) = world.graph.submit_ref(vec![(1, WRITE)], accesses);
+        let (op, granted) = world.graph.op(vec![(1, WRITE)], accesses).submit();
         assert!(granted.is_none());
         world.submit(&[(0, WRITE)]);
         let other = world.share();
@@ -922,8 +923,8 @@ fn a_walk_visits_an_operation_that_gives_its_reads_up() {
     let seen = lengths.clone();
     model(2, move || {
         let world = World::new(3);
-        let read = world.graph.submit(vec![(0, WRITE)], [(&world.vars[0], WRITE)]);
-        let held = world.graph.submit(vec![(1, READ)], [(&world.vars[1], READ)]);
+        let read = world.graph.op(vec![(0, WRITE)], [(&world.vars[0], WRITE)]).submit_unreferenced();
+        let held = world.graph.op(vec![(1, READ)], [(&world.vars[1], READ)]).submit_unreferenced();
         // Its cells are not touched: it may have given the first up.
         let op = world.request_of(vec![], &[(0, READ), (1, WRITE)]);
         let theirs = op.clone();
@@ -954,7 +955,7 @@ fn a_walk_finds_a_request_that_is_withdrawn() {
     let seen = lengths.clone();
     model(2, move || {
         let world = World::new(2);
-        let held = world.graph.submit(vec![(0, READ)], [(&world.vars[0], READ)]);
+        let held = world.graph.op(vec![(0, READ)], [(&world.vars[0], READ)]).submit_unreferenced();
         let request = world.request(&[(0, WRITE), (1, WRITE)]);
         let behind = world.request(&[(1, READ)]);
         let other = world.share();
@@ -982,7 +983,7 @@ fn a_walk_finds_a_request_that_is_withdrawn() {
 fn a_picture_is_taken_of_an_operation_that_gives_its_reads_up() {
     model(2, move || {
         let world = World::new(2);
-        let held = world.graph.submit(vec![(1, READ)], [(&world.vars[1], READ)]);
+        let held = world.graph.op(vec![(1, READ)], [(&world.vars[1], READ)]).submit_unreferenced();
         let op = world.request(&[(0, READ), (1, WRITE)]);
         let theirs = op.clone();
         let other = world.share();

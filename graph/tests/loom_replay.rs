@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// StepKind each thread of a run does.
+    /// What each thread of a run does.
     fn take_part(&self) {
         let mut ran = 0;
         while let Some(taken) = self.run.take() {

@@ -30,14 +30,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette_graph::{Mode, Pinned};
+use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
-use crate::core::var_state::VarState;
 use crate::wait::ready::ReadySignal;
 
 /// Nothing is known. Other verdicts are the number of the cancelled operation, and the number of what is sound.
@@ -63,7 +61,7 @@ estafette_sync::statics! {
     static KNOWN: Mutex<Known> = Mutex::new(Known { cancelled: BTreeMap::new(), sound: SOUND });
 }
 
-type Op = Pinned<'static, VarState, OpState>;
+type Op = OpHandle;
 
 struct Known {
     /// Operations that were cancelled and have not been skipped, and their failures.
@@ -115,7 +113,7 @@ pub(crate) fn probe_waits(probe: &OpHandle) {
         return;
     }
     let mut walk = Walk::default();
-    lock().look_back(graph().pin(probe), &mut walk);
+    lock().look_back(probe.clone(), &mut walk);
     walk.end();
 }
 
@@ -210,7 +208,7 @@ impl Known {
 
     /// Walks from `op` to what looks at its writes, and so on behind each for which `goes_on` says so, once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, goes_on: impl Fn(&OpState) -> bool) {
-        let mut open = vec![graph().pin(op)];
+        let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {
             op.dependents(|state, mode| looks(state, mode) && goes_on(state), &mut open);
             walk.walked.push(op);

@@ -5,14 +5,12 @@
 //! submission does. While the registry is locked no variable is freed, and an operation that is not over by then was in all its queues
 //! when the lock was taken. Whether it still is in a queue is asked again under that queue's bit.
 
-use std::fmt;
 use std::ptr::NonNull;
 
 use estafette_sync::thread;
 
 use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
-use crate::id::OpId;
 use crate::operation::access::{Access, AccessPtr, Mode};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
@@ -20,67 +18,17 @@ use crate::reentry::Lending;
 use crate::variable::queue::Queue;
 use crate::variable::var::VarNode;
 
-/// A counted reference to an operation, of any that is found in a queue: also of one that was submitted without an [`OpRef`].
-///
-/// Dropping it may drop the operation's payload.
-pub struct Pinned<'g, V, T> {
-    block: BlockPtr<V, T>,
-    graph: &'g GraphState<V, T>,
-}
-
 impl<V, T> Graph<V, T> {
-    /// Refers to `op` for a walk along the queues.
-    ///
-    /// # Panics
-    /// If the operation belongs to another graph.
-    pub fn pin(&self, op: &OpRef<V, T>) -> Pinned<'_, V, T> {
-        self.assert_own(op);
-        // SAFETY: the caller's reference keeps the operation.
-        unsafe { Pinned::new(op.block(), &self.state) }
-    }
-
     /// # Panics
     /// If the operation belongs to another graph.
     pub(crate) fn assert_own(&self, op: &OpRef<V, T>) {
-        // SAFETY: the reference keeps the operation, and the owner was set before there was one.
-        let owner = unsafe { op.as_block().owner() };
-        assert!(std::ptr::eq(owner, &raw const *self.state), "{} belongs to another graph", op.id());
+        // SAFETY: the reference keeps the operation.
+        let graph = unsafe { op.as_block().graph() };
+        assert!(std::ptr::eq(graph, &raw const *self.state), "{} belongs to another graph", op.id());
     }
 }
 
-impl<'g, V, T> Pinned<'g, V, T> {
-    /// Refers to an operation.
-    ///
-    /// # Safety
-    /// The caller has a reference, or holds the bit of a variable in whose queue the operation is: completing it needs that bit, so its
-    /// reference to itself is still counted.
-    pub(crate) unsafe fn new(block: BlockPtr<V, T>, graph: &'g GraphState<V, T>) -> Self {
-        // SAFETY: forwarded to the caller.
-        unsafe { block.as_ref() }.retain();
-        Self { block, graph }
-    }
-
-    /// Whether no access waits.
-    pub(crate) fn is_granted(&self) -> bool {
-        self.as_block().is_granted()
-    }
-
-    pub(crate) fn block(&self) -> BlockPtr<V, T> {
-        self.block
-    }
-
-    /// The operation's name within its graph.
-    pub fn id(&self) -> OpId {
-        // SAFETY: our reference keeps the operation.
-        unsafe { self.as_block().id() }
-    }
-
-    /// StepKind was submitted with the operation.
-    pub fn payload(&self) -> &T {
-        // SAFETY: our reference keeps the payload, and the result borrows the reference.
-        unsafe { self.as_block().payload() }
-    }
-
+impl<V, T> OpRef<V, T> {
     /// Adds to `found` what comes after the writes of this operation and before, or with, the next write of the same variable, if it
     /// is `wanted`. Nothing, once the operation has been completed or withdrawn.
     ///
@@ -99,7 +47,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let mode = behind.as_ref().target().mode();
                     let op = Access::op(behind);
                     if wanted(op.as_ref().payload(), mode) {
-                        found.push(Self::new(op, self.graph));
+                        found.push(Self::retain(op));
                     }
                     if mode.is_exclusive() {
                         return;
@@ -139,7 +87,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
                     if ahead.as_ref().target().is_exclusive() {
-                        found.push(Self::new(op, self.graph));
+                        found.push(Self::retain(op));
                         return;
                     }
                     if known(op.as_ref().payload()) {
@@ -148,7 +96,7 @@ impl<'g, V, T> Pinned<'g, V, T> {
                     let Some((first, _)) = front.next() else { return };
                     writes -= u32::from(first.as_ref().target().is_exclusive());
                     if writes == 0 {
-                        found.push(Self::new(Access::op(first), self.graph));
+                        found.push(Self::retain(Access::op(first)));
                         return;
                     }
                 }
@@ -159,17 +107,14 @@ impl<'g, V, T> Pinned<'g, V, T> {
     /// Lends the queue of each of the operation's variables, under its bit, with the access that is linked there, until the operation
     /// is over.
     fn each_queue(&self, mut f: impl FnMut(&Queue<V, T>, AccessPtr<V, T>)) {
+        // SAFETY: our reference keeps the operation.
+        let graph = unsafe { self.as_block().graph() };
         let lent = |node: &VarNode<V, T>, access| {
-            let _lending = Lending::of(self.graph.address());
+            let _lending = Lending::of(graph.address());
             f(&node.queue, access);
         };
         // SAFETY: our reference keeps the block.
-        let _ = unsafe { each_queue(self.block, self.graph, Block::is_over, lent) };
-    }
-
-    fn as_block(&self) -> &Block<V, T> {
-        // SAFETY: our reference keeps the block.
-        unsafe { self.block.as_ref() }
+        let _ = unsafe { each_queue(self.block(), graph, Block::is_over, lent) };
     }
 }
 
@@ -235,18 +180,5 @@ impl<V, T> Drop for LockedNode<V, T> {
         // SAFETY: the bit is held, and keeps the node alive.
         let lock = unsafe { &self.node.as_ref().lock };
         lock.unlock(lock.load_locked());
-    }
-}
-
-impl<V, T> Drop for Pinned<'_, V, T> {
-    fn drop(&mut self) {
-        // SAFETY: gives our reference up; the graph behind `inner` outlives it.
-        drop(unsafe { Block::release_pinned(self.block, self.graph) });
-    }
-}
-
-impl<V, T> fmt::Debug for Pinned<'_, V, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pinned").field("id", &self.id()).finish_non_exhaustive()
     }
 }

@@ -15,10 +15,10 @@ use crate::addresses::{Map, Set};
 use crate::biased_lock::CriticalSection;
 use crate::graph::{Graph, GraphState};
 use crate::id::{OpId, VarId};
-use crate::inspect::dependents::Pinned;
 use crate::inspect::snapshot::{OpView, Snapshot, VarView};
 use crate::operation::access::{Access, Mode};
 use crate::operation::block::{Block, BlockPtr};
+use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::var::VarNode;
 
@@ -55,7 +55,7 @@ impl<V, T> Graph<V, T> {
         Snapshot { ops, vars: raw.vars }
     }
 
-    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<'_, V, T, D> {
+    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
         let mut set: Vec<Node<V, T>> = Vec::new();
         let scan = self.state.registry().scan();
         // SAFETY: the survey keeps the nodes.
@@ -65,7 +65,7 @@ impl<V, T> Graph<V, T> {
             let mut vars_locked = unsafe { LockedVars::new(&mut set, &self.state) };
             let missing = vars_locked.grow();
             if missing.is_empty() {
-                return vars_locked.read(&self.state, holders);
+                return vars_locked.read(holders);
             }
             drop(vars_locked);
             set.extend(missing);
@@ -73,15 +73,15 @@ impl<V, T> Graph<V, T> {
     }
 }
 
-/// StepKind a survey found. The operations are referenced, so that they can be described after the bits are given back.
-struct RawSnapshot<'g, V, T, D> {
-    ops: Vec<Found<'g, V, T>>,
+/// What a survey found. The operations are referenced, so that they can be described after the bits are given back.
+struct RawSnapshot<V, T, D> {
+    ops: Vec<Found<V, T>>,
     vars: Vec<VarView>,
     pins: Vec<(VarId, OpId, D)>,
 }
 
-struct Found<'g, V, T> {
-    op: Pinned<'g, V, T>,
+struct Found<V, T> {
+    op: OpRef<V, T>,
     granted: bool,
     accesses: Vec<(VarId, Mode, bool)>,
 }
@@ -147,12 +147,8 @@ impl<'a, V, T> LockedVars<'a, V, T> {
     }
 
     /// The queues of the set, and references to every operation in them.
-    fn read<'g, D>(
-        &self,
-        graph: &'g GraphState<V, T>,
-        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
-    ) -> RawSnapshot<'g, V, T, D> {
-        let mut ops: Vec<Found<'g, V, T>> = Vec::new();
+    fn read<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<V, T, D> {
+        let mut ops: Vec<Found<V, T>> = Vec::new();
         let mut vars: HashMap<VarId, VarView> = HashMap::new();
         let mut pins = Vec::new();
         let mut indices: Map<BlockPtr<V, T>, usize> = Map::default();
@@ -170,7 +166,7 @@ impl<'a, V, T> LockedVars<'a, V, T> {
             view.queue.push((id, mode, granted));
             let index = *indices.entry(op).or_insert_with(|| {
                 // SAFETY: as above.
-                let op = unsafe { Pinned::new(op, graph) };
+                let op = unsafe { OpRef::retain(op) };
                 ops.push(Found { granted: op.is_granted(), op, accesses: Vec::new() });
                 ops.len() - 1
             });

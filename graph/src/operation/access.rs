@@ -33,7 +33,7 @@ impl Mode {
         !matches!(self, Self::Write)
     }
 
-    /// StepKind two accesses of one variable by one operation amount to.
+    /// What two accesses of one variable by one operation amount to.
     #[inline]
     pub(crate) fn merge(self, other: Self) -> Self {
         if self == other { self } else { Self::Update }
@@ -160,7 +160,7 @@ impl<V, T> Access<V, T> {
         self.target.with_mut(|place| unsafe { *place = Some(target.with_slot(slot)) });
     }
 
-    /// StepKind the access is to.
+    /// What the access is to.
     ///
     /// # Safety
     /// The access has been aimed and its operation has not been recycled meanwhile: the caller owns the operation or

@@ -1,14 +1,14 @@
-//! StepKind is left to do when an operation has ended.
+//! What is left to do when an operation has ended.
 
 use std::fmt;
 use std::ptr::NonNull;
 
-use crate::operation::block::{Block, BlockPtr, LeftOver};
+use crate::operation::block::{Block, BlockPtr};
 use crate::operation::granted::Granted;
 use crate::operation::op_ref::OpRef;
 use crate::variable::retired::RetiredVars;
 
-/// StepKind a completed operation leaves behind. Used and dropped outside of every bit.
+/// What a completed operation leaves behind. Used and dropped outside of every bit.
 ///
 /// Operations that are granted now are nobody else's, so they must all be [taken](Self::next_granted).
 #[must_use = "an operation that is granted and never completed blocks everything behind it"]
@@ -18,22 +18,15 @@ pub struct Completed<V, T> {
     tail: Option<BlockPtr<V, T>>,
     /// The operation, with its reference to itself, while it owns its slab.
     pub(crate) own: Option<BlockPtr<V, T>>,
-    /// From a box.
-    rare: Option<NonNull<RareEffects<V, T>>>,
-}
-
-/// StepKind few operations leave behind.
-pub(crate) struct RareEffects<V, T> {
-    /// The payload of one that does not own its slab.
-    pub(crate) remains: Option<LeftOver<V, T>>,
-    pub(crate) dead: RetiredVars<V, T>,
+    /// Variables that ended with the operation, from a box.
+    retired: Option<NonNull<RetiredVars<V, T>>>,
 }
 
 impl<V, T> Completed<V, T> {
     /// Nothing yet.
     #[inline(always)]
     pub const fn new() -> Self {
-        Self { head: None, tail: None, own: None, rare: None }
+        Self { head: None, tail: None, own: None, retired: None }
     }
 
     /// The next operation that is granted now. Those that wait for the same variable come in the order of their submission.
@@ -68,8 +61,8 @@ impl<V, T> Completed<V, T> {
                 }
             }
         }
-        if self.rare.is_some() {
-            self.drop_rare();
+        if self.retired.is_some() {
+            self.drop_retired();
         }
         shared
     }
@@ -89,23 +82,23 @@ impl<V, T> Completed<V, T> {
         }
     }
 
+    /// Variables that ended with the operation.
     #[cold]
-    pub(crate) fn rare(&mut self) -> &mut RareEffects<V, T> {
-        let make =
-            || NonNull::from(Box::leak(Box::new(RareEffects { remains: None, dead: RetiredVars::new() })));
+    pub(crate) fn retired(&mut self) -> &mut RetiredVars<V, T> {
+        let make = || NonNull::from(Box::leak(Box::new(RetiredVars::new())));
         // SAFETY: made from a box, and borrowed as `self` is.
-        unsafe { self.rare.get_or_insert_with(make).as_mut() }
+        unsafe { self.retired.get_or_insert_with(make).as_mut() }
     }
 
     #[cold]
-    fn drop_rare(&mut self) {
-        if let Some(rare) = self.rare.take() {
-            // SAFETY: it was made from a box, and nobody else has it.
-            drop(unsafe { Box::from_raw(rare.as_ptr()) });
+    fn drop_retired(&mut self) {
+        if let Some(retired) = self.retired.take() {
+            // SAFETY: made from a box, of which this was the only pointer.
+            drop(unsafe { Box::from_raw(retired.as_ptr()) });
         }
     }
 
-    /// StepKind is left when it was not used to the end, as on unwinding.
+    /// What is left when it was not used to the end, as on unwinding.
     #[cold]
     fn drop_rest(&mut self) {
         drop(self.take_shared());
@@ -125,7 +118,7 @@ impl<V, T> Default for Completed<V, T> {
 impl<V, T> Drop for Completed<V, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.head.is_some() || self.own.is_some() || self.rare.is_some() {
+        if self.head.is_some() || self.own.is_some() || self.retired.is_some() {
             self.drop_rest();
         }
     }

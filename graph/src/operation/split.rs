@@ -41,8 +41,7 @@ impl<V, T> Granted<V, T> {
             let first = targets.first().expect("a split takes at least one variable along");
             let graph = &first.node().as_ref().graph;
             let (block, id) = graph.slab.take();
-            Block::begin(block, id, payload, 1);
-            block.as_ref().own_early(graph.clone());
+            Block::begin(block, id, graph.clone(), |place| place.write(payload), 1);
             Block::set_targets(block, targets);
             block.as_ref().set_pending(0);
             for (access, target) in Block::accesses(block).zip(targets) {

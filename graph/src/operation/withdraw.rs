@@ -54,7 +54,7 @@ impl<V, T> OpRef<V, T> {
     fn leave_queues(&self, what: What, ended: &mut Completed<V, T>) -> bool {
         // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
         // it from being recycled.
-        let graph = unsafe { self.as_block().owner() };
+        let graph = unsafe { self.as_block().graph() };
         let live = graph.registry().lock();
         if self.as_block().is_granted() {
             return false;
@@ -154,10 +154,10 @@ unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, 
         let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
         if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut guard, Mode::Read, &mut ended.rare().dead);
+            Group::completed(&mut guard, Mode::Read, &mut ended.retired());
         }
         if empty && guard.word.orphaned() {
-            ended.rare().dead.retire(target.node());
+            ended.retired().retire(target.node());
         }
     }
 }

@@ -178,7 +178,7 @@ impl fmt::Display for OrderViolation {
 
 impl std::error::Error for OrderViolation {}
 
-/// StepKind later accesses of a variable may depend on.
+/// What later accesses of a variable may depend on.
 #[derive(Default)]
 struct Version {
     writer: Option<NodeIndex>,

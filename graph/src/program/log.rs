@@ -1,4 +1,4 @@
-//! StepKind happened, as a log fed from outside, and what can be learned from it afterwards.
+//! What happened, as a log fed from outside, and what can be learned from it afterwards.
 //!
 //! A [`ProgramLog`] is told of each operation's submission and of the moments in its life, with times that the caller
 //! took from whatever clock it has (nanoseconds; only differences matter). It turns them into a petgraph graph of the
@@ -40,7 +40,7 @@ pub struct ProgramLog {
 pub struct LoggedOp {
     /// The operation.
     pub id: OpId,
-    /// StepKind the caller calls it.
+    /// What the caller calls it.
     pub name: String,
     /// Each distinct variable once, ascending; several uses of one variable are merged as the graph merges them.
     pub accesses: Vec<(VarId, Mode)>,

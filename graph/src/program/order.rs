@@ -1,4 +1,4 @@
-//! StepKind never changes from run to run.
+//! What never changes from run to run.
 
 use std::collections::HashMap;
 

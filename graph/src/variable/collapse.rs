@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use crate::graph::Graph;
+use crate::graph_ref::GraphRef;
 use crate::operation::access::{AccessPtr, Mode, Target};
 use crate::operation::block::Block;
 use crate::operation::granted::Granted;
@@ -16,7 +17,7 @@ use crate::operation::targets::Targets;
 use crate::variable::retired::RetiredVars;
 use crate::variable::var::{Var, VarGuard, VarNode};
 
-/// StepKind a variable needs to be a group.
+/// What a variable needs to be a group.
 ///
 /// Dropping the last handle of a member must keep its `V` until the accesses submitted through it are through, and
 /// those are in the group's queue now. So the member is *parked* here until every access that was queued at that
@@ -48,11 +49,13 @@ impl<V, T> Graph<V, T> {
             // SAFETY: the handle keeps the node.
             self.assert_mine(unsafe { var.node().as_ref() });
         }
-        let block = self.begin(payload, 1);
+        let (block, id) = self.state.slab.take();
         let mut fresh = Some(Box::new(Group { finished: 0, parked: VecDeque::new() }));
         // SAFETY: the handles in `members` and `group` keep all nodes and their roots alive; the block is ours until
         // it is appended, and nothing of it is touched after the last bit is given back unless it is granted.
         unsafe {
+            Block::begin(block, id, GraphRef::new(&self.state), |place| place.write(payload), 1);
+            block.as_ref().leave_out_of_lists();
             let section = self.state.biased.enter();
             let (targets, root) = loop {
                 let root = VarNode::resolve(group.node());

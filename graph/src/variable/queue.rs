@@ -292,7 +292,7 @@ impl<V, T> Queue<V, T> {
                 }
                 grant(Access::of(waiting));
                 waiting = Self::next(waiting);
-                // StepKind was submitted long ago has left the cache.
+                // What was submitted long ago has left the cache.
                 prefetch::<1, _>(waiting);
             } else {
                 let joins = idle || exclusive && self.only_reads_are_granted();

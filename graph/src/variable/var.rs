@@ -35,7 +35,7 @@ pub struct Var<V, T> {
 
 /// A variable. Alive while it has handles or a non-empty queue.
 ///
-/// StepKind an operation touches comes first, and with a small `V` fits a cache line.
+/// What an operation touches comes first, and with a small `V` fits a cache line.
 #[repr(C, align(64))]
 pub(crate) struct VarNode<V, T> {
     pub(crate) lock: VarLock,
@@ -364,7 +364,7 @@ impl<V, T> VarNode<V, T> {
         unsafe {
             Self::lock(this).queue(|queue| {
                 let wanted = queue.iter().filter(|(_, is_granted)| granted || !is_granted);
-                found.extend(wanted.filter_map(|(access, _)| OpRef::of_queued(Access::op(access))));
+                found.extend(wanted.filter_map(|(access, _)| OpRef::of_listed(Access::op(access))));
             });
         }
     }
