@@ -134,7 +134,7 @@ fn a_reference_dropped_before_completion_changes_nothing() {
 
 #[test]
 fn states_and_payloads_may_use_the_graph_when_they_are_dropped() {
-    // Both are dropped outside every bit and lock, so dropping them may submit, complete and drop handles.
+    // Both are dropped outside every lock and lock, so dropping them may submit, complete and drop handles.
     struct Restless(Option<(Graph<Restless, Restless>, Var<Restless, Restless>)>);
     impl Drop for Restless {
         fn drop(&mut self) {

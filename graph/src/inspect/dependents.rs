@@ -1,9 +1,9 @@
 //! One step along the queues: which operations look at what an operation writes, and whose writes it looks at itself.
 //!
-//! Steps and [walks](crate::inspect::walk) go from an operation to its queues by [`each_queue`]. It holds one bit at a time, so what it shows is
-//! no picture of one moment, and the registry's lock only while it takes that bit, so it holds up no other thread for longer than a
+//! Steps and [walks](crate::inspect::walk) go from an operation to its queues by [`each_queue`]. It holds one lock at a time, so what it shows is
+//! no picture of one moment, and the registry's lock only while it takes that lock, so it holds up no other thread for longer than a
 //! submission does. While the registry is locked no variable is freed, and an operation that is not over by then was in all its queues
-//! when the lock was taken. Whether it still is in a queue is asked again under that queue's bit.
+//! when the lock was taken. Whether it still is in a queue is asked again under that queue's lock.
 
 use std::ptr::NonNull;
 
@@ -32,13 +32,13 @@ impl<V, T> OpRef<V, T> {
     /// Adds to `found` what comes after the writes of this operation and before, or with, the next write of the same variable, if it
     /// is `wanted`. Nothing, once the operation has been completed or withdrawn.
     ///
-    /// `wanted` runs under a bit, by the rules of [`Var::with_state`](crate::Var::with_state).
+    /// `wanted` runs under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
     /// If `wanted` uses the graph, as [`Var::with_state`](crate::Var::with_state).
     pub fn dependents(&self, mut wanted: impl FnMut(&T, Mode) -> bool, found: &mut Vec<Self>) {
         self.each_queue(|queue, access| {
-            // SAFETY: the bit is held and the access linked, so everything in the queue is in flight.
+            // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
                 if !access.as_ref().target().is_exclusive() {
                     return;
@@ -61,7 +61,7 @@ impl<V, T> OpRef<V, T> {
     /// Nothing, once this operation has been granted, completed or withdrawn.
     ///
     /// A search goes back over the reads in between, and ends without a result at one that is `known` to look at nothing of interest.
-    /// Both closures run under a bit, by the rules of [`Var::with_state`](crate::Var::with_state).
+    /// Both closures run under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
     /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
@@ -75,7 +75,7 @@ impl<V, T> OpRef<V, T> {
             return;
         }
         self.each_queue(|queue, access| {
-            // SAFETY: the bit is held and the access linked, so everything in the queue is in flight.
+            // SAFETY: the lock is held and the access linked, so everything in the queue is in flight.
             unsafe {
                 let target = access.as_ref().target();
                 let mut writes = queue.writes() - u32::from(target.is_exclusive());
@@ -104,7 +104,7 @@ impl<V, T> OpRef<V, T> {
         });
     }
 
-    /// Lends the queue of each of the operation's variables, under its bit, with the access that is linked there, until the operation
+    /// Lends the queue of each of the operation's variables, under its lock, with the access that is linked there, until the operation
     /// is over.
     fn each_queue(&self, mut f: impl FnMut(&Queue<V, T>, AccessPtr<V, T>)) {
         // SAFETY: our reference keeps the operation.
@@ -118,7 +118,7 @@ impl<V, T> OpRef<V, T> {
     }
 }
 
-/// Goes through the variables of an operation: each under its bit, with the access that is linked there. If reads are withdrawn
+/// Goes through the variables of an operation: each under its lock, with the access that is linked there. If reads are withdrawn
 /// meanwhile, it begins again with those that are left. False if it ended because the operation `has_ended`, which is that it is
 /// granted, or that it is over.
 ///
@@ -135,8 +135,8 @@ pub(crate) unsafe fn each_queue<V, T>(
         let live = graph.registry().lock();
         // SAFETY: the caller refers to the operation. Completing and withdrawing say that it is over before they take the first access
         // out. So while the registry is locked, the variables of one that is not over are alive, and its accesses stay: those that
-        // wait are moved under this lock only, and those of a granted operation never. If it is not over when the bit of one of
-        // them is held, its access stays in that queue, and the variable with it, after the lock is given back.
+        // wait are moved under this lock only, and those of a granted operation never. If it is not over when the lock of one of
+        // them is held, its access stays in that queue, and the variable with it, after the lock is released.
         unsafe {
             if has_ended(op.as_ref()) {
                 return false;
@@ -151,7 +151,7 @@ pub(crate) unsafe fn each_queue<V, T>(
             let access = accesses.get(at);
             let node = access.as_ref().target().node();
             let section = graph.biased.enter();
-            // Who has the bit may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
+            // Who has the lock may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
             if node.as_ref().lock.try_lock_within(&section).is_some() {
                 let locked = LockedNode { node, _section: section };
                 if has_ended(op.as_ref()) {
@@ -168,16 +168,16 @@ pub(crate) unsafe fn each_queue<V, T>(
     }
 }
 
-/// A bit that was taken.
+/// A lock that was taken.
 struct LockedNode<V, T> {
     node: NonNull<VarNode<V, T>>,
-    /// Left after the bit was given back.
+    /// Left after the lock was released.
     _section: CriticalSection,
 }
 
 impl<V, T> Drop for LockedNode<V, T> {
     fn drop(&mut self) {
-        // SAFETY: the bit is held, and keeps the node alive.
+        // SAFETY: the lock is held, and keeps the node alive.
         let lock = unsafe { &self.node.as_ref().lock };
         lock.unlock(lock.load_locked());
     }

@@ -1,7 +1,7 @@
 //! Walking back from operations to everything that they wait for, one queue at a time.
 //!
-//! A [snapshot](crate::inspect::snapshot) shows one moment, so it holds the bits of all its variables at once. A wait asks for less: what has
-//! to move before it can end. A walk goes from queue to queue, [one bit at a time](crate::inspect::dependents::each_queue). It costs time in
+//! A [snapshot](crate::inspect::snapshot) shows one moment, so it holds the locks of all its variables at once. A wait asks for less: what has
+//! to move before it can end. A walk goes from queue to queue, [one lock at a time](crate::inspect::dependents::each_queue). It costs time in
 //! proportion to the operations that it finds.
 //!
 //! # What a walk means
@@ -102,7 +102,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
 
     /// Walks until everything is found, or until it has looked at `limit` accesses in all. False: there is more.
     ///
-    /// `holders` gets the state of each variable whose holds have to end, under the bit, and adds a number (from
+    /// `holders` gets the state of each variable whose holds have to end, under the lock, and adds a number (from
     /// [`Graph::next_id`]) and a description for each. The rules of [`Var::with_state`](crate::Var::with_state) apply.
     ///
     /// # Panics
@@ -186,7 +186,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds an operation, if it is new.
     ///
     /// # Safety
-    /// The caller holds a reference, or the bit of a variable in whose queue the operation is.
+    /// The caller holds a reference, or the lock of a variable in whose queue the operation is.
     unsafe fn add_op(&mut self, op: BlockPtr<V, T>) -> usize {
         let next = self.found.len();
         let index = *self.indices.entry(op).or_insert(next);
@@ -206,7 +206,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     fn visit(&mut self, index: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
         let Subject::Op(op) = &self.found[index].subject else { return };
         let (op, graph) = (op.block(), &*self.graph.state);
-        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose bit is held.
+        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose lock is held.
         let waits = unsafe {
             each_queue(op, graph, Block::is_granted, |node, access| {
                 self.inspect_ahead(index, node, access, holders);
@@ -221,7 +221,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds what an access directly waits for, in its queue.
     ///
     /// # Safety
-    /// The access is in the queue of the node, whose bit is held, and is of an operation that was waiting when the bit was taken.
+    /// The access is in the queue of the node, whose lock is held, and is of an operation that was waiting when the lock was taken.
     unsafe fn inspect_ahead(
         &mut self,
         index: usize,
@@ -229,7 +229,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         access: AccessPtr<V, T>,
         holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
-        // SAFETY: forwarded to the caller: what is linked is in flight while the bit is held.
+        // SAFETY: forwarded to the caller: what is linked is in flight while the lock is held.
         unsafe {
             let exclusive = access.as_ref().target().is_exclusive();
             if !exclusive && node.queue.writes() == 0 {
@@ -276,7 +276,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds the holds of a variable.
     ///
     /// # Safety
-    /// The variable's bit is held.
+    /// The variable's lock is held.
     unsafe fn add_pins(
         &mut self,
         node: &VarNode<V, T>,

@@ -20,8 +20,8 @@ use crate::variable::var::VarNode;
 /// block then keeps for its next operation.
 pub(crate) const INLINE: usize = 4;
 
-/// Spilled accesses a free block may keep memory for (1 KiB). More is given back, so that one operation over
-/// thousands of variables does not pin memory for ever.
+/// Spilled accesses a free block may keep memory for (1 KiB). More is released, so that one operation over
+/// thousands of variables does not keep memory for ever.
 const SPILL_KEPT: usize = 32;
 
 /// In place of the number of accesses that wait: the operation leaves its queues, or has left them.
@@ -33,13 +33,13 @@ const REFS_LIMIT: u32 = u32::MAX / 2;
 
 /// One operation, from submission until its last reference is gone.
 ///
-/// In the order in which it is used, from the start of a cache line: what whoever grants it looks at comes first.
+/// Fields are in the order of use, from the start of a cache line: first those that a granting thread reads.
 #[repr(C, align(64))]
 pub(crate) struct Block<V, T> {
-    /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
+    /// Accesses not granted. Written plainly by the submitter while it holds all locks; decremented under the lock of
     /// the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being completed, or withdrawn.
     pending: AtomicU32,
-    /// The operation in flight counts as one, each `OpRef` (and each snapshot looking at it) as one.
+    /// References: one for the operation in flight, one for each `OpRef`.
     refs: AtomicU32,
     /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
     next: UnsafeCell<Option<BlockPtr<V, T>>>,
@@ -250,7 +250,7 @@ impl<V, T> Block<V, T> {
     /// Moves the accesses that write to the front, and forgets the others.
     ///
     /// # Safety
-    /// The operation waits. The caller holds the bits of the variables that it writes, and the registry's lock, so that no other thread
+    /// The operation waits. The caller holds the locks of the variables that it writes, and the registry's lock, so that no other thread
     /// looks at its accesses; those that read are in no queue.
     pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
         // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was moved already, or is
@@ -371,7 +371,7 @@ impl<V, T> Block<V, T> {
         self.payload.with_mut(|payload| unsafe { (*payload).assume_init_mut() })
     }
 
-    /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.
+    /// States how many accesses are not granted. Plain: the submitter holds all locks, and releasing them publishes it.
     #[inline]
     pub(crate) fn set_pending(&self, count: u32) {
         self.pending.store(count, Ordering::Relaxed);
@@ -390,22 +390,23 @@ impl<V, T> Block<V, T> {
         self.pending() == 0
     }
 
-    /// States that the operation leaves its queues. Plain: the first bit that is given back afterwards publishes it.
+    /// States that the operation leaves its queues. Plain: the first lock that is released afterwards publishes it.
     #[inline(always)]
     pub(crate) fn set_over(&self) {
         self.pending.store(OVER, Ordering::Relaxed);
     }
 
-    /// Whether the operation leaves its queues, or has left them. Asked under the bit of one of its variables, the answer "no"
-    /// says that it is in that variable's queue until the bit is given back.
+    /// Whether the operation leaves its queues, or has left them. Under the lock of one of its variables, false
+    /// means that the operation is in that variable's queue until the lock is released.
     pub(crate) fn is_over(&self) -> bool {
         self.pending.load(Ordering::Acquire) == OVER
     }
 
     /// Grants one access. True: it was the last, and the caller now owns the operation.
     ///
-    /// Acquire and release: the last granter sees everything done before the other grants. When one is left it is
-    /// ours, or nobody else is there, nobody else writes the counter, and the locked instruction is saved.
+    /// Acquire and release: the last granter sees everything done before the other grants. If one access is left it is the caller's,
+    /// and in an exclusive section there is no other thread: then only the caller writes the counter, and saves the locked
+    /// instruction.
     #[inline(always)]
     pub(crate) fn grant_one(&self, section: &CriticalSection) -> bool {
         let pending = self.pending.load(Ordering::Acquire);
@@ -416,7 +417,7 @@ impl<V, T> Block<V, T> {
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Counts one more reference. Relaxed suffices: the caller already has one, or pins the operation.
+    /// Counts one more reference. Relaxed suffices: the caller already has one, or keeps the operation in flight.
     #[inline]
     pub(crate) fn retain(&self) {
         if self.refs.fetch_add(1, Ordering::Relaxed) > REFS_LIMIT {
@@ -424,7 +425,7 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Gives up the second of the two references that the block began with, before anybody else has seen it.
+    /// Drops the second of the two references that the block began with, before any other thread has seen the block.
     #[inline]
     pub(crate) fn forget_reference(&self) {
         self.refs.store(1, Ordering::Relaxed);
@@ -436,9 +437,9 @@ impl<V, T> Block<V, T> {
         self.refs.load(Ordering::Acquire) > 1
     }
 
-    /// Gives one reference up. True: it was the last, and the caller must recycle the block.
+    /// Releases one reference. True: it was the last, and the caller must recycle the block.
     ///
-    /// Acquire and release as in `Arc`. Reading 1 means that it is ours and nobody can make another.
+    /// Acquire and release as in `Arc`. If the counter reads 1, the reference is the caller's, and no thread can make another.
     #[inline]
     fn release_reference(&self) -> bool {
         self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1

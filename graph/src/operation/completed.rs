@@ -1,4 +1,4 @@
-//! What is left to do when an operation has ended.
+//! What is left to do after the completion of an operation.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -8,15 +8,15 @@ use crate::operation::granted::Granted;
 use crate::operation::op_ref::OpRef;
 use crate::variable::retired::RetiredVars;
 
-/// What a completed operation leaves behind. Used and dropped outside of every bit.
+/// The operations that a completion has granted, and the completed operation itself. Used and dropped under no lock.
 ///
-/// Operations that are granted now are nobody else's, so they must all be [taken](Self::next_granted).
+/// The caller must [take](Self::next_granted) every granted operation: no other thread has their tokens.
 #[must_use = "an operation that is granted and never completed blocks everything behind it"]
 pub struct Completed<V, T> {
-    /// Operations granted and not handed over, linked through their blocks. The tail is meaningful only while there is a head.
+    /// Granted operations that were not taken, linked through their blocks. The tail is meaningful only while there is a head.
     head: Option<BlockPtr<V, T>>,
     tail: Option<BlockPtr<V, T>>,
-    /// The operation, with its reference to itself, while it owns its slab.
+    /// The completed operation, with its reference to itself.
     pub(crate) own: Option<BlockPtr<V, T>>,
     /// Variables that ended with the operation, from a box.
     retired: Option<NonNull<RetiredVars<V, T>>>,
@@ -40,14 +40,14 @@ impl<V, T> Completed<V, T> {
         }
     }
 
-    /// Whether there is a [next one](Self::next_granted).
+    /// Whether [`next_granted`](Self::next_granted) returns an operation.
     #[inline(always)]
     pub fn has_granted(&self) -> bool {
         self.head.is_some()
     }
 
-    /// Lets go of the operation, and gives it if others have references: there is somebody to be told. Else its payload is
-    /// dropped.
+    /// Releases the completed operation. Returns it if other references exist, since their holders wait to be notified; otherwise
+    /// drops its payload.
     #[inline(always)]
     pub fn take_shared(&mut self) -> Option<OpRef<V, T>> {
         let mut shared = None;
@@ -98,11 +98,10 @@ impl<V, T> Completed<V, T> {
         }
     }
 
-    /// What is left when it was not used to the end, as on unwinding.
+    /// Drops what the caller did not take, as on unwinding.
     #[cold]
     fn drop_rest(&mut self) {
         drop(self.take_shared());
-        // As with any token that is dropped.
         while let Some(granted) = self.next_granted() {
             drop(granted);
         }

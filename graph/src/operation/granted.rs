@@ -89,10 +89,10 @@ impl<V, T> Granted<V, T> {
 
     /// Ends the operation.
     ///
-    /// `finish` runs once per distinct variable, *under its bit*: it must be short, must not block, must not use
+    /// `finish` runs once per distinct variable, *under its lock*: it must be short, must not block, must not use
     /// this graph and must call nothing foreign. `ready` then gets every operation that is granted by this
-    /// completion, while no bit is held; operations that wait for the same variable come in the order of their
-    /// submission. Last, still outside of every bit, the payload (unless an [`OpRef`] keeps it) and the `V` of
+    /// completion, while no lock is held; operations that wait for the same variable come in the order of their
+    /// submission. Last, still outside of every lock, the payload (unless an [`OpRef`] keeps it) and the `V` of
     /// variables that ended with this operation are dropped.
     ///
     /// The result is the operation itself when somebody holds an [`OpRef`] of it: there is somebody to be told.
@@ -133,7 +133,7 @@ impl<V, T> Granted<V, T> {
         let block = self.block;
         mem::forget(self);
         // SAFETY: the token was ours, so the operation is in flight and every access granted; each is unlinked once,
-        // under its variable's bit, and a queued access keeps its variable alive until then.
+        // under its variable's lock, and a queued access keeps its variable alive until then.
         unsafe {
             block.as_ref().set_over();
             let accesses = Block::accesses(block);
@@ -257,8 +257,8 @@ impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
 /// Ends one access: `finish`, out of the queue, and on with those that waited.
 ///
 /// # Safety
-/// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is
-/// dropped when no bit is held.
+/// The access is granted, its operation in flight, and its variable's lock held in `locked`, within `section`. `ended` is
+/// dropped when no lock is held.
 #[inline(always)]
 unsafe fn complete_access<V, T>(
     section: &CriticalSection,
@@ -294,7 +294,7 @@ unsafe fn complete_access<V, T>(
 /// empty.
 ///
 /// # Safety
-/// The variable's bit is held in `locked`, within `section`. `ended` is used when no bit is held.
+/// The variable's lock is held in `locked`, within `section`. `ended` is used when no lock is held.
 #[inline(always)]
 pub(crate) unsafe fn grant_next<V, T>(
     section: &CriticalSection,

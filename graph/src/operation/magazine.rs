@@ -54,7 +54,7 @@ struct Magazine {
     end_id: Cell<u64>,
 }
 
-/// Whose blocks these are, and how they are given back.
+/// Whose blocks these are, and how they are released.
 type Source = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
 
 impl Magazine {

@@ -15,9 +15,9 @@ use crate::variable::var::VarNode;
 /// block belongs to whoever has its `Granted`.
 #[inline(always)]
 pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
-    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first bit is given
+    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first lock is given
     // back, and again if it is granted; until the last one is, it stays in flight with the accesses it has, since whoever
-    // completes it needs every bit.
+    // completes it needs every lock.
     unsafe {
         let mut accesses = Block::accesses(block);
         let section = enter(accesses);
@@ -66,13 +66,13 @@ unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
     }
 }
 
-/// Takes the bits of all the accesses' variables in the order of their ranks, or none: false if one of them is forwarded.
+/// Takes the locks of all the accesses' variables in the order of their ranks, or none: false if one of them is forwarded.
 ///
-/// All submitters take bits in the same order and hold them together, so submissions happen one after the other
+/// All submitters take locks in the same order and hold them together, so submissions happen one after the other
 /// wherever they share a variable, and no circle of waiting submitters can form.
 ///
 /// # Safety
-/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must give every bit back.
+/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must release every lock.
 #[inline(always)]
 pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &CriticalSection) -> bool {
     // SAFETY: forwarded to the caller.
@@ -99,11 +99,11 @@ pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Critical
 /// Links the operation's accesses at the ends of their queues. True: all are granted.
 ///
 /// # Safety
-/// The caller holds the bits of the operation's variables and owns the block, which is in no queue and has these accesses.
+/// The caller holds the locks of the operation's variables and owns the block, which is in no queue and has these accesses.
 #[inline(always)]
 pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, accesses: Accesses<V, T>) -> bool {
     let mut pending = 0;
-    // SAFETY: the block is ours; its variables' bits are held, so nobody grants before the plain store.
+    // SAFETY: the block is ours; its variables' locks are held, so nobody grants before the plain store.
     unsafe {
         for access in accesses {
             let target = access.as_ref().target();

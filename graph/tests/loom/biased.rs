@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The first thread takes no bits until the second one comes: whenever that is, they run one after the other.
+/// The first thread takes no locks until the second one comes: whenever that is, they run one after the other.
 #[test]
 fn crossed_submitters_on_a_biased_graph_run_alone() {
     model(2, || {
@@ -17,7 +17,7 @@ fn crossed_submitters_on_a_biased_graph_run_alone() {
     });
 }
 
-/// What the owner granted without bits is completed by another thread, while the owner goes on.
+/// What the owner granted without locks is completed by another thread, while the owner goes on.
 #[test]
 fn an_operation_granted_by_the_owner_is_completed_elsewhere() {
     model(2, || {

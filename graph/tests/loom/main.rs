@@ -29,7 +29,7 @@ const READ: Mode = Mode::Read;
 const WRITE: Mode = Mode::Write;
 
 /// Explores with at most `preemptions` involuntary switches per execution. With three threads, one: two threads that
-/// wait for one bit may yield to each other for ever, which loom would follow.
+/// wait for one lock may yield to each other for ever, which loom would follow.
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);
