@@ -35,14 +35,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette_graph::{Mode, Pinned};
+use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
-use crate::core::var_state::VarState;
 use crate::wait::ready::ReadySignal;
 
 /// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
@@ -68,7 +66,7 @@ estafette_sync::statics! {
     static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 
-type Op = Pinned<'static, VarState, OpState>;
+type Op = OpHandle;
 
 struct Verdicts {
     /// Operations that were cancelled and not skipped, with their failures.
@@ -121,7 +119,7 @@ pub(crate) fn query_waits(query: &OpHandle) {
         return;
     }
     let mut walk = Walk::default();
-    lock().walk_back(graph().pin(query), &mut walk);
+    lock().walk_back(query.clone(), &mut walk);
     walk.end();
 }
 
@@ -217,7 +215,7 @@ impl Verdicts {
     /// Walks from `op` to the readers of its writes, and on behind each operation for which `descend` returns
     /// true. Visits each once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
-        let mut open = vec![graph().pin(op)];
+        let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {
             op.dependents(|state, mode| looks(state, mode) && descend(state), &mut open);
             walk.walked.push(op);
