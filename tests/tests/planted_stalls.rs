@@ -1,5 +1,5 @@
-//! Stalls planted on purpose: the first line of the report names the right cause and the right culprit, also after a way
-//! through the file.
+//! Stalls planted on purpose: the first line of the report names the right cause and the right culprit, also
+//! after a way through the file.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::future::Future;
@@ -19,8 +19,8 @@ use tests::watchdog::Watchdog;
 /// One journal at a time is kept per process.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so busy that it is not, a
-/// longer one is planted.
+/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so
+/// busy that it is not, a longer one is planted.
 fn planted(stall: impl Fn(Duration)) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let found =
