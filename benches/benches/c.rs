@@ -26,8 +26,13 @@ fn flush() {
 }
 
 fn engine() -> *mut estafette_engine {
-    let options =
-        estafette_engine_options { size: 32, workers: 1, window: 0, lease_timeout_ns: 0, stack_size: 0 };
+    let options = estafette_engine_options {
+        size: 32,
+        workers: 1,
+        in_flight_limit: 0,
+        lease_timeout_ns: 0,
+        stack_size: 0,
+    };
     let mut engine = ptr::null_mut();
     // SAFETY: as the interface wants it.
     assert_eq!(unsafe { estafette_engine_create(&raw const options, &raw mut engine) }, ESTAFETTE_OK);

@@ -38,7 +38,7 @@ fn run(settings: &Settings) -> Result<Measured, Error> {
     let accesses = random::accesses(n);
     let body = Body::lasting(settings.body_ns);
     // All operations and the gate are in flight at once.
-    let engine = Engine::builder().workers(settings.workers).window(n + 1).build()?;
+    let engine = Engine::builder().workers(settings.workers).in_flight_limit(n + 1).build()?;
     let variables = some_variables(&engine, VARIABLES);
     let once = || {
         // The gate writes every variable once more.

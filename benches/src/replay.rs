@@ -53,14 +53,14 @@ pub fn stencil(
     body: impl Fn() + Clone + Send + Sync + 'static,
 ) -> Result<Program, Error> {
     let rows: [Vec<Variable>; 2] = std::array::from_fn(|_| (0..width).map(|_| engine.var()).collect());
-    let mut recorder = engine.program("stencil");
+    let mut builder = engine.program("stencil");
     for step in 0..steps {
         let (written, read) = (&rows[step % 2], &rows[(step + 1) % 2]);
         for place in 0..width {
             let neighbours: Vec<&Variable> =
                 read[place.saturating_sub(1)..width.min(place + 2)].iter().collect();
             let body = body.clone();
-            recorder.op("point").reads_vars(&neighbours).writes_vars(&[&written[place]]).run(
+            builder.op("point").reads_vars(&neighbours).writes_vars(&[&written[place]]).run(
                 move |[], []| {
                     body();
                     Ok(())
@@ -68,7 +68,7 @@ pub fn stencil(
             )?;
         }
     }
-    recorder.finish()
+    builder.finish()
 }
 
 /// Replays `program` once and waits for its end.

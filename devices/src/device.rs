@@ -34,7 +34,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
 
     /// A queue of somebody else's, acquired now: the wrapper has a new identity, waits are enqueued at once, and each fence
     /// is an event of its own. It is used within the call that gave the handle and dropped then, unless
-    /// [`Queue::may_be_kept`] says otherwise; its fences may live longer.
+    /// [`Queue::handle_outlives_call`] says otherwise; its fences may live longer.
     ///
     /// # Errors
     /// `Invalid` for a queue of another context or device, and where queues have no handles (the default).
@@ -62,7 +62,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
 
     /// Whether consumers give memory of this device back while their work still runs on queues that only they know, as
     /// those do who launch on CUDA streams.
-    fn is_released_early(&self) -> bool {
+    fn may_release_before_completion(&self) -> bool {
         false
     }
 
@@ -117,7 +117,7 @@ pub trait Device: Send + Sync + fmt::Debug + Any {
     /// Whether [`copy`](Device::copy) from or to the host memory at `host` may hold up the thread that enqueues it until the
     /// queue has got there. Whoever must not be held up copies by way of memory from
     /// [`allocate_staging`](Device::allocate_staging) then.
-    fn may_block_copies(&self, host: *const u8) -> bool {
+    fn host_copy_blocks(&self, host: *const u8) -> bool {
         let _ = host;
         false
     }

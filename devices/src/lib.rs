@@ -1,6 +1,6 @@
 //! Devices say *when it is done*: queues, fences on them, sets of fences, and the one thread that observes fences.
 //!
-//! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`Frontier`] is a set of fences, at most the
+//! A [`Fence`] is a point on a [`Queue`]: pending, done or failed. A [`FenceSet`] is a set of fences, at most the
 //! newest one per in-order queue. The [`Reactor`] watches pending fences and calls whoever waits for them, so that no
 //! thread blocks for a device. Four kinds live here: the host ([`host`], with the worker pool in [`cpu`]), those of a
 //! SYCL runtime (`sycl`) and of a CUDA driver (`cuda`) where there is one, and a simulated one ([`sim`]) with virtual
@@ -9,15 +9,15 @@
 //! This crate never knows an operation, a tensor, or any type of DLPack but [`DLDevice`].
 //!
 //! ```
-//! use estafette_devices::{Frontier, Reactor, host};
+//! use estafette_devices::{FenceSet, Reactor, host};
 //!
 //! let (completer, fence) = host::promise("answer");
 //! assert!(!fence.is_done());
 //!
-//! let mut frontier = Frontier::default();
-//! frontier.insert(fence.clone());
+//! let mut fence_set = FenceSet::default();
+//! fence_set.insert(fence.clone());
 //! let (sender, receiver) = std::sync::mpsc::channel();
-//! Reactor::global().when_settled(&frontier, move |result| sender.send(result.is_ok()).expect("receiver lives"));
+//! Reactor::global().when_settled(&fence_set, move |result| sender.send(result.is_ok()).expect("receiver lives"));
 //!
 //! completer.complete();
 //! assert!(receiver.recv().expect("the callback ran"));
@@ -44,7 +44,7 @@ mod error;
 #[cfg(not(estafette_loom))]
 mod fence;
 #[cfg(not(estafette_loom))]
-mod frontier;
+mod fence_set;
 #[cfg(not(estafette_loom))]
 mod guarded;
 #[cfg(not(estafette_loom))]
@@ -79,7 +79,7 @@ pub use self::{
     entered::Entered,
     error::{DeviceError, DeviceErrorKind},
     fence::{Fence, FenceState, Settled},
-    frontier::Frontier,
+    fence_set::FenceSet,
     native_event::NativeEvent,
     queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
     reactor::{AsFence, Reactor},

@@ -36,7 +36,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
 
     /// Whether [`record`](Queue::record) may be called by whatever code of others runs, such as the deleter of a tensor. Of a runtime that
     /// lets its threads run such code while others wait for it under a lock of its own, it may not.
-    fn records_anywhere(&self) -> bool {
+    fn record_is_thread_safe(&self) -> bool {
         true
     }
 
@@ -67,7 +67,7 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
 
     /// Whether this handle stays good for as long as it is kept. A raw handle of somebody else's stream does not: it may be
     /// destroyed, and its address be another stream's, once the call that gave it is over.
-    fn may_be_kept(&self) -> bool {
+    fn handle_outlives_call(&self) -> bool {
         true
     }
 
@@ -80,8 +80,8 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
         Ok(false)
     }
 
-    /// Whether [`record_graph`](Queue::record_graph) works here.
-    fn records_graphs(&self) -> bool {
+    /// Whether [`capture_graph`](Queue::capture_graph) works here.
+    fn supports_capture(&self) -> bool {
         false
     }
 
@@ -91,7 +91,11 @@ pub trait Queue: Send + Sync + fmt::Debug + Any {
     ///
     /// # Errors
     /// What `enqueue` says; or the device records no graphs, or refused what was enqueued.
-    fn record_graph(&self, lanes: usize, enqueue: Recorded<'_>) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+    fn capture_graph(
+        &self,
+        lanes: usize,
+        enqueue: Recorded<'_>,
+    ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
         let _ = (lanes, enqueue);
         let message = format!("queues of {} record no graphs", self.device());
         Err(DeviceError::new(DeviceErrorKind::Invalid, message).with_queue(self.id()))

@@ -57,7 +57,7 @@ pub trait Timeline: Send + Sync + Debug + Any {
     }
 
     /// Whether asking again and again costs a load each, and nobody is told: then who waits asks himself for a moment.
-    fn is_cheap_to_ask(&self) -> bool {
+    fn query_is_cheap(&self) -> bool {
         false
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Frontier, Reactor, host};
+use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceSet, FenceState, Reactor, host};
 
 /// Counts wake-ups.
 #[derive(Default)]
@@ -144,10 +144,10 @@ fn a_callback_runs_before_complete_returns_and_exactly_once() {
 #[test]
 fn several_fences_with_failures_report_the_failure_seen_first_after_all_have_settled() {
     let (completers, fences): (Vec<_>, Vec<_>) = (0..4).map(|_| host::promise("part")).unzip();
-    let frontier: Frontier = fences.into_iter().collect();
-    assert_eq!(frontier.len(), 4, "promises are never merged");
+    let fence_set: FenceSet = fences.into_iter().collect();
+    assert_eq!(fence_set.len(), 4, "promises are never merged");
     let (told, telling) = std::sync::mpsc::channel();
-    Reactor::global().when_settled(&frontier, move |outcome| told.send(outcome).unwrap());
+    Reactor::global().when_settled(&fence_set, move |outcome| told.send(outcome).unwrap());
     for (part, completer) in completers.into_iter().enumerate() {
         assert!(telling.try_recv().is_err());
         match part {
@@ -156,7 +156,7 @@ fn several_fences_with_failures_report_the_failure_seen_first_after_all_have_set
         }
     }
     assert_eq!(telling.recv().unwrap().unwrap_err().message(), "part 1");
-    assert!(matches!(frontier.state(), FenceState::Failed(error) if error.message() == "part 1"));
+    assert!(matches!(fence_set.state(), FenceState::Failed(error) if error.message() == "part 1"));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn giving_up_many_times_leaves_nothing_behind() {
 fn fences_and_frontiers_may_be_shared_between_threads() {
     fn shared<T: Send + Sync + 'static>() {}
     shared::<Fence>();
-    shared::<Frontier>();
+    shared::<FenceSet>();
     shared::<DeviceError>();
     shared::<host::Completer>();
 }
@@ -210,9 +210,9 @@ fn fences_and_frontiers_may_be_shared_between_threads() {
 /// The set finds its fences again by queue and by identity, whatever its size, and after some were taken out.
 #[test]
 fn a_large_set_of_fences_keeps_one_per_queue_and_each_stand_alone_one_once() {
-    use estafette_devices::{Fence, Frontier, host};
+    use estafette_devices::{Fence, FenceSet, host};
     let promises: Vec<_> = (0..1_000).map(|_| host::promise("one of many")).collect();
-    let mut set = Frontier::default();
+    let mut set = FenceSet::default();
     for _ in 0..2 {
         for (_, fence) in &promises {
             set.insert(fence.clone());
@@ -223,7 +223,7 @@ fn a_large_set_of_fences_keeps_one_per_queue_and_each_stand_alone_one_once() {
     assert!(promises.iter().all(|(_, fence)| set.counterpart(fence).is_some_and(|found| same(found, fence))));
     let mut gone: Vec<Fence> = Vec::new();
     let odd: Vec<_> = promises.iter().skip(1).step_by(2).map(|(_, fence)| fence.clone()).collect();
-    let odd: Frontier = odd.into_iter().collect();
+    let odd: FenceSet = odd.into_iter().collect();
     set.take_out(|fence| odd.counterpart(fence).is_some(), &mut gone);
     assert_eq!((set.len(), gone.len()), (500, 500));
     assert!(gone.iter().all(|fence| set.counterpart(fence).is_none()));

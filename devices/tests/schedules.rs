@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use estafette_devices::cpu::{Job, Pool, PoolOptions};
 use estafette_devices::sim::{SimDevice, SimNotify, SimOptions, SimPace};
-use estafette_devices::{Frontier, Order, Queue, Reactor, host};
+use estafette_devices::{FenceSet, Order, Queue, Reactor, host};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::mpsc;
 use estafette_sync::thread;
@@ -138,9 +138,9 @@ fn a_free_running_device_that_is_polled_settles_everything() {
             let one = first.record().unwrap();
             assert_ne!(second.order_after(&one).unwrap(), Order::Host);
             second.launch("two", 1, || ()).unwrap();
-            let frontier: Frontier = [one, second.record().unwrap()].into_iter().collect();
+            let fence_set: FenceSet = [one, second.record().unwrap()].into_iter().collect();
             let (done, all_done) = mpsc::channel();
-            Reactor::global().when_settled(&frontier, move |outcome| done.send(outcome.is_ok()).unwrap());
+            Reactor::global().when_settled(&fence_set, move |outcome| done.send(outcome.is_ok()).unwrap());
             drop((first, second, device));
             assert!(all_done.recv().unwrap());
         },

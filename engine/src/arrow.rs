@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{Device, DeviceType, Fence, Frontier, Queue};
+use estafette_devices::{Device, DeviceType, Fence, FenceSet, Queue};
 use estafette_sync::sync::Mutex;
 
 use crate::core::error::Error;
@@ -38,7 +38,7 @@ impl Engine {
     pub unsafe fn import_arrow(&self, format: &CStr, array: ArrowDeviceArray) -> Result<Tensor, Error> {
         let Imported { tensor, sync_event } = array.into_tensor(format)?;
         let ready = match sync_event {
-            None => Frontier::default(),
+            None => FenceSet::default(),
             Some(event) => {
                 let id = tensor.device();
                 let device = self.core().device(id).ok_or_else(|| {
@@ -138,7 +138,7 @@ impl Tensor {
 type Slot = Mutex<Option<Result<Handed, Error>>>;
 
 fn lock(slot: &Slot) -> estafette_sync::sync::MutexGuard<'_, Option<Result<Handed, Error>>> {
-    slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    slot.lock()
 }
 
 fn take(slot: &Slot) -> Result<Handed, Error> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use estafette_devices::cpu::{Pool, PoolOptions};
 use estafette_devices::host::HostDevice;
-use estafette_devices::{DLDevice, Device, Frontier};
+use estafette_devices::{DLDevice, Device, FenceSet};
 use estafette_sync::stack;
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
@@ -21,11 +21,11 @@ use crate::core::error::Error;
 use crate::core::operation::{Kind, Name, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
-use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
+use crate::exchange::{DType, Element, ManagedTensor, ReleaseStream, handed_back, reaper};
 use crate::import;
 use crate::lease::owner::LeaseInfo;
 use crate::operation::builder::OpBuilder;
-use crate::program::Recorder;
+use crate::program::ProgramBuilder;
 use crate::tensor::alias_map::Origin;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
@@ -38,7 +38,7 @@ use crate::wait::live::{self, Live, OnStall, Stall, StallWatch};
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
 /// devices busy, and few enough that what is in flight stays in a core's own cache. (With 65,536 the *random* workload of the
 /// benches takes three and a half times as long per operation, with 512 no less than with this.)
-const WINDOW_DEFAULT: usize = 4_096;
+const IN_FLIGHT_LIMIT_DEFAULT: usize = 4_096;
 
 /// How long a wait is held up by leases alone before it ends with their names, unless told otherwise.
 const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -96,7 +96,7 @@ impl Drop for Handle {
 /// Collects the options of an [`Engine`].
 pub struct EngineBuilder {
     workers: Option<usize>,
-    window: usize,
+    in_flight_limit: usize,
     lease_timeout: Duration,
     quarantine_timeout: Duration,
     devices: Vec<Arc<dyn Device>>,
@@ -127,12 +127,12 @@ impl EngineBuilder {
     }
 
     /// Operations that may be in flight before a submission waits. Default 4,096.
-    pub fn window(mut self, operations: usize) -> Self {
-        self.window = operations;
+    pub fn in_flight_limit(mut self, operations: usize) -> Self {
+        self.in_flight_limit = operations;
         self
     }
 
-    /// How long a wait, blocking or asynchronous, or a submission into a full window is held up by leases alone before it ends with
+    /// How long a wait, blocking or asynchronous, or a submission at the in-flight limit is held up by leases alone before it ends with
     /// [`Error::LeaseHeld`]. Default 30 s.
     pub fn lease_timeout(mut self, timeout: Duration) -> Self {
         self.lease_timeout = timeout;
@@ -156,8 +156,8 @@ impl EngineBuilder {
     /// The tokio runtime for asynchronous bodies. Default: one of the engine's own with one thread, made at first use.
     ///
     /// A runtime of one thread (`new_current_thread`) runs bodies only while that thread polls: a task on it that blocks, in
-    /// [`run`](crate::OpBuilder::run) into a full window or in a wait, for such a body waits for ever. Use the asynchronous forms
-    /// there ([`run_async`](crate::OpBuilder::run_async), `ready().await`).
+    /// [`run`](crate::OpBuilder::run) at the in-flight limit or in a wait, for such a body waits for ever. Use the asynchronous forms
+    /// there ([`permit`](crate::OpBuilder::permit)`().await`, `ready().await`).
     pub fn tokio(mut self, runtime: tokio::runtime::Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -186,7 +186,7 @@ impl EngineBuilder {
     /// Starts the engine.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], a window of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
+    /// [`Error::Invalid`] for more than [`WORKERS_MAX`] workers, a stack outside of [`STACK_SIZES`], an in-flight limit of 0 or a device given twice; [`Error::Start`] when threads cannot be started;
     /// [`Error::Forked`] in a process forked from one that had an engine.
     pub fn build(self) -> Result<Engine, Error> {
         let workers = self
@@ -205,8 +205,8 @@ impl EngineBuilder {
                 return Err(Error::invalid(message));
             }
         };
-        if self.window == 0 {
-            return Err(Error::invalid("a window of 0 admits no operation"));
+        if self.in_flight_limit == 0 {
+            return Err(Error::invalid("an in-flight limit of 0 permits no operation"));
         }
         Core::check_process()?;
         let mut devices: Vec<Arc<dyn Device>> = vec![HostDevice::new()];
@@ -223,7 +223,7 @@ impl EngineBuilder {
             devices,
             lease_timeout: self.lease_timeout,
             quarantine_timeout: self.quarantine_timeout,
-            window: self.window,
+            in_flight_limit: self.in_flight_limit,
             runtime: self.runtime,
             report_failures: self.report_failures,
             stack_size,
@@ -263,7 +263,7 @@ pub struct Stats {
     /// Failures of this engine's operations that the program has not retrieved.
     pub unretrieved: u64,
     /// Its limit.
-    pub window: usize,
+    pub in_flight_limit: usize,
     /// Deleters run by this process's reaper.
     pub released: u64,
     /// Those among them that were tensors of other libraries: how many of their deleters have been called.
@@ -277,7 +277,7 @@ pub struct Stats {
     /// Bytes of host memory that this process keeps pinned for copies from and to devices to go through.
     pub staging_bytes: u64,
     /// Tensors of other libraries whose memory this process gave back while its last use was pending, behind a wait of their
-    /// allocator's stream ([`Engine::import_homing`]).
+    /// allocator's stream ([`Engine::import_stream_ordered`]).
     pub handed_back: u64,
 }
 
@@ -286,7 +286,7 @@ impl Engine {
     pub fn builder() -> EngineBuilder {
         EngineBuilder {
             workers: None,
-            window: WINDOW_DEFAULT,
+            in_flight_limit: IN_FLIGHT_LIMIT_DEFAULT,
             lease_timeout: LEASE_TIMEOUT_DEFAULT,
             quarantine_timeout: QUARANTINE_TIMEOUT_DEFAULT,
             devices: Vec::new(),
@@ -330,8 +330,8 @@ impl Engine {
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
     /// `name`.
-    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> Recorder {
-        Recorder::new(self, Name::from(name.into()))
+    pub fn program(&self, name: impl Into<Cow<'static, str>>) -> ProgramBuilder {
+        ProgramBuilder::new(self, Name::from(name.into()))
     }
 
     /// A variable without memory, for order alone.
@@ -351,7 +351,7 @@ impl Engine {
     /// The description must be true: the memory exists, is initialized, and stays valid until the deleter is called, and
     /// nobody but the engine's operations and leases writes it meanwhile. Its content is ready to be read.
     pub unsafe fn import(&self, managed: ManagedTensor) -> Result<Tensor, Error> {
-        import::import(self.core(), managed, Frontier::default(), false, || Origin::Unknown)
+        import::import(self.core(), managed, FenceSet::default(), false, || Origin::Unknown)
     }
 
     /// As [`import`](Self::import), for memory that becomes ready when the fences in `ready` are done and that may be
@@ -365,7 +365,7 @@ impl Engine {
     pub unsafe fn import_ordered(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
         read_only: bool,
     ) -> Result<Tensor, Error> {
         import::import(self.core(), managed, ready, read_only, || Origin::Unknown)
@@ -382,7 +382,7 @@ impl Engine {
     pub unsafe fn import_from(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
         read_only: bool,
         origin: impl FnOnce() -> Origin,
     ) -> Result<Tensor, Error> {
@@ -397,15 +397,15 @@ impl Engine {
     /// As [`import`](Self::import); [`Error::Invalid`] for a home on another device than the memory.
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`Home::new`] says of this memory.
-    pub unsafe fn import_homing(
+    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`ReleaseStream::new`] says of this memory.
+    pub unsafe fn import_stream_ordered(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
         read_only: bool,
-        home: Home,
+        home: ReleaseStream,
     ) -> Result<Tensor, Error> {
-        import::import_homing(self.core(), managed, ready, read_only, home)
+        import::import_stream_ordered(self.core(), managed, ready, read_only, home)
     }
 
     /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
@@ -418,7 +418,7 @@ impl Engine {
     pub unsafe fn import_or_return(
         &self,
         managed: ManagedTensor,
-        ready: Frontier,
+        ready: FenceSet,
     ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
         import::import_or_return(self.core(), managed, ready)
     }
@@ -506,7 +506,7 @@ impl Engine {
         Stats {
             in_flight: self.core().in_flight(),
             unretrieved: self.unretrieved().count(),
-            window: self.core().window(),
+            in_flight_limit: self.core().in_flight_limit(),
             released: reaper.released,
             deleters: reaper.deleters,
             leaked: reaper.leaked,
@@ -628,7 +628,7 @@ impl std::fmt::Debug for EngineBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EngineBuilder")
             .field("workers", &self.workers)
-            .field("window", &self.window)
+            .field("in_flight_limit", &self.in_flight_limit)
             .field("devices", &self.devices)
             .field("watchdog", &self.watch.as_ref().map(|(limit, _)| limit))
             .finish_non_exhaustive()

@@ -204,7 +204,7 @@ impl Lease {
     /// # Errors
     /// As [`export`](Self::export), and as [`Tensor::export_with`] for a copy.
     pub fn export_with(&self, options: &ExportOptions) -> Result<ManagedTensor, Error> {
-        if !options.copy && options.consumer.orders_itself() {
+        if !options.copy && options.consumer.is_stream_ordered() {
             self.note_end(&options.consumer)?;
         }
         export_held(Arc::clone(&self.inner), options)

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use estafette_devices::cuda::CudaDevice;
-use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, Frontier};
+use estafette_devices::{Allocation, DLDevice, DeviceType, Fence, FenceSet};
 
 use crate::copy;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
-use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
@@ -109,7 +109,7 @@ fn vec_layout<T: Element>(len: usize, shape: &[i64]) -> Result<Layout, Error> {
 pub(crate) fn import(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Frontier,
+    ready: FenceSet,
     read_only: bool,
     origin: impl FnOnce() -> Origin,
 ) -> Result<Tensor, Error> {
@@ -119,12 +119,12 @@ pub(crate) fn import(
 }
 
 /// As [`import`], of memory whose allocator works in the order of a stream.
-pub(crate) fn import_homing(
+pub(crate) fn import_stream_ordered(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Frontier,
+    ready: FenceSet,
     read_only: bool,
-    home: Home,
+    home: ReleaseStream,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let layout = describe(core, &managed)?;
@@ -136,7 +136,7 @@ pub(crate) fn import_homing(
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    let arrival = Arrival { layout, data, storage: Storage::homing(managed, home), read_only };
+    let arrival = Arrival { layout, data, storage: Storage::stream_ordered(managed, home), read_only };
     Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 
@@ -144,7 +144,7 @@ pub(crate) fn import_homing(
 pub(crate) fn import_or_return(
     core: &CoreRef,
     managed: ManagedTensor,
-    ready: Frontier,
+    ready: FenceSet,
 ) -> Result<Tensor, Box<(Error, ManagedTensor)>> {
     let layout = match core.check_usable().and_then(|()| describe(core, &managed)) {
         Ok(layout) => layout,
@@ -183,7 +183,7 @@ pub(crate) fn from_vec<T: Element>(core: &CoreRef, values: Vec<T>, shape: &[i64]
     let storage = Storage::vec(values);
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory: nobody can have been lent it.
-    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
+    Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
 }
 
 /// A tensor in the memory on `device` that `make` gives.
@@ -199,7 +199,7 @@ pub(crate) fn allocate(
     let storage = make(core, &layout)?;
     let arrival = Arrival { layout, data: storage.data(), storage, read_only: false };
     // Fresh memory: nobody can have been lent it.
-    Ok(enter(core, arrival, Frontier::default(), || Origin::Owner))
+    Ok(enter(core, arrival, FenceSet::default(), || Origin::Owner))
 }
 
 /// Alignment of fresh memory: what vectorizing libraries ask for, and a cache line.
@@ -271,10 +271,10 @@ fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, 
 
 /// Gives an arrival its variables.
 #[inline]
-fn enter(core: &CoreRef, arrival: Arrival, ready: Frontier, origin: impl FnOnce() -> Origin) -> Tensor {
+fn enter(core: &CoreRef, arrival: Arrival, ready: FenceSet, origin: impl FnOnce() -> Origin) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
-    let space = Space::of(layout.device());
+    let space = AddressSpace::of(layout.device());
     let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
@@ -333,7 +333,7 @@ pub(crate) fn define(
         }
     }
     let range = arrival.layout.byte_range(arrival.data);
-    let space = Space::of(arrival.layout.device());
+    let space = AddressSpace::of(arrival.layout.device());
     let own = &target.vars[0];
     let placed = match copying {
         Copying::Always => Err(0),
@@ -349,10 +349,10 @@ pub(crate) fn define(
         }
         Err(_) => {
             let (copy, fence) = copied_after(core, &arrival, ready)?;
-            let after: Frontier = fence.iter().cloned().collect();
+            let after: FenceSet = fence.iter().cloned().collect();
             later = fence;
             let range = copy.layout.byte_range(copy.data);
-            let space = Space::of(copy.layout.device());
+            let space = AddressSpace::of(copy.layout.device());
             let Ok(placed) = alias_map::place_result(space, range, own, &target.vars) else {
                 reaper().release(after, copy.storage);
                 return Err(Error::Conflict(

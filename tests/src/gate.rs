@@ -21,7 +21,7 @@ impl Gate {
             // A gate that was dropped needs no completion; dropping it here fails the operation.
             let _ = started.send(completion);
         });
-        Self { op: op.expect("the window has room for a gate"), completion }
+        Self { op: op.expect("a permit for a gate"), completion }
     }
 
     /// An operation that overwrites `tensors` with their own values.
@@ -30,7 +30,7 @@ impl Gate {
         let op = engine.op("gate").writes_slice(tensors).run_external(move |completion| {
             let _ = started.send(completion);
         });
-        Self { op: op.expect("the window has room for a gate"), completion }
+        Self { op: op.expect("a permit for a gate"), completion }
     }
 
     /// The operation.

@@ -89,3 +89,10 @@ pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
         std::thread::yield_now();
     }
 }
+
+/// Serializes the tests of a binary that use or count what a process has once. The guard ends a test's turn.
+pub fn exclusive() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    // A test that failed has no state behind this lock.
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -86,18 +86,18 @@ impl std::fmt::Display for Failure {
 pub fn program(seed: u64) -> (Shape, Vec<(usize, Plan)>) {
     let mut dice = Dice::new(mix(seed) ^ 0x0051_0000);
     let workers = dice.pick(&[0, 1, 1, 2, 2, 3]);
-    let window = dice.pick(&[2, 4, 64, 64]);
+    let in_flight_limit = dice.pick(&[2, 4, 64, 64]);
     let mut shape = Shape {
         seed,
         submitters: 1 + dice.roll(3),
         workers,
         engines: if workers == 0 { 1 } else { dice.pick(&[1, 1, 2]) },
-        window,
+        in_flight_limit,
         tensors: 1 + dice.roll(4),
         variables: dice.roll(3),
         operations: 4 + dice.roll(20),
         faults: !dice.once_in(3),
-        gated: window == 64 && dice.once_in(3),
+        gated: in_flight_limit == 64 && dice.once_in(3),
         fences: dice.once_in(2),
         bystanders: dice.roll(3),
         accesses: 2 + dice.roll(3),

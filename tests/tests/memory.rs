@@ -2,14 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
 use std::any::Any;
-use std::sync::Mutex;
 
 use estafette::{Access, ExportOptions, Lease, ManagedTensor, Tensor};
 use futures::executor::block_on;
 use tests::churn::{churn, resident_bytes};
 use tests::dice::from_environment;
 use tests::foreign::{self, Deleted};
-use tests::ops::{add, engine, look};
+use tests::ops::{add, engine, exclusive, look};
 use tests::watchdog::Watchdog;
 
 /// Imports and exports of the flatness test. `ESTAFETTE_TENSORS` sets another number.
@@ -19,12 +18,9 @@ const TENSORS: u64 = 100_000;
 /// hundred would show.
 const SLACK: usize = 4 << 20;
 
-/// Resident memory belongs to the process, so the tests of this file run one after the other.
-static ALONE: Mutex<()> = Mutex::new(());
-
 #[test]
 fn with_random_drops_every_deleter_runs_once_and_resident_memory_stays_flat() {
-    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _alone = exclusive();
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
@@ -122,7 +118,7 @@ fn permutations(count: usize, each: &mut impl FnMut(&[usize])) {
 
 #[test]
 fn in_every_order_of_drops_the_deleter_runs_exactly_once_and_only_after_the_last_use() {
-    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _alone = exclusive();
     let watchdog = Watchdog::alone();
     let mut order_number = 0_usize;
     permutations(8, &mut |order| {
@@ -146,7 +142,7 @@ fn in_every_order_of_drops_the_deleter_runs_exactly_once_and_only_after_the_last
 
 #[test]
 fn deleters_run_on_the_reaper_and_may_use_the_engine() {
-    let _alone = ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _alone = exclusive();
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let (said, heard) = std::sync::mpsc::channel();

@@ -3,21 +3,16 @@
 //! The counter is the process's, so the tests of this file take turns.
 
 use std::sync::mpsc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tests::ops::exclusive;
 
 use estafette::{Access, Engine, Error, Tensor, looked_at};
 
 /// Long enough for several looks.
 const WHILE: Duration = Duration::from_millis(300);
 
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn engine() -> Engine {
-    Engine::builder().workers(2).window(1 << 20).build().expect("an engine")
+    Engine::builder().workers(2).in_flight_limit(1 << 20).build().expect("an engine")
 }
 
 fn tensor(engine: &Engine) -> Tensor {
@@ -57,7 +52,7 @@ fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
 
 #[test]
 fn the_start_of_a_wait_looks_at_no_more_behind_a_long_chain_than_behind_a_short_one() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let looked = [500, 5_000].map(|length| {
         let first = tensor(&engine);
@@ -81,7 +76,7 @@ fn the_start_of_a_wait_looks_at_no_more_behind_a_long_chain_than_behind_a_short_
 
 #[test]
 fn a_wait_of_little_among_much_that_waits_and_is_alive_looks_at_little() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let first = tensor(&engine);
     let open = gate(&engine, &first);
@@ -102,7 +97,7 @@ fn a_wait_of_little_among_much_that_waits_and_is_alive_looks_at_little() {
 #[test]
 fn a_long_wait_behind_a_long_chain_looks_now_and_then() {
     const LENGTH: usize = 4_000;
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let first = tensor(&engine);
     let open = gate(&engine, &first);
@@ -119,7 +114,7 @@ fn a_long_wait_behind_a_long_chain_looks_now_and_then() {
 fn a_thousand_threads_that_wait_for_one_tensor_share_their_looks() {
     const THREADS: usize = 1_000;
     const LENGTH: usize = 1_000;
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let first = tensor(&engine);
     let open = gate(&engine, &first);
@@ -146,7 +141,7 @@ fn a_thousand_threads_that_wait_for_one_tensor_share_their_looks() {
 
 #[test]
 fn a_wait_that_a_far_lease_of_its_own_thread_holds_up_is_refused() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let first = tensor(&engine);
     let lease = first.lease(Access::Read, "a test").wait(None).expect("it is free");
@@ -160,7 +155,7 @@ fn a_wait_that_a_far_lease_of_its_own_thread_holds_up_is_refused() {
 
 #[test]
 fn a_wait_inside_of_an_operation_that_leads_back_to_it_far_away_is_refused() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let first = tensor(&engine);
     let (give, given) = mpsc::channel::<Tensor>();
@@ -182,7 +177,7 @@ fn a_wait_inside_of_an_operation_that_leads_back_to_it_far_away_is_refused() {
 
 #[test]
 fn a_wait_for_what_all_busy_workers_leave_runs_it_itself() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     let gates: Vec<_> = (0..2).map(|_| tensor(&engine)).collect();
     let open: Vec<_> = gates.iter().map(|first| gate(&engine, first)).collect();
@@ -243,7 +238,7 @@ fn sleep_soundly(threads: usize, most: u64, wait: impl Fn() + Sync, open: impl F
 
 #[test]
 fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_them() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = engine();
     engine.on_wait_of(|| false, || unreachable!("it concerns no thread"));
     let first = tensor(&engine);
@@ -251,9 +246,9 @@ fn threads_that_wait_for_long_are_not_woken_for_a_hook_that_does_not_concern_the
     sleep_soundly(20, 10, || first.wait().expect("the gate opens"), || drop(open));
 }
 
-/// An engine in which a window of a hundred operations is full behind a gate.
+/// An engine whose in-flight limit of a hundred operations is reached behind a gate.
 fn full_engine() -> (Engine, Tensor, mpsc::Sender<()>) {
-    let engine = Engine::builder().workers(2).window(100).build().expect("an engine");
+    let engine = Engine::builder().workers(2).in_flight_limit(100).build().expect("an engine");
     let first = tensor(&engine);
     let open = gate(&engine, &first);
     for _ in 1..100 {
@@ -264,7 +259,7 @@ fn full_engine() -> (Engine, Tensor, mpsc::Sender<()>) {
 
 #[test]
 fn threads_that_wait_for_all_sleep_until_everything_has_ended() {
-    let _alone = alone();
+    let _alone = exclusive();
     let (engine, _first, open) = full_engine();
     // One of them checks for a standstill, twice a second after a while.
     sleep_soundly(20, 10, || engine.wait_all(None).expect("the gate opens"), || drop(open));
@@ -272,7 +267,7 @@ fn threads_that_wait_for_all_sleep_until_everything_has_ended() {
 
 #[test]
 fn threads_that_wait_for_all_with_a_timeout_sleep_until_everything_has_ended() {
-    let _alone = alone();
+    let _alone = exclusive();
     let (engine, _first, open) = full_engine();
     let wait = || engine.wait_all(Some(Duration::from_secs(3_600))).expect("the gate opens");
     sleep_soundly(20, 10, wait, || drop(open));
@@ -280,7 +275,7 @@ fn threads_that_wait_for_all_with_a_timeout_sleep_until_everything_has_ended() {
 
 #[test]
 fn threads_that_wait_for_room_sleep_until_there_is_some() {
-    let _alone = alone();
+    let _alone = exclusive();
     let (engine, first, open) = full_engine();
     let submit = || drop(engine.op("more").writes([&first]).run(|[], [_]| Ok(())).expect("the gate opens"));
     sleep_soundly(20, 10, submit, || drop(open));
@@ -289,7 +284,7 @@ fn threads_that_wait_for_room_sleep_until_there_is_some() {
 #[test]
 fn two_hundred_threads_that_wait_for_all_check_as_seldom_as_one() {
     const THREADS: usize = 200;
-    let _alone = alone();
+    let _alone = exclusive();
     let (engine, _first, open) = full_engine();
     let began = std::time::Instant::now();
     let (_, looked) = counted(|| {
@@ -312,8 +307,8 @@ fn two_hundred_threads_that_wait_for_all_check_as_seldom_as_one() {
 
 #[test]
 fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
-    let _alone = alone();
-    let engine = Engine::builder().workers(2).window(100).build().expect("an engine");
+    let _alone = exclusive();
+    let engine = Engine::builder().workers(2).in_flight_limit(100).build().expect("an engine");
     let (first, single, mine) = (tensor(&engine), tensor(&engine), tensor(&engine));
     let [open, make_room] = [gate(&engine, &first), gate(&engine, &single)];
     for _ in 2..100 {
@@ -323,7 +318,7 @@ fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
         let submit = || drop(engine.op("more").writes([&mine]).run(|[], [_]| Ok(())).expect("a place"));
         let threads: Vec<_> = (0..20).map(|_| scope.spawn(submit)).collect();
         std::thread::sleep(WHILE);
-        // From here on a single place is free at a time, and a quarter of the window never is.
+        // From here on a single place is free at a time, and a quarter of the in-flight limit never is.
         drop(make_room);
         threads.into_iter().for_each(|thread| thread.join().expect("each gets the place"));
     });
@@ -333,7 +328,7 @@ fn each_thread_that_waits_for_room_gets_the_only_place_that_is_left() {
 
 #[test]
 fn a_wait_in_an_engine_without_workers_sleeps_until_something_comes() {
-    let _alone = alone();
+    let _alone = exclusive();
     let engine = Engine::builder().workers(0).build().expect("an engine");
     let first = tensor(&engine);
     let (end, ended) = mpsc::channel();

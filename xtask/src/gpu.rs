@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use crate::peers::machine;
-use crate::python::{Environment, Peers};
+use crate::python::{Build, Environment, Peers};
 use crate::shell;
 
 /// What a package may hold, so that it travels easily.
@@ -61,7 +61,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
     if status(probe)?.code() == Some(NO_DEVICE) {
         return Ok(true);
     }
-    let wheel = Environment::prepare(Peers::Small)?.build_wheel()?;
+    let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
     // The machine's own libraries, and our package beside them.
     let python = std::env::var("ESTAFETTE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let site = target.join("gpu-site");
@@ -84,7 +84,7 @@ fn run_here(suite: &Path, target: &Path, options: &Options) -> Result<bool, Stri
 
 /// Program, wheel and Python files in a folder with a script that runs them.
 fn package(suite: &Path, folder: &Path) -> Result<(), String> {
-    let wheel = Environment::prepare(Peers::Small)?.build_wheel()?;
+    let wheel = Environment::prepare(Peers::Small)?.build_wheel(Build::Release)?;
     let folder = &shell::root().join(folder);
     let python = folder.join("python");
     std::fs::create_dir_all(&python).map_err(|error| format!("cannot make {}: {error}", python.display()))?;

@@ -24,13 +24,16 @@ const SHARED: [&str; 3] = ["libestafette.so.0.1.0", "libestafette.so.0", "libest
 
 /// How the library is built. The Rust library that other packages of the workspace link to is left out, as nothing can be optimized
 /// across it.
-const BUILD: [&str; 8] =
-    ["rustc", "--profile", "dist", "--package", "estafette-c", "--lib", "--crate-type", "cdylib,staticlib"];
+const BUILD: [&str; 6] = ["rustc", "--package", "estafette-c", "--lib", "--crate-type", "cdylib,staticlib"];
 
 /// Builds the library and installs it with its headers and what build systems look for.
-pub fn run(prefix: &str) -> Result<bool, String> {
+pub fn run(prefix: &str, profile: &str) -> Result<bool, String> {
     let target = shell::target()?;
-    shell::run(shell::cargo(&target, &BUILD))?;
+    let mut build = shell::cargo(&target, &BUILD);
+    build.args(["--profile", profile]);
+    shell::run(build)?;
+    // The profile "dev" has a folder of another name.
+    let built = target.join(if profile == "dev" { "debug" } else { profile });
     let (prefix, bindings) = (Path::new(prefix), shell::root().join("bindings/c"));
     let version = env!("CARGO_PKG_VERSION");
     for (from, to) in FILES {
@@ -42,8 +45,8 @@ pub fn run(prefix: &str) -> Result<bool, String> {
         write(&prefix.join(to), &text.replace("@VERSION@", version))?;
     }
     let lib = prefix.join("lib");
-    copy(&target.join("dist/libestafette_c.a"), &lib.join("libestafette.a"))?;
-    copy(&target.join("dist/libestafette_c.so"), &lib.join(SHARED[0]))?;
+    copy(&built.join("libestafette_c.a"), &lib.join("libestafette.a"))?;
+    copy(&built.join("libestafette_c.so"), &lib.join(SHARED[0]))?;
     for pair in SHARED.windows(2) {
         let link = lib.join(pair[1]);
         // An older one is replaced.

@@ -1,7 +1,7 @@
 //! Chores of the project, one entry for all of them: `cargo xtask help`.
 //!
-//! It knows how to set up, build, check and package; it never holds logic of the engine. It uses the standard
-//! library alone: a handful of flags needs no argument parser, and a chore that compiles in a second gets used.
+//! It knows how to set up, build, check and package; it never holds logic of the engine. It compiles in seconds, since a chore that
+//! does gets used.
 
 mod counts;
 mod fuzz;
@@ -23,13 +23,15 @@ Chores of Estafette.
 usage: cargo xtask <command> [options]
 
 commands
-  test [--fast] [--require] [--suite NAME...]
+  test [--all] [--require] [--suite NAME...]
                set up what is missing, run the suites, end with one line per suite
-                 --fast     only the quick suites, with the small Python peers (no JAX, PyTorch, TensorFlow)
+                 --all      every suite, with all Python peers (JAX, PyTorch, TensorFlow and others); else the quick ones
                  --require  a skipped suite or test is a failure, unless its reason starts with \"no GPU\"
                  --suite    only the named suites
   suites       list the suites and what each needs
-  lint         formatting, clippy and rustdoc, with warnings denied
+  lint [--counted]
+               formatting, clippy and rustdoc, with warnings denied; what is counted of layers and words may only fall
+                 --counted  only what is counted, without the compiler
   fuzz [TARGET...] [--seconds N] [--keep] [--input FILE]
                run the fuzz targets (c-abi, recordings, arrow, operators) under libFuzzer with coverage; needs a C++ compiler
                  --seconds  how long each target runs (60); 0: the kept inputs only
@@ -39,10 +41,11 @@ commands
                count the instructions of an operation with valgrind, for some workloads of `estafette bench`
                  --save     append them to benches/results/instructions.md
   wheel        build the Python wheel and print its path
-  venv [--fast]
+  venv [--all]
                make or update the private Python environment with the wheel in it, and print its path
-  install PREFIX
+  install PREFIX [--profile NAME]
                build the C library and install it there, with its headers and what pkg-config and CMake look for
+                 --profile  a profile of cargo (dist: small, optimized as a whole)
   peers [--rounds R] [--only PEER,...] [--workloads NAME,...] [--check] [--install] [--save]
                run the benches' workloads on our engine and on GCC and LLVM OpenMP, StarPU, oneTBB and MXNet's engine,
                interleaved, and print tables of both; a peer that cannot be built is reported as missing
@@ -77,15 +80,17 @@ fn main() -> ExitCode {
             Ok(true)
         }
         ["lint"] => lint::run(),
+        ["lint", "--counted"] => lint::run_counted(),
         ["fuzz", rest @ ..] => fuzz::Options::parse(rest).and_then(|options| fuzz::run(&options)),
         ["instructions"] => instructions::run(false),
         ["instructions", "--save"] => instructions::run(true),
         ["peers", rest @ ..] => peers::Options::parse(rest).and_then(|options| peers::run(&options)),
         ["gpu", rest @ ..] => gpu::Options::parse(rest).and_then(|options| gpu::run(&options)),
-        ["install", prefix] => install::run(prefix),
+        ["install", prefix] => install::run(prefix, "dist"),
+        ["install", prefix, "--profile", profile] => install::run(prefix, profile),
         ["wheel"] => wheel(),
-        ["venv"] => venv(python::Peers::All),
-        ["venv", "--fast"] => venv(python::Peers::Small),
+        ["venv"] => venv(python::Peers::Small),
+        ["venv", "--all"] => venv(python::Peers::All),
         other => Err(format!("cannot make sense of `{}`; see `cargo xtask help`", other.join(" "))),
     };
     match outcome {
@@ -100,13 +105,13 @@ fn main() -> ExitCode {
 
 fn wheel() -> Result<bool, String> {
     let environment = python::Environment::prepare(python::Peers::Small)?;
-    println!("{}", environment.build_wheel()?.display());
+    println!("{}", environment.build_wheel(python::Build::Release)?.display());
     Ok(true)
 }
 
 fn venv(peers: python::Peers) -> Result<bool, String> {
     let environment = python::Environment::prepare(peers)?;
-    environment.install_wheel()?;
+    environment.install_wheel(python::Build::Release)?;
     println!("{}", environment.path().display());
     Ok(true)
 }

@@ -51,6 +51,15 @@ impl Peers {
 /// The folder with other people's tests, and the file that says which.
 pub const BORROWED: (&str, &str) = (".venv-borrowed", "tests/python-env/borrowed.txt");
 
+/// How the extension is built.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Build {
+    /// As the Rust tests are, from the same dependencies.
+    Quick,
+    /// Optimized, as it is handed out.
+    Release,
+}
+
 /// A virtual environment that is up to date with its requirement files.
 #[derive(Debug)]
 pub struct Environment {
@@ -138,8 +147,8 @@ impl Environment {
         }
     }
 
-    /// Builds the wheel of `bindings/python`, optimized and with that package's features alone.
-    pub fn build_wheel(&self) -> Result<PathBuf, String> {
+    /// Builds the wheel of `bindings/python`, with that package's features alone.
+    pub fn build_wheel(&self, how: Build) -> Result<PathBuf, String> {
         let target = shell::target()?;
         let folder = target.join("xtask-wheel");
         // What an earlier version left there must not be taken for this one.
@@ -147,7 +156,10 @@ impl Environment {
             std::fs::remove_dir_all(&folder)
                 .map_err(|error| format!("cannot empty {}: {error}", folder.display()))?;
         }
-        let mut build = self.command(&["-m", "maturin", "build", "--release"]);
+        let mut build = self.command(&["-m", "maturin", "build"]);
+        if how == Build::Release {
+            build.arg("--release");
+        }
         build.args(["--manifest-path", "bindings/python/Cargo.toml", "--interpreter"]).arg(self.python());
         build.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", &target);
         shell::run(build)?;
@@ -160,8 +172,8 @@ impl Environment {
     }
 
     /// Builds the wheel and installs it, in place of any earlier one; gives its path.
-    pub fn install_wheel(&self) -> Result<PathBuf, String> {
-        let wheel = self.build_wheel()?;
+    pub fn install_wheel(&self, how: Build) -> Result<PathBuf, String> {
+        let wheel = self.build_wheel(how)?;
         self.install(&wheel)?;
         Ok(wheel)
     }

@@ -60,8 +60,8 @@ pub struct Suite {
     pub name: &'static str,
     /// What it shows, in a line.
     pub about: &'static str,
-    /// Part of `test --fast`.
-    pub fast: bool,
+    /// Part of a plain `test`, which a newcomer waits for.
+    pub quick: bool,
     /// What must be there for it.
     pub needs: &'static [Need],
     /// A test runner closes each command with counts: if one executed no test, the suite has failed. In all suites that holds for
@@ -98,10 +98,10 @@ pub struct Context {
     pub legacy: Option<Environment>,
     /// The environment of the other peers; present when the suite needs it.
     pub other: Option<Environment>,
-    /// Other people's tests; present when the suite needs them and more than what is quick was asked for.
+    /// Other people's tests; present when the suite needs them and everything was asked for.
     pub borrowed: Option<Environment>,
-    /// Only what is quick.
-    pub fast: bool,
+    /// Only what is quick: the small peers, and builds that the Rust tests have made.
+    pub quick: bool,
 }
 
 /// Every suite, in the order in which they run.
@@ -109,7 +109,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "rust",
         about: "unit and integration tests of the Rust packages",
-        fast: true,
+        quick: true,
         needs: &[],
         counted: true,
         limit: minutes(30),
@@ -118,7 +118,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "doc",
         about: "examples in the documentation of the Rust packages",
-        fast: true,
+        quick: true,
         needs: &[],
         counted: true,
         limit: minutes(20),
@@ -127,7 +127,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "loom",
         about: "every interleaving of the variable protocol and of the device primitives, within loom's bounds",
-        fast: false,
+        quick: true,
         needs: &[],
         counted: true,
         limit: minutes(30),
@@ -136,7 +136,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "shuttle",
         about: "whole pools, devices and protocols of engines under random schedules",
-        fast: false,
+        quick: false,
         needs: &[],
         counted: true,
         limit: minutes(30),
@@ -145,7 +145,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "simulation",
         about: "whole engines under schedules, a clock and faults that a seed decides; failures are shortened",
-        fast: false,
+        quick: false,
         needs: &[],
         counted: true,
         limit: minutes(30),
@@ -160,14 +160,14 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "property",
         about: "random programs and random steps against their oracles, optimized, with debug assertions and many seeds",
-        fast: false,
+        quick: false,
         needs: &[],
         counted: true,
         limit: minutes(30),
         commands: |context| {
-            let random = |test: &str, seeds: &str| {
+            let random = |file: &str, seeds: &str| {
                 let profile = ["test", "--profile", "checked", "--package", "tests"];
-                let mut command = cargo(&context.target, &profile, &["--test", test]);
+                let mut command = cargo(&context.target, &profile, &["--test", "random", file]);
                 command.env("ESTAFETTE_SEEDS", seeds);
                 command
             };
@@ -177,7 +177,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "failing-system",
         about: "each call of the system fails in turn, in Rust, C and Python: threads, memory, files, the clock; nothing is lost",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(20),
@@ -194,7 +194,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "memcheck",
         about: "imports and exports with random drops, under valgrind",
-        fast: false,
+        quick: false,
         needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
         counted: false,
         limit: minutes(20),
@@ -208,7 +208,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "scale",
         about: "how the cost of each call grows with what is alive, in instructions counted by valgrind",
-        fast: false,
+        quick: false,
         needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
         counted: false,
         limit: minutes(20),
@@ -220,7 +220,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "c",
         about: "C and C++ programs against the installed library, under AddressSanitizer too; its header and build files",
-        fast: false,
+        quick: true,
         needs: &[Need::Python, CPP, CMAKE, PKG_CONFIG],
         counted: false,
         limit: minutes(20),
@@ -229,7 +229,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "c-memcheck",
         about: "the C programs under valgrind: memcheck, helgrind and drd",
-        fast: false,
+        quick: false,
         needs: &[Need::Program("valgrind", "on Debian: `apt-get install valgrind`")],
         counted: false,
         limit: minutes(20),
@@ -238,7 +238,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "fuzz",
         about: "fuzz targets in their instrumented build: the kept inputs; `cargo xtask fuzz` looks for new ones",
-        fast: false,
+        quick: false,
         needs: &[CPP],
         counted: false,
         limit: minutes(20),
@@ -254,7 +254,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "python",
         about: "tests of the Python package",
-        fast: true,
+        quick: true,
         needs: &[Need::Python],
         counted: true,
         limit: minutes(15),
@@ -263,7 +263,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "sycl",
         about: "SYCL devices on the real runtime, with the processor as the device",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: true,
         limit: minutes(15),
@@ -272,7 +272,7 @@ pub const SUITES: &[Suite] = &[
             let packages = environment.packages().unwrap_or_default();
             let mut tests = cargo(
                 &context.target,
-                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl*"],
+                &["test", "--package", "estafette-devices", "--package", "tests", "--test", "sycl"],
                 &["--features", NEEDING_A_RUNTIME],
             );
             tests.env("ESTAFETTE_DPCTL_LIBRARY", packages.join("dpctl/libDPCTLSyclInterface.so"));
@@ -283,7 +283,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "gpu-rehearsal",
         about: "the GPU suite on the simulated driver and in host memory: that it is in order, and no result",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(15),
@@ -310,7 +310,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "cuda",
         about: "CUDA devices on a simulated driver, which finds what nothing ordered; no GPU",
-        fast: false,
+        quick: false,
         needs: &[],
         counted: true,
         limit: minutes(15),
@@ -325,7 +325,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "cuda-python",
         about: "CUDA memory and streams in Python, with cuda.core, Numba and doubles, on a simulated driver; no GPU",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: true,
         limit: minutes(10),
@@ -339,7 +339,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "mxnet",
         about: "MXNet 1.9.1 as a peer, in an environment of its own",
-        fast: false,
+        quick: false,
         needs: &[Need::Legacy],
         counted: true,
         limit: minutes(5),
@@ -351,7 +351,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "other-peers",
         about: "Warp, PaddlePaddle, OpenVINO, MLX and nanobind as peers, in an environment of their own",
-        fast: false,
+        quick: false,
         needs: &[Need::Other, CPP],
         counted: true,
         limit: minutes(10),
@@ -366,7 +366,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "perfetto",
         about: "the file of a recording, decoded with Perfetto's own schema",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(15),
@@ -375,7 +375,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "viewers",
         about: "the files of a recording in Perfetto's UI and in the viewer of chrome://tracing, without a screen",
-        fast: false,
+        quick: false,
         needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
         counted: false,
         limit: minutes(15),
@@ -384,7 +384,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "html",
         about: "the page of a recording, in a browser without a screen",
-        fast: false,
+        quick: false,
         needs: &[Need::Python, CHROMIUM, CHROMEDRIVER],
         counted: false,
         limit: minutes(15),
@@ -393,7 +393,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "borrowed",
         about: "the DLPack tests of NumPy and CuPy, on our tensors",
-        fast: true,
+        quick: true,
         needs: &[Need::Python, Need::Borrowed],
         counted: true,
         limit: minutes(5),
@@ -402,7 +402,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "stubs",
         about: "the type stubs of the Python package against the package itself",
-        fast: true,
+        quick: true,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(10),
@@ -414,7 +414,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "readme",
         about: "the Python examples of the README and of docs",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(5),
@@ -426,7 +426,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "rust-examples",
         about: "the Rust examples",
-        fast: false,
+        quick: false,
         needs: &[],
         counted: false,
         limit: minutes(20),
@@ -439,7 +439,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "python-examples",
         about: "the Python examples",
-        fast: false,
+        quick: false,
         needs: &[Need::Python],
         counted: false,
         limit: minutes(10),
@@ -459,7 +459,7 @@ pub const SUITES: &[Suite] = &[
     Suite {
         name: "delegate",
         about: "two C++ frameworks that delegate their crossings, and Python, in one process",
-        fast: false,
+        quick: false,
         needs: &[Need::Python, CPP, CMAKE],
         counted: false,
         limit: minutes(20),
@@ -550,6 +550,9 @@ fn install_c(context: &Context) -> Command {
     let this = std::env::current_exe().unwrap_or_else(|_| "cargo-xtask-that-cannot-be-found".into());
     let mut command = shell::command(this);
     command.arg("install").arg(c_prefix(context));
+    if context.quick {
+        command.args(["--profile", "dev"]);
+    }
     command
 }
 
@@ -560,6 +563,10 @@ fn c_programs(context: &Context) -> Vec<Command> {
     let mut programs = cargo(&context.target, &["test", "--package", "estafette-c"], &["--test", "programs"]);
     programs.env("ESTAFETTE_PREFIX", c_prefix(context));
     programs.env("ESTAFETTE_DLPACK", packages.join("tvm_ffi/include"));
+    if context.quick {
+        // That test is of the library as it is handed out.
+        programs.args(["--", "--skip", "the_shared_library_is_small"]);
+    }
     vec![install_c(context), programs]
 }
 
@@ -615,7 +622,7 @@ fn borrowed(context: &Context) -> Vec<Command> {
     let numpy = "numpy/_core/tests/test_dlpack.py";
     let mut commands =
         vec![run("producer", environment.packages(), numpy), run("middleman", environment.packages(), numpy)];
-    if !context.fast {
+    if !context.quick {
         let usm = "dpnp/tests/tensor/test_usm_ndarray_dlpack.py";
         commands.push(run("usm-middleman", environment.packages(), usm));
     }
@@ -669,8 +676,8 @@ pub fn list() {
         if needs.is_empty() {
             needs.push("nothing");
         }
-        let fast = if suite.fast { "fast" } else { "" };
-        println!("{:<16} {:<5} {} (needs {})", suite.name, fast, suite.about, needs.join(", "));
+        let quick = if suite.quick { "quick" } else { "" };
+        println!("{:<16} {:<5} {} (needs {})", suite.name, quick, suite.about, needs.join(", "));
     }
 }
 

@@ -5,14 +5,14 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::counts::Counts;
-use crate::python::{self, BORROWED, Environment, Peers};
+use crate::python::{self, BORROWED, Build, Environment, Peers};
 use crate::shell::{self, Ended};
 use crate::suites::{Context, Need, SUITES, Suite};
 
 /// What the command line asked for.
 #[derive(Debug, Default, PartialEq)]
 pub struct Options {
-    fast: bool,
+    all: bool,
     require: bool,
     suites: Vec<String>,
 }
@@ -24,7 +24,7 @@ impl Options {
         let mut naming = false;
         for &argument in arguments {
             match argument {
-                "--fast" => options.fast = true,
+                "--all" => options.all = true,
                 "--require" => options.require = true,
                 "--suite" => {
                     naming = true;
@@ -47,11 +47,11 @@ impl Options {
         Ok(options)
     }
 
-    /// Suites named on the command line run even when they are not fast.
+    /// Suites named on the command line run even when they are not quick.
     fn chosen(&self) -> Vec<&'static Suite> {
         let named = |suite: &Suite| self.suites.iter().any(|name| name == suite.name);
         let wanted = |suite: &&Suite| {
-            if self.suites.is_empty() { suite.fast || !self.fast } else { named(suite) }
+            if self.suites.is_empty() { suite.quick || self.all } else { named(suite) }
         };
         SUITES.iter().filter(wanted).collect()
     }
@@ -79,8 +79,8 @@ const LAST_LINES: usize = 40;
 /// Runs the chosen suites; true when none failed.
 pub fn run(options: &Options) -> Result<bool, String> {
     let target = shell::target()?;
-    let mut context =
-        Context { target, python: None, legacy: None, other: None, borrowed: None, fast: options.fast };
+    let quick = !options.all && options.chosen().iter().all(|suite| suite.quick);
+    let mut context = Context { target, python: None, legacy: None, other: None, borrowed: None, quick };
     let mut lines = Vec::new();
     // Each set-up is tried once; if it fails, every suite that needs it tells why.
     let mut set_up = SetUp::default();
@@ -160,7 +160,7 @@ impl SetUp {
                     self.other.get_or_insert_with(|| set_up_other(context)).clone()?;
                 }
                 // The quick form runs only what lies in the first environment.
-                Need::Borrowed if context.fast => {}
+                Need::Borrowed if context.quick => {}
                 Need::Borrowed => self.borrowed.get_or_insert_with(|| set_up_borrowed(context)).clone()?,
             }
         }
@@ -169,8 +169,8 @@ impl SetUp {
 }
 
 fn set_up_python(context: &mut Context) -> Result<(), String> {
-    let environment = Environment::prepare(if context.fast { Peers::Small } else { Peers::All })?;
-    let wheel = environment.install_wheel()?;
+    let environment = Environment::prepare(if context.quick { Peers::Small } else { Peers::All })?;
+    let wheel = environment.install_wheel(if context.quick { Build::Quick } else { Build::Release })?;
     context.python = Some((environment, wheel));
     Ok(())
 }
@@ -329,8 +329,8 @@ mod tests {
 
     #[test]
     fn names_follow_the_suite_flag_until_the_next_flag() {
-        let options = Options::parse(&["--suite", "rust", "doc", "--fast", "--require"]).unwrap();
-        assert_eq!(options, Options { fast: true, require: true, suites: vec!["rust".into(), "doc".into()] });
+        let options = Options::parse(&["--suite", "rust", "doc", "--all", "--require"]).unwrap();
+        assert_eq!(options, Options { all: true, require: true, suites: vec!["rust".into(), "doc".into()] });
         assert!(Options::parse(&["rust"]).is_err(), "a name without its flag");
         assert!(Options::parse(&["--suite"]).is_err(), "a flag without its name");
         assert!(Options::parse(&["--suite", "rusty"]).is_err_and(|message| message.contains("`rusty`")));
@@ -338,26 +338,26 @@ mod tests {
     }
 
     #[test]
-    fn a_named_suite_runs_even_when_it_is_not_fast() {
-        let slow = SUITES.iter().find(|suite| !suite.fast).expect("some suite is slow").name;
+    fn a_named_suite_runs_even_when_it_is_not_quick() {
+        let slow = SUITES.iter().find(|suite| !suite.quick).expect("some suite is slow").name;
         let names = |arguments: &[&str]| -> Vec<&str> {
             Options::parse(arguments).unwrap().chosen().iter().map(|suite| suite.name).collect()
         };
-        assert_eq!(names(&["--fast", "--suite", slow]), [slow]);
-        assert!(!names(&["--fast"]).contains(&slow));
-        assert_eq!(names(&[]).len(), SUITES.len());
+        assert_eq!(names(&["--suite", slow]), [slow]);
+        assert!(!names(&[]).contains(&slow));
+        assert_eq!(names(&["--all"]).len(), SUITES.len());
     }
 
     fn run_scripts(counted: bool, commands: fn(&Context) -> Vec<std::process::Command>) -> String {
         let limit = Duration::from_secs(60);
-        let suite = Suite { name: "some", about: "", fast: true, needs: &[], counted, limit, commands };
+        let suite = Suite { name: "some", about: "", quick: true, needs: &[], counted, limit, commands };
         let context = Context {
             target: "nowhere".into(),
             python: None,
             legacy: None,
             other: None,
             borrowed: None,
-            fast: true,
+            quick: true,
         };
         match run_suite(&suite, &context, &Options::default(), &mut Vec::new()) {
             Outcome::Passed(counts) => format!("passed {}", counts.executed()),

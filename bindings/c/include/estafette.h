@@ -180,7 +180,7 @@ enum estafette_status
   /**
    * As many operations are in flight as the engine accepts, and the call was not to wait. Try again later.
    */
-  ESTAFETTE_WINDOW_FULL = 3,
+  ESTAFETTE_IN_FLIGHT_LIMIT = 3,
   /**
    * An argument is wrong; the text names it. Nothing happened.
    */
@@ -320,9 +320,9 @@ typedef struct estafette_engine_options {
   /**
    * Operations that may be in flight before a submission waits; 0 for the default of 4,096.
    */
-  uint64_t window;
+  uint64_t in_flight_limit;
   /**
-   * How long a wait, or a submission into a full window, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
+   * How long a wait, or a submission at the in-flight limit, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
    * nanoseconds; 0 for the default of 30 s.
    */
   uint64_t lease_timeout_ns;
@@ -352,7 +352,7 @@ typedef struct estafette_stats {
   /**
    * How many may be.
    */
-  uint64_t window;
+  uint64_t in_flight_limit;
   /**
    * Deleters of imported tensors that have been called in this process.
    */
@@ -635,7 +635,7 @@ typedef struct estafette_submit_options {
    */
   const char *name;
   /**
-   * 1: refuses with `ESTAFETTE_WINDOW_FULL` instead of waiting for room.
+   * 1: refuses with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting for room.
    */
   int32_t nonblocking;
   /**
@@ -1348,7 +1348,7 @@ estafette_status estafette_program_finish(struct estafette_program *program,
                                           int32_t graph);
 
 /**
- * Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_WINDOW_FULL` instead of waiting
+ * Submits one run of all nodes as one operation. `nonblocking` is 1 to be refused with `ESTAFETTE_IN_FLIGHT_LIMIT` instead of waiting
  * for room, else 0. A handle of the operation goes to `*out`, which may be NULL; the caller gives it up by
  * `estafette_op_release`.
  *
@@ -1391,8 +1391,8 @@ const char *estafette_status_text(int32_t status);
  *
  * Returns `ESTAFETTE_OK`; `ESTAFETTE_INVALID` for NULL `engine` or `function`, for NULL or a handle that is not in use among the
  * tensors, or a name that is not UTF-8; `ESTAFETTE_CONFLICT` for writing what may not be written; `ESTAFETTE_WOULD_DEADLOCK`
- * when there is no room in the window and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
- * leases of other threads have kept the window full for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
+ * when there is no permit and never will be, or when it would wait for room in a callback; `ESTAFETTE_LEASE_HELD` when
+ * leases of other threads have kept the in-flight limit reached for the engine's `lease_timeout_ns`; `ESTAFETTE_SHUTDOWN`; `ESTAFETTE_FORKED`. On an error neither function is called and the caller keeps `context`. May be
  * called by any thread, inside of operations too.
  *
  * What the caller promises:
@@ -1412,7 +1412,7 @@ estafette_status estafette_submit(struct estafette_engine *engine,
  * As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`, which may be NULL.
  * The caller owns the handle and gives it up by `estafette_op_release`. It is the one that `function` is given.
  *
- * Returns as `estafette_submit`, and `ESTAFETTE_WINDOW_FULL`.
+ * Returns as `estafette_submit`, and `ESTAFETTE_IN_FLIGHT_LIMIT`.
  *
  * What the caller promises:
  * As for `estafette_submit`.

@@ -36,8 +36,8 @@ pub struct estafette_engine_options {
     /// last (see `estafette_set_helping`).
     pub workers: i32,
     /// Operations that may be in flight before a submission waits; 0 for the default of 4,096.
-    pub window: u64,
-    /// How long a wait, or a submission into a full window, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
+    pub in_flight_limit: u64,
+    /// How long a wait, or a submission at the in-flight limit, is held up by leases alone before it ends with `ESTAFETTE_LEASE_HELD`, in
     /// nanoseconds; 0 for the default of 30 s.
     pub lease_timeout_ns: u64,
     /// Bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB; 0 for what the system gives to threads (`ulimit -s`; 8 MiB
@@ -82,8 +82,8 @@ pub unsafe extern "C" fn estafette_engine_create(
                 return Err(Refusal::invalid(format!("estafette_engine_options: workers is {workers}")));
             }
         };
-        if options.window != 0 {
-            builder = builder.window(usize::try_from(options.window).unwrap_or(usize::MAX));
+        if options.in_flight_limit != 0 {
+            builder = builder.in_flight_limit(usize::try_from(options.in_flight_limit).unwrap_or(usize::MAX));
         }
         if options.lease_timeout_ns != 0 {
             builder = builder.lease_timeout(Duration::from_nanos(options.lease_timeout_ns));
@@ -205,7 +205,7 @@ pub struct estafette_stats {
     /// Operations in flight in this engine.
     pub in_flight: u64,
     /// How many may be.
-    pub window: u64,
+    pub in_flight_limit: u64,
     /// Deleters of imported tensors that have been called in this process.
     pub deleters: u64,
     /// Tensors of this process whose memory was leaked, because its last use can never be known to be over.
@@ -245,7 +245,7 @@ pub unsafe extern "C" fn estafette_engine_stats(
             size,
             reserved: 0,
             in_flight: found.in_flight as u64,
-            window: found.window as u64,
+            in_flight_limit: found.in_flight_limit as u64,
             deleters: found.deleters,
             leaked: found.leaked,
             releasing: found.releasing,

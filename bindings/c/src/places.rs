@@ -141,7 +141,7 @@ thread_local! {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex.lock()
 }
 
 /// The places of one kind, each with an `S`.
@@ -172,7 +172,7 @@ impl<S> Places<S> {
         let number = self.free(make);
         number.and_then(|number| Some((number, self.get(number)?))).ok_or_else(|| {
             let message = format!("{PLACES_MAX} handles of {} are in use already", self.kind.text());
-            Refusal::new(estafette_status::ESTAFETTE_WINDOW_FULL, message)
+            Refusal::new(estafette_status::ESTAFETTE_IN_FLIGHT_LIMIT, message)
         })
     }
 

@@ -6,7 +6,7 @@
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use estafette::devices::{Fence, Frontier, Reactor, host};
+use estafette::devices::{Fence, FenceSet, Reactor, host};
 use estafette::{Completion, Op, Scope};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -216,7 +216,7 @@ pub(crate) fn end_fence(handle: *mut estafette_op) -> Result<Fence, Refusal> {
         drop(held);
         match (outcome, after) {
             (Ok(()), Some(after)) => {
-                let fences = Frontier::from(after);
+                let fences = FenceSet::from(after);
                 Reactor::global().when_settled(&fences, move |outcome| completer.settle(outcome));
             }
             (outcome, _) => completer.settle(outcome),

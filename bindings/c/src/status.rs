@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use estafette::exchange::promise;
+use estafette::exchange::foreign_fence;
 use estafette::{Error, devices};
 
 /// What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
@@ -17,7 +17,7 @@ pub enum estafette_status {
     /// The time was up first; the work goes on.
     ESTAFETTE_TIMEOUT = 2,
     /// As many operations are in flight as the engine accepts, and the call was not to wait. Try again later.
-    ESTAFETTE_WINDOW_FULL = 3,
+    ESTAFETTE_IN_FLIGHT_LIMIT = 3,
     /// An argument is wrong; the text names it. Nothing happened.
     ESTAFETTE_INVALID = -1,
     /// The operation that should have made the data failed; the text has the root cause.
@@ -47,14 +47,14 @@ use estafette_status::*;
 
 // The fences of the engine speak the same numbers.
 const _: () = assert!(
-    promise::OK == ESTAFETTE_OK as i32
-        && promise::PENDING == ESTAFETTE_PENDING as i32
-        && promise::TIMEOUT == ESTAFETTE_TIMEOUT as i32
-        && promise::INVALID == ESTAFETTE_INVALID as i32
-        && promise::FAILED == ESTAFETTE_FAILED as i32
-        && promise::DEVICE == ESTAFETTE_DEVICE as i32
-        && promise::CANCELLED == ESTAFETTE_CANCELLED as i32
-        && promise::WOULD_DEADLOCK == ESTAFETTE_WOULD_DEADLOCK as i32
+    foreign_fence::OK == ESTAFETTE_OK as i32
+        && foreign_fence::PENDING == ESTAFETTE_PENDING as i32
+        && foreign_fence::TIMEOUT == ESTAFETTE_TIMEOUT as i32
+        && foreign_fence::INVALID == ESTAFETTE_INVALID as i32
+        && foreign_fence::FAILED == ESTAFETTE_FAILED as i32
+        && foreign_fence::DEVICE == ESTAFETTE_DEVICE as i32
+        && foreign_fence::CANCELLED == ESTAFETTE_CANCELLED as i32
+        && foreign_fence::WOULD_DEADLOCK == ESTAFETTE_WOULD_DEADLOCK as i32
 );
 
 impl estafette_status {
@@ -63,7 +63,7 @@ impl estafette_status {
         (ESTAFETTE_OK, c"ok"),
         (ESTAFETTE_PENDING, c"not ready yet"),
         (ESTAFETTE_TIMEOUT, c"the time was up first"),
-        (ESTAFETTE_WINDOW_FULL, c"too many operations in flight"),
+        (ESTAFETTE_IN_FLIGHT_LIMIT, c"too many operations in flight"),
         (ESTAFETTE_INVALID, c"invalid argument"),
         (ESTAFETTE_FAILED, c"the operation failed"),
         (ESTAFETTE_DEVICE, c"device error"),
@@ -104,7 +104,7 @@ impl estafette_status {
             Error::WouldDeadlock(_) => ESTAFETTE_WOULD_DEADLOCK,
             Error::NotDefined(_) => ESTAFETTE_NOT_DEFINED,
             Error::Timeout(_) => ESTAFETTE_TIMEOUT,
-            Error::WindowFull { .. } => ESTAFETTE_WINDOW_FULL,
+            Error::InFlightLimit { .. } => ESTAFETTE_IN_FLIGHT_LIMIT,
             Error::Shutdown => ESTAFETTE_SHUTDOWN,
             Error::Forked => ESTAFETTE_FORKED,
             _ => ESTAFETTE_INTERNAL,

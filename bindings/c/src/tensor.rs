@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::fmt::Display;
 use std::ptr::NonNull;
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::{Error, ManagedTensor, Tensor, Tensors};
 
 use crate::context::{Context, estafette_drop};
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn estafette_import(
             )));
         }
         let fences = match NonNull::new(ready.cast_mut()) {
-            None => Frontier::default(),
+            None => FenceSet::default(),
             // SAFETY: by contract of this function.
             Some(ready) => unsafe { import_fence(&engine, ready) }?.into(),
         };
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
         let held = self::tensor(tensor, "tensor")?;
         if let Some(fence) = NonNull::new(fence.cast_mut()) {
             // SAFETY: by contract of this function.
-            let fence = unsafe { estafette::exchange::promise::import(fence, &[]) }?;
+            let fence = unsafe { estafette::exchange::foreign_fence::import(fence, &[]) }?;
             held.used_until(&fence)?;
         }
         drop(held);

@@ -13,7 +13,7 @@ def nothing(*_):
 
 
 class TestNumbers:
-    @pytest.mark.parametrize("argument", ["workers", "window"])
+    @pytest.mark.parametrize("argument", ["workers", "in_flight_limit"])
     @pytest.mark.parametrize("value", [0, -1, 10**30])
     def test_a_count_out_of_range_is_named(self, argument, value):
         with pytest.raises(est.InvalidError, match=rf"^{argument} must be at least 1, and below 2\*\*64, not {value}$"):
@@ -219,10 +219,10 @@ def test_a_full_window_on_an_event_loop_says_what_to_write(np):
     import asyncio
 
     async def main():
-        with est.Engine(workers=1, window=1) as eng:
+        with est.Engine(workers=1, in_flight_limit=1) as eng:
             gate = concurrent.futures.Future()
             t = eng.from_future(gate)
-            with pytest.raises(est.WindowFullError, match=r"await eng\.submit_async"):
+            with pytest.raises(est.InFlightLimitError, match=r"await eng\.submit_async"):
                 eng.submit(nothing, reads=[t])
             gate.set_result(np.ones(1))
             await t

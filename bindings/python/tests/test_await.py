@@ -385,12 +385,12 @@ def test_an_asynchronous_function_whose_loop_ended_fails(eng, gate):
 
 def test_submitting_asynchronously_waits_for_room_without_stopping_the_loop(gate):
     async def main():
-        async with est.Engine(workers=1, window=2) as eng:
+        async with est.Engine(workers=1, in_flight_limit=2) as eng:
             op = eng.submit(gate)
             second = eng.submit(lambda: None)
-            with pytest.raises(est.WindowFullError, match="2 operations in flight"):
+            with pytest.raises(est.InFlightLimitError, match="2 operations in flight"):
                 eng.submit(lambda: None)
-            with pytest.raises(est.WindowFullError):
+            with pytest.raises(est.InFlightLimitError):
                 eng.call(lambda: None)
             asyncio.get_running_loop().call_later(0.02, gate.open)
             third = await eng.submit_async(lambda: None, name="third")

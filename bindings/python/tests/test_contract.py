@@ -24,8 +24,8 @@ def test_every_public_name_has_a_docstring():
 def test_an_engine_needs_at_least_one_worker_and_a_window():
     with pytest.raises(ValueError, match="workers must be at least 1"):
         est.Engine(workers=0)
-    with pytest.raises(ValueError, match="window"):
-        est.Engine(workers=1, window=0)
+    with pytest.raises(ValueError, match="in_flight_limit"):
+        est.Engine(workers=1, in_flight_limit=0)
     with pytest.raises(ValueError, match="seconds"):
         est.Engine(workers=1, lease_timeout=-1)
     assert est.Engine(workers=3).workers == 3
@@ -240,7 +240,7 @@ def test_stats_count(eng, np):
     np.from_dlpack(t)
     after = eng.stats()
     assert (after.imported - before.imported, after.exported - before.exported) == (1, 1)
-    assert after.window == 4_096
+    assert after.in_flight_limit == 4_096
     del t
     until(lambda: eng.stats().deleters == before.deleters + 1)
 

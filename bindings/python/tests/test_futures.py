@@ -457,10 +457,10 @@ class TestInFlight:
 
     def test_it_has_a_place_in_the_window(self, np):
         async def main():
-            with pytest.raises(est.WindowFullError):
+            with pytest.raises(est.InFlightLimitError):
                 eng.from_future(asyncio.get_running_loop().create_future())
 
-        with est.Engine(workers=1, window=2) as eng:
+        with est.Engine(workers=1, in_flight_limit=2) as eng:
             futures = [concurrent.futures.Future() for _ in range(3)]
             tensors = [eng.from_future(future) for future in futures[:2]]
             run(main())

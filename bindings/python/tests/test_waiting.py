@@ -89,7 +89,7 @@ class TestThePythonLock:
             assert not thread.is_alive()
 
     def test_is_free_while_an_operation_waits_for_room(self):
-        with est.Engine(workers=1, window=1) as eng:
+        with est.Engine(workers=1, in_flight_limit=1) as eng:
             gate = threading.Event()
             eng.submit(gate.wait)
             thread = threading.Thread(target=lambda: eng.submit(lambda: None))
@@ -103,7 +103,7 @@ class TestThePythonLock:
 
 class TestTheWindow:
     def test_a_full_window_holds_the_submitter_up(self):
-        with est.Engine(workers=1, window=4) as eng:
+        with est.Engine(workers=1, in_flight_limit=4) as eng:
             seen = []
             for i in range(100):
                 eng.submit(lambda i=i: seen.append(i), writes=[])
@@ -112,7 +112,7 @@ class TestTheWindow:
             assert sorted(seen) == list(range(100))
 
     def test_operations_may_submit_beyond_it(self):
-        with est.Engine(workers=1, window=1) as eng:
+        with est.Engine(workers=1, in_flight_limit=1) as eng:
             done = []
 
             def outer():
@@ -124,7 +124,7 @@ class TestTheWindow:
             assert done == ["outer", "inner"]
 
     def test_a_window_that_can_never_drain_is_an_error(self, np):
-        eng = est.Engine(workers=1, window=1, lease_timeout=0.2)
+        eng = est.Engine(workers=1, in_flight_limit=1, lease_timeout=0.2)
         t = eng.zeros(1, "int8")
         array = np.from_dlpack(t)
         eng.submit(lambda _: None, writes=[t])
@@ -207,7 +207,7 @@ class TestCtrlC:
             import estafette as est
             # A job in the background, as which these tests may run, ignores the signal, and its children inherit that.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            eng = est.Engine(workers=1, window=1)
+            eng = est.Engine(workers=1, in_flight_limit=1)
             t = eng.zeros(1, "int8")
             gate = threading.Event()
             op = eng.submit(lambda _: gate.wait(20), writes=[t])

@@ -1,6 +1,6 @@
 use estafette_sync::sync::mpsc::channel;
 
-use crate::{DeviceErrorKind, FenceState, Frontier, Reactor};
+use crate::{DeviceErrorKind, FenceSet, FenceState, Reactor};
 
 use super::{Check, Skip, bench::Bench};
 
@@ -45,9 +45,9 @@ fn done_before_stays_done(bench: &Bench<'_>) -> Result<(), Skip> {
     release();
     assert!(bench.settle(&after).is_err());
     assert!(before.is_done());
-    let mut frontier: Frontier = [before, after].into_iter().collect();
-    frontier.prune();
-    assert!(matches!(frontier.state(), FenceState::Failed(_)), "failures are not pruned");
+    let mut fence_set: FenceSet = [before, after].into_iter().collect();
+    fence_set.prune();
+    assert!(matches!(fence_set.state(), FenceState::Failed(_)), "failures are not pruned");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! One suite for every device: what fences, queues, frontiers, the reactor, memory and copies owe to their users.
+//! One suite for every device: what fences, queues, fence_sets, the reactor, memory and copies owe to their users.
 //!
 //! A device adds a [`Harness`], a few functions that say how to enqueue a little work, how to hold it back and how to
 //! break it, and calls [`run`]. A check that fails panics with its name. A check that the device cannot do (the host
@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `fence.rs` | pending, done, waiting, dropping |
 //! | `ordering.rs` | queues that wait for each other; waits that need not be |
-//! | `frontier.rs` | sets of fences |
+//! | `fence_set.rs` | sets of fences |
 //! | `reactor.rs` | callbacks |
 //! | `failure.rs` | faults |
 //! | `allocation.rs` | memory |
@@ -20,7 +20,7 @@ mod bench;
 mod copy;
 mod failure;
 mod fence;
-mod frontier;
+mod fence_set;
 mod ordering;
 mod program;
 mod reactor;
@@ -103,7 +103,7 @@ pub fn run(harness: &dyn Harness) -> Report {
     let concepts: [&[Check]; 8] = [
         fence::CHECKS,
         ordering::CHECKS,
-        frontier::CHECKS,
+        fence_set::CHECKS,
         reactor::CHECKS,
         failure::CHECKS,
         allocation::CHECKS,

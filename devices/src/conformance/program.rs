@@ -1,9 +1,9 @@
 //! Random programs over several queues, with waits made as an engine makes them, against the sequential result. A wait
-//! too few shows as a wrong byte; a frontier that drops a fence too much does as well.
+//! too few shows as a wrong byte; a fence set that drops a fence too much does as well.
 
 use std::sync::Arc;
 
-use crate::{Allocation, Fence, Frontier, Queue};
+use crate::{Allocation, Fence, FenceSet, Queue};
 
 use super::{Check, Skip, bench::Bench};
 
@@ -21,8 +21,8 @@ const CELL_BYTES: usize = 64;
 /// A range of memory with its fences, and what a sequential run has in it.
 struct Cell {
     memory: Allocation,
-    written: Frontier,
-    read: Frontier,
+    written: FenceSet,
+    read: FenceSet,
     expected: u8,
 }
 
@@ -37,8 +37,8 @@ fn random_program(bench: &Bench<'_>, seed: u64) {
     let mut cells: Vec<_> = (0..CELLS)
         .map(|_| Cell {
             memory: bench.memory(CELL_BYTES),
-            written: Frontier::default(),
-            read: Frontier::default(),
+            written: FenceSet::default(),
+            read: FenceSet::default(),
             expected: 0,
         })
         .collect();
@@ -92,11 +92,11 @@ fn order_write(bench: &Bench<'_>, queue: &Arc<dyn Queue>, cell: &mut Cell) {
 }
 
 fn note_write(cell: &mut Cell, write: &Fence) {
-    for frontier in [&mut cell.written, &mut cell.read] {
-        frontier.replace_ordered_after(write);
+    for fence_set in [&mut cell.written, &mut cell.read] {
+        fence_set.replace_ordered_after(write);
         // Everything earlier was ordered before this write. Only what was done already, so that no wait was needed, may
         // be unknown to it.
-        assert!(frontier.iter().all(|fence| fence.on_same_queue(write) || fence.is_done()));
+        assert!(fence_set.iter().all(|fence| fence.on_same_queue(write) || fence.is_done()));
     }
 }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{Fence, Frontier, Reactor, host};
+use crate::{Fence, FenceSet, Reactor, host};
 
 use super::{Check, Skip, bench::Bench};
 
@@ -20,10 +20,10 @@ fn nothing_pending(bench: &Bench<'_>) -> Result<(), Skip> {
     bench.fill(&*queue, &memory, 1);
     let fence = bench.record(&*queue);
     assert!(bench.settle(&fence).is_ok());
-    for frontier in [Frontier::default(), Frontier::from(fence)] {
+    for fence_set in [FenceSet::default(), FenceSet::from(fence)] {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = calls.clone();
-        Reactor::global().when_settled(&frontier, move |outcome| {
+        Reactor::global().when_settled(&fence_set, move |outcome| {
             assert!(outcome.is_ok());
             counted.fetch_add(1, Ordering::SeqCst);
         });
@@ -40,10 +40,10 @@ fn after_the_last(bench: &Bench<'_>) -> Result<(), Skip> {
     }
     let fences: Vec<_> = queues.iter().map(|queue| bench.record(&**queue)).collect();
     let (completer, promise) = host::promise("conformance");
-    let frontier: Frontier = fences.iter().cloned().chain([promise]).collect();
+    let fence_set: FenceSet = fences.iter().cloned().chain([promise]).collect();
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
-    Reactor::global().when_settled(&frontier, move |outcome| {
+    Reactor::global().when_settled(&fence_set, move |outcome| {
         assert!(outcome.is_ok());
         counted.fetch_add(1, Ordering::SeqCst);
     });

@@ -206,7 +206,7 @@ impl Device for CudaDevice {
         self.context.pop();
     }
 
-    fn is_released_early(&self) -> bool {
+    fn may_release_before_completion(&self) -> bool {
         true
     }
 
@@ -247,7 +247,7 @@ impl Device for CudaDevice {
     }
 
     /// Copies within the device, from and to the host, and between devices. With host memory that is not pinned the call may
-    /// wait for what is enqueued before (`may_block_copies`).
+    /// wait for what is enqueued before (`host_copy_blocks`).
     unsafe fn copy(
         &self,
         queue: &dyn Queue,
@@ -265,7 +265,7 @@ impl Device for CudaDevice {
 
     /// True of memory that the driver has not pinned: with such, "the function might be synchronous with respect to host", and
     /// "the driver may synchronize with the stream" before it stages the copy (CUDA Driver API, "API synchronization behavior").
-    fn may_block_copies(&self, host: *const u8) -> bool {
+    fn host_copy_blocks(&self, host: *const u8) -> bool {
         self.pointer_info(host).is_none()
     }
 

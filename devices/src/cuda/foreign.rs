@@ -66,7 +66,7 @@ impl Foreign {
     }
 
     /// Whether the handle means the same for as long as the context lives, on every thread.
-    pub(super) fn may_be_kept(&self) -> bool {
+    pub(super) fn handle_outlives_call(&self) -> bool {
         self.raw().addr() == LEGACY
     }
 

@@ -100,7 +100,7 @@ impl Timeline for Stream {
         Some(false)
     }
 
-    fn is_cheap_to_ask(&self) -> bool {
+    fn query_is_cheap(&self) -> bool {
         self.word.is_some()
     }
 

@@ -1,6 +1,6 @@
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -152,7 +152,7 @@ impl CudaQueue {
     }
 
     fn timings(&self) -> MutexGuard<'_, Vec<Arc<Stretch>>> {
-        self.timings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timings.lock()
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -177,7 +177,7 @@ impl CudaQueue {
     fn covers(&self, fence: &Fence) -> bool {
         match &self.kind {
             Kind::Own(stream) => stream.lane().clock.covers(fence),
-            Kind::Foreign(_, clock) => clock.lock().unwrap_or_else(PoisonError::into_inner).covers(fence),
+            Kind::Foreign(_, clock) => clock.lock().covers(fence),
         }
     }
 
@@ -196,7 +196,7 @@ impl CudaQueue {
                 foreign.here()?;
                 // SAFETY: as above.
                 if unsafe { foreign.wait(&self.context, *event, ours.as_ref()) }? {
-                    clock.lock().unwrap_or_else(PoisonError::into_inner).note_wait(fence);
+                    clock.lock().note_wait(fence);
                 }
                 Ok(())
             }
@@ -355,10 +355,10 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn may_be_kept(&self) -> bool {
+    fn handle_outlives_call(&self) -> bool {
         match &self.kind {
             Kind::Own(_) => true,
-            Kind::Foreign(foreign, _) => foreign.may_be_kept(),
+            Kind::Foreign(foreign, _) => foreign.handle_outlives_call(),
         }
     }
 
@@ -369,14 +369,18 @@ impl Queue for CudaQueue {
         }
     }
 
-    fn records_graphs(&self) -> bool {
+    fn supports_capture(&self) -> bool {
         let api = self.context.api;
         let known =
             api.capture_begin.is_some() && api.graph_instantiate.is_some() && api.graph_launch.is_some();
         known && !self.is_foreign()
     }
 
-    fn record_graph(&self, lanes: usize, enqueue: Recorded<'_>) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
+    fn capture_graph(
+        &self,
+        lanes: usize,
+        enqueue: Recorded<'_>,
+    ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
         graph::record(self, lanes, enqueue)
     }
 

@@ -20,7 +20,7 @@ pub(super) fn has_spare_cores() -> bool {
 
 /// Asks `fence` for a moment, if asking is as cheap as a load. `None` if it is still pending then.
 pub(crate) fn spin(fence: &Fence) -> Option<Outcome> {
-    if fence.is_cheap_to_ask() && has_spare_cores() { spin_for(fence, BUDGET) } else { None }
+    if fence.query_is_cheap() && has_spare_cores() { spin_for(fence, BUDGET) } else { None }
 }
 
 fn spin_for(fence: &Fence, budget: Duration) -> Option<Outcome> {
@@ -49,7 +49,7 @@ mod tests {
         let start = Instant::now();
         assert!(spin_for(&fence, BUDGET).is_none());
         assert!(start.elapsed() >= BUDGET);
-        assert!(!fence.is_cheap_to_ask(), "who is told need not ask");
+        assert!(!fence.query_is_cheap(), "who is told need not ask");
         assert!(spin(&fence).is_none());
         let waiter = {
             let fence = fence.clone();

@@ -44,7 +44,7 @@ impl Queue for ForeignQueue {
         self.queue.native()
     }
 
-    fn may_be_kept(&self) -> bool {
+    fn handle_outlives_call(&self) -> bool {
         !self.queue.core.options.raw_handles
     }
 

@@ -1,6 +1,6 @@
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -122,7 +122,7 @@ impl SyclQueue {
     }
 
     fn lane(&self) -> MutexGuard<'_, Lane> {
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lane.lock()
     }
 
     /// The event behind a fence that a queue of this context can wait for.
@@ -208,7 +208,7 @@ impl Queue for SyclQueue {
 
     /// dpctl lets go of arrays in host tasks of the runtime. Enqueueing there waits for a lock of the scheduler (DPC++ 2026), which
     /// whoever waits for that very task may hold.
-    fn records_anywhere(&self) -> bool {
+    fn record_is_thread_safe(&self) -> bool {
         false
     }
 

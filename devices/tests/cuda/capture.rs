@@ -286,7 +286,7 @@ fn a_graph_of_several_queues_has_their_branches_and_their_order() {
     let queue = bench.queue();
     let [x, y, z, w] = [(); 4].map(|()| bench.memory(4_096));
     let record_it = |ordered: bool| {
-        queue.record_graph(3, &mut |queues| {
+        queue.capture_graph(3, &mut |queues| {
             let [first, second, third] = queues else { panic!("as many as were asked for") };
             let own = |queue| CudaQueue::from_queue(queue).expect("of the same device");
             let before = [first, second, third].map(|queue| queue.id());
@@ -304,7 +304,7 @@ fn a_graph_of_several_queues_has_their_branches_and_their_order() {
             Ok(())
         })
     };
-    assert!(queue.records_graphs());
+    assert!(queue.supports_capture());
     let graph = record_it(true).expect("the driver has graphs");
     bench.assert_filled(&z, 0);
     let release = block(&*queue);
@@ -345,8 +345,8 @@ fn a_graph_of_several_queues_that_goes_wrong_leaves_all_of_them_as_they_were() {
     let stranger = bench.foreign_stream();
     // SAFETY: the stream lives to the end of the test.
     let theirs = unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
-    assert!(!theirs.records_graphs());
-    assert!(theirs.record_graph(1, &mut |_| Ok(())).is_err(), "their queues are not ours to record on");
+    assert!(!theirs.supports_capture());
+    assert!(theirs.capture_graph(1, &mut |_| Ok(())).is_err(), "their queues are not ours to record on");
     for queue in [&one, &two, &three] {
         assert!(!queue.is_capturing().expect("it works"));
         fill(queue, &memory, 3);

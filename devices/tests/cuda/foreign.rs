@@ -67,7 +67,7 @@ fn every_acquisition_is_a_new_queue_and_is_recorded_at_once() {
     let acquire = || unsafe { bench.device.foreign_queue(stranger.handle()) }.expect("it is of the device");
     let (first, second) = (acquire(), acquire());
     assert_ne!(first.id(), second.id());
-    assert!(!first.in_order() && !first.may_be_kept());
+    assert!(!first.in_order() && !first.handle_outlives_call());
     let before = bench.device.counters();
     let fence = first.record().expect("it works");
     let after = bench.device.counters();
@@ -102,7 +102,7 @@ fn the_default_streams_are_taken_by_their_numbers() {
         // SAFETY: the default streams are always there.
         let default = unsafe { bench.device.foreign_queue(number) }.expect("it is of every device");
         assert_eq!(default.order_after(&written).expect("it works"), Order::Device);
-        assert_eq!(default.may_be_kept(), number == 1);
+        assert_eq!(default.handle_outlives_call(), number == 1);
         let fence = default.record().expect("it works");
         assert!(fence.state().is_pending(), "the default stream {number} waits");
     }

@@ -2,7 +2,7 @@
 //! enqueued, and then its seed chooses what runs first.
 
 use estafette_devices::cuda::CudaQueue;
-use estafette_devices::{Allocation, Fence, Frontier};
+use estafette_devices::{Allocation, Fence, FenceSet};
 
 use crate::harness::{Bench, bench, fill, order, record, settle};
 
@@ -25,8 +25,8 @@ impl Draw {
 /// Memory, who has written it last, and who has read it since.
 struct Place {
     memory: Allocation,
-    written: Frontier,
-    read: Frontier,
+    written: FenceSet,
+    read: FenceSet,
     /// What it holds if everything runs in the order of the program.
     expected: u8,
 }
@@ -55,8 +55,8 @@ impl Place {
 fn places(bench: &Bench) -> Vec<Place> {
     let place = |_| Place {
         memory: bench.memory(128),
-        written: Frontier::default(),
-        read: Frontier::default(),
+        written: FenceSet::default(),
+        read: FenceSet::default(),
         expected: 0,
     };
     (0..PLACES).map(place).collect()

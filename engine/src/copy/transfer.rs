@@ -11,9 +11,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use estafette_devices::{Device, DeviceError, Fence, Frontier};
+use estafette_devices::{Device, DeviceError, Fence, FenceSet};
 
-use super::lanes::Turn;
+use super::queue_pool::Turn;
 use super::staging::{Piece, Staging};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;
@@ -39,23 +39,23 @@ impl Address {
 /// Something that a device may be using: it goes when that is over.
 pub(super) struct Kept<T: Keep> {
     what: Option<T>,
-    after: Frontier,
+    after: FenceSet,
 }
 
 /// What can be kept until a device has done with it.
 pub(super) trait Keep: Send + 'static {
     /// Drops it when `after` has settled; never if nobody can tell what the device still does.
-    fn let_go(self, after: Frontier);
+    fn let_go(self, after: FenceSet);
 }
 
 impl Keep for Storage {
-    fn let_go(self, after: Frontier) {
+    fn let_go(self, after: FenceSet) {
         reaper().release(after, self);
     }
 }
 
 impl Keep for Tensor {
-    fn let_go(self, mut after: Frontier) {
+    fn let_go(self, mut after: FenceSet) {
         after.prune();
         if !after.is_empty() {
             reaper().release(after, Storage::owned(Box::new(self), std::ptr::null_mut()));
@@ -65,7 +65,7 @@ impl Keep for Tensor {
 
 impl<T: Keep> Kept<T> {
     pub(super) fn new(what: T) -> Self {
-        Self { what: Some(what), after: Frontier::default() }
+        Self { what: Some(what), after: FenceSet::default() }
     }
 
     /// The device uses it until `fence`.
@@ -125,7 +125,7 @@ pub(super) async unsafe fn download(
 ) -> Result<Fence, DeviceError> {
     let mut begun = 0;
     let mut landings = VecDeque::new();
-    if device.may_block_copies(to.0) {
+    if device.host_copy_blocks(to.0) {
         let staging = Staging::of(device);
         let size = staging.for_copy(bytes);
         loop {
@@ -176,7 +176,7 @@ pub(super) async unsafe fn upload<S: Keep>(
     bytes: usize,
 ) -> Result<Fence, DeviceError> {
     let mut turn = Turn::on(device)?;
-    if !device.may_block_copies(from.0) {
+    if !device.host_copy_blocks(from.0) {
         // SAFETY: by contract; both are kept until the fence.
         unsafe { device.copy(&**turn.queue(), from.0, to.0, bytes) }?;
         let fence = turn.record();

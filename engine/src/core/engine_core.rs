@@ -1,7 +1,7 @@
 //! What all handles of one engine share.
 
 use std::future::Future;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::cpu::{BlockingGuard, Pool};
 use estafette_devices::tally::Tally;
@@ -22,7 +22,7 @@ use crate::core::operation::{Kind, OpGranted, OpGraph};
 #[cfg(not(estafette_shuttle))]
 use crate::core::own_runtime;
 use crate::core::unretrieved::Failures;
-use crate::exchange::{callback, fork, promise};
+use crate::exchange::{callback, foreign_fence, fork};
 use crate::operation::run::{self, ReadyOp};
 use crate::trace::hooks::WaitNoted;
 use crate::wait::deadlock::{self, Checks, Detector};
@@ -55,7 +55,7 @@ pub(crate) struct Core {
     pub(crate) lease_timeout: Duration,
     pub(crate) quarantine_timeout: Duration,
     /// Operations that may be in flight before a submission waits.
-    window: usize,
+    in_flight_limit: usize,
     /// What is in flight.
     pub(crate) tally: Tally,
     /// A thread without workers runs what it submits at once.
@@ -66,7 +66,7 @@ pub(crate) struct Core {
     pub(crate) bell: Bell,
     /// Rings when nothing is in flight: whoever waits for that need not hear of every single end.
     idle: Bell,
-    /// Rings when a quarter of the window is free: a submission that waits for one place would sleep and wake with each end.
+    /// Rings when a quarter of the in-flight limit is free: a submission that waits for one place would sleep and wake with each end.
     room: Bell,
     pub(crate) stand_ins: StandIns,
     /// Looks of those that wait for room, or for everything to end: whether anything can move.
@@ -97,7 +97,7 @@ pub(crate) struct Core {
 /// submits them. Half of what the deque of a thread holds before it grows, and shrinks again.
 const BACKLOG: usize = 32;
 
-/// How often a thread gives its time slice away before it falls asleep because the window is full, or not empty. A yield takes about a
+/// How often a thread gives its time slice away before it falls asleep because the in-flight limit is reached, or not empty. A yield takes about a
 /// microsecond when nobody else wants the processor.
 const PATIENCE: u32 = 64;
 
@@ -139,7 +139,7 @@ pub(crate) struct CoreOptions {
     pub(crate) devices: Vec<Arc<dyn Device>>,
     pub(crate) lease_timeout: Duration,
     pub(crate) quarantine_timeout: Duration,
-    pub(crate) window: usize,
+    pub(crate) in_flight_limit: usize,
     pub(crate) runtime: Option<tokio::runtime::Handle>,
     pub(crate) report_failures: bool,
     pub(crate) stack_size: usize,
@@ -163,7 +163,7 @@ impl Core {
             devices: options.devices,
             lease_timeout: options.lease_timeout,
             quarantine_timeout: options.quarantine_timeout,
-            window: options.window,
+            in_flight_limit: options.in_flight_limit,
             tally: Tally::new(),
             flowing: AtomicBool::new(false),
             detached: AtomicBool::new(false),
@@ -233,7 +233,7 @@ impl Core {
     /// bodies. It may also have entered the runtime while another thread runs it, so this is no error.
     fn warn_of_a_blocked_runtime(&self) {
         let Ok(here) = tokio::runtime::Handle::try_current() else { return };
-        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let runtime = self.runtime.lock();
         let blocks = match &*runtime {
             Some(Runtime::Given(given)) => given.id() == here.id(),
             Some(Runtime::Own(_)) | None => false,
@@ -245,7 +245,7 @@ impl Core {
         {
             tracing::warn!(
                 "a submission waits for room on the thread of the runtime that runs this engine's asynchronous bodies: if these are \
-                 in the way it waits for ever; submit with `run_async` there, or give the engine a runtime with more threads"
+                 in the way it waits for ever; submit with `permit().await` there, or give the engine a runtime with more threads"
             );
         }
     }
@@ -253,11 +253,11 @@ impl Core {
     /// Runs an asynchronous body. The runtime is made at first use.
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runtime = self.runtime.lock();
         if runtime.is_none() {
             drop(runtime);
             let own = Runtime::Own(Some(own_runtime::start(self.stack_size)?));
-            runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+            runtime = self.runtime.lock();
             if runtime.is_none() {
                 *runtime = Some(own);
             }
@@ -280,9 +280,9 @@ impl Core {
         Ok(())
     }
 
-    /// How many operations may be in flight for [`Core::room`] to ring: three quarters of the window.
+    /// How many operations may be in flight for [`Core::room`] to ring: three quarters of the in-flight limit.
     fn enough_room(&self) -> usize {
-        self.window - (self.window / 4).max(1)
+        self.in_flight_limit - (self.in_flight_limit / 4).max(1)
     }
 
     /// Whether the last handle is gone, and the last operation has ended.
@@ -319,8 +319,8 @@ impl Core {
     }
 
     #[inline]
-    pub(crate) fn window(&self) -> usize {
-        self.window
+    pub(crate) fn in_flight_limit(&self) -> usize {
+        self.in_flight_limit
     }
 
     /// Runs a ready operation that any thread may run, whoever needs it, and what that makes ready in turn, for a while.
@@ -371,7 +371,7 @@ impl Core {
     }
 
     /// From here on, until somebody waits, a thread without workers leaves nothing that is ready. What stays ready for long
-    /// keeps others waiting, and these still others, until the window is full of them.
+    /// keeps others waiting, and these still others, until the in-flight limit is reached of them.
     #[cold]
     pub(crate) fn flow(&self) {
         self.flowing.store(true, Ordering::Relaxed);
@@ -455,7 +455,7 @@ impl Core {
                 self.bell.ring();
             }
             self.pool.release();
-            let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let runtime = self.runtime.lock().take();
             drop(runtime);
         }
     }
@@ -468,7 +468,7 @@ impl CoreRef {
         Checks::new(&self.room_checks, bell, self.lease_timeout)
     }
 
-    /// Waits until there may be room in the window. Runs ready operations where the engine has no worker to do it.
+    /// Waits until there may be a permit. Runs ready operations where the engine has no worker to do it.
     ///
     /// `checks` are the submission's own.
     pub(crate) fn wait_for_room(
@@ -494,7 +494,7 @@ impl CoreRef {
                 return Ok(());
             }
         }
-        let _noted = WaitNoted::for_any("window");
+        let _noted = WaitNoted::for_any("in-flight limit");
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         if checks.are_new() {
@@ -597,7 +597,7 @@ impl CoreRef {
     /// What has not moved for a while is seen to: wants stand-ins for what other engines and blocked threads leave undone. Whether
     /// there is something to run, so that the engine does not stand still.
     fn is_moved_by(&self, stand_ins: &mut StandInSet) -> bool {
-        promise::stand_in_for_queries();
+        foreign_fence::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();
         if has_work && ((self.alone() && !self.helps_alone()) || self.pool.is_stuck()) {

@@ -56,8 +56,8 @@ pub enum Error {
     #[error("the wait was interrupted")]
     Interrupted,
     /// As many operations are in flight as the engine accepts.
-    #[error("window is full: {in_flight} operations in flight, limit {limit}")]
-    WindowFull {
+    #[error("in-flight limit reached: {in_flight} operations in flight, limit {limit}")]
+    InFlightLimit {
         /// Operations in flight when the submission was refused.
         in_flight: usize,
         /// The engine's limit.

@@ -10,33 +10,33 @@ use crate::core::operation::{OutcomeSignal, Role};
 
 /// What an operation has by its role, or may get while it is in flight.
 #[derive(Default)]
-pub(crate) struct Late {
+pub(crate) struct OpExtras {
     /// Set before the operation is submitted.
     pub(crate) role: Option<Role>,
     pub(crate) failure: OnceLock<OperationError>,
     pub(crate) signal: OnceLock<OutcomeSignal>,
 }
 
-/// A [`Late`] that is made when first needed, by whoever is first.
-pub(crate) struct LateCell {
+/// A [`OpExtras`] that is made when first needed, by whoever is first.
+pub(crate) struct OpExtrasCell {
     /// Null, or from a box; set once.
-    place: AtomicPtr<Late>,
+    place: AtomicPtr<OpExtras>,
 }
 
-impl LateCell {
+impl OpExtrasCell {
     #[inline(always)]
     pub(crate) const fn new() -> Self {
         Self { place: AtomicPtr::new(ptr::null_mut()) }
     }
 
     #[inline]
-    pub(crate) fn get(&self) -> Option<&Late> {
+    pub(crate) fn get(&self) -> Option<&OpExtras> {
         // SAFETY: what is there stays until `self` is dropped; Acquire shows its content.
         unsafe { self.place.load(Ordering::Acquire).as_ref() }
     }
 
     #[cold]
-    pub(crate) fn get_or_make(&self) -> &Late {
+    pub(crate) fn get_or_make(&self) -> &OpExtras {
         if self.place.load(Ordering::Acquire).is_null() {
             let made = Box::into_raw(Box::default());
             let set = self.place.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
@@ -49,14 +49,14 @@ impl LateCell {
     }
 
     /// The content, for whoever has the operation alone.
-    pub(crate) fn get_mut(&mut self) -> &mut Late {
+    pub(crate) fn get_mut(&mut self) -> &mut OpExtras {
         self.get_or_make();
         // SAFETY: set above, and borrowed as `self` is.
         unsafe { &mut **self.place.get_mut() }
     }
 }
 
-impl Drop for LateCell {
+impl Drop for OpExtrasCell {
     #[inline(always)]
     fn drop(&mut self) {
         if !self.place.get_mut().is_null() {
@@ -65,7 +65,7 @@ impl Drop for LateCell {
     }
 }
 
-impl LateCell {
+impl OpExtrasCell {
     #[cold]
     fn end(&mut self) {
         // SAFETY: it came from a box, nobody else is left, and this is called once.

@@ -21,16 +21,17 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
-use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
+use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
 use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
+pub(crate) use estafette_sync::panic::{Panic, contain_panic, drop_panic, text_of_panic};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::core::clock::Coarse;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, Error, FailureKind, OperationError};
 use crate::core::oneshot::Signal;
-use crate::core::op_extras::LateCell;
+use crate::core::op_extras::OpExtrasCell;
 use crate::core::var_state::VarState;
 use crate::core::wakers::WakerKey;
 use crate::operation::body::Body;
@@ -44,7 +45,7 @@ use crate::wait::awaits::{Awaited, Pending};
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
-pub(crate) type OpDraft<'a> = Draft<'a, VarState, OpState>;
+pub(crate) type OpPending<'a> = PendingOp<'a, VarState, OpState>;
 pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
@@ -135,33 +136,12 @@ impl OpTag {
 
 /// What a foreign error does when it is printed is its own affair, and may be a panic.
 fn text_of(error: &BodyError) -> String {
-    catch_unwind(AssertUnwindSafe(|| error.to_string())).unwrap_or_else(|panic| {
-        bury(panic);
-        "an error that panics when it is printed".into()
-    })
+    contain_panic(|| error.to_string()).unwrap_or_else(|_| "an error that panics when it is printed".into())
 }
 
 impl std::fmt::Debug for OpTag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} `{}`", self.id, shown(self.name.as_str()))
-    }
-}
-
-/// A panic's payload.
-pub(crate) type Panic = Box<dyn std::any::Any + Send>;
-
-/// The text of a panic, whose payload is dropped.
-pub(crate) fn text_of_panic(panic: Panic) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    bury(panic);
-    text.unwrap_or_else(|| "a payload that is not text".into())
-}
-
-/// Drops a panic's payload, which may panic in turn: then that payload leaks, or this would never end.
-pub(crate) fn bury(panic: Panic) {
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-        std::mem::forget(another);
     }
 }
 
@@ -171,7 +151,7 @@ pub(crate) enum Kind {
     /// Runs a body.
     Work,
     /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
-    Unhelped,
+    WorkerOnly,
     /// Observes readiness and is gone.
     Probe,
     /// Joins variables into one group.
@@ -208,14 +188,14 @@ pub(crate) struct OpState {
     body: UnsafeCell<Body>,
     /// Made for a role, by the first failure or by the first waiter: most operations are plain work, end well, and are never
     /// waited for by name.
-    late: LateCell,
+    extras: OpExtrasCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
     /// Whether the journal was open when it was described: then it tells of all that happens to it.
     pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,
-    /// Whether it has a place in the window and counts as in flight.
+    /// Whether it has a permit and counts as in flight.
     counted: AtomicBool,
     phase: AtomicU8,
     /// As `BEGUN`, of an operation that nobody refers to.
@@ -242,8 +222,8 @@ pub(crate) enum Role {
     Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle what its variables carry: where they find it.
     Replay(Arc<Inputs>),
-    /// It does a part of another operation's work, which whoever waits for that may do as well.
-    Part(OpId),
+    /// A helper: it does work of another operation, and a thread that waits for that operation may run it.
+    Helper(OpId),
 }
 
 impl OpState {
@@ -268,7 +248,7 @@ impl OpState {
             (&raw mut (*place).core).write(core.clone());
             (&raw mut (*place).name).write(name);
             (&raw mut (*place).body).write(UnsafeCell::new(Body::NONE));
-            (&raw mut (*place).late).write(LateCell::new());
+            (&raw mut (*place).extras).write(OpExtrasCell::new());
             (&raw mut (*place).since).write(Coarse::now());
             (&raw mut (*place).noted).write(trace::is_open());
             (&raw mut (*place).priority).write(0);
@@ -280,9 +260,9 @@ impl OpState {
         }
     }
 
-    /// The operation has a place in the window, and counts as in flight.
+    /// The operation has a permit, and counts as in flight.
     #[inline(always)]
-    pub(crate) fn admitted(&mut self) {
+    pub(crate) fn hold_permit(&mut self) {
         *self.counted.get_mut() = true;
     }
 
@@ -294,11 +274,11 @@ impl OpState {
 
     /// Gives the operation a role, before it is submitted.
     pub(crate) fn set_role(&mut self, role: Role) {
-        self.late.get_mut().role = Some(role);
+        self.extras.get_mut().role = Some(role);
     }
 
     fn role(&self) -> Option<&Role> {
-        self.late.get()?.role.as_ref()
+        self.extras.get()?.role.as_ref()
     }
 
     /// The queue its body enqueues on; `None` for host operations.
@@ -333,18 +313,18 @@ impl OpState {
         }
     }
 
-    /// The operation that this one is a part of.
-    pub(crate) fn part_of(&self) -> Option<OpId> {
+    /// The operation whose work this helper does.
+    pub(crate) fn helped_op(&self) -> Option<OpId> {
         match self.role()? {
-            Role::Part(op) => Some(*op),
+            Role::Helper(op) => Some(*op),
             _ => None,
         }
     }
 
     /// Whether a thread that works for the engine `core` may run this next instead of asking its pool.
     #[inline]
-    pub(crate) fn may_be_kept(&self, core: Option<u64>) -> bool {
-        matches!(self.kind, Kind::Work | Kind::Unhelped) && self.priority == 0 && core == Some(self.core.id)
+    pub(crate) fn handle_outlives_call(&self, core: Option<u64>) -> bool {
+        matches!(self.kind, Kind::Work | Kind::WorkerOnly) && self.priority == 0 && core == Some(self.core.id)
     }
 
     /// Begins an operation that was not submitted yet.
@@ -352,7 +332,7 @@ impl OpState {
         *self.phase.get_mut() |= BEGUN;
     }
 
-    /// Whether the operation has a place in the window.
+    /// Whether the operation has a permit.
     pub(crate) fn is_counted(&self) -> bool {
         self.counted.load(Ordering::Relaxed)
     }
@@ -392,11 +372,11 @@ impl OpState {
     /// Notes why the operation failed. The first cause stands: a cancelled operation reports its cancellation at once
     /// and is skipped later.
     pub(crate) fn fail(&self, cause: OperationError) {
-        let _ = self.late.get_or_make().failure.set(cause);
+        let _ = self.extras.get_or_make().failure.set(cause);
     }
 
     pub(crate) fn failure(&self) -> Option<&OperationError> {
-        self.late.get()?.failure.get()
+        self.extras.get()?.failure.get()
     }
 
     /// Makes the outcome final and tells whoever waits for it. Called once, after the graph let go.
@@ -414,13 +394,13 @@ impl OpState {
         // SAFETY: forwarded to the caller.
         let body = self.body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) });
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
-            bury(panic);
+            drop_panic(panic);
             tracing::error!(operation = self.name.as_str(), "dropping the skipped body panicked");
         }
     }
 
     fn tell(&self) {
-        if let Some(signal) = self.late.get().and_then(|late| late.signal.get()) {
+        if let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get()) {
             signal.set(self.failure().cloned().map_or(Ok(()), Err));
         }
     }
@@ -446,7 +426,7 @@ impl OpState {
 
     fn forget_outcome(&self, key: &mut WakerKey) {
         if key.is_used()
-            && let Some(signal) = self.late.get().and_then(|late| late.signal.get())
+            && let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get())
         {
             signal.forget(key);
         }
@@ -454,7 +434,7 @@ impl OpState {
 
     /// The signal of the outcome, made on first use.
     fn signal(&self) -> &OutcomeSignal {
-        let signal = self.late.get_or_make().signal.get_or_init(Signal::new);
+        let signal = self.extras.get_or_make().signal.get_or_init(Signal::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
         if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
             self.tell();
@@ -469,9 +449,9 @@ unsafe impl Sync for OpState {}
 
 /// Begins to describe an operation of any kind.
 #[inline(always)]
-pub(crate) fn draft<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpDraft<'a> {
+pub(crate) fn pending_op<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpPending<'a> {
     // SAFETY: `init` writes every field.
-    unsafe { crate::core::engine_core::graph().draft(|place| OpState::init(place, core, name, kind)) }
+    unsafe { crate::core::engine_core::graph().begin_op(|place| OpState::init(place, core, name, kind)) }
 }
 
 /// Takes the right to run; false when the operation was cancelled first.

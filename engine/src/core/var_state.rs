@@ -1,6 +1,6 @@
 //! What the engine keeps per variable: the version, its failure, and the fences it still carries.
 
-use estafette_devices::{DeviceError, Fence, FenceState, Frontier, QueueId};
+use estafette_devices::{DeviceError, Fence, FenceSet, FenceState, QueueId};
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
@@ -34,12 +34,12 @@ pub(crate) struct VarState {
 #[derive(Debug, Default, Clone)]
 struct Carried {
     /// Fences that must be done before the current version may be read.
-    writers: Frontier,
+    writers: FenceSet,
     /// Fences that must be done, beside `writers`, before the memory may be overwritten.
-    readers: Frontier,
+    readers: FenceSet,
     /// Fences of readers and writers that have failed: order and later versions have nothing to do with them any more, but what
     /// they stood for may never have ended, which matters when the memory is given back.
-    broken: Frontier,
+    broken: FenceSet,
     /// Root cause, when the current version is poisoned.
     failure: Option<OperationError>,
     /// Who issued the newest write whose fence is in `writers`: the root cause should that fence fail.
@@ -136,9 +136,9 @@ impl VarState {
     }
 
     /// The fences of every use of the memory so far: of the current version's writers, of its readers, and those that have failed.
-    pub(crate) fn all_fences(&self) -> [Frontier; 3] {
+    pub(crate) fn all_fences(&self) -> [FenceSet; 3] {
         let fences =
-            |carried: &Carried| [&carried.writers, &carried.readers, &carried.broken].map(Frontier::clone);
+            |carried: &Carried| [&carried.writers, &carried.readers, &carried.broken].map(FenceSet::clone);
         self.carried.as_deref().map(fences).unwrap_or_default()
     }
 
@@ -208,7 +208,7 @@ impl VarState {
     }
 
     /// Adds fences that the current version becomes ready with.
-    pub(crate) fn add_writers(&mut self, fences: &Frontier, flags: &mut u32, replaced: &mut Replaced) {
+    pub(crate) fn add_writers(&mut self, fences: &FenceSet, flags: &mut u32, replaced: &mut Replaced) {
         let carried = self.carried();
         merge(&mut carried.writers, fences, replaced);
         carried.update(flags);
@@ -250,12 +250,12 @@ impl VarState {
     }
 
     /// The fences of the current version's writers.
-    pub(crate) fn writers(&self) -> Frontier {
+    pub(crate) fn writers(&self) -> FenceSet {
         self.carried.as_deref().map(|carried| carried.writers.clone()).unwrap_or_default()
     }
 
     /// The fences of the current version's writers, and of its readers.
-    pub(crate) fn fences(&self) -> (Frontier, Frontier) {
+    pub(crate) fn fences(&self) -> (FenceSet, FenceSet) {
         let fences = |carried: &Carried| (carried.writers.clone(), carried.readers.clone());
         self.carried.as_deref().map(fences).unwrap_or_default()
     }
@@ -364,17 +364,17 @@ impl Carried {
 #[derive(Default)]
 pub(crate) struct Asked {
     /// Those that are still pending.
-    pub(crate) pending: Frontier,
+    pub(crate) pending: FenceSet,
     /// The failure of one that failed.
     pub(crate) failed: Option<DeviceError>,
     /// Those that have failed.
-    pub(crate) broken: Frontier,
+    pub(crate) broken: FenceSet,
     /// Those that are done.
-    done: Frontier,
+    done: FenceSet,
 }
 
 impl Asked {
-    pub(crate) fn ask(fences: &Frontier) -> Self {
+    pub(crate) fn ask(fences: &FenceSet) -> Self {
         let mut asked = Self::default();
         for fence in fences {
             match fence.state() {
@@ -391,14 +391,14 @@ impl Asked {
 }
 
 /// Adds fences to a set under a bit.
-fn merge(fences: &mut Frontier, others: &Frontier, replaced: &mut Replaced) {
+fn merge(fences: &mut FenceSet, others: &FenceSet, replaced: &mut Replaced) {
     for fence in others {
         replaced.extend(fences.insert_replacing(fence.clone()));
     }
 }
 
 /// Whether a set has this very fence.
-fn has(fences: &Frontier, fence: &Fence) -> bool {
+fn has(fences: &FenceSet, fence: &Fence) -> bool {
     fences.counterpart(fence).is_some_and(|present| same(present, fence))
 }
 

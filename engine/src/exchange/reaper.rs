@@ -6,7 +6,7 @@
 //! # The way of a storage
 //! 1. *Handed over* by [`Reaper::release`] with the fences that its memory still carries.
 //! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
-//!    [`Home`](super::Home) skips this step if the stream there can be made to wait instead.
+//!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
 //! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:
 //!
 //! | leaked because | why that is right |
@@ -39,21 +39,21 @@
 //! The lock of the queue comes before that of a thread's `Lane`. A thread is overtaken under both, while it is in a
 //! deleter, and sees that at its next step, before it takes anything.
 
-mod lane;
-mod prompt;
+mod inline;
 mod queue;
 mod slow;
 mod thread;
+mod thread_state;
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
-use estafette_devices::{DeviceError, DeviceErrorKind, FenceState, Frontier, Reactor};
+use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reactor};
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::sync::{Arc, OnceLock};
 
-pub use self::prompt::promptly;
+pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};
 pub use self::slow::{Release, ReleaseStatus, What};
 use self::thread::Shared;
@@ -110,33 +110,35 @@ impl Reaper {
         Self { shared: Arc::new(Shared::default()) }
     }
 
-    /// Takes over `storage`, to be dropped once when all of `frontier` has settled.
+    /// Takes over `storage`, to be dropped once when all of `fence_set` has settled.
     ///
     /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
     /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
-    /// prompt deleter in a scope of [`promptly`]. Must not be called under a lock that a fence's subscriber may take.
-    pub fn release(&self, frontier: Frontier, storage: Storage) {
-        self.release_of(frontier, storage, What::default);
+    /// prompt deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
+    pub fn release(&self, fence_set: FenceSet, storage: Storage) {
+        self.release_of(fence_set, storage, What::default);
     }
 
     /// As [`release`](Self::release), of memory that diagnoses describe by `what`, which is asked only where it may be needed.
-    pub fn release_of(&self, mut frontier: Frontier, storage: Storage, what: impl FnOnce() -> What) {
+    pub fn release_of(&self, mut fence_set: FenceSet, storage: Storage, what: impl FnOnce() -> What) {
         if self.shared.is_forked() || storage.is_from_before_fork() {
             // No lock may be taken here: its holder may not exist in this process.
             return self.shared.leak(storage);
         }
-        frontier.prune();
-        if !frontier.is_empty() && !storage.home().is_some_and(|home| home.waits_for(&frontier)) {
-            return self.release_after(frontier, storage, what());
+        fence_set.prune();
+        if !fence_set.is_empty()
+            && !storage.release_stream().is_some_and(|release_stream| release_stream.waits_for(&fence_set))
+        {
+            return self.release_after(fence_set, storage, what());
         }
         if !storage.runs_foreign_code() {
             drop(storage);
             self.shared.released.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if storage.is_prompt()
+        if storage.has_inline_deleter()
             && !self.shared.stopped.load(Ordering::Relaxed)
-            && let Some(_turn) = prompt::take_turn()
+            && let Some(_turn) = inline::take_turn()
         {
             return self.shared.release(storage);
         }
@@ -234,7 +236,7 @@ impl Reaper {
         ReaperStats { released, deleters, leaked, pending, peak_pending }
     }
 
-    fn release_after(&self, frontier: Frontier, storage: Storage, what: What) {
+    fn release_after(&self, fence_set: FenceSet, storage: Storage, what: What) {
         // Two for each that may join them, so they become fewer.
         self.watch_again(2);
         let what = what.at(storage.data());
@@ -244,7 +246,7 @@ impl Reaper {
         drop(queue);
         let waiting =
             Waiting { storage: ManuallyDrop::new(storage), ticket, what, shared: self.shared.clone() };
-        waiting.watch(frontier);
+        waiting.watch(fence_set);
     }
 
     /// Has the reactor observe the fences of `most` storages at most whose fences it could not, since the system had refused its thread.
@@ -267,7 +269,7 @@ impl fmt::Debug for Reaper {
 /// Whether memory behind these fences, of which at least one failed, is certainly out of use. The reactor
 /// reports one failure; a worse one may hide behind it, and its own failure to observe says nothing about
 /// the fence.
-fn may_release(fences: &Frontier) -> bool {
+fn may_release(fences: &FenceSet) -> bool {
     fences.iter().all(|fence| match fence.state() {
         FenceState::Done => true,
         FenceState::Pending => false,
@@ -276,7 +278,7 @@ fn may_release(fences: &Frontier) -> bool {
 }
 
 /// Whether a fence has failed in a way that says nothing about what still runs.
-fn is_faulty(fences: &Frontier) -> bool {
+fn is_faulty(fences: &FenceSet) -> bool {
     let is_fault =
         |state| matches!(state, FenceState::Failed(error) if error.kind() == DeviceErrorKind::Fault);
     fences.iter().any(|fence| is_fault(fence.state()))
@@ -293,7 +295,7 @@ struct Waiting {
 
 impl Waiting {
     /// Goes on once all of `fences` have settled.
-    fn watch(self, fences: Frontier) {
+    fn watch(self, fences: FenceSet) {
         let watched = fences.clone();
         Reactor::global().when_settled(&watched, move |outcome| match outcome {
             Ok(()) => self.proceed(),
@@ -304,7 +306,7 @@ impl Waiting {
     }
 
     /// A fence is pending that the reactor does not observe: the system has refused its thread.
-    fn watch_later(self, fences: Frontier) {
+    fn watch_later(self, fences: FenceSet) {
         let shared = self.shared.clone();
         let mut unwatched = shared.unwatched();
         if !shared.stopped.load(Ordering::Relaxed) {

@@ -12,9 +12,9 @@
 //! while their work still runs. Memory handed into the capture of a graph is read again at every launch, so
 //! its lease lasts until [`Tensor::end_captures`].
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use estafette_devices::{DLDevice, Fence, Frontier, Outcome, Queue, Reactor, Subscriber};
+use estafette_devices::{DLDevice, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
 
 use super::Lease;
@@ -40,17 +40,17 @@ pub enum Consumer {
 
 impl Consumer {
     /// Whether the consumer comes after pending work by its own order.
-    pub(crate) fn orders_itself(&self) -> bool {
+    pub(crate) fn is_stream_ordered(&self) -> bool {
         !matches!(self, Self::Host)
     }
 
     /// What the end of a use by this consumer waits for.
     pub(crate) fn after(&self, tensor: &TensorInner) -> Result<Option<EndsAfter>, Error> {
         Ok(match self {
-            Self::Host if is_released_early(tensor) => Some(EndsAfter::Unknown),
+            Self::Host if may_release_before_completion(tensor) => Some(EndsAfter::Unknown),
             Self::Host => None,
             Self::Queue(queue) if queue.is_capturing()? => Some(EndsAfter::Captured),
-            Self::Queue(queue) if queue.may_be_kept() => Some(EndsAfter::Queue(Arc::clone(queue))),
+            Self::Queue(queue) if queue.handle_outlives_call() => Some(EndsAfter::Queue(Arc::clone(queue))),
             Self::Queue(_) | Self::Unordered => Some(EndsAfter::Unknown),
         })
     }
@@ -58,11 +58,14 @@ impl Consumer {
 
 /// True if a consumer may release this memory while its own, unknown streams still use it (the case for
 /// CUDA).
-pub(crate) fn is_released_early(tensor: &TensorInner) -> bool {
+pub(crate) fn may_release_before_completion(tensor: &TensorInner) -> bool {
     let Ok(definition) = tensor.definition() else { return false };
     // A consumer uses memory that the host can read on the host, and releases it after its use.
     !definition.host
-        && tensor.core.device(definition.layout.device()).is_some_and(|device| device.is_released_early())
+        && tensor
+            .core
+            .device(definition.layout.device())
+            .is_some_and(|device| device.may_release_before_completion())
 }
 
 /// What the end of a lease waits for if the lease's owner names no work.
@@ -84,7 +87,7 @@ impl EndsAfter {
             // then.
             && matches!(queue.is_capturing(), Ok(false))
         {
-            if !queue.records_anywhere() {
+            if !queue.record_is_thread_safe() {
                 return record_on_reactor(Arc::clone(queue));
             }
             if let Ok(fence) = queue.record() {
@@ -122,7 +125,7 @@ struct FenceRecorder {
 
 impl Subscriber for FenceRecorder {
     fn settled(self: Arc<Self>, _: Outcome) {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = self.last.lock().take();
         let Some(last) = last else { return };
         match self.queue.record() {
             Ok(fence) => Reactor::global().when_settled([fence], |outcome| last.settle(outcome)),
@@ -133,7 +136,7 @@ impl Subscriber for FenceRecorder {
 
 /// Releases memory of the engine on `device` that one consumer had for itself, after the consumer's last use.
 pub(crate) fn release_storage(storage: Storage, core: &Core, device: DLDevice, after: Option<EndsAfter>) {
-    let last = after.map(|after| Frontier::from(after.fence(core, device)));
+    let last = after.map(|after| FenceSet::from(after.fence(core, device)));
     reaper().release(last.unwrap_or_default(), storage);
 }
 
@@ -156,7 +159,7 @@ impl Tensor {
             return 0;
         }
         let ended: Vec<_> = {
-            let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut captured = CAPTURED.lock();
             captured.extract_if(.., |lease| lease.tensor.same(self)).collect()
         };
         ended.len()
@@ -175,7 +178,7 @@ impl Lease {
     /// Keeps a lease that is handed into a capture, besides its exports.
     pub(crate) fn keep_if_captured(lease: &Arc<LeaseState>) {
         if lease.is_captured() {
-            CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lease));
+            CAPTURED.lock().push(Arc::clone(lease));
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use estafette_devices::{Fence, Frontier, Reactor};
+use estafette_devices::{Fence, FenceSet, Reactor};
 use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -29,7 +29,7 @@ pub(crate) struct LeaseOp {
     /// pending.
     consumer_orders: bool,
     /// The fences that were pending when such a lease was held.
-    pending: Mutex<Option<Box<Frontier>>>,
+    pending: Mutex<Option<Box<FenceSet>>>,
     is_held: AtomicBool,
     /// Notifies the request; `None` for a lease that no request waits for.
     pub(super) signal: Option<ReadySignal>,
@@ -75,8 +75,8 @@ impl LeaseOp {
     }
 
     /// The fences that were pending when the lease was held. A second call returns none.
-    pub(super) fn take_pending(&self) -> Frontier {
-        let pending = self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+    pub(super) fn take_pending(&self) -> FenceSet {
+        let pending = self.pending.lock().take();
         pending.map(|pending| *pending).unwrap_or_default()
     }
 
@@ -112,7 +112,7 @@ impl LeaseOp {
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.stage.lock()
     }
 
     /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given
@@ -189,7 +189,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
         hold(granted, &op, ready);
     } else if op.consumer_orders {
         let pending = Some(Box::new(found.pending));
-        *op.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = pending;
+        *op.pending.lock() = pending;
         hold(granted, &op, ready);
     } else {
         if let Err(granted) = op.begin_settling(granted) {

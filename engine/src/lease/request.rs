@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use estafette_devices::{FenceState, Frontier, Order};
+use estafette_devices::{FenceSet, FenceState, Order};
 use estafette_graph::Mode;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::{SmallVec, smallvec};
@@ -140,7 +140,7 @@ impl<L> LeaseRequest<L> {
                 if !tensor.is_defined() {
                     blocking::block_on_tensor(tensor, timeout)?;
                 }
-                (self.alias_of(tensor), Frontier::default())
+                (self.alias_of(tensor), FenceSet::default())
             }
             None => self.hand_over(self.submit()?.wait(&self, timeout)?)?,
         };
@@ -166,7 +166,7 @@ impl<L> LeaseRequest<L> {
             }
         }
         let (leases, pending) = match self.alias() {
-            Some(tensor) => (self.alias_of(tensor), Frontier::default()),
+            Some(tensor) => (self.alias_of(tensor), FenceSet::default()),
             None => {
                 let submitted = self.submit()?;
                 let Some(outcome) = submitted.outcome() else { return Ok(None) };
@@ -210,7 +210,7 @@ impl<L> LeaseRequest<L> {
         let exclusive = self.wanted.iter().any(|(_, access)| *access == Access::Write);
         let details =
             LeaseDetails::new(if exclusive { Access::Write } else { Access::Read }, self.owner.clone());
-        let consumer_orders = self.consumer.as_ref().is_some_and(Consumer::orders_itself);
+        let consumer_orders = self.consumer.as_ref().is_some_and(Consumer::is_stream_ordered);
         let op = Arc::new(LeaseOp::requested(details, consumer_orders));
         let (handle, granted) = submit(core, &self.wanted, &op);
         if let Some(granted) = granted {
@@ -220,7 +220,7 @@ impl<L> LeaseRequest<L> {
     }
 
     /// Turns the held operation into one lease per tensor. Returns also the fences that are pending.
-    fn hand_over(&self, mut submitted: Submitted) -> Result<(Leases, Frontier), Error> {
+    fn hand_over(&self, mut submitted: Submitted) -> Result<(Leases, FenceSet), Error> {
         let op = submitted.op.take().expect("handed over once");
         let pending = op.take_pending();
         let leases: Leases = if let [(tensor, _)] = &self.wanted[..] {
@@ -253,7 +253,7 @@ impl<L> LeaseRequest<L> {
             if !tensor.is_defined() {
                 tensor.ready().await?;
             }
-            let left = hand_to_consumer(&leases, consumer.as_ref(), &Frontier::default())?;
+            let left = hand_to_consumer(&leases, consumer.as_ref(), &FenceSet::default())?;
             settle_on_host(leases, consumer, left).await
         })))
     }
@@ -381,17 +381,17 @@ pub(super) fn submit(
     wanted: &[(Tensor, Access)],
     op: &Arc<LeaseOp>,
 ) -> (OpHandle, Option<OpGranted>) {
-    let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
-    draft.payload_mut().set_role(Role::Lease(Arc::clone(op)));
+    let mut pending_op = operation::pending_op(core, Name::Static("lease"), Kind::Lease);
+    pending_op.payload_mut().set_role(Role::Lease(Arc::clone(op)));
     for (tensor, access) in wanted {
-        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode_of(*access)));
+        tensor.inner.vars.iter().for_each(|var| pending_op.access(var, mode_of(*access)));
     }
-    if draft.payload().noted {
-        hooks::submitted(&draft);
-        hooks::taken(draft.id(), &op.details.owner);
+    if pending_op.payload().noted {
+        hooks::submitted(&pending_op);
+        hooks::taken(pending_op.id(), &op.details.owner);
         wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
     }
-    draft.submit()
+    pending_op.submit()
 }
 
 /// Notes what the ends of the leases wait for, and orders the consumer's queue after pending fences. Returns
@@ -399,8 +399,8 @@ pub(super) fn submit(
 fn hand_to_consumer(
     leases: &Leases,
     consumer: Option<&Consumer>,
-    pending: &Frontier,
-) -> Result<Frontier, Error> {
+    pending: &FenceSet,
+) -> Result<FenceSet, Error> {
     if let Some(consumer) = consumer {
         for lease in leases {
             lease.note_end(consumer)?;
@@ -412,9 +412,9 @@ fn hand_to_consumer(
 fn order_consumer(
     leases: &Leases,
     consumer: Option<&Consumer>,
-    pending: &Frontier,
-) -> Result<Frontier, Error> {
-    let mut host = Frontier::default();
+    pending: &FenceSet,
+) -> Result<FenceSet, Error> {
+    let mut host = FenceSet::default();
     let Some(Consumer::Queue(queue)) = consumer else { return Ok(host) };
     for fence in pending {
         match queue.order_after(fence) {
@@ -439,7 +439,7 @@ fn order_consumer(
 async fn settle_on_host(
     leases: Leases,
     consumer: Option<Consumer>,
-    mut left: Frontier,
+    mut left: FenceSet,
 ) -> Result<Leases, Error> {
     while !left.is_empty() {
         for fence in &left {
@@ -459,7 +459,7 @@ const PAUSE_WITHOUT_WORKERS: Duration = Duration::from_millis(1);
 
 fn wait_on_host(
     core: &CoreRef,
-    fences: &Frontier,
+    fences: &FenceSet,
     deadline: Option<Instant>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {

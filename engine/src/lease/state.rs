@@ -11,7 +11,7 @@ use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use smallvec::SmallVec;
 
 use super::Access;
-use super::consumer::{EndsAfter, is_released_early};
+use super::consumer::{EndsAfter, may_release_before_completion};
 use super::operation::{LeaseOp, end, end_unused, give_up};
 use super::owner::{LeaseDetails, LeaseInfo, LeaseOwner};
 use super::pins::Pin;
@@ -211,7 +211,7 @@ impl LeaseState {
     }
 
     fn at_end_lock(&self) -> MutexGuard<'_, Option<Box<AtEnd>>> {
-        self.at_end.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.at_end.lock()
     }
 
     pub(super) fn at_end(&self, add: impl FnOnce(&mut AtEnd)) {
@@ -264,7 +264,7 @@ impl LeaseState {
     /// queue, so no other operation gets in between when `running` ends.
     pub(crate) fn split_from(&self, running: &OpGranted, mode: Mode) {
         let LeaseOrder::Operation { op, .. } = &self.order else { return };
-        if is_released_early(&self.tensor.inner) {
+        if may_release_before_completion(&self.tensor.inner) {
             // The owner may use the memory on other queues than the operation's.
             self.ends_after(EndsAfter::Unknown);
         } else if let Some(queue) = running.payload().queue() {
@@ -298,11 +298,11 @@ impl Drop for LeaseState {
                 LeaseOrder::Operation { op, .. } => Some(Arc::clone(op)),
                 LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
             };
-            let at_end = self.at_end.get_mut().map(Option::take);
+            let at_end = self.at_end.get_mut().take();
             std::mem::forget((self.tensor.clone(), op, self.scope.take(), at_end));
             return;
         }
-        match self.at_end.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+        match self.at_end.get_mut().take() {
             None => self.end(None),
             Some(at_end) => self.end_with(*at_end),
         }

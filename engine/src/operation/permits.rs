@@ -1,5 +1,5 @@
-//! Places in the window: taken at submission, given back when the operation has ended, counted at the seat of the calling
-//! thread.
+//! Permits of the in-flight limit. A submission acquires a permit, and the end of its operation releases the
+//! permit. Permits are counted at a counter of the calling thread.
 
 use std::task::Poll;
 
@@ -12,37 +12,39 @@ use crate::core::error::Error;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::deadlock::Checks;
 
-/// This many times the window is the end of it for operations submitted from inside operations.
+/// Operations submitted from inside operations may exceed the in-flight limit, up to this multiple of it.
 const HARD_CAP: usize = 4;
 
 impl CoreRef {
-    /// Takes a place in the window or refuses.
+    /// Acquires a permit, or fails where no permit is free.
     #[inline(always)]
-    pub(crate) fn try_admit(&self) -> Result<(), Error> {
-        if self.admitted_in_advance() { Ok(()) } else { self.try_admit_slowly() }
+    pub(crate) fn try_acquire_permit(&self) -> Result<(), Error> {
+        if self.acquired_in_advance() { Ok(()) } else { self.try_acquire_slowly() }
     }
 
-    /// What nearly every submission gets by with.
+    /// The fast path of nearly every submission: the thread has acquired permits in advance.
     #[inline(always)]
-    fn admitted_in_advance(&self) -> bool {
+    fn acquired_in_advance(&self) -> bool {
         self.is_open() && self.with_seat(|seat| seat.is_some_and(Seat::begin_admitted))
     }
 
     #[cold]
-    fn try_admit_slowly(&self) -> Result<(), Error> {
+    fn try_acquire_slowly(&self) -> Result<(), Error> {
         self.check_usable()?;
-        self.with_seat(|seat| self.admit_at(seat))
+        self.with_seat(|seat| self.acquire_at(seat))
     }
 
-    fn admit_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
-        // Operations submitted from inside operations may exceed the window, or a full window could never drain.
+    fn acquire_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
+        // Operations submitted from inside operations may exceed the in-flight limit, or an engine at its
+        // limit could never drain.
         let inside = context::current().is_some();
-        let limit = if inside { self.window().saturating_mul(HARD_CAP) } else { self.window() };
-        let refused = |full: Full| Error::WindowFull { in_flight: full.under_way, limit };
+        let limit =
+            if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() };
+        let refused = |full: Full| Error::InFlightLimit { in_flight: full.under_way, limit };
         self.tally.begin(seat, limit, !inside).map_err(refused)
     }
 
-    /// Gives a place in the window back. The caller tells those who wait, now or soon ([`Core::tell_ended`]).
+    /// Releases a permit. The caller notifies waiters, now or soon ([`Core::tell_ended`]).
     #[inline(always)]
     pub(crate) fn count_ended(&self) {
         self.with_taken_seat(|seat| match seat {
@@ -51,23 +53,23 @@ impl CoreRef {
         });
     }
 
-    /// Takes a place in the window; while there is none, waits, and in an engine without workers runs what is ready.
+    /// Acquires a permit. While no permit is free, waits; in an engine without workers, runs what is ready.
     #[inline(always)]
-    pub(crate) fn admit(&self) -> Result<(), Error> {
-        if self.admitted_in_advance() { Ok(()) } else { self.admit_slowly() }
+    pub(crate) fn acquire_permit(&self) -> Result<(), Error> {
+        if self.acquired_in_advance() { Ok(()) } else { self.acquire_slowly() }
     }
 
     #[cold]
-    fn admit_slowly(&self) -> Result<(), Error> {
-        // Comes once in a while, which is often enough for what operations that were run at once have made ready beside the
-        // one that follows them.
+    fn acquire_slowly(&self) -> Result<(), Error> {
+        // The thread comes here now and then. That is often enough to run what caller-runs operations have
+        // made ready, apart from the first successor of each, which has run already.
         if self.is_flowing() && context::current().is_none() {
             self.flow();
         }
         let mut checks: Option<Checks<'_>> = None;
         loop {
-            match self.try_admit() {
-                Err(Error::WindowFull { in_flight, limit }) => {
+            match self.try_acquire_permit() {
+                Err(Error::InFlightLimit { in_flight, limit }) => {
                     let checks = checks.get_or_insert_with(|| self.checks_of_room());
                     self.wait_for_room(in_flight, limit, checks)?;
                 }
@@ -76,20 +78,21 @@ impl CoreRef {
         }
     }
 
-    /// As [`admit`](Self::admit), without blocking the thread.
-    pub(crate) async fn admit_async(&self) -> Result<(), Error> {
+    /// As [`acquire_permit`](Self::acquire_permit), by awaiting: no thread blocks.
+    pub(crate) async fn acquire_permit_async(&self) -> Result<(), Error> {
         let mut listening = self.bell.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
             for _ in 0..2 {
-                match self.try_admit() {
-                    // Register first, then look again, or a place freed in between would go unnoticed.
-                    Err(Error::WindowFull { .. }) => listening.wake_at_ring(cx.waker()),
+                match self.try_acquire_permit() {
+                    // Registers the waker before the second attempt: a permit released in between would go
+                    // unnoticed otherwise.
+                    Err(Error::InFlightLimit { .. }) => listening.wake_at_ring(cx.waker()),
                     other => return Poll::Ready(other),
                 }
             }
             coalesced::tell();
-            // Room is not a matter of leases: this has no error.
+            // Leases do not end this wait, so the poll returns no error.
             let _ = pending.poll(cx, || Awaited::room(self));
             Poll::Pending
         })

@@ -80,7 +80,7 @@ impl OperatorCall {
         builder.run_external(starting(&parts, Results::Written))
     }
 
-    /// As [`run_into`](Self::run_into), waiting for room in the window without blocking the thread.
+    /// As [`run_into`](Self::run_into), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`run_into`](Self::run_into).
@@ -88,7 +88,7 @@ impl OperatorCall {
         let (parts, priority) = self.parts_into(outputs)?;
         let builder = describe(&parts, priority).writes_slice(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
-        builder.run_external_async(starting(&parts, Results::Written)).await
+        builder.permit().await?.run_external(starting(&parts, Results::Written))
     }
 
     /// Submits the call, and gives promises of its results.
@@ -114,7 +114,7 @@ impl OperatorCall {
         outputs.map(fetch).collect()
     }
 
-    /// As [`produce`](Self::produce), waiting for room in the window without blocking the thread.
+    /// As [`produce`](Self::produce), waiting for a permit without blocking the thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -122,17 +122,17 @@ impl OperatorCall {
         let (parts, priority) = self.parts_producing()?;
         if parts.operator.signature.outputs == 1 {
             let builder = describe(&parts, priority);
-            return Ok(vec![builder.produce_external_async(starting(&parts, Results::One)).await?]);
+            return Ok(vec![builder.permit().await?.produce_external(starting(&parts, Results::One))?]);
         }
         let (slots, ran) = (Slots::default(), parts.engine.var());
         let results = Results::Several(Arc::clone(&slots));
         let builder = describe(&parts, priority).writes_vars(&[&ran]);
-        builder.run_external_async(starting(&parts, results)).await?;
+        builder.permit().await?.run_external(starting(&parts, results))?;
         let mut tensors = Vec::new();
         for at in 0..parts.operator.signature.outputs {
             let builder =
                 parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]).priority(priority);
-            tensors.push(builder.produce_external_async(fetching(&slots, at)).await?);
+            tensors.push(builder.permit().await?.produce_external(fetching(&slots, at))?);
         }
         Ok(tensors)
     }
@@ -165,7 +165,7 @@ fn describe(parts: &Parts, priority: i32) -> OpBuilder<'_, Tensors> {
     let mut builder =
         parts.engine.op(parts.operator.name.to_string()).reads_slice(&parts.inputs).priority(priority);
     if parts.operator.implementation.takes_a_lock() {
-        builder = builder.unhelped();
+        builder = builder.worker_only();
     }
     match &parts.queue {
         Some(queue) => builder.on(queue),
@@ -194,8 +194,7 @@ fn fetching(
 ) -> impl FnOnce(Completion) + Send + 'static {
     let slots = Arc::clone(slots);
     move |completion| {
-        let taken =
-            slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_mut(at).and_then(Option::take);
+        let taken = slots.lock().get_mut(at).and_then(Option::take);
         completion.produce(taken.ok_or_else(|| BodyError::from("the operator gave no such result")));
     }
 }

@@ -3,23 +3,23 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::node::NodeBody;
-use super::pace::Watch;
+use super::pace::SharingCheck;
 use super::run::Run;
 use crate::core::error::BodyResult;
 
 impl Run {
-    /// Runs nodes until none is left, or until `watch` finds that they are worth sharing. Gives the number of nodes that
+    /// Runs nodes until none is left, or until `check` finds that they are worth sharing. Gives the number of nodes that
     /// have ended: the first ones.
-    pub(super) fn run_alone(&self, mut watch: Option<Watch>) -> usize {
+    pub(super) fn run_alone(&self, mut check: Option<SharingCheck>) -> usize {
         let len = self.plan.len();
         let mut done = 0;
         while done < len {
-            let stretch = watch.as_ref().map_or(len, Watch::stretch);
-            let end = len.min(done + stretch);
+            let chunk = check.as_ref().map_or(len, SharingCheck::chunk);
+            let end = len.min(done + chunk);
             while done < end {
-                done = self.run_stretch(done, end);
+                done = self.run_chunk(done, end);
             }
-            if done < len && watch.as_mut().is_some_and(Watch::look) {
+            if done < len && check.as_mut().is_some_and(SharingCheck::is_worth_sharing) {
                 break;
             }
         }
@@ -28,8 +28,8 @@ impl Run {
 
     /// Runs nodes from `begin` until before `end`, or until one fails. Gives where it stopped.
     ///
-    /// Panics are caught once per stretch, not once per node.
-    fn run_stretch(&self, begin: usize, end: usize) -> usize {
+    /// Panics are caught once per chunk, not once per node.
+    fn run_chunk(&self, begin: usize, end: usize) -> usize {
         let bodies = &self.plan.bodies;
         let mut at = begin;
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -41,17 +41,16 @@ impl Run {
             } else {
                 for body in &bodies[begin..end] {
                     at += 1;
-                    if !self.leave_out_doomed(number(at - 1)) {
+                    if !self.skip_if_poisoned(number(at - 1)) {
                         call(body)?;
                     }
                 }
             }
             Ok(())
         }));
-        match outcome {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.node_failed(number(at - 1), error),
-            Err(panic) => self.node_panicked(number(at - 1), panic),
+        // A node that fails is the last one that was called.
+        if !matches!(outcome, Ok(Ok(()))) {
+            self.returned(number(at - 1), outcome);
         }
         at
     }

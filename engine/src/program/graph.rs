@@ -1,11 +1,11 @@
 //! Programs that are one graph of their device.
 //!
 //! All nodes are on queues of ours of one device that records graphs. The first replay calls the bodies, once each, on
-//! queues that stand for those that the nodes name: what they enqueue is recorded and not run. That and every later replay
-//! launches what was recorded, with one call of the driver, on the queue of the first node. What comes before the replay is
+//! queues that stand for those that the nodes name: what they enqueue is captured and not run. That and every later replay
+//! launches what was captured, with one call of the driver, on the queue of the first node. What comes before the replay is
 //! waited for there, by the device.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue};
 use estafette_graph::OpId;
@@ -26,12 +26,12 @@ pub(super) struct GraphPlan {
     /// Where launches are enqueued.
     pub(super) queue: Arc<dyn Queue>,
     /// For each node which of the recording's queues is its.
-    lane_of: Box<[usize]>,
-    lanes: usize,
+    queue_of: Box<[usize]>,
+    queues: usize,
     /// Every replay changes it, so that no two record or launch at the same time.
-    pub(super) turns: Variable,
+    pub(super) mutex: Variable,
     /// `None` before the first replay that went well.
-    recorded: Mutex<Option<Arc<dyn LaunchGraph>>>,
+    captured: Mutex<Option<Arc<dyn LaunchGraph>>>,
 }
 
 impl GraphPlan {
@@ -45,8 +45,8 @@ impl GraphPlan {
             Err(Error::invalid(format!("the program cannot be one graph{node}")))
         };
         let Some(first) = nodes.first() else { return cannot(None, ": it has no nodes".into()) };
-        let mut lanes: Vec<&Arc<dyn Queue>> = Vec::new();
-        let mut lane_of = Vec::with_capacity(nodes.len());
+        let mut queues: Vec<&Arc<dyn Queue>> = Vec::new();
+        let mut queue_of = Vec::with_capacity(nodes.len());
         for at in nodes.iter().enumerate() {
             let Some(queue) = &at.1.queue else {
                 return cannot(Some(at), "works on the host".into());
@@ -59,34 +59,33 @@ impl GraphPlan {
                     format!("is on {}, and the first one on {}", queue.device(), first.device()),
                 );
             }
-            if !queue.records_graphs() {
+            if !queue.supports_capture() {
                 let why =
                     "is on a queue that records no graphs: somebody else's, or of a device that has none";
                 return cannot(Some(at), why.into());
             }
-            let known = lanes.iter().position(|lane| lane.id() == queue.id());
-            lane_of.push(known.unwrap_or_else(|| {
-                lanes.push(queue);
-                lanes.len() - 1
+            let known = queues.iter().position(|slot| slot.id() == queue.id());
+            queue_of.push(known.unwrap_or_else(|| {
+                queues.push(queue);
+                queues.len() - 1
             }));
         }
-        let queue = Arc::clone(lanes[0]);
-        let (lanes, lane_of) = (lanes.len(), lane_of.into());
-        Ok(Self { queue, lane_of, lanes, turns: Variable::for_turns(), recorded: Mutex::new(None) })
+        let queue = Arc::clone(queues[0]);
+        let (queues, queue_of) = (queues.len(), queue_of.into());
+        Ok(Self { queue, queue_of, queues, mutex: Variable::for_turns(), captured: Mutex::new(None) })
     }
 }
 
 /// Launches the graph of `plan` as the operation that `completion` will end, and records it first if need be.
 pub(super) fn start(plan: &Plan, graph: &GraphPlan, core: &CoreRef, completion: Completion) {
-    let recording =
-        Recording { plan, graph, core, scope: completion.scope(), op: OpId::new(completion.id()) };
-    match recording.launch() {
+    let capture = Capture { plan, graph, core, scope: completion.scope(), op: OpId::new(completion.id()) };
+    match capture.launch() {
         Ok(fence) => completion.conclude_after(&[fence], Ok(())),
         Err(failure) => completion.conclude(Err(failure)),
     }
 }
 
-struct Recording<'a> {
+struct Capture<'a> {
     plan: &'a Plan,
     graph: &'a GraphPlan,
     core: &'a CoreRef,
@@ -94,31 +93,30 @@ struct Recording<'a> {
     op: OpId,
 }
 
-impl Recording<'_> {
+impl Capture<'_> {
     fn launch(&self) -> Result<Fence, OperationError> {
-        let known = self.graph.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let recorded = match known {
-            Some(recorded) => recorded,
+        let known = self.graph.captured.lock().clone();
+        let captured = match known {
+            Some(captured) => captured,
             None => {
-                let recorded = self.record()?;
-                *self.graph.recorded.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Arc::clone(&recorded));
-                recorded
+                let captured = self.record()?;
+                *self.graph.captured.lock() = Some(Arc::clone(&captured));
+                captured
             }
         };
         let own = || OpTag { name: self.plan.name.clone(), id: self.op };
-        recorded.launch(&*self.graph.queue).map_err(|error| own().device_failure(error))
+        captured.launch(&*self.graph.queue).map_err(|error| own().device_failure(error))
     }
 
     fn record(&self) -> Result<Arc<dyn LaunchGraph>, OperationError> {
         let mut failed = None;
-        let recorded = self.graph.queue.record_graph(self.graph.lanes, &mut |queues| {
+        let captured = self.graph.queue.capture_graph(self.graph.queues, &mut |queues| {
             self.enqueue(queues).map_err(|failure| {
                 failed = Some(failure);
                 DeviceError::new(DeviceErrorKind::Other, "a node has failed")
             })
         });
-        recorded.map_err(|error| {
+        captured.map_err(|error| {
             let own = OpTag { name: self.plan.name.clone(), id: self.op };
             failed.unwrap_or_else(|| own.device_failure(error))
         })
@@ -129,11 +127,11 @@ impl Recording<'_> {
         let issue = self.plan.issue.as_ref().expect("nodes on devices are issued");
         let mut fences: Vec<Fence> = Vec::with_capacity(self.plan.len());
         for node in numbers(self.plan.len()) {
-            let lane = self.graph.lane_of[node as usize];
+            let slot = self.graph.queue_of[node as usize];
             let (tag, queue) =
-                (OpTag { name: self.plan.names[node as usize].clone(), id: self.op }, &queues[lane]);
+                (OpTag { name: self.plan.names[node as usize].clone(), id: self.op }, &queues[slot]);
             for earlier in &issue.before[node as usize] {
-                if self.graph.lane_of[*earlier as usize] != lane {
+                if self.graph.queue_of[*earlier as usize] != slot {
                     let ordered = queue.order_after(&fences[*earlier as usize]);
                     ordered.map_err(|error| tag.device_failure(error))?;
                 }
@@ -166,7 +164,7 @@ impl Recording<'_> {
                 let running =
                     NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
                 Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
-                match ticket.ask(drop) {
+                match ticket.take_or_call(drop) {
                     // The fence is a point in the recording, or says what the next record will say as well.
                     Some((_fence, result)) => result,
                     None => {

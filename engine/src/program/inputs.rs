@@ -1,8 +1,6 @@
 //! What the variables of a replay carried when it was granted.
 
-use std::sync::PoisonError;
-
-use estafette_devices::{Fence, Frontier};
+use estafette_devices::{Fence, FenceSet};
 use estafette_sync::sync::Mutex;
 
 /// The fences of earlier work that a replay comes after, where its nodes settle them: each in its own way, so that a program
@@ -14,19 +12,19 @@ pub(crate) struct Inputs(Mutex<Earlier>);
 #[derive(Clone, Default)]
 pub(crate) struct Earlier {
     /// Of those who wrote what the replay reads: their failure would be its own.
-    pub(crate) writers: Frontier,
+    pub(crate) writers: FenceSet,
     /// Of those who are only in the way.
-    pub(crate) others: Frontier,
+    pub(crate) others: FenceSet,
 }
 
 impl Inputs {
     /// The replay may begin.
     pub(crate) fn set(&self, earlier: Earlier) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = earlier;
+        *self.0.lock() = earlier;
     }
 
     pub(super) fn take(&self) -> Earlier {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 

@@ -12,25 +12,25 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_devices::{DeviceError, Entered, Fence, FenceState, Frontier, Order, Queue, Reactor};
-use estafette_graph::replay;
+use estafette_devices::{DeviceError, Entered, Fence, FenceSet, FenceState, Order, Queue, Reactor};
+use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 
 use super::inputs::Earlier;
-use super::node::{DeviceBody, NodeBody, NodeRun, Ticket, Told};
+use super::node::{DeviceBody, NodeBody, NodeEnd, NodeRun, Ticket};
 use super::plan::{IssuePlan, numbers};
-use super::shared::{Entry, Shared};
+use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
 use crate::operation::completion::Prepared;
-use crate::operation::submit::lost;
+use crate::operation::submit::record_end;
 
 /// The fences that nodes have left.
-pub(super) struct Marks {
+pub(super) struct NodeFences {
     /// Filled when the node has ended.
-    left: Box<[OnceLock<Frontier>]>,
+    left: Box<[OnceLock<FenceSet>]>,
 }
 
-impl Marks {
+impl NodeFences {
     pub(super) fn new(len: usize) -> Self {
         Self { left: (0..len).map(|_| OnceLock::new()).collect() }
     }
@@ -39,13 +39,13 @@ impl Marks {
         self.left[node as usize].get().into_iter().flatten()
     }
 
-    fn leave(&self, node: u32, fences: impl IntoIterator<Item = Fence>) {
+    fn set(&self, node: u32, fences: impl IntoIterator<Item = Fence>) {
         self.left[node as usize].get_or_init(|| fences.into_iter().collect());
     }
 
     /// What the nodes that nothing follows have left.
-    pub(super) fn last(&self, order: &replay::Order) -> Vec<Fence> {
-        let mut last = Frontier::default();
+    pub(super) fn last(&self, order: &program::ProgramOrder) -> Vec<Fence> {
+        let mut last = FenceSet::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
             last.extend(self.of(node).cloned());
         }
@@ -55,7 +55,7 @@ impl Marks {
 }
 
 /// How a fence was settled for a node.
-enum Settled {
+enum FenceOrder {
     /// It is done, or the node's queue is ordered after it.
     Ordered,
     /// Only the host can wait for it.
@@ -66,17 +66,17 @@ enum Settled {
     Refused(DeviceError),
 }
 
-fn settle(fence: &Fence, queue: Option<&Arc<dyn Queue>>) -> Settled {
+fn order_after(fence: &Fence, queue: Option<&Arc<dyn Queue>>) -> FenceOrder {
     let refused = match queue.map(|queue| queue.order_after(fence)) {
-        Some(Ok(Order::Nothing | Order::Device)) => return Settled::Ordered,
+        Some(Ok(Order::Nothing | Order::Device)) => return FenceOrder::Ordered,
         Some(Ok(Order::Host)) | None => None,
         Some(Err(error)) => Some(error),
     };
     match (fence.state(), refused) {
-        (FenceState::Done, _) => Settled::Ordered,
-        (FenceState::Failed(error), _) => Settled::Failed(error),
-        (FenceState::Pending, None) => Settled::Pending,
-        (FenceState::Pending, Some(error)) => Settled::Refused(error),
+        (FenceState::Done, _) => FenceOrder::Ordered,
+        (FenceState::Failed(error), _) => FenceOrder::Failed(error),
+        (FenceState::Pending, None) => FenceOrder::Pending,
+        (FenceState::Pending, Some(error)) => FenceOrder::Refused(error),
     }
 }
 
@@ -88,60 +88,55 @@ pub(super) fn call_on_device(body: &DeviceBody, queue: &dyn Queue) -> std::threa
     }))
 }
 
-impl Shared {
+impl SharedRun {
     /// Runs a node; false if it has not ended, and goes on elsewhere.
-    pub(super) fn issue(self: &Arc<Self>, node: u32, marks: &Marks, plan: &IssuePlan) -> bool {
+    pub(super) fn issue(self: &Arc<Self>, node: u32, fences: &NodeFences, plan: &IssuePlan) -> bool {
         let run = &self.run;
         let queue = plan.queues[node as usize].as_ref();
         let before = &plan.before[node as usize];
-        let (mut pending, mut refused) = (Frontier::default(), None);
+        let (mut pending, mut refused) = (FenceSet::default(), None);
         for &earlier in before {
-            for fence in marks.of(earlier) {
-                match settle(fence, queue) {
-                    Settled::Ordered => {}
-                    Settled::Pending => pending.insert(fence.clone()),
-                    Settled::Failed(error) => run.failed(earlier, run.tag(earlier).device_failure(error)),
-                    Settled::Refused(error) => refused = Some(error),
+            for fence in fences.of(earlier) {
+                match order_after(fence, queue) {
+                    FenceOrder::Ordered => {}
+                    FenceOrder::Pending => pending.insert(fence.clone()),
+                    FenceOrder::Failed(error) => run.failed(earlier, run.tag(earlier).device_failure(error)),
+                    FenceOrder::Refused(error) => refused = Some(error),
                 }
             }
         }
         let first = before.is_empty().then_some(&run.earlier);
         for fence in first.into_iter().flat_map(Earlier::all) {
-            match settle(fence, queue) {
-                Settled::Ordered => {}
-                Settled::Pending => pending.insert(fence.clone()),
-                Settled::Refused(error) => refused = Some(error),
+            match order_after(fence, queue) {
+                FenceOrder::Ordered => {}
+                FenceOrder::Pending => pending.insert(fence.clone()),
+                FenceOrder::Refused(error) => refused = Some(error),
                 // An input that fails after all fails the replay; the failure of what was only in the way is not its own.
-                Settled::Failed(error) if run.earlier.has_written(fence) => refused = Some(error),
-                Settled::Failed(_) => {}
+                FenceOrder::Failed(error) if run.earlier.has_written(fence) => refused = Some(error),
+                FenceOrder::Failed(_) => {}
             }
         }
-        if run.leave_out_doomed(node) || self.refuse(node, refused) {
-            let passed_on = before.iter().flat_map(|earlier| marks.of(*earlier));
-            marks.leave(node, passed_on.chain(first.into_iter().flat_map(Earlier::all)).cloned());
+        if run.skip_if_poisoned(node) || self.refuse(node, refused) {
+            let passed_on = before.iter().flat_map(|earlier| fences.of(*earlier));
+            fences.set(node, passed_on.chain(first.into_iter().flat_map(Earlier::all)).cloned());
             return true;
         }
         if !pending.is_empty() {
             let shared = Arc::clone(self);
             // Whether they failed is seen when the node is looked at again.
-            Reactor::global().when_settled(&pending, move |_| shared.resume(Entry::Node(node)));
+            Reactor::global().when_settled(&pending, move |_| shared.resume(StartWith::Node(node)));
             return false;
         }
         match &run.plan.bodies[node as usize] {
             NodeBody::Host(_) => self.call_on_host(node),
             NodeBody::Device(body) => {
                 let queue = queue.expect("a device body was recorded with a queue");
-                match call_on_device(&**body, &**queue) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => run.node_failed(node, error),
-                    Err(panic) => run.node_panicked(node, panic),
+                run.returned(node, call_on_device(&**body, &**queue));
+                let (left, marked) = record_end(&**queue, || run.tag(node));
+                if let Err(failure) = marked {
+                    run.failed(node, failure);
                 }
-                // Even a body that failed may have enqueued something, so its end is marked all the same.
-                let left = queue.record().unwrap_or_else(|error| {
-                    run.failed(node, run.tag(node).device_failure(error.clone()));
-                    lost(error)
-                });
-                marks.leave(node, [left]);
+                fences.set(node, [left]);
             }
             NodeBody::External(external) => {
                 let ticket = Arc::new(Ticket::default());
@@ -149,12 +144,12 @@ impl Shared {
                 let running = NodeRun::new(tag, core, queue.cloned(), scope, Arc::clone(&ticket));
                 Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
                 let shared = Arc::clone(self);
-                let later = move |told| {
-                    shared.note(node, told);
-                    shared.resume(Entry::Ended(node));
+                let later = move |end| {
+                    shared.note(node, end);
+                    shared.resume(StartWith::Ended(node));
                 };
-                let Some(told) = ticket.ask(later) else { return false };
-                self.note(node, told);
+                let Some(end) = ticket.take_or_call(later) else { return false };
+                self.note(node, end);
             }
         }
         true
@@ -167,10 +162,10 @@ impl Shared {
         true
     }
 
-    /// Takes note of how a node ended that told it itself.
-    fn note(&self, node: u32, (fence, result): Told) {
-        if let Some(marks) = &self.marks {
-            marks.leave(node, fence);
+    /// Takes note of how a node ended that end it itself.
+    fn note(&self, node: u32, (fence, result): NodeEnd) {
+        if let Some(fences) = &self.fences {
+            fences.set(node, fence);
         }
         if let Err(failure) = result {
             self.run.failed(node, failure);

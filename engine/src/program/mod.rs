@@ -7,18 +7,18 @@
 //! let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
 //! let y = engine.zeros(&[2], DType::F32)?;
 //!
-//! let mut recorder = engine.program("step");
-//! recorder.op("copy").reads([&x]).writes([&y]).run(|[x], [mut y]| {
+//! let mut builder = engine.program("step");
+//! builder.op("copy").reads([&x]).writes([&y]).run(|[x], [mut y]| {
 //!     y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
 //!     Ok(())
 //! })?;
-//! recorder.op("add").reads([&y]).updates([&x]).run(|[y], [], [mut x]| {
+//! builder.op("add").reads([&y]).updates([&x]).run(|[y], [], [mut x]| {
 //!     for (x, y) in x.as_mut_slice::<f32>()?.iter_mut().zip(y.as_slice::<f32>()?) {
 //!         *x += y;
 //!     }
 //!     Ok(())
 //! })?;
-//! let program = recorder.finish()?;
+//! let program = builder.finish()?;
 //!
 //! for _ in 0..3 {
 //!     program.replay()?;                       // one operation, ordered with all others by what it uses
@@ -44,23 +44,23 @@
 //! let queue: Arc<dyn Queue> = device.queue(false);
 //! let (x, ran) = (engine.var(), Arc::new(AtomicU32::new(0)));
 //!
-//! let mut recorder = engine.program("step");
+//! let mut builder = engine.program("step");
 //! for _ in 0..3 {
 //!     let ran = Arc::clone(&ran);
-//!     recorder.op("kernel").writes_vars(&[&x]).on(&queue).run_on(move |queue, [], []| {
+//!     builder.op("kernel").writes_vars(&[&x]).on(&queue).run_on(move |queue, [], []| {
 //!         let ran = Arc::clone(&ran);
 //!         let queue = SimQueue::from_queue(queue).expect("the queue that it was recorded with");
 //!         Ok(queue.launch("kernel", 1_000, move || drop(ran.fetch_add(1, Ordering::SeqCst)))?)
 //!     })?;
 //! }
-//! let program = recorder.finish()?;
+//! let program = builder.finish()?;
 //! program.replay()?.wait()?;                   // all is issued; now a reader on the host waits for the device
 //! engine.op("look").reads_vars(&[&x]).run(|[], []| Ok(()))?.wait()?;
 //! assert_eq!(ran.load(Ordering::SeqCst), 3);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A program that is all on one CUDA device can be one graph of it: [`Recorder::finish_as_graph`].
+//! A program that is all on one CUDA device can be one graph of it: [`ProgramBuilder::finish_as_graph`].
 //!
 //! # How a replay runs
 //!
@@ -81,22 +81,22 @@
 //! A failure follows data, as between operations ([`failures`]).
 
 mod alone;
-mod builder;
 mod failures;
 mod footprint;
 mod graph;
 mod inputs;
 mod issue;
 mod node;
+mod node_builder;
 mod pace;
 mod plan;
 mod program;
-mod recorder;
+mod program_builder;
 mod run;
 mod shared;
 
-pub use builder::{CheckedNode, NodeBuilder};
 pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
+pub use node_builder::{CheckedNode, NodeBuilder};
 pub use program::Program;
-pub use recorder::Recorder;
+pub use program_builder::ProgramBuilder;

@@ -1,6 +1,6 @@
 //! One node: what it is in the plan, and its run where it tells its end itself.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{Fence, Queue};
 use estafette_sync::sync::Mutex;
@@ -41,7 +41,7 @@ pub(crate) struct NodeRun {
     queue: Option<Arc<dyn Queue>>,
     /// Of the replay.
     replay: Scope,
-    /// `None` once the end was told.
+    /// `None` once the end was end.
     ticket: Option<Arc<Ticket>>,
 }
 
@@ -86,7 +86,7 @@ impl NodeRun {
     /// Tells the end.
     pub(crate) fn finish(mut self, fence: Option<Fence>, result: Ended) {
         if let Some(ticket) = self.ticket.take() {
-            ticket.tell(fence, result);
+            ticket.report(fence, result);
         }
     }
 }
@@ -95,50 +95,50 @@ impl Drop for NodeRun {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
             let why = "its completion was dropped without being used";
-            ticket.tell(None, Err(self.tag.failure(FailureKind::Error, why, None)));
+            ticket.report(None, Err(self.tag.failure(FailureKind::Error, why, None)));
         }
     }
 }
 
 /// Where a node tells its end, and whoever has started it asks for that: each once, in either order.
 #[derive(Default)]
-pub(super) struct Ticket(Mutex<Stage>);
+pub(super) struct Ticket(Mutex<TicketState>);
 
-/// What is told of a node's end: the fence of the work that it left, and how it ended.
-pub(super) type Told = (Option<Fence>, Ended);
+/// What is end of a node's end: the fence of the work that it left, and how it ended.
+pub(super) type NodeEnd = (Option<Fence>, Ended);
 
 #[derive(Default)]
-enum Stage {
+enum TicketState {
     #[default]
     Running,
-    Ended(Told),
+    Ended(NodeEnd),
     /// Whoever has started it has left.
-    Left(Box<dyn FnOnce(Told) + Send>),
+    Left(Box<dyn FnOnce(NodeEnd) + Send>),
     Over,
 }
 
 impl Ticket {
-    fn swap(&self, with: impl FnOnce(&mut Stage)) -> Stage {
-        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *stage, Stage::Over);
-        if matches!(before, Stage::Running) {
+    fn swap(&self, with: impl FnOnce(&mut TicketState)) -> TicketState {
+        let mut stage = self.0.lock();
+        let before = std::mem::replace(&mut *stage, TicketState::Over);
+        if matches!(before, TicketState::Running) {
             with(&mut stage);
         }
         before
     }
 
-    fn tell(&self, fence: Option<Fence>, result: Ended) {
-        let mut told = Some((fence, result));
-        let before = self.swap(|stage| *stage = told.take().map_or(Stage::Over, Stage::Ended));
+    fn report(&self, fence: Option<Fence>, result: Ended) {
+        let mut end = Some((fence, result));
+        let before = self.swap(|stage| *stage = end.take().map_or(TicketState::Over, TicketState::Ended));
         // Under no lock.
-        if let (Stage::Left(then), Some(told)) = (before, told) {
-            then(told);
+        if let (TicketState::Left(then), Some(end)) = (before, end) {
+            then(end);
         }
     }
 
-    /// The end, if it was told; else `then` gets it.
-    pub(super) fn ask(&self, then: impl FnOnce(Told) + Send + 'static) -> Option<Told> {
-        let before = self.swap(|stage| *stage = Stage::Left(Box::new(then)));
-        if let Stage::Ended(told) = before { Some(told) } else { None }
+    /// The end, if it was end; else `then` gets it.
+    pub(super) fn take_or_call(&self, then: impl FnOnce(NodeEnd) + Send + 'static) -> Option<NodeEnd> {
+        let before = self.swap(|stage| *stage = TicketState::Left(Box::new(then)));
+        if let TicketState::Ended(end) = before { Some(end) } else { None }
     }
 }

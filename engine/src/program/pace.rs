@@ -20,7 +20,7 @@ const WORTH_SHARING_LOCKED: Duration = Duration::from_micros(50);
 const WARM_UP: Duration = Duration::from_micros(5);
 
 /// Nodes between two looks at the clock, at most: a look costs as much as some ten empty nodes.
-const LOOK_MAX: usize = 64;
+const CHUNK_MAX: usize = 64;
 
 /// What is known of the length of a program's nodes.
 #[derive(Debug)]
@@ -58,30 +58,30 @@ fn times(each: Duration, nodes: usize) -> Duration {
 
 /// Decides during a run on one thread whether it should be shared.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct SharingCheck {
     began: Instant,
-    last_look: Instant,
+    last_check: Instant,
     /// Nodes until the next look: few at first, so that long nodes are noticed early.
-    stretch: usize,
+    chunk: usize,
 }
 
-impl Watch {
+impl SharingCheck {
     pub(super) fn start() -> Self {
         let now = Instant::now();
-        Self { began: now, last_look: now, stretch: 1 }
+        Self { began: now, last_check: now, chunk: 1 }
     }
 
     /// How many nodes to run before the next look.
-    pub(super) fn stretch(&self) -> usize {
-        self.stretch
+    pub(super) fn chunk(&self) -> usize {
+        self.chunk
     }
 
-    /// Whether the nodes of the last stretch were worth sharing.
-    pub(super) fn look(&mut self) -> bool {
+    /// Whether the nodes of the last chunk were worth sharing.
+    pub(super) fn is_worth_sharing(&mut self) -> bool {
         let now = Instant::now();
-        let long = now - self.last_look >= times(WORTH_SHARING, self.stretch) && now - self.began >= WARM_UP;
-        self.last_look = now;
-        self.stretch = (self.stretch * 2).min(LOOK_MAX);
+        let long = now - self.last_check >= times(WORTH_SHARING, self.chunk) && now - self.began >= WARM_UP;
+        self.last_check = now;
+        self.chunk = (self.chunk * 2).min(CHUNK_MAX);
         long
     }
 }

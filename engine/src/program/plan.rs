@@ -1,9 +1,9 @@
 //! What all runs of a program share.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::Queue;
-use estafette_graph::replay::{Countdown, Order};
+use estafette_graph::program::{Countdown, ProgramOrder};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -22,7 +22,7 @@ pub(super) struct Plan {
     /// In the order of recording, as everything that goes by the number of a node.
     pub(super) bodies: Box<[NodeBody]>,
     pub(super) names: Box<[Name]>,
-    pub(super) order: Order,
+    pub(super) order: ProgramOrder,
     pub(super) footprint: Footprint,
     /// How fast the last run was.
     pub(super) pace: Pace,
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     /// How it becomes a graph of its device, if it shall.
     pub(super) graph: Option<GraphPlan>,
     /// Whether threads that wait must not run the bodies.
-    pub(super) unhelped: bool,
+    pub(super) worker_only: bool,
     spare: Mutex<Vec<Countdown>>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct IssuePlan {
 }
 
 impl IssuePlan {
-    fn new(order: &Order, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
+    fn new(order: &ProgramOrder, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
         let mut before: Box<[SmallVec<[u32; 2]>]> = vec![SmallVec::new(); order.len()].into();
         for node in numbers(order.len()) {
             for after in order.successors(node) {
@@ -74,10 +74,10 @@ impl Plan {
     pub(super) fn new(
         name: Name,
         nodes: Vec<Node>,
-        order: Order,
+        order: ProgramOrder,
         footprint: Footprint,
         graph: Option<GraphPlan>,
-        unhelped: bool,
+        worker_only: bool,
     ) -> Self {
         assert_eq!(order.len(), nodes.len(), "every node was recorded");
         let issues = nodes.iter().any(|node| !matches!(node.body, NodeBody::Host(_)));
@@ -97,11 +97,11 @@ impl Plan {
             names: names.into(),
             order,
             footprint,
-            pace: Pace::new(unhelped),
+            pace: Pace::new(worker_only),
             chain,
             issue,
             graph,
-            unhelped,
+            worker_only,
             spare: Mutex::default(),
         }
     }
@@ -113,7 +113,7 @@ impl Plan {
 
     /// A countdown for a run of which the first `done` nodes have been run.
     pub(super) fn countdown(&self, done: usize) -> Countdown {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = self.spare.lock().pop();
         let mut countdown = spare.unwrap_or_else(|| Countdown::new(self.len()));
         countdown.restart(&self.order, done);
         countdown
@@ -121,7 +121,7 @@ impl Plan {
 
     /// Takes a countdown back from a run that no thread looks at any more.
     pub(super) fn recycle(&self, countdown: Countdown) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {
             spare.push(countdown);
         }

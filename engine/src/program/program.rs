@@ -15,7 +15,7 @@ use crate::operation::completion::Completion;
 use crate::operation::operands::Tensors;
 use crate::tensor::variable::Variable;
 
-/// Operations that were recorded once and may be run any number of times. Made by [`Recorder::finish`](crate::Recorder::finish).
+/// Operations that were recorded once and may be run any number of times. Made by [`ProgramBuilder::finish`](crate::ProgramBuilder::finish).
 ///
 /// It keeps its bodies and tensors, and a handle of its engine. Cloning gives another handle to the same program. It may be
 /// dropped while replays are in flight.
@@ -45,7 +45,7 @@ impl Program {
         self.plan.len() == 0
     }
 
-    /// Whether it is [one graph](crate::Recorder::finish_as_graph) of its device.
+    /// Whether it is [one graph](crate::ProgramBuilder::finish_as_graph) of its device.
     pub fn is_graph(&self) -> bool {
         self.plan.graph.is_some()
     }
@@ -68,7 +68,7 @@ impl Program {
     /// With nodes on devices the replay has ended when all of them are issued, as an operation on a device has: whoever uses
     /// what it writes is ordered after their work, on the device where that can be.
     ///
-    /// Waits for room in the window, helping to run what is ready.
+    /// Waits for a permit, helping to run what is ready.
     ///
     /// # Errors
     /// As [`OpBuilder::run_external`].
@@ -77,41 +77,41 @@ impl Program {
         described.run_external(body)
     }
 
-    /// As [`replay`](Self::replay), waiting for room in the window without blocking the thread.
+    /// As [`replay`](Self::replay), waiting for a permit without blocking the thread.
     ///
     /// # Errors
-    /// As [`OpBuilder::run_external_async`].
+    /// As [`OpBuilder::permit`].
     pub async fn replay_async(&self) -> Result<Op, Error> {
         let (described, body) = self.describe();
-        described.run_external_async(body).await
+        described.permit().await?.run_external(body)
     }
 
-    /// As [`replay`](Self::replay), but refuses with [`Error::WindowFull`] instead of waiting.
+    /// As [`replay`](Self::replay), but refuses with [`Error::InFlightLimit`] instead of waiting.
     ///
     /// # Errors
-    /// As [`OpBuilder::try_admit`].
+    /// As [`OpBuilder::run_external`], and [`Error::InFlightLimit`].
     pub fn try_replay(&self) -> Result<Op, Error> {
         let (described, body) = self.describe();
-        Ok(described.try_admit()?.run_external(body))
+        described.without_waiting().run_external(body)
     }
 
     fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {
         let uses = &self.plan.footprint;
         let reads: SmallVec<[&Variable; 8]> = uses.reads_vars.iter().collect();
-        let turns = self.plan.graph.as_ref().map(|graph| &graph.turns);
-        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(turns).collect();
+        let mutex = self.plan.graph.as_ref().map(|graph| &graph.mutex);
+        let writes: SmallVec<[&Variable; 8]> = uses.writes_vars.iter().chain(mutex).collect();
         let described = OpBuilder::new(self.engine.core(), self.plan.name.clone())
             .reads_slice(&uses.reads)
             .writes_slice(&uses.writes)
             .reads_vars(&reads)
             .writes_vars(&writes);
-        let mut described = if self.plan.unhelped { described.unhelped() } else { described };
+        let mut described = if self.plan.worker_only { described.worker_only() } else { described };
         let mut inputs = None;
         if let Some(graph) = &self.plan.graph {
             described = described.on(&graph.queue);
         } else if self.plan.issue.is_some() {
             let place = Arc::<Inputs>::default();
-            described.draft.payload_mut().set_role(Role::Replay(Arc::clone(&place)));
+            described.state_mut().set_role(Role::Replay(Arc::clone(&place)));
             inputs = Some(place);
         }
         // Not the engine's handle: whoever ends an operation must not be the last to hold the engine.

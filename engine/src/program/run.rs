@@ -1,6 +1,6 @@
 //! One run of a program, from grant to completion.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::Fence;
 use estafette_graph::OpId;
@@ -8,12 +8,12 @@ use estafette_sync::sync::Mutex;
 
 use super::failures::Failures;
 use super::inputs::{Earlier, Inputs};
-use super::pace::Watch;
+use super::pace::SharingCheck;
 use super::plan::Plan;
 use super::{graph, shared};
 use crate::core::core_ref::CoreRef;
-use crate::core::error::{BodyError, OperationError};
-use crate::core::operation::{OpTag, Panic};
+use crate::core::error::{BodyResult, OperationError};
+use crate::core::operation::OpTag;
 use crate::operation::completion::Completion;
 
 /// What the threads of one run share.
@@ -43,47 +43,48 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
         && plan.len() > 0
     {
         let helps = issue.shares && !plan.chain && !plan.pace.is_short();
-        return shared::go_on(run, 0, if helps { helpers } else { 0 }, core, scope);
+        return shared::start_shared(run, 0, if helps { helpers } else { 0 }, core, scope);
     }
     let done = if helpers == 0 || plan.chain {
         run.run_alone(None)
     } else if plan.pace.is_short() {
-        run.run_alone(Some(Watch::start()))
+        run.run_alone(Some(SharingCheck::start()))
     } else {
         0
     };
     if done == plan.len() {
         run.complete(&[]);
     } else {
-        shared::go_on(run, done, helpers, core, scope);
+        shared::start_shared(run, done, helpers, core, scope);
     }
 }
 
 impl Run {
     /// Whether `node` is left out, because something that it reads has failed.
-    pub(super) fn leave_out_doomed(&self, node: u32) -> bool {
-        let doomed = self.failures.dooms(node);
-        if doomed {
-            self.failures.leave_out(&self.plan.order, node);
+    pub(super) fn skip_if_poisoned(&self, node: u32) -> bool {
+        let poisoned = self.failures.is_poisoned(node);
+        if poisoned {
+            self.failures.poison_readers(&self.plan.order, node);
         }
-        doomed
+        poisoned
     }
 
-    pub(super) fn node_failed(&self, node: u32, error: BodyError) {
-        self.failed(node, self.tag(node).body_failure(error));
-    }
-
-    pub(super) fn node_panicked(&self, node: u32, panic: Panic) {
-        self.failed(node, self.tag(node).panic_failure(panic));
+    /// Notes how the body of `node` has returned.
+    pub(super) fn returned(&self, node: u32, outcome: std::thread::Result<BodyResult>) {
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.failed(node, self.tag(node).body_failure(error)),
+            Err(panic) => self.failed(node, self.tag(node).panic_failure(panic)),
+        }
     }
 
     pub(super) fn failed(&self, node: u32, failure: OperationError) {
         self.failures.note(&self.plan.order, node, failure);
     }
 
-    /// Ends the operation, with the work on devices that `left` marks. Called once, after the last node.
+    /// Ends the operation, with the work on devices that `left` fences. Called once, after the last node.
     pub(super) fn complete(&self, left: &[Fence]) {
-        let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let completion = self.completion.lock().take();
         let completion = completion.expect("one thread accounts for the last node");
         completion.conclude_after(left, self.failures.outcome());
     }

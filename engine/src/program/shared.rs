@@ -1,16 +1,16 @@
 //! A run by several threads, on counters. The protocol between them is that of
-//! [`Countdown`](estafette_graph::replay::Countdown).
+//! [`Countdown`](estafette_graph::program::Countdown).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_graph::replay::Countdown;
+use estafette_graph::program::Countdown;
 use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::Instant;
 
 use super::alone::call;
-use super::issue::Marks;
+use super::issue::NodeFences;
 use super::plan::Plan;
 use super::run::Run;
 use crate::core::core_ref::CoreRef;
@@ -23,10 +23,10 @@ use crate::trace::hooks;
 
 /// How often a thread that finds nothing to run looks again before it leaves. This takes about as long as it takes to
 /// wake a helper up, so leaving too early and staying too long cost the same at worst.
-const LOOKS: usize = 256;
+const POLLS: usize = 256;
 
 /// A run that others may join.
-pub(super) struct Shared {
+pub(super) struct SharedRun {
     pub(super) run: Run,
     /// `None` only while this is dropped.
     countdown: Option<Countdown>,
@@ -37,16 +37,16 @@ pub(super) struct Shared {
     helpers: AtomicUsize,
     helpers_max: usize,
     /// What nodes have left on devices, in programs that have such nodes.
-    pub(super) marks: Option<Marks>,
+    pub(super) fences: Option<NodeFences>,
 }
 
 /// Where a thread begins.
-pub(super) enum Entry {
+pub(super) enum StartWith {
     /// With whatever may run.
     Any,
     /// With a node that was put by until what it waits for had settled.
     Node(u32),
-    /// With what a node lets go that has told its end elsewhere.
+    /// With what a node lets go that has end its end elsewhere.
     Ended(u32),
 }
 
@@ -54,65 +54,65 @@ pub(super) enum Entry {
 /// that waits for the replay: it takes a helper's place if it finds one, unless bodies need a lock of their own.
 pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {
     let workers = core.pool.workers();
-    if plan.unhelped && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
+    if plan.worker_only && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
 }
 
 /// Goes on with a run whose first `done` nodes have ended, as the thread that owns it.
-pub(super) fn go_on(run: Run, done: usize, helpers_max: usize, core: &CoreRef, scope: Scope) {
+pub(super) fn start_shared(run: Run, done: usize, helpers_max: usize, core: &CoreRef, scope: Scope) {
     let countdown = Some(run.plan.countdown(done));
     let core = core.clone();
-    let marks = run.plan.issue.is_some().then(|| Marks::new(run.plan.len()));
+    let fences = run.plan.issue.is_some().then(|| NodeFences::new(run.plan.len()));
     let helpers = AtomicUsize::new(0);
-    let shared = Arc::new(Shared { run, countdown, core, scope, helpers, helpers_max, marks });
+    let shared = Arc::new(SharedRun { run, countdown, core, scope, helpers, helpers_max, fences });
     let began = Instant::now();
     shared.invite();
-    let (nodes, ended) = shared.work(Entry::Any);
+    let (nodes, ended) = shared.work(StartWith::Any);
     shared.run.plan.pace.measured(nodes, ended.saturating_duration_since(began));
 }
 
-impl Shared {
+impl SharedRun {
     fn countdown(&self) -> &Countdown {
         self.countdown.as_ref().expect("present until dropped")
     }
 
     /// Runs nodes until there are none to take. Gives how many, and when the last one ended.
-    fn work(self: &Arc<Self>, entry: Entry) -> (usize, Instant) {
+    fn work(self: &Arc<Self>, entry: StartWith) -> (usize, Instant) {
         let mut nodes = 0;
         let mut entry = Some(entry);
         loop {
-            let ran = self.run_available(entry.take().unwrap_or(Entry::Any));
+            let ran = self.run_available(entry.take().unwrap_or(StartWith::Any));
             nodes += ran;
             let ended = Instant::now();
             if ran > 0 && self.countdown().account(ran) {
-                let left = self.marks.as_ref().map(|marks| marks.last(&self.run.plan.order));
+                let left = self.fences.as_ref().map(|fences| fences.last(&self.run.plan.order));
                 self.run.complete(&left.unwrap_or_default());
                 return (nodes, ended);
             }
-            if !self.look_again() {
+            if !self.poll_again() {
                 return (nodes, ended);
             }
         }
     }
 
     /// Looks for something to take for a while.
-    fn look_again(&self) -> bool {
-        (0..LOOKS).any(|_| {
+    fn poll_again(&self) -> bool {
+        (0..POLLS).any(|_| {
             hint::spin_loop();
             self.countdown().has_listed()
         })
     }
 
     /// Runs what can be taken and what that lets go, one after the other. Gives how many nodes have ended.
-    fn run_available(self: &Arc<Self>, entry: Entry) -> usize {
+    fn run_available(self: &Arc<Self>, entry: StartWith) -> usize {
         let (mut next, mut ran) = match entry {
-            Entry::Any => (self.countdown().take(), 0),
-            Entry::Node(node) => (Some(node), 0),
-            Entry::Ended(node) => (self.let_go(node), 1),
+            StartWith::Any => (self.countdown().take(), 0),
+            StartWith::Node(node) => (Some(node), 0),
+            StartWith::Ended(node) => (self.release_successors(node), 1),
         };
         while let Some(node) = next {
             if self.run_node(node) {
                 ran += 1;
-                next = self.let_go(node);
+                next = self.release_successors(node);
             } else {
                 // Whoever it ends with goes on from there.
                 next = None;
@@ -123,7 +123,7 @@ impl Shared {
     }
 
     /// Lists what the end of `node` lets go, but for one that the caller runs next.
-    fn let_go(self: &Arc<Self>, node: u32) -> Option<u32> {
+    fn release_successors(self: &Arc<Self>, node: u32) -> Option<u32> {
         let freed = self.countdown().ended(&self.run.plan.order, node);
         if freed.listed > 0 {
             self.invite();
@@ -134,10 +134,10 @@ impl Shared {
     /// Runs a node; false if it has not ended, and goes on elsewhere.
     fn run_node(self: &Arc<Self>, node: u32) -> bool {
         let run = &self.run;
-        if let (Some(marks), Some(issue)) = (&self.marks, &run.plan.issue) {
-            return self.issue(node, marks, issue);
+        if let (Some(fences), Some(issue)) = (&self.fences, &run.plan.issue) {
+            return self.issue(node, fences, issue);
         }
-        if !run.leave_out_doomed(node) {
+        if !run.skip_if_poisoned(node) {
             self.call_on_host(node);
         }
         true
@@ -146,11 +146,7 @@ impl Shared {
     /// Runs a node whose body ends on the host as it returns.
     pub(super) fn call_on_host(&self, node: u32) {
         let run = &self.run;
-        match catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => run.node_failed(node, error),
-            Err(panic) => run.node_panicked(node, panic),
-        }
+        run.returned(node, catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))));
     }
 
     /// Invites one more helper, if there is something to run and room for one. That one invites the next.
@@ -165,11 +161,11 @@ impl Shared {
             return;
         }
         let shared = Arc::clone(self);
-        let helper = self.helper().try_run(move |[], []| {
+        let helper = self.helper().without_waiting().run(move |[], []| {
             shared.help();
             Ok(())
         });
-        // A full window, or a shutdown: the run goes on without help.
+        // The in-flight limit, or a shutdown: the run goes on without help.
         if helper.is_err() {
             self.helpers.fetch_sub(1, Ordering::Relaxed);
         }
@@ -177,15 +173,15 @@ impl Shared {
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
-        helper.draft.payload_mut().set_role(Role::Part(self.run.op));
-        if self.run.plan.unhelped { helper.unhelped() } else { helper }
+        helper.state_mut().set_role(Role::Helper(self.run.op));
+        if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 
     /// The body of a helper. One that comes too late finds nothing to take.
     fn help(self: &Arc<Self>) {
         self.scope.enter(|| {
             self.invite();
-            self.work(Entry::Any);
+            self.work(StartWith::Any);
         });
         self.helpers.fetch_sub(1, Ordering::Relaxed);
         // What was listed just now may have found every helper present.
@@ -194,9 +190,9 @@ impl Shared {
 
     /// Goes on with the run on a worker: the calling thread may be any. The replay is in flight and has its place, so this takes
     /// none and is never refused.
-    pub(super) fn resume(self: &Arc<Self>, entry: Entry) {
+    pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
-        let mut part = self.helper().draft;
+        let mut part = self.helper().target.pending_op;
         part.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())
@@ -209,7 +205,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedRun {
     fn drop(&mut self) {
         // The last thread has left: the next run may have the countdown.
         if let Some(countdown) = self.countdown.take() {

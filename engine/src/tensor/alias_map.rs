@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use estafette_devices::Frontier;
+use estafette_devices::FenceSet;
 use estafette_graph::Mode;
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
@@ -19,7 +19,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState};
-use crate::exchange::{Answer, Key, Ranges, Space};
+use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::VarSet;
@@ -61,7 +61,7 @@ impl Region {
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
-        self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.own.lock()
     }
 
     fn own(&self) -> OpVar {
@@ -88,7 +88,7 @@ impl Region {
 
     /// Makes imports from inside this memory find `lease`.
     pub(crate) fn add_lease(&self, lease: &Arc<LeaseState>) {
-        let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut leases = self.leases.lock();
         while leases.known.last().is_some_and(|known| known.strong_count() == 0) {
             leases.known.pop();
         }
@@ -114,7 +114,7 @@ impl Region {
             keep.push(Arc::clone(&lease));
             return Some(lease);
         }
-        let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let leases = self.leases.lock();
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
             if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
@@ -128,7 +128,7 @@ impl Region {
 
     /// Makes a lease of this memory an alias, unless something was derived from it: that has no place in the graph but the lease's.
     pub(crate) fn untrack(&self, lease: &LeaseState) -> bool {
-        let _leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _leases = self.leases.lock();
         let alone = !lease.has_scope();
         if alone {
             lease.untrack();
@@ -144,9 +144,9 @@ impl std::fmt::Debug for Region {
 }
 
 /// The process-wide map.
-pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
+pub(crate) fn regions() -> &'static IntervalMap<Arc<Region>> {
     estafette_sync::statics! {
-        static REGIONS: Ranges<Arc<Region>> = Ranges::new();
+        static REGIONS: IntervalMap<Arc<Region>> = IntervalMap::new();
     }
     &REGIONS
 }
@@ -155,7 +155,7 @@ pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) region: Arc<Region>,
-    key: Option<Key>,
+    key: Option<IntervalKey>,
 }
 
 impl Drop for Placed {
@@ -194,9 +194,9 @@ pub(crate) struct Placement {
 /// only where it matters: when a lease of that memory is open.
 pub(crate) fn place(
     core: &CoreRef,
-    space: Space,
+    space: AddressSpace,
     range: Range<usize>,
-    ready: &Frontier,
+    ready: &FenceSet,
     origin: impl FnOnce() -> Origin,
 ) -> Placement {
     if let Some(placement) = try_place(core, space, range.clone(), ready, None) {
@@ -210,9 +210,9 @@ pub(crate) fn place(
 /// As [`place`]; `None` when the origin matters and is not known yet.
 fn try_place(
     core: &CoreRef,
-    space: Space,
+    space: AddressSpace,
     range: Range<usize>,
-    ready: &Frontier,
+    ready: &FenceSet,
     origin: Option<Origin>,
 ) -> Option<Placement> {
     let mut keep = SmallVec::new();
@@ -224,13 +224,13 @@ fn try_place(
                 .find_map(|region| region.covering(&range, origin, &mut keep).map(|lease| (region, lease)))
         };
         let lent = match origin {
-            None if lent(Origin::Lent).is_some() => return (Answer::Nothing, None),
+            None if lent(Origin::Lent).is_some() => return (Resolution::Nothing, None),
             None | Some(Origin::Owner) => None,
             Some(origin) => lent(origin),
         };
         if let Some((region, lease)) = lent {
             let vars = VarSet::from_iter([lease.scope().clone()]);
-            return (Answer::Nothing, Some((vars, Arc::clone(region), Some(lease))));
+            return (Resolution::Nothing, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();
         let mut known = HashSet::new();
@@ -266,10 +266,10 @@ fn try_place(
         };
         let equal = |known: &Arc<Region>| known.range == range && known.own().id() == own.id();
         if let Some(place) = found.iter().position(equal) {
-            return (Answer::Share(place), Some((vars, Arc::clone(&found[place]), None)));
+            return (Resolution::Share(place), Some((vars, Arc::clone(&found[place]), None)));
         }
         let region = Region::new(range.clone(), own);
-        (Answer::Insert(Arc::clone(&region)), Some((vars, region, None)))
+        (Resolution::Insert(Arc::clone(&region)), Some((vars, region, None)))
     });
     drop(keep);
     let (vars, region, lease) = placed?;
@@ -288,7 +288,7 @@ fn try_place(
 /// Enters the memory of a produced result, ordered by `own`. Gives back the overlapping entries instead, when there are
 /// any that `allowed` does not order.
 pub(crate) fn place_result(
-    space: Space,
+    space: AddressSpace,
     range: Range<usize>,
     own: &OpVar,
     allowed: &[OpVar],
@@ -303,10 +303,10 @@ pub(crate) fn place_result(
             })
             .count();
         if strangers > 0 {
-            return (Answer::Nothing, Err(strangers));
+            return (Resolution::Nothing, Err(strangers));
         }
         let region = Region::new(range, own.clone());
-        (Answer::Insert(Arc::clone(&region)), Ok(region))
+        (Resolution::Insert(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use estafette_devices::{DLDevice, Frontier};
+use estafette_devices::{DLDevice, FenceSet};
 use estafette_report::shown::shown;
 use estafette_sync::sync::OnceLock;
 use smallvec::SmallVec;
@@ -395,13 +395,13 @@ impl TensorInner {
     }
 
     /// Every fence that the memory's uses have left so far.
-    pub(crate) fn all_fences(&self) -> Frontier {
-        let mut fences = Frontier::default();
+    pub(crate) fn all_fences(&self) -> FenceSet {
+        let mut fences = FenceSet::default();
         for var in &self.vars {
             // The flags are those of the group of a collapsed variable, whose own fences are there only when the collapse was
             // granted.
             if var.is_collapsed() || var.flags() & (WRITE_FENCES | READ_FENCES | BROKEN_FENCES) != 0 {
-                let mut found: SmallVec<[Frontier; 3]> = SmallVec::new();
+                let mut found: SmallVec<[FenceSet; 3]> = SmallVec::new();
                 var.with_each_state(|state, _| found.extend(state.all_fences()));
                 found.iter().for_each(|found| fences.merge(found));
             }
@@ -421,7 +421,7 @@ impl Drop for TensorInner {
         let Definition { storage, placed, layout, .. } = definition;
         if forked {
             std::mem::forget(placed);
-            return reaper().release(Frontier::default(), storage);
+            return reaper().release(FenceSet::default(), storage);
         }
         // The range goes first: once the deleter has run, the owner may give the same addresses to somebody else.
         drop(placed);

@@ -24,7 +24,7 @@ use crate::core::engine_core::{Core, graph};
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::{Delivered, Signal};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
-use crate::exchange::{callback, promise, reaper};
+use crate::exchange::{callback, foreign_fence, reaper};
 use crate::lease::LeaseState;
 use crate::lease::owner::LeaseInfo;
 use crate::operation::run;
@@ -178,7 +178,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         }
         if is_wanted || now >= next_look {
             core.check_interrupt()?;
-            promise::stand_in_for_queries();
+            foreign_fence::stand_in_for_queries();
             let looks_itself = inside
                 || watch.held_since.is_some()
                 || (helps && needed.without_workers().next().is_some())
@@ -298,7 +298,7 @@ pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
 
 /// Whether this is a body that is granted and was not begun, if the operation is granted.
 pub(crate) fn is_ready_work(op: &OpState) -> bool {
-    matches!(op.kind, Kind::Work | Kind::Unhelped) && op.phase() == Phase::Queued
+    matches!(op.kind, Kind::Work | Kind::WorkerOnly) && op.phase() == Phase::Queued
 }
 
 /// Which operations a wait may help with, and the engines whose pools they come through: a tensor of one engine may be
@@ -362,9 +362,9 @@ impl Needed {
         Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
     }
 
-    /// Whether `op` is one of those, or does a part of the work of one.
+    /// Whether `op` is one of those, or a helper of one.
     fn names(&self, op: &OpGranted) -> bool {
-        self.ops.contains(&op.id()) || op.payload().part_of().is_some_and(|whole| self.ops.contains(&whole))
+        self.ops.contains(&op.id()) || op.payload().helped_op().is_some_and(|whole| self.ops.contains(&whole))
     }
 
     /// Runs one ready operation that is needed; one that is not to be helped with only as the `last_resort`.

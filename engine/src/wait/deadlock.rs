@@ -154,7 +154,7 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// Fails when a full window can never drain, or when only leases have kept it full for longer than the engine accepts.
+    /// Fails when a reached in-flight limit can never drain, or when only leases have kept it full for longer than the engine accepts.
     pub(crate) fn check_room(&mut self, core: &Core, in_flight: usize) -> Result<(), Error> {
         let checked = check_progress(core, in_flight, &mut self.held_since);
         self.found(!matches!(checked, Ok(false)));
@@ -214,7 +214,7 @@ fn check_progress(core: &Core, in_flight: usize, held_since: &mut Option<Instant
         return Ok(true);
     }
     if leases.iter().any(|lease| !lease.own) {
-        return Err(Error::LeaseHeld(LeaseHeld::new("a submission into a full window", leases)));
+        return Err(Error::LeaseHeld(LeaseHeld::new("a submission at the in-flight limit", leases)));
     }
     let held: Vec<String> = leases.iter().map(LeaseInfo::to_string).collect();
     Err(Error::WouldDeadlock(format!(

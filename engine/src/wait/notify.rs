@@ -13,11 +13,11 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::context;
 use crate::core::error::Error;
-use crate::core::operation::{Op, bury};
+use crate::core::operation::{Op, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
 use crate::engine::Engine;
 use crate::exchange::callback;
-use crate::exchange::promise::{self, RawFence};
+use crate::exchange::foreign_fence::{self, RawFence};
 use crate::lease::Lease;
 use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
@@ -43,7 +43,7 @@ where
         let waker = Waker::from(Arc::clone(&self));
         loop {
             let seen = self.wanted.load(Ordering::Acquire);
-            let task = self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            let task = self.task.lock().take();
             let Some((mut future, callback)) = task else { return };
             match context::told(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
                 Poll::Ready(output) => {
@@ -51,8 +51,7 @@ where
                     return callback(output);
                 }
                 Poll::Pending => {
-                    *self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-                        Some((future, callback));
+                    *self.task.lock() = Some((future, callback));
                 }
             }
             if self.wanted.fetch_sub(seen, Ordering::AcqRel) == seen {
@@ -113,7 +112,7 @@ impl Tensor {
             let call = || callback::run(|| callback(outcome));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
                 tracing::error!("a callback of a tensor panicked");
-                bury(panic);
+                drop_panic(panic);
             }
         });
     }
@@ -131,7 +130,7 @@ impl Tensor {
     pub fn export_ready_fence(&self) -> RawFence {
         let fence = self.ready_fence();
         let device = self.inner.core.device(fence.device());
-        promise::export(fence, device)
+        foreign_fence::export(fence, device)
     }
 
     /// The end of every use that was submitted before this call, as a fence: when it is done, the memory may be overwritten.
@@ -182,11 +181,11 @@ impl Completion {
     /// As [`Engine::import_fence`].
     ///
     /// # Safety
-    /// As for [`promise::import`].
+    /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = self.scope().core();
         // SAFETY: the caller's promise is the same.
-        unsafe { promise::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
+        unsafe { foreign_fence::import(fence, core.as_ref().map_or(&[], |core| &core.devices)) }
     }
 }
 
@@ -197,7 +196,7 @@ impl Lease {
     /// As [`Engine::import_fence`].
     ///
     /// # Safety
-    /// As for [`promise::import`].
+    /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         let core = &self.tensor().inner.core;
         let mut devices = core.devices.clone();
@@ -205,7 +204,7 @@ impl Lease {
             devices.extend(core.device(place));
         }
         // SAFETY: the caller's promise is the same.
-        unsafe { promise::import(fence, &devices) }
+        unsafe { foreign_fence::import(fence, &devices) }
     }
 }
 
@@ -216,16 +215,16 @@ impl Engine {
     /// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
     ///
     /// # Safety
-    /// As for [`promise::import`].
+    /// As for [`foreign_fence::import`].
     pub unsafe fn import_fence(&self, fence: NonNull<RawFence>) -> Result<Fence, Error> {
         // SAFETY: the caller's promise is the same.
-        unsafe { promise::import(fence, self.devices()) }
+        unsafe { foreign_fence::import(fence, self.devices()) }
     }
 
     /// Hands a fence to another scheduler; whoever has the struct owns one count of it.
     pub fn export_fence(&self, fence: Fence) -> RawFence {
         let place = fence.device();
         let device = self.devices().iter().find(|device| device.id() == place);
-        promise::export(fence, device.cloned())
+        foreign_fence::export(fence, device.cloned())
     }
 }

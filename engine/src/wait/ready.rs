@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use estafette_devices::{Frontier, Reactor};
+use estafette_devices::{FenceSet, Reactor};
 use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
@@ -68,14 +68,14 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
         return Looked::Failed(Box::new(error));
     }
     let signal = Arc::new(Signal::new());
-    let mut draft = operation::draft(&tensor.core, Name::Static("ready"), Kind::Probe);
-    draft.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
-    tensor.vars.iter().for_each(|var| draft.access(var, Mode::Read));
-    if draft.payload().noted {
-        hooks::submitted(&draft);
+    let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::Probe);
+    pending_op.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
+    tensor.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
+    if pending_op.payload().noted {
+        hooks::submitted(&pending_op);
     }
     cancellation::probe_enters();
-    let (handle, granted) = draft.submit();
+    let (handle, granted) = pending_op.submit();
     let probe = Probe { signal, handle, pending: Pending::default() };
     if let Some(granted) = granted {
         run::dispatch_one(granted);
@@ -92,7 +92,7 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
     let signal = state.probe().cloned().expect("every probe is submitted with its signal");
     cancellation::probe_leaves();
-    let mut fences = Frontier::default();
+    let mut fences = FenceSet::default();
     let mut failure = None;
     for access in granted.accesses() {
         if access.flags() & (FAILED | WRITE_FENCES) == 0 {

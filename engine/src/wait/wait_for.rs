@@ -1,10 +1,9 @@
 //! Which running operations are blocked, and on what: the edges of the wait-for graph that no queue knows.
 //!
 //! An operation whose body waits is running as far as its variables are concerned. Without these edges two operations
-//! that wait for each other's results would wait for ever, and a window full of them would look busy.
+//! that wait for each other's results would wait for ever, and an engine full of them would look busy.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::PoisonError;
 
 use estafette_graph::OpId;
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -32,7 +31,7 @@ struct Entries {
 }
 
 fn lock() -> MutexGuard<'static, Entries> {
-    BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+    BLOCKED.lock()
 }
 
 /// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations there is

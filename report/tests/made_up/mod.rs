@@ -138,7 +138,7 @@ pub fn recording(operations: usize) -> Recording {
     let mut waiting = BinaryHeap::new();
     let mut submitted = 0;
     while run.ended < operations {
-        // The program goes on when a place in the window becomes free.
+        // The program goes on when a permit becomes free.
         while submitted < operations && submitted.checked_sub(WINDOW).is_none_or(|at| run.end[at].is_some()) {
             let place = submitted.checked_sub(WINDOW).and_then(|at| run.end[at]).unwrap_or(0);
             run.now = (run.now + dice.between((1_500, 4_000))).max(place);

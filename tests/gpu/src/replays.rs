@@ -90,18 +90,18 @@ impl<'a> Loop<'a> {
 
     fn program(&self, graph: bool) -> Result<Program, Failure> {
         let driver = self.setup.driver;
-        let mut recorder = self.engine.program("loop");
+        let mut builder = self.engine.program("loop");
         for node in 0..NODES {
             let ((from, at_from), (to, at_to)) = self.node(node);
             let (at_from, at_to) = (*at_from, *at_to);
-            recorder.op("step").reads([from]).writes([to]).on(&self.queue).run_on(
+            builder.op("step").reads([from]).writes([to]).on(&self.queue).run_on(
                 move |queue, [_from], [_to]| {
                     // SAFETY: the program keeps the memory.
                     Ok(unsafe { driver.scale(queue.native(), at_to, at_from, factor(node), COUNT) }?)
                 },
             )?;
         }
-        Ok(if graph { recorder.finish_as_graph() } else { recorder.finish() }?)
+        Ok(if graph { builder.finish_as_graph() } else { builder.finish() }?)
     }
 
     fn submit(&self) -> Result<(), Failure> {
@@ -162,23 +162,23 @@ fn branches(setup: &Setup) -> Result<(), Failure> {
     let [x, y, z] =
         [setup.floats(&engine, COUNT)?, setup.floats(&engine, COUNT)?, setup.floats(&engine, COUNT)?];
     let queues = [setup.queue()?, setup.queue()?];
-    let mut recorder = engine.program("branches");
+    let mut builder = engine.program("branches");
     for ((tensor, at), queue) in [&x, &y].into_iter().zip(&queues) {
         let at = *at;
-        recorder.op("fill").writes([tensor]).on(queue).run_on(move |queue, [], [_out]| {
+        builder.op("fill").writes([tensor]).on(queue).run_on(move |queue, [], [_out]| {
             driver.delay(queue.native(), 2_000_000)?;
             // SAFETY: the program keeps the memory.
             Ok(unsafe { driver.fill(queue.native(), at, 4 * COUNT, 0x3f) }?)
         })?;
     }
     let [at_x, at_y, at_z] = [x.1, y.1, z.1];
-    recorder.op("sum").reads([&x.0, &y.0]).writes([&z.0]).on(&queues[0]).run_on(
+    builder.op("sum").reads([&x.0, &y.0]).writes([&z.0]).on(&queues[0]).run_on(
         move |queue, [_x, _y], [_z]| {
             // SAFETY: as above.
             Ok(unsafe { driver.add(queue.native(), at_z, at_x, at_y, COUNT) }?)
         },
     )?;
-    let program = recorder.finish_as_graph()?;
+    let program = builder.finish_as_graph()?;
     let launches = setup.device.counters().graph_launches;
     let expected = (2.0 * f32::from_ne_bytes([0x3f; 4])).to_ne_bytes();
     for round in 0..5_u64 {

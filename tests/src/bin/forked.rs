@@ -110,7 +110,7 @@ fn in_child(things: Things) {
     let Things { engine, deleted, idle, alone, busy, exported, lease, gate, behind, failed } = things;
     assert!(fork::in_child());
     assert_forked("an operation", engine.op("child").reads([&idle]).run(|[_x], []| Ok(())));
-    assert_forked("a refusing operation", engine.op("child").try_run(|[], []| Ok(())));
+    assert_forked("a refusing operation", engine.op("child").without_waiting().run(|[], []| Ok(())));
     assert_forked(
         "a produced tensor",
         engine.op("child").produce(|[]| Ok(foreign::tensor(&[1.0], &Deleted::default()))),

@@ -339,16 +339,16 @@ fn leases(soak: &Soak, engine: &Engine, seed: u64) {
 fn replays(soak: &Soak, engine: &Engine) {
     while soak.goes_on() {
         let (x, y) = (tensor(engine), tensor(engine));
-        let mut recorder = engine.program("soak");
+        let mut builder = engine.program("soak");
         for (from, to) in [(&x, &y), (&y, &x)] {
-            let node = recorder.op("copy").reads([from]).writes([to]);
+            let node = builder.op("copy").reads([from]).writes([to]);
             node.run(|[from], [mut to]| {
                 to.as_mut_slice::<f32>()?.copy_from_slice(from.as_slice()?);
                 Ok(())
             })
             .expect("a good node");
         }
-        let program = recorder.finish().expect("a good program");
+        let program = builder.finish().expect("a good program");
         let mut last = None;
         for _ in 0..100 {
             last = Some(soak.timed("a replay", || program.replay().expect("the engine runs")));

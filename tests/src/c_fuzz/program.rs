@@ -32,7 +32,7 @@ mod tensors;
 /// Things of one kind that are held at once.
 const HELD_MAX: usize = 12;
 /// Operations that may be in flight.
-const WINDOW: u64 = 64;
+const IN_FLIGHT_LIMIT: u64 = 64;
 /// Elements of each tensor.
 const LENGTH: usize = 8;
 /// No wait of a program takes longer.
@@ -61,7 +61,7 @@ pub fn every_step() -> Taken {
 /// When anything does not hold.
 pub fn run(bytes: &[u8]) -> Taken {
     // A fence that never calls is queried while the program runs.
-    estafette::exchange::promise::query_overdue_after(OVERDUE);
+    estafette::exchange::foreign_fence::query_overdue_after(OVERDUE);
     let mut bytes = Bytes::new(bytes);
     let mut program = Program::begin(&mut bytes);
     let mut taken = Taken::new();
@@ -141,7 +141,7 @@ impl Program {
         let options = estafette_engine_options {
             size: size_of::<estafette_engine_options>() as u32,
             workers: [1, 2, -1][bytes.below(3)],
-            window: WINDOW,
+            in_flight_limit: IN_FLIGHT_LIMIT,
             lease_timeout_ns: 1_000_000,
             stack_size: 0,
         };

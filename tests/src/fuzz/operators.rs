@@ -220,7 +220,7 @@ fn engine() -> *mut estafette_engine {
         let options = estafette_engine_options {
             size: size_of::<estafette_engine_options>() as u32,
             workers: 1,
-            window: 64,
+            in_flight_limit: 64,
             lease_timeout_ns: 1_000_000_000,
             stack_size: 0,
         };

@@ -6,8 +6,8 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use estafette::devices::{DLDevice, Fence, Frontier, host};
-use estafette::exchange::promise::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
+use estafette::devices::{DLDevice, Fence, FenceSet, host};
+use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
 use estafette::{Engine, Error, ManagedTensor, Origin, Tensor};
 use estafette_sync::thread;
@@ -111,7 +111,7 @@ pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
         release: Some(release),
     };
     // SAFETY: a struct as it is described; its context lives as long as something retains it.
-    let fence = unsafe { promise::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");
+    let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");
     (Settle::Foreign(done), fence)
 }
 
@@ -157,7 +157,7 @@ pub(super) fn import_place(
     engine: &Engine,
     place: *mut u64,
     uses: &Arc<Uses>,
-    ready: Frontier,
+    ready: FenceSet,
 ) -> Result<Tensor, Error> {
     let uses = Arc::clone(uses);
     uses.imported.fetch_add(1, Ordering::AcqRel);

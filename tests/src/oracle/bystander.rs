@@ -98,7 +98,7 @@ fn hold_alone(cell: &Cell, tensor: &Tensor, soon: Duration, dice: &mut Dice) {
 /// An engine that reads once and goes, perhaps before it has read. A system that refuses threads may refuse
 /// it.
 fn come_and_go(world: &Arc<World>, cell: &Cell, tensor: &Tensor, dice: &mut Dice) {
-    let engine = match Engine::builder().workers(1).window(dice.pick(&[2, 64])).build() {
+    let engine = match Engine::builder().workers(1).in_flight_limit(dice.pick(&[2, 64])).build() {
         Ok(engine) => engine,
         Err(error) => return assert!(world.shape.refused.is_some(), "refused without a cause: {error}"),
     };

@@ -95,12 +95,12 @@ pub(super) fn replayed(
     ticket: Ticket,
 ) -> Result<Op, Error> {
     let world = Arc::clone(ticket.world());
-    let mut recorder = engine.program("random");
+    let mut builder = engine.program("random");
     let mut noted = Vec::new();
     for (tensor, cell) in operands.reads.iter().zip(world.plans[op].1.reads.clone()) {
         let (variable, seen) = (engine.var(), Arc::new(OnceLock::new()));
         let (looking, place) = (Arc::clone(&world), Arc::clone(&seen));
-        let look = recorder.op("look").reads_slice(std::slice::from_ref(tensor)).writes_vars(&[&variable]);
+        let look = builder.op("look").reads_slice(std::slice::from_ref(tensor)).writes_vars(&[&variable]);
         look.run(move |_, _| {
             looking.assert_ready(op);
             let _ = place.set(looking.look_at(cell));
@@ -114,7 +114,7 @@ pub(super) fn replayed(
         .chain(operands.variables_read.iter().copied())
         .collect();
     let seen: Vec<_> = noted.iter().map(|(_, seen, cell)| (Arc::clone(seen), *cell)).collect();
-    let rest = recorder
+    let rest = builder
         .op("rest")
         .reads_slice(operands.reads)
         .writes_slice(operands.writes)
@@ -137,5 +137,5 @@ pub(super) fn replayed(
         })?;
     }
     drop(world);
-    recorder.finish()?.replay()
+    builder.finish()?.replay()
 }

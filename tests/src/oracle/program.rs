@@ -22,7 +22,7 @@ pub struct Shape {
     /// Engines; each operation goes to one of them, the cells belong to all.
     pub engines: usize,
     /// Operations in flight per engine.
-    pub window: usize,
+    pub in_flight_limit: usize,
     /// Cells with memory.
     pub tensors: usize,
     /// Cells without.
@@ -55,18 +55,18 @@ impl Shape {
     pub fn drawn(seed: u64, operations: usize) -> Self {
         let mut dice = Dice::new(seed);
         let workers = dice.pick(&[0, 1, 1, 2, 2, 3, 4]);
-        let window = dice.pick(&[8, 64, 1 << 16, 1 << 16]);
+        let in_flight_limit = dice.pick(&[8, 64, 1 << 16, 1 << 16]);
         Self {
             seed,
             submitters: 1 + dice.roll(4),
             workers,
             engines: if workers == 0 { 1 } else { dice.pick(&[1, 1, 2]) },
-            window,
+            in_flight_limit,
             tensors: 80,
             variables: 20,
             operations,
             faults: !dice.once_in(4),
-            gated: window > operations && dice.once_in(2),
+            gated: in_flight_limit > operations && dice.once_in(2),
             fences: false,
             bystanders: 0,
             accesses: 19,
@@ -94,7 +94,7 @@ pub enum Fate {
 pub enum Body {
     /// A closure, with views.
     Sync,
-    /// As `Sync`, but refused when the window is full, and then tried again.
+    /// As `Sync`, but refused when the in-flight limit is reached, and then tried again.
     Refusing,
     /// A future, with guards.
     Future,

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use estafette::devices::sim::SimDevice;
-use estafette::devices::{Device, Frontier, Queue, host};
+use estafette::devices::{Device, FenceSet, Queue, host};
 use estafette::{BodyResult, Completion, Engine, Error, Op, Produced, Tensor, Variable};
 use estafette_sync::sync::mpsc::{Receiver, Sender, channel};
 use estafette_sync::{thread, thread_local};
@@ -197,7 +197,7 @@ impl World {
             [device.queue(false) as Arc<dyn Queue>, device.queue(false), device.queue(true)]
         });
         let engine = || {
-            let builder = Engine::builder().workers(shape.workers).window(shape.window);
+            let builder = Engine::builder().workers(shape.workers).in_flight_limit(shape.in_flight_limit);
             match &device {
                 Some(device) => builder.device(device.clone() as Arc<dyn Device>).build(),
                 None => builder.build(),
@@ -211,7 +211,7 @@ impl World {
             let data = place.0.get();
             let handle = if number < shape.tensors {
                 let engine = &engines[number % engines.len()];
-                Handle::Tensor(alias::import_place(engine, data, &Arc::default(), Frontier::default())?)
+                Handle::Tensor(alias::import_place(engine, data, &Arc::default(), FenceSet::default())?)
             } else {
                 Handle::Variable(engines[0].var())
             };
@@ -654,15 +654,15 @@ impl Submitter<'_> {
             (0, Body::Refusing) => loop {
                 let ticket = ticket();
                 REFUSABLE.set(Some(op));
-                let result = builder().try_run(move |_, _| ticket.run());
+                let result = builder().without_waiting().run(move |_, _| ticket.run());
                 REFUSABLE.set(None);
                 match result {
-                    Err(Error::WindowFull { .. }) if self.world.shape.workers == 0 => {
+                    Err(Error::InFlightLimit { .. }) if self.world.shape.workers == 0 => {
                         // No other thread would make room.
                         self.world.engines[plan.engine].run_ready();
                     }
                     // Not a switch alone: in a simulation, time passes only while threads sleep.
-                    Err(Error::WindowFull { .. }) => thread::sleep(PAUSE),
+                    Err(Error::InFlightLimit { .. }) => thread::sleep(PAUSE),
                     other => break other,
                 }
             },

@@ -46,7 +46,7 @@ impl Handles {
         let options = estafette_engine_options {
             size: size_of::<estafette_engine_options>() as u32,
             workers: 1,
-            window: (10 * n + 1_000) as u64,
+            in_flight_limit: (10 * n + 1_000) as u64,
             lease_timeout_ns: 0,
             stack_size: 0,
         };

@@ -76,7 +76,7 @@ impl Alive {
 /// An engine with n things alive.
 #[allow(missing_debug_implementations, reason = "nothing prints it")]
 pub struct World {
-    /// The engine, with one worker and a window for all of them.
+    /// The engine, with one worker and an in-flight limit for all of them.
     pub engine: Engine,
     /// Whatever reads it waits for the gate.
     pub gate: Variable,
@@ -104,8 +104,10 @@ impl World {
     pub fn new(alive: Alive, n: usize) -> Self {
         // Futures are looked at after a part of the lease timeout: not while calls are counted, however slow
         // the machine is.
-        let engine =
-            Engine::builder().workers(1).window(10 * n + 1_000).lease_timeout(Duration::from_secs(86_400));
+        let engine = Engine::builder()
+            .workers(1)
+            .in_flight_limit(10 * n + 1_000)
+            .lease_timeout(Duration::from_secs(86_400));
         let engine = engine.build().expect("an engine starts");
         let gate = engine.var();
         let [one, read] = [(); 2].map(|()| engine.zeros(&[1], DType::U8).expect("one byte"));
@@ -203,11 +205,11 @@ impl World {
     /// # Panics
     /// When the engine refuses.
     pub fn program(&self) -> Program {
-        let (mut recorder, variable) = (self.engine.program("program"), self.engine.var());
+        let (mut builder, variable) = (self.engine.program("program"), self.engine.var());
         for _ in 0..2 {
-            recorder.op("node").writes_vars(&[&variable]).run(|[], []| Ok(())).expect("accepted");
+            builder.op("node").writes_vars(&[&variable]).run(|[], []| Ok(())).expect("accepted");
         }
-        recorder.finish().expect("two nodes")
+        builder.finish().expect("two nodes")
     }
 
     /// An import of the same memory as always.

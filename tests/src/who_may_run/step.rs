@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use estafette::devices::Frontier;
+use estafette::devices::FenceSet;
 use estafette::{Access, Error, ExportOptions, Origin, Tensor};
 
 use super::model::{FenceId, Kind, Mode, RequestId, State, TensorId, Verdict};
@@ -303,7 +303,7 @@ fn import(world: &mut World, engine: usize, block: usize, part: Range<usize>, pe
     let deleted = Deleted::default();
     let managed = world.memory[block].tensor(part.start, part.len(), &deleted);
     let (id, ready) = pending.then(|| world.fence()).unzip();
-    let ready: Frontier = ready.into_iter().collect();
+    let ready: FenceSet = ready.into_iter().collect();
     // SAFETY: the description is true, and nothing uses the memory but what the engine orders.
     let tensor = unsafe { world.engines[engine].import_from(managed, ready, false, || Origin::Owner) };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
@@ -478,7 +478,7 @@ fn derive(world: &mut World, request: RequestId) {
     drop(lease);
     // SAFETY: memory of a lease, which the struct keeps.
     let tensor =
-        unsafe { world.engines[0].import_from(exported, Frontier::default(), false, || Origin::Lent) };
+        unsafe { world.engines[0].import_from(exported, FenceSet::default(), false, || Origin::Lent) };
     let tensor = tensor.unwrap_or_else(|error| world.fail(&format!("refused: {error}")));
     world.model.derive(request);
     world.derived(tensor, request, end);

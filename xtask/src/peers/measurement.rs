@@ -1,6 +1,6 @@
 //! What one process measured, and what all rounds of the same measurement say together.
 
-use super::json::Value;
+use serde_json::Value;
 
 /// Median, least and greatest of some samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,11 +40,11 @@ pub struct Measurement {
 impl Measurement {
     /// Reads the line of `workload` out of what a program printed; programs print other things around it.
     pub fn find(output: &str, workload: &str) -> Result<Self, String> {
-        let wanted = Value::Text(workload.to_owned());
         for line in output.lines().filter(|line| line.starts_with('{')) {
-            let fields = Value::parse(line).map_err(|error| format!("`{line}` is no JSON: {error}"))?;
-            if fields.field("workload") == Some(&wanted) {
-                let number = |name: &str| match fields.field(name).and_then(Value::number) {
+            let fields: Value =
+                serde_json::from_str(line).map_err(|error| format!("`{line}` is no JSON: {error}"))?;
+            if fields["workload"] == workload {
+                let number = |name: &str| match fields[name].as_f64() {
                     Some(number) => Ok(number),
                     None => Err(format!("`{line}` has no number `{name}`")),
                 };
@@ -56,8 +56,8 @@ impl Measurement {
 
     /// What the program says about a quantity; `None` if it does not speak of it.
     pub fn quantity(&self, name: &str) -> Option<Quantity> {
-        let value = self.fields.field(name)?;
-        let number = value.field("median").unwrap_or(value).number();
+        let value = self.fields.get(name)?;
+        let number = value.get("median").unwrap_or(value).as_f64();
         Some(number.map_or(Quantity::NotFound, Quantity::Found))
     }
 }

@@ -4,7 +4,6 @@
 //! its own that warms up first. Peers never decide whether a change is good, so this is no part of the tests.
 
 mod engines;
-mod json;
 pub mod machine;
 mod markdown;
 mod measurement;

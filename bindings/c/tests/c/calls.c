@@ -222,7 +222,7 @@ static void shutdown_and_windows_end_in_statuses(void) {
   EXPECT(ESTAFETTE_INVALID, estafette_engine_stats(engine, &stats));
   stats.size = sizeof stats;
   OK(estafette_engine_stats(engine, &stats));
-  CHECK(stats.window == 4096 && stats.in_flight == 0);
+  CHECK(stats.in_flight_limit == 4096 && stats.in_flight == 0);
   OK(estafette_engine_shutdown(engine, 10 * SECOND));
   static counting context;
   EXPECT(ESTAFETTE_SHUTDOWN, estafette_submit(engine, 0, counting_function, &context, counting_drop, 0, 0, 0, 0));
@@ -234,7 +234,7 @@ static void shutdown_and_windows_end_in_statuses(void) {
   memset(&options, 0, sizeof options);
   options.size = sizeof options;
   options.workers = 1;
-  options.window = 1;
+  options.in_flight_limit = 1;
   OK(estafette_engine_create(&options, &engine));
   static counting first, second;
   estafette_submit_options submit;
@@ -242,10 +242,10 @@ static void shutdown_and_windows_end_in_statuses(void) {
   submit.size = sizeof submit;
   submit.nonblocking = 1;
   submit.priority = 3;
-  submit.name = "windowed";
+  submit.name = "limited";
   estafette_op *op;
   OK(estafette_submit_with(engine, &submit, counting_function, &first, counting_drop, 0, 0, 0, 0, &op));
-  REFUSED(ESTAFETTE_WINDOW_FULL, "window",
+  REFUSED(ESTAFETTE_IN_FLIGHT_LIMIT, "in-flight limit",
           estafette_submit_with(engine, &submit, counting_function, &second, counting_drop, 0, 0, 0, 0, 0));
   CHECK(second.dropped == 0);
   OK(estafette_op_complete(begun(&first), ESTAFETTE_CANCELLED, "not today"));

@@ -90,7 +90,7 @@ static void older_callers_get_the_counters_that_they_know(void) {
   stats.size = 48;
   stats.unretrieved = 17;
   OK(estafette_engine_stats(engine, &stats));
-  CHECK(stats.window == 4096 && stats.unretrieved == 17 && stats.size == 48);
+  CHECK(stats.in_flight_limit == 4096 && stats.unretrieved == 17 && stats.size == 48);
   stats.size = 40;
   REFUSED(ESTAFETTE_INVALID, "size", estafette_engine_stats(engine, &stats));
   OK(estafette_set_log(0, 0, 0, 0));

@@ -1,4 +1,4 @@
-/* The hard cases of the design that concern C, each named after its sentence. */
+/* The hard cases of docs/guarantees.md that concern C, each named after its sentence. */
 #include "check.h"
 
 static void on_any_error_the_caller_keeps_what_it_passed(void) {

@@ -230,7 +230,7 @@ static void wait_for_everything(waiting *self) {
   REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback", estafette_order_on(self->tensor, ESTAFETTE_WRITE, host, 0, &lease));
   CHECK(self->fence.wait(self->fence.context, UINT64_MAX) == ESTAFETTE_WOULD_DEADLOCK);
   CHECK(self->fence.wait(self->fence.context, 0) == ESTAFETTE_TIMEOUT);
-  /* The window has room for `other` alone. */
+  /* The in-flight limit is reached by `other` alone. */
   REFUSED(ESTAFETTE_WOULD_DEADLOCK, "callback",
           estafette_submit(self->engine, 0, counting_function, &more, counting_drop, 0, 0, 0, 0));
   CHECK(more.called == 0 && more.dropped == 0);

@@ -41,7 +41,7 @@ from ._errors import (
     OperationError,
     OutOfMemoryError,
     ShutdownError,
-    WindowFullError,
+    InFlightLimitError,
     WouldBlockError,
     WouldDeadlockError,
 )
@@ -132,7 +132,7 @@ __all__ = [
     "Variable",
     "View",
     "Waiting",
-    "WindowFullError",
+    "InFlightLimitError",
     "WouldBlockError",
     "WouldDeadlockError",
     "__version__",

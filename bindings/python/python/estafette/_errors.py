@@ -111,7 +111,7 @@ class NotDefinedError(EstafetteError):
     """The tensor's operation has not run yet, so it has no shape, type or memory."""
 
 
-class WindowFullError(EstafetteError):
+class InFlightLimitError(EstafetteError):
     """As many operations are in flight as the engine accepts."""
 
 

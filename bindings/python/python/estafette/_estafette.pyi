@@ -35,7 +35,7 @@ class Engine:
         cls,
         workers: int | None = None,
         *,
-        window: int | None = None,
+        in_flight_limit: int | None = None,
         lease_timeout: float | None = None,
         watchdog: float | None = None,
         failures: Literal["raise", "log", "ignore"] | None = None,

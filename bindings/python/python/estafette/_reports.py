@@ -168,7 +168,7 @@ class Stats:
 
     in_flight: int
     """Operations in flight in this engine."""
-    window: int
+    in_flight_limit: int
     """Its limit."""
     imported: int
     """Tensors that came from outside into this process's engines, results of ``call`` included."""

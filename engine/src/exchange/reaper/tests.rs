@@ -52,7 +52,7 @@ pub(super) fn never_dropped() -> Storage {
     Storage::owned(Box::new(NeverDropped), std::ptr::null_mut())
 }
 
-pub(super) fn frontier<const N: usize>(fences: [&Fence; N]) -> Frontier {
+pub(super) fn fence_set<const N: usize>(fences: [&Fence; N]) -> FenceSet {
     fences.into_iter().cloned().collect()
 }
 
@@ -78,7 +78,7 @@ fn a_foreign_deleter_runs_once_and_on_the_reaper_thread_only() {
     let reaper = Reaper::new();
     let (sender, receiver) = mpsc::channel();
     reaper.release(
-        frontier([&done()]),
+        fence_set([&done()]),
         deleter(move || sender.send(std::thread::current().name().map(str::to_owned)).unwrap()),
     );
     assert_eq!(receiver.recv().unwrap().as_deref(), Some("estafette-reaper"));
@@ -91,8 +91,8 @@ fn a_foreign_deleter_runs_once_and_on_the_reaper_thread_only() {
 #[test]
 fn plain_memory_with_settled_fences_is_freed_by_the_caller_without_a_thread() {
     let reaper = Reaper::new();
-    reaper.release(frontier([&done()]), Storage::vec(vec![0_u8; 100]));
-    reaper.release(Frontier::default(), Storage::vec(vec![0_u8; 100]));
+    reaper.release(fence_set([&done()]), Storage::vec(vec![0_u8; 100]));
+    reaper.release(FenceSet::default(), Storage::vec(vec![0_u8; 100]));
     assert_eq!(counts(&reaper), (2, 0, 0));
     assert!(reaper.shared.lock().threads.is_empty());
     assert!(reaper.flush(LONG) && reaper.stop(LONG));
@@ -104,7 +104,7 @@ fn memory_outlives_every_one_of_its_fences() {
     let calls = Arc::new(AtomicUsize::new(0));
     let (first, first_fence) = host::promise("first");
     let (second, second_fence) = host::promise("second");
-    reaper.release(frontier([&first_fence, &second_fence]), counting(&calls));
+    reaper.release(fence_set([&first_fence, &second_fence]), counting(&calls));
     second.complete();
     assert!(!reaper.flush(Duration::from_millis(5)));
     assert_eq!((calls.load(Ordering::Relaxed), counts(&reaper)), (0, (0, 0, 1)));
@@ -119,17 +119,17 @@ fn work_that_never_ran_gives_its_memory_back_and_a_fault_leaks_it() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     for kind in [DeviceErrorKind::Cancelled, DeviceErrorKind::Other, DeviceErrorKind::Invalid] {
-        reaper.release(frontier([&failed(kind)]), counting(&calls));
+        reaper.release(fence_set([&failed(kind)]), counting(&calls));
     }
     assert!(reaper.flush(LONG));
     assert_eq!((calls.load(Ordering::Relaxed), counts(&reaper)), (3, (3, 0, 0)));
     // The fault counts even when another failure was seen first.
     reaper.release(
-        frontier([&failed(DeviceErrorKind::Cancelled), &failed(DeviceErrorKind::Fault), &done()]),
+        fence_set([&failed(DeviceErrorKind::Cancelled), &failed(DeviceErrorKind::Fault), &done()]),
         never_dropped(),
     );
     let (completer, fence) = host::promise("faults later");
-    reaper.release(frontier([&fence]), never_dropped());
+    reaper.release(fence_set([&fence]), never_dropped());
     completer.fail(DeviceError::new(DeviceErrorKind::Fault, "scripted fault"));
     assert!(reaper.flush(LONG));
     assert_eq!(counts(&reaper), (3, 2, 0));
@@ -140,8 +140,8 @@ fn work_that_never_ran_gives_its_memory_back_and_a_fault_leaks_it() {
 fn a_fence_that_nobody_can_observe_keeps_its_memory() {
     let (_completer, pending) = host::promise("pending");
     let cancelled = failed(DeviceErrorKind::Cancelled);
-    assert!(may_release(&frontier([&cancelled, &done()])));
-    assert!(!may_release(&frontier([&cancelled, &pending])));
+    assert!(may_release(&fence_set([&cancelled, &done()])));
+    assert!(!may_release(&fence_set([&cancelled, &pending])));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_release_wakes_the_sleeping_thread() {
     let reaper = Reaper::new();
     for _ in 0..3 {
         let (sender, receiver) = mpsc::channel();
-        reaper.release(Frontier::default(), deleter(move || sender.send(()).unwrap()));
+        reaper.release(FenceSet::default(), deleter(move || sender.send(()).unwrap()));
         assert_eq!(receiver.recv_timeout(LONG), Ok(()));
         while reaper.shared.lock().rest != Rest::Asleep {
             std::thread::yield_now();
@@ -163,7 +163,7 @@ fn a_dropped_completer_gives_the_memory_back() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     let (completer, fence) = host::promise("abandoned");
-    reaper.release(frontier([&fence]), counting(&calls));
+    reaper.release(fence_set([&fence]), counting(&calls));
     drop(completer);
     assert!(reaper.flush(LONG) && reaper.stop(LONG));
     assert_eq!((calls.load(Ordering::Relaxed), counts(&reaper)), (1, (1, 0, 0)));
@@ -185,13 +185,13 @@ fn a_panicking_deleter_does_not_end_the_thread() {
     let calls = Arc::new(AtomicUsize::new(0));
     let counter = calls.clone();
     reaper.release(
-        Frontier::default(),
+        FenceSet::default(),
         deleter(move || {
             counter.fetch_add(1, Ordering::Relaxed);
             panic!("scripted panic in a deleter");
         }),
     );
-    reaper.release(Frontier::default(), counting(&calls));
+    reaper.release(FenceSet::default(), counting(&calls));
     assert!(reaper.flush(LONG) && reaper.stop(LONG));
     assert_eq!((calls.load(Ordering::Relaxed), counts(&reaper)), (2, (2, 0, 0)));
 }
@@ -203,9 +203,9 @@ fn a_deleter_may_release_more_and_a_flush_inside_it_does_not_hang() {
     let (sender, receiver) = mpsc::channel();
     let (inner, counter) = (reaper.clone(), calls.clone());
     reaper.release(
-        Frontier::default(),
+        FenceSet::default(),
         deleter(move || {
-            inner.release(Frontier::default(), counting(&counter));
+            inner.release(FenceSet::default(), counting(&counter));
             sender.send((inner.flush(LONG), inner.stats().pending)).unwrap();
         }),
     );
@@ -226,7 +226,7 @@ fn a_deleter_may_release_more_and_a_flush_inside_it_does_not_hang() {
 fn a_flush_waits_for_what_was_handed_over_before_it_and_for_nothing_later() {
     let reaper = Arc::new(Reaper::new());
     let (a, has_entered, leave) = gated();
-    reaper.release(Frontier::default(), a);
+    reaper.release(FenceSet::default(), a);
     has_entered.recv().unwrap();
     let flusher = std::thread::spawn({
         let reaper = reaper.clone();
@@ -237,7 +237,7 @@ fn a_flush_waits_for_what_was_handed_over_before_it_and_for_nothing_later() {
         std::thread::yield_now();
     }
     let (completer, fence) = host::promise("B");
-    reaper.release(frontier([&fence]), Storage::vec(vec![0_u8; 8]));
+    reaper.release(fence_set([&fence]), Storage::vec(vec![0_u8; 8]));
     assert_eq!(reaper.stats().pending, 2);
     leave.send(()).unwrap();
     assert!(flusher.join().unwrap());
@@ -265,7 +265,7 @@ fn many_releases_from_many_threads_run_each_deleter_once() {
                     });
                     let (completer, fence) = host::promise("use");
                     reaper.release(
-                        if index % 3 == 0 { Frontier::default() } else { frontier([&fence]) },
+                        if index % 3 == 0 { FenceSet::default() } else { fence_set([&fence]) },
                         storage,
                     );
                     open.push(completer);
@@ -295,17 +295,17 @@ fn stop_runs_what_is_ready_and_leaks_what_comes_later() {
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     let (completer, fence) = host::promise("settles after the stop");
-    reaper.release(frontier([&fence]), never_dropped());
+    reaper.release(fence_set([&fence]), never_dropped());
     for _ in 0..100 {
-        reaper.release(Frontier::default(), counting(&calls));
+        reaper.release(FenceSet::default(), counting(&calls));
     }
     assert!(reaper.stop(LONG));
     assert_eq!((calls.load(Ordering::Relaxed), counts(&reaper)), (100, (100, 0, 1)));
     completer.complete();
     assert_eq!(counts(&reaper), (100, 1, 0));
-    reaper.release(Frontier::default(), never_dropped());
+    reaper.release(FenceSet::default(), never_dropped());
     assert_eq!(counts(&reaper), (100, 2, 0));
-    reaper.release(Frontier::default(), Storage::vec(vec![1_u8]));
+    reaper.release(FenceSet::default(), Storage::vec(vec![1_u8]));
     assert_eq!(counts(&reaper), (101, 2, 0), "plain memory needs nobody");
     assert!(reaper.stop(LONG) && reaper.flush(LONG));
 }
@@ -314,7 +314,7 @@ fn stop_runs_what_is_ready_and_leaks_what_comes_later() {
 fn stop_before_any_work_needs_no_thread() {
     let reaper = Reaper::new();
     assert!(reaper.stop(Duration::ZERO));
-    reaper.release(Frontier::default(), never_dropped());
+    reaper.release(FenceSet::default(), never_dropped());
     assert_eq!(counts(&reaper), (0, 1, 0));
 }
 
@@ -326,14 +326,14 @@ fn stop_gives_up_on_a_deleter_that_hangs_and_leaks_the_rest() {
     let reaper = Reaper { shared: Arc::new(shared) };
     let (first, first_entered, first_leave) = gated();
     let (hangs, hangs_entered, hangs_leave) = gated();
-    reaper.release(Frontier::default(), first);
+    reaper.release(FenceSet::default(), first);
     first_entered.recv().unwrap();
     // The thread takes these two together when it is done with the first.
-    reaper.release(Frontier::default(), hangs);
-    reaper.release(Frontier::default(), never_dropped());
+    reaper.release(FenceSet::default(), hangs);
+    reaper.release(FenceSet::default(), never_dropped());
     first_leave.send(()).unwrap();
     hangs_entered.recv().unwrap();
-    reaper.release(Frontier::default(), never_dropped());
+    reaper.release(FenceSet::default(), never_dropped());
     assert!(!reaper.stop(Duration::from_millis(5)));
     assert_eq!(counts(&reaper), (1, 2, 1), "what was still in the queue is leaked at once");
     hangs_leave.send(()).unwrap();
@@ -348,7 +348,7 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
     let reaper = Reaper::new();
     let (sender, receiver) = mpsc::channel::<()>();
     let (completer, fence) = host::promise("parent's");
-    reaper.release(frontier([&fence]), deleter(move || drop(sender)));
+    reaper.release(fence_set([&fence]), deleter(move || drop(sender)));
     let storage = never_dropped();
     let fine = {
         // The worst moment for a fork: another thread of the parent is inside. The child must not wait for
@@ -357,11 +357,11 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
         let (reaper, storage) = (&reaper, &storage);
         fork::tests::in_forked_child(|| {
             // SAFETY: the child's copy of the storage, given up once in this process.
-            reaper.release(Frontier::default(), unsafe { std::ptr::read(storage) });
+            reaper.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
             // A fresh reaper, as if the parent had never used one: the storage remembers where it was made.
             let fresh = Reaper::new();
             // SAFETY: as above; leaking twice harms nobody.
-            fresh.release(Frontier::default(), unsafe { std::ptr::read(storage) });
+            fresh.release(FenceSet::default(), unsafe { std::ptr::read(storage) });
             reaper.flush(LONG)
                 && reaper.stop(LONG)
                 && reaper.stats() == ReaperStats { leaked: 1, ..ReaperStats::default() }
@@ -381,15 +381,15 @@ fn a_forked_child_leaks_quietly_and_never_hangs() {
 fn the_reaper_of_the_process_is_one() {
     assert!(std::ptr::eq(reaper(), reaper()));
     let (sender, receiver) = mpsc::channel();
-    reaper().release(Frontier::default(), deleter(move || sender.send(()).unwrap()));
+    reaper().release(FenceSet::default(), deleter(move || sender.send(()).unwrap()));
     receiver.recv().unwrap();
 }
 
-mod prompt {
+mod inline_deleters {
     use super::*;
 
     use crate::exchange::abi::{Abi, ExportFlags, export};
-    use crate::exchange::{DType, Layout, ManagedTensor, promptly};
+    use crate::exchange::{DType, Layout, ManagedTensor, with_inline_deleters};
     use estafette_devices::DLDevice;
 
     /// A foreign tensor without elements whose deleter runs `f`.
@@ -409,15 +409,17 @@ mod prompt {
         let reaper = Reaper::new();
         let here = std::thread::current().id();
         let (sender, ran_on) = mpsc::channel();
-        let prompt = || Storage::foreign(foreign(noting(&sender)).with_prompt_deleter());
-        promptly(|| {
-            reaper.release(Frontier::default(), prompt());
+        let storage = || Storage::foreign(foreign(noting(&sender)).with_inline_deleter());
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), storage());
             assert_eq!(ran_on.try_recv(), Ok(Some(here)));
         });
-        reaper.release(Frontier::default(), prompt());
+        reaper.release(FenceSet::default(), storage());
         assert!(reaper.flush(LONG));
         assert_ne!(ran_on.recv(), Ok(Some(here)));
-        promptly(|| reaper.release(Frontier::default(), Storage::foreign(foreign(noting(&sender)))));
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), Storage::foreign(foreign(noting(&sender))))
+        });
         assert!(reaper.flush(LONG));
         assert_ne!(ran_on.recv(), Ok(Some(here)));
         assert_eq!((reaper.stats().deleters, reaper.stats().released), (3, 3));
@@ -428,9 +430,9 @@ mod prompt {
         let reaper = Reaper::new();
         let (sender, ran_on) = mpsc::channel();
         let (completer, fence) = host::promise("pending");
-        promptly(|| {
-            let storage = Storage::foreign(foreign(noting(&sender)).with_prompt_deleter());
-            reaper.release(frontier([&fence]), storage);
+        with_inline_deleters(|| {
+            let storage = Storage::foreign(foreign(noting(&sender)).with_inline_deleter());
+            reaper.release(fence_set([&fence]), storage);
         });
         assert!(ran_on.try_recv().is_err());
         completer.complete();
@@ -445,12 +447,12 @@ mod prompt {
         let (sender, ran_on) = mpsc::channel();
         let (inner, again) = (noting(&sender), Arc::clone(&reaper));
         let outer = move || {
-            promptly(|| {
-                again.release(Frontier::default(), Storage::foreign(foreign(inner).with_prompt_deleter()));
+            with_inline_deleters(|| {
+                again.release(FenceSet::default(), Storage::foreign(foreign(inner).with_inline_deleter()));
             });
         };
-        promptly(|| {
-            reaper.release(Frontier::default(), Storage::foreign(foreign(outer).with_prompt_deleter()));
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), Storage::foreign(foreign(outer).with_inline_deleter()));
         });
         assert!(reaper.flush(LONG));
         assert_ne!(ran_on.recv(), Ok(Some(here)));
@@ -461,7 +463,9 @@ mod prompt {
         let reaper = Reaper::new();
         assert!(reaper.stop(LONG));
         let storage = foreign(|| panic!("the interpreter is gone"));
-        promptly(|| reaper.release(Frontier::default(), Storage::foreign(storage.with_prompt_deleter())));
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), Storage::foreign(storage.with_inline_deleter()))
+        });
         assert_eq!((reaper.stats().deleters, reaper.stats().leaked), (0, 1));
     }
 }

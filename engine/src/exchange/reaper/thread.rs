@@ -6,16 +6,16 @@ use std::mem;
 use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread, valgrind};
 
 use super::super::abi::ManagedTensor;
-use super::super::contain::contain;
-use super::lane::{Lane, Overtaken, Run, Step, Underway};
+use super::super::log_panic::log_panic;
 use super::queue::{Follower, Phase, Queue, Ready, Rest};
 use super::slow::{SLOW, What};
-use super::{BACKLOG, Frontier, NAP, Storage, THREADS_MAX, Waiting, fork};
+use super::thread_state::{Lane, Overtaken, Run, Step, Underway};
+use super::{BACKLOG, FenceSet, NAP, Storage, THREADS_MAX, Waiting, fork};
 
 pub(super) struct Shared {
     /// After this time a deleter is slow.
@@ -24,7 +24,7 @@ pub(super) struct Shared {
     generation: u32,
     queue: Mutex<Queue>,
     /// Storages whose fences no thread observes.
-    unwatched: Mutex<Vec<(Waiting, Frontier)>>,
+    unwatched: Mutex<Vec<(Waiting, FenceSet)>>,
     /// Wakes the leader.
     pub(super) work: Condvar,
     /// Wakes the follower.
@@ -63,11 +63,11 @@ impl Default for Shared {
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing that can panic runs under the lock but allocation failure, which aborts.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
-    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, Frontier)>> {
-        self.unwatched.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, FenceSet)>> {
+        self.unwatched.lock()
     }
 
     pub(super) fn is_forked(&self) -> bool {
@@ -155,10 +155,7 @@ impl Shared {
             if left.is_zero() {
                 break;
             }
-            queue = match self.progress.wait_timeout(queue, left) {
-                Ok((queue, _)) => queue,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            queue = self.progress.wait_timeout(queue, left).0;
         }
         queue
     }
@@ -170,7 +167,7 @@ impl Shared {
         while self.follow(&lane) {
             let hook = self.lock().on_start.filter(|_| mem::take(&mut is_new));
             if let Some(hook) = hook {
-                contain("start of the reaper", hook);
+                log_panic("start of the reaper", hook);
             }
             if !self.lead(&lane) || !self.is_back(&lane) {
                 return;
@@ -204,11 +201,11 @@ impl Shared {
                 }
                 Some(left) => {
                     queue.follower = Follower::Watching;
-                    self.watch.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.watch.wait_timeout(queue, left).0
                 }
                 None => {
                     queue.follower = Follower::Resting;
-                    self.watch.wait(queue).unwrap_or_else(PoisonError::into_inner)
+                    self.watch.wait(queue)
                 }
             };
         }
@@ -308,14 +305,11 @@ impl Shared {
     fn rest<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         if queue.ready.is_empty() && queue.phase == Phase::Running {
             queue.rest = Rest::Napping;
-            queue = match self.work.wait_timeout(queue, NAP) {
-                Ok((queue, _)) => queue,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            queue = self.work.wait_timeout(queue, NAP).0;
         }
         while queue.ready.is_empty() && queue.phase == Phase::Running {
             queue.rest = Rest::Asleep;
-            queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self.work.wait(queue);
         }
         queue.rest = Rest::Busy;
         queue
@@ -327,7 +321,7 @@ impl Shared {
         let device = foreign.and_then(of_deleter);
         // Where the device is broken the deleter is called all the same.
         let entered = device.as_deref().map(Entered::device);
-        contain("deleter", || valgrind::foreign(|| drop(storage)));
+        log_panic("deleter", || valgrind::foreign(|| drop(storage)));
         drop(entered);
         if foreign.is_some() {
             self.deleters.fetch_add(1, Ordering::Relaxed);

@@ -34,7 +34,7 @@ impl Program {
             size: size_of::<estafette_stats>() as u32,
             reserved: 0,
             in_flight: 0,
-            window: 0,
+            in_flight_limit: 0,
             deleters: 0,
             leaked: 0,
             releasing: 0,
@@ -47,7 +47,7 @@ impl Program {
 
     /// Whether a submission might have to wait for the program itself.
     pub(super) fn is_full(&self) -> bool {
-        self.in_flight() + 4 >= WINDOW
+        self.in_flight() + 4 >= IN_FLIGHT_LIMIT
     }
 
     pub(super) fn submit(&mut self, bytes: &mut Bytes<'_>) {
@@ -97,7 +97,7 @@ impl Program {
                 status::ESTAFETTE_OK,
                 status::ESTAFETTE_INVALID,
                 status::ESTAFETTE_CONFLICT,
-                status::ESTAFETTE_WINDOW_FULL,
+                status::ESTAFETTE_IN_FLIGHT_LIMIT,
                 status::ESTAFETTE_LEASE_HELD,
                 status::ESTAFETTE_WOULD_DEADLOCK,
             ],

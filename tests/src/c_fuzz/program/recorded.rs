@@ -160,7 +160,7 @@ impl Program {
         if stage == Stage::Finished {
             legal.extend([
                 status::ESTAFETTE_CONFLICT,
-                status::ESTAFETTE_WINDOW_FULL,
+                status::ESTAFETTE_IN_FLIGHT_LIMIT,
                 status::ESTAFETTE_LEASE_HELD,
                 status::ESTAFETTE_WOULD_DEADLOCK,
             ]);

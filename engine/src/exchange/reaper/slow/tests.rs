@@ -2,10 +2,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Instant;
 
-use estafette_devices::{Frontier, host};
+use estafette_devices::{FenceSet, host};
 
 use super::super::THREADS_MAX;
-use super::super::tests::{LONG, counting, counts, deleter, frontier, gated, never_dropped};
+use super::super::tests::{LONG, counting, counts, deleter, fence_set, gated, never_dropped};
 use super::*;
 use crate::exchange::Storage;
 
@@ -34,9 +34,9 @@ fn a_deleter_that_does_not_return_is_named_and_the_others_go_on() {
     let calls = Arc::new(AtomicUsize::new(0));
     let (hangs, has_begun, leave) = gated();
     let layout = Layout::contiguous(DType::F32, DLDevice::CPU, &[20, 5]).unwrap();
-    reaper.release_of(Frontier::default(), hangs, || What::tensor(17, &layout));
+    reaper.release_of(FenceSet::default(), hangs, || What::tensor(17, &layout));
     has_begun.recv().unwrap();
-    (0..500).for_each(|_| reaper.release(Frontier::default(), counting(&calls)));
+    (0..500).for_each(|_| reaper.release(FenceSet::default(), counting(&calls)));
     until("the others go on", || calls.load(Ordering::Relaxed) == 500);
     until("they are counted", || counts(&reaper) == (500, 0, 1));
     let slow = reaper.slow();
@@ -60,10 +60,10 @@ fn what_was_taken_together_with_a_deleter_that_hangs_goes_on() {
     let calls = Arc::new(AtomicUsize::new(0));
     let (first, has_begun, leave_first) = gated();
     let (hangs, hangs_has_begun, leave) = gated();
-    reaper.release(Frontier::default(), first);
+    reaper.release(FenceSet::default(), first);
     has_begun.recv().unwrap();
-    reaper.release(Frontier::default(), hangs);
-    reaper.release(Frontier::default(), counting(&calls));
+    reaper.release(FenceSet::default(), hangs);
+    reaper.release(FenceSet::default(), counting(&calls));
     leave_first.send(()).unwrap();
     hangs_has_begun.recv().unwrap();
     until("the other one goes on", || calls.load(Ordering::Relaxed) == 1);
@@ -79,11 +79,11 @@ fn deleters_that_hang_take_a_bounded_number_of_threads() {
     let mut hanging: Vec<_> = (0..THREADS_MAX)
         .map(|_| {
             let (hangs, has_begun, leave) = gated();
-            reaper.release(Frontier::default(), hangs);
+            reaper.release(FenceSet::default(), hangs);
             (has_begun, leave)
         })
         .collect();
-    reaper.release(Frontier::default(), counting(&calls));
+    reaper.release(FenceSet::default(), counting(&calls));
     for (has_begun, _) in &hanging {
         has_begun.recv_timeout(LONG).unwrap();
     }
@@ -116,7 +116,7 @@ fn deleters_of_the_same_memory_keep_their_order_when_one_is_slow() {
     };
     let ends = note("the slow one ends");
     reaper.release(
-        Frontier::default(),
+        FenceSet::default(),
         at(0x1000, move || {
             entered.send(()).unwrap();
             may_leave.recv().unwrap();
@@ -124,9 +124,9 @@ fn deleters_of_the_same_memory_keep_their_order_when_one_is_slow() {
         }),
     );
     has_begun.recv().unwrap();
-    reaper.release(Frontier::default(), at(0x1000, note("the same memory, second")));
-    reaper.release(Frontier::default(), at(0x2000, note("other memory")));
-    reaper.release(Frontier::default(), at(0x1000, note("the same memory, third")));
+    reaper.release(FenceSet::default(), at(0x1000, note("the same memory, second")));
+    reaper.release(FenceSet::default(), at(0x2000, note("other memory")));
+    reaper.release(FenceSet::default(), at(0x1000, note("the same memory, third")));
     assert_eq!(seen.recv_timeout(LONG), Ok("other memory"));
     until("the second is named", || statuses(&reaper) == [ReleaseStatus::Deleting, ReleaseStatus::Queued]);
     assert!(seen.try_recv().is_err());
@@ -142,12 +142,12 @@ fn a_stop_runs_what_is_behind_a_deleter_that_hangs_and_says_that_one_has_not_end
     let reaper = Reaper::new();
     let calls = Arc::new(AtomicUsize::new(0));
     let (hangs, has_begun, leave) = gated();
-    reaper.release(Frontier::default(), hangs);
+    reaper.release(FenceSet::default(), hangs);
     has_begun.recv().unwrap();
-    (0..10).for_each(|_| reaper.release(Frontier::default(), counting(&calls)));
+    (0..10).for_each(|_| reaper.release(FenceSet::default(), counting(&calls)));
     assert!(!reaper.stop(SLOW * 20), "one is still in its deleter");
     assert_eq!((calls.load(Ordering::Relaxed), counts(&reaper)), (10, (10, 0, 1)));
-    reaper.release(Frontier::default(), never_dropped());
+    reaper.release(FenceSet::default(), never_dropped());
     leave.send(()).unwrap();
     until("it has returned", || counts(&reaper) == (11, 1, 0));
     assert!(reaper.stop(LONG));
@@ -159,7 +159,7 @@ fn memory_that_waits_for_device_work_for_long_is_named() {
     let layout = Layout::contiguous(DType::I8, DLDevice::CPU, &[1, 2, 3, 4, 5]).unwrap();
     let (completer, fence) = host::promise("a long kernel");
     let storage = Storage::vec(vec![0_i8; 120]);
-    reaper.release_of(frontier([&fence]), storage, || What::tensor(4, &layout));
+    reaper.release_of(fence_set([&fence]), storage, || What::tensor(4, &layout));
     assert!(reaper.slow().is_empty(), "seconds are usual there");
     let [long] = &reaper.slower_than(SLOW, Duration::ZERO)[..] else { panic!("one waits") };
     assert_eq!(long.status, ReleaseStatus::Fenced);

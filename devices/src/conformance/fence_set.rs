@@ -1,0 +1,89 @@
+use crate::{FenceSet, FenceState, Order, host};
+
+use super::{Check, Skip, bench::Bench};
+
+pub(super) const CHECKS: &[Check] = &[
+    ("fence_set: keeps only the newest fence of a queue", newest_of_a_queue),
+    ("fence_set: is done when all of its fences are", done_when_all_are),
+    ("fence_set: a write replaces exactly what it is ordered after", write_replaces),
+    ("fence_set: pruning drops what is done", pruning),
+];
+
+fn newest_of_a_queue(bench: &Bench<'_>) -> Result<(), Skip> {
+    let (queue, memory) = (bench.queue(), bench.memory(64));
+    let release = bench.block(&*queue)?;
+    let older = bench.record(&*queue);
+    bench.fill(&*queue, &memory, 1);
+    let newer = bench.record(&*queue);
+    let mut fence_set = FenceSet::default();
+    for fence in [&older, &newer, &older, &newer] {
+        fence_set.insert(fence.clone());
+    }
+    assert_eq!(fence_set.len(), 1);
+    assert!(fence_set.iter().all(|fence| fence.same_or_later_on_queue(&newer)));
+    let mut merged = FenceSet::from(older);
+    merged.merge(&fence_set);
+    assert_eq!(merged.len(), 1);
+    release();
+    assert!(bench.settle(&newer).is_ok());
+    Ok(())
+}
+
+fn done_when_all_are(bench: &Bench<'_>) -> Result<(), Skip> {
+    let (first, second) = (bench.queue(), bench.queue());
+    let (release_first, release_second) = (bench.block(&*first)?, bench.block(&*second)?);
+    let fences = [bench.record(&*first), bench.record(&*second)];
+    let fence_set: FenceSet = fences.iter().cloned().collect();
+    assert!(fence_set.state().is_pending());
+    release_first();
+    assert!(bench.settle(&fences[0]).is_ok());
+    assert!(fence_set.state().is_pending());
+    release_second();
+    assert!(bench.settle(&fences[1]).is_ok());
+    assert!(matches!(fence_set.state(), FenceState::Done));
+    Ok(())
+}
+
+fn write_replaces(bench: &Bench<'_>) -> Result<(), Skip> {
+    let (reader, other, writer) = (bench.queue(), bench.queue(), bench.queue());
+    let (release_reader, release_other) = (bench.block(&*reader)?, bench.block(&*other)?);
+    let (read, unrelated) = (bench.record(&*reader), bench.record(&*other));
+    let (completer, promise) = host::promise("conformance");
+    let mut fence_set: FenceSet = [read.clone(), unrelated.clone(), promise.clone()].into_iter().collect();
+    assert_eq!(fence_set.len(), 3);
+
+    assert_eq!(bench.order(&*writer, &read), Order::Device);
+    let write = bench.record(&*writer);
+    fence_set.replace_ordered_after(&write);
+    assert_eq!(fence_set.len(), 3, "the read is gone, the write is in");
+    assert!(!fence_set.iter().any(|fence| fence.on_same_queue(&read)));
+    assert!(fence_set.iter().any(|fence| fence.on_same_queue(&unrelated)));
+    assert!(fence_set.iter().any(|fence| fence.on_same_queue(&write)));
+
+    bench.order(&*writer, &unrelated);
+    fence_set.replace_ordered_after(&bench.record(&*writer));
+    assert_eq!(fence_set.len(), 2, "a promise is known to no queue, so it stays");
+    fence_set.replace_ordered_after(&promise);
+    assert_eq!(fence_set.len(), 2);
+    completer.complete();
+    release_reader();
+    release_other();
+    assert!(bench.settle(&bench.record(&*writer)).is_ok());
+    Ok(())
+}
+
+fn pruning(bench: &Bench<'_>) -> Result<(), Skip> {
+    let (first, second) = (bench.queue(), bench.queue());
+    let (release_first, release_second) = (bench.block(&*first)?, bench.block(&*second)?);
+    let fences = [bench.record(&*first), bench.record(&*second)];
+    let mut fence_set: FenceSet = fences.iter().cloned().collect();
+    release_first();
+    assert!(bench.settle(&fences[0]).is_ok());
+    fence_set.prune();
+    assert_eq!(fence_set.len(), 1);
+    release_second();
+    assert!(bench.settle(&fences[1]).is_ok());
+    fence_set.prune();
+    assert!(fence_set.is_empty());
+    Ok(())
+}

@@ -1,0 +1,269 @@
+//! Our fence as a struct for other schedulers.
+
+use std::ffi::{CString, c_char, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette_devices::{
+    DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
+};
+use estafette_sync::panic::contain_panic;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::sync::{Mutex, OnceLock};
+use estafette_sync::valgrind;
+
+use super::{
+    FAILED, FENCE_VERSION, FenceCallback, INVALID, OK, PENDING, RawFence, TIMEOUT, WOULD_DEADLOCK, status_of,
+};
+use crate::exchange::arrow::event;
+use crate::exchange::{callback, fork};
+
+/// The struct of `fence`, for another scheduler. The caller owns one count of it and gives that up by its `release`.
+///
+/// `device` is the fence's own, where the engine has it: it makes native events.
+pub fn export(fence: Fence, device: Option<Arc<dyn Device>>) -> RawFence {
+    let place = fence.device();
+    let exported = Arc::new(Exported {
+        fence,
+        device,
+        text: OnceLock::new(),
+        native: OnceLock::new(),
+        subscriptions: Mutex::new(Vec::new()),
+        last: AtomicU64::new(0),
+    });
+    RawFence {
+        version: FENCE_VERSION,
+        size: size_of::<RawFence>() as u32,
+        context: Arc::into_raw(exported).cast_mut().cast(),
+        device: place,
+        flags: 0,
+        query: Some(query),
+        wait: Some(wait),
+        order_on: Some(order_on),
+        subscribe: Some(subscribe),
+        unsubscribe: Some(unsubscribe),
+        error: Some(error),
+        native: Some(native),
+        retain: Some(retain),
+        release: Some(release),
+    }
+}
+
+/// The fence inside, if the struct is one that this copy of the library has made.
+pub(super) fn own(raw: &RawFence) -> Option<Fence> {
+    let ours: unsafe extern "C" fn(*mut c_void) -> i32 = query;
+    // Another copy of the library has other functions, and its fences are foreign.
+    let same = raw.query.is_some_and(|its| std::ptr::fn_addr_eq(its, ours));
+    // SAFETY: with our function goes our context, which the caller holds a count of.
+    same.then(|| unsafe { exported(raw.context) }.fence.clone())
+}
+
+struct Exported {
+    fence: Fence,
+    device: Option<Arc<dyn Device>>,
+    /// The text of its failure, made when first asked for.
+    text: OnceLock<CString>,
+    native: OnceLock<Option<Kept>>,
+    subscriptions: Mutex<Vec<Arc<Subscription>>>,
+    last: AtomicU64,
+}
+
+/// A native event that is kept until the fence is released.
+struct Kept(NativeEvent);
+
+// SAFETY: only its pointer is handed out; it is dropped by whoever drops the whole.
+unsafe impl Sync for Kept {}
+
+/// # Safety
+/// `context` is that of a struct made by [`export`], which the caller holds a count of for as long as it uses this.
+unsafe fn exported<'a>(context: *mut c_void) -> &'a Exported {
+    // SAFETY: as above.
+    unsafe { &*context.cast::<Exported>() }
+}
+
+/// Runs `f` where a panic has nowhere to go.
+fn guarded<T>(otherwise: T, f: impl FnOnce() -> T) -> T {
+    valgrind::before();
+    let result = contain_panic(f).unwrap_or_else(|message| {
+        tracing::error!(message, "a panic in a fence that was handed out was contained");
+        otherwise
+    });
+    valgrind::after();
+    result
+}
+
+fn status(state: &FenceState) -> i32 {
+    match state {
+        FenceState::Pending => PENDING,
+        FenceState::Done => OK,
+        FenceState::Failed(error) => status_of(error),
+    }
+}
+
+unsafe extern "C" fn query(context: *mut c_void) -> i32 {
+    // SAFETY: called with the context that stands beside it.
+    let fence = unsafe { &exported(context).fence };
+    guarded(FAILED, || if fence.observed_done() { OK } else { status(&fence.state()) })
+}
+
+unsafe extern "C" fn wait(context: *mut c_void, timeout_ns: u64) -> i32 {
+    // SAFETY: called with the context that stands beside it.
+    let fence = unsafe { &exported(context).fence };
+    let timeout = (timeout_ns != u64::MAX).then(|| Duration::from_nanos(timeout_ns));
+    guarded(FAILED, || {
+        if callback::is_running() && timeout_ns > 0 && fence.state().is_pending() {
+            return WOULD_DEADLOCK;
+        }
+        match fence.wait_timeout(timeout) {
+            None => TIMEOUT,
+            Some(outcome) => status(&outcome.into()),
+        }
+    })
+}
+
+unsafe extern "C" fn order_on(context: *mut c_void, device: DLDevice, stream: *mut c_void) -> i32 {
+    // SAFETY: called with the context that stands beside it.
+    let exported = unsafe { exported(context) };
+    // SAFETY: as above.
+    let known = unsafe { query(context) };
+    // What is done or failed needs no order.
+    let Some(own) = exported.device.as_ref().filter(|own| known == PENDING && own.id() == device) else {
+        return known;
+    };
+    if stream.is_null() {
+        return known;
+    }
+    guarded(known, || {
+        // SAFETY: a stream of that device, says the contract of this function; it is used in this call only.
+        let queue = unsafe { own.foreign_queue(stream.expose_provenance()) };
+        match queue.and_then(|queue| queue.order_after(&exported.fence)) {
+            Ok(Order::Nothing | Order::Device) => OK,
+            Ok(Order::Host) => known,
+            // For the rest somebody who knows the stream can use the native event.
+            Err(error) => {
+                tracing::debug!(%error, "a stream cannot be ordered after a fence of ours");
+                known
+            }
+        }
+    })
+}
+
+/// A callback of somebody else, which is called once or taken back.
+struct Subscription {
+    number: u64,
+    call: Mutex<Option<Call>>,
+}
+
+struct Call {
+    callback: unsafe extern "C" fn(*mut c_void, i32, *const c_char),
+    argument: *mut c_void,
+}
+
+// SAFETY: the callback may be called by any thread, which is part of its contract; the argument is only handed to it.
+unsafe impl Send for Call {}
+
+impl Subscription {
+    fn take(&self) -> Option<Call> {
+        self.call.lock().take()
+    }
+}
+
+impl Subscriber for Subscription {
+    fn settled(self: Arc<Self>, outcome: Outcome) {
+        let Some(Call { callback, argument }) = self.take() else { return };
+        let (status, text) = match outcome {
+            Ok(()) => (OK, None),
+            Err(error) => (status_of(&error), Some(text_of(&error.to_string()))),
+        };
+        let text = text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
+        // SAFETY: whoever subscribed vouches for the callback; it was not taken back, and is called this once.
+        callback::run(|| unsafe { callback(argument, status, text) });
+    }
+
+    fn abandoned(&self) -> bool {
+        self.call.lock().is_none()
+    }
+}
+
+/// A text for C: what follows a NUL would be lost, so there is none in it.
+fn text_of(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
+}
+
+unsafe extern "C" fn subscribe(
+    context: *mut c_void,
+    callback: FenceCallback,
+    argument: *mut c_void,
+    token: *mut u64,
+) -> i32 {
+    // SAFETY: called with the context that stands beside it.
+    let exported = unsafe { exported(context) };
+    let Some(callback) = callback else { return INVALID };
+    // In a forked child the locks may be held for ever.
+    if fork::in_child() {
+        return FAILED;
+    }
+    guarded(FAILED, || {
+        let number = exported.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let call = Mutex::new(Some(Call { callback, argument }));
+        let subscription = Arc::new(Subscription { number, call });
+        if !token.is_null() {
+            // SAFETY: NULL or a place for the token. Written first, as the callback may run before this returns.
+            unsafe { token.write(number) };
+        }
+        {
+            let mut known = exported.subscriptions.lock();
+            known.retain(|known| !known.abandoned());
+            known.push(subscription.clone());
+        }
+        Reactor::global().watch(&exported.fence, subscription);
+        OK
+    })
+}
+
+unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
+    // SAFETY: called with the context that stands beside it.
+    let exported = unsafe { exported(context) };
+    if fork::in_child() {
+        return PENDING;
+    }
+    guarded(FAILED, || {
+        let found = {
+            let mut known = exported.subscriptions.lock();
+            let at = known.iter().position(|known| known.number == token);
+            at.map(|at| known.swap_remove(at))
+        };
+        if found.and_then(|subscription| subscription.take()).is_some() { OK } else { PENDING }
+    })
+}
+
+unsafe extern "C" fn error(context: *mut c_void) -> *const c_char {
+    // SAFETY: called with the context that stands beside it.
+    let exported = unsafe { exported(context) };
+    guarded(std::ptr::null(), || match exported.fence.state() {
+        FenceState::Failed(error) => exported.text.get_or_init(|| text_of(&error.to_string())).as_ptr(),
+        FenceState::Pending | FenceState::Done => std::ptr::null(),
+    })
+}
+
+unsafe extern "C" fn native(context: *mut c_void, device: DLDevice) -> *mut c_void {
+    // SAFETY: called with the context that stands beside it.
+    let exported = unsafe { exported(context) };
+    let fits = event::kind(device.device_type).is_some()
+        && event::kind(device.device_type) == event::kind(exported.fence.device().device_type);
+    let Some(maker) = exported.device.as_ref().filter(|_| fits) else { return std::ptr::null_mut() };
+    guarded(std::ptr::null_mut(), || {
+        let made = exported.native.get_or_init(|| maker.event_of_fence(&exported.fence).ok().map(Kept));
+        made.as_ref().map_or(std::ptr::null_mut(), |kept| kept.0.pointer().as_ptr())
+    })
+}
+
+unsafe extern "C" fn retain(context: *mut c_void) {
+    // SAFETY: the context is an `Arc` that was turned into a pointer, and somebody holds a count of it.
+    unsafe { Arc::increment_strong_count(context.cast::<Exported>()) };
+}
+
+unsafe extern "C" fn release(context: *mut c_void) {
+    // SAFETY: as above; the caller gives its count up.
+    guarded((), || unsafe { Arc::decrement_strong_count(context.cast::<Exported>()) });
+}

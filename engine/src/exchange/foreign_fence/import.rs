@@ -1,0 +1,468 @@
+//! Their fence as ours.
+//!
+//! The cheapest way that the consumer allows is taken: `order_on` (or the native event) keeps the wait on the device;
+//! `subscribe` spares polling; a fence that has only `query` is polled by the reactor, which backs off.
+//!
+//! Every watcher has a subscription of its own, known to the foreign side by a number and not by an address: a fence that
+//! signals twice, or after it was released, names a subscription that is over, and nothing happens. A subscription that has long not
+//! been called is [queried](super::overdue): a fence that has settled and never calls ends its waits all the same.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Weak};
+
+use estafette_devices::{
+    DLDevice, Device, DeviceError, DeviceErrorKind, Event, Fence, FenceState, Order, Outcome, Queue, Reactor,
+    Subscriber, Watch,
+};
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use estafette_sync::time::Instant;
+use estafette_sync::{thread_local, valgrind};
+
+use super::overdue::{self, Due};
+use super::{FENCE_VERSION, OK, RawFence, kind_of};
+use crate::core::error::Error;
+use crate::exchange::storage::Storage;
+use crate::exchange::{fork, reaper};
+
+/// Abandoned subscriptions are looked for when a fence has so many, and then at each doubling.
+const SWEEP_MIN: usize = 16;
+
+/// Takes a foreign fence over: copies and retains it.
+///
+/// `devices` are those whose native events may stand for it.
+///
+/// # Errors
+/// [`Error::Invalid`] names the field that is wrong; nothing was retained then.
+///
+/// # Safety
+/// `raw` points to a struct as [`RawFence`] describes it, at least as long as its `size` says, whose functions keep what is
+/// written there, and which stays valid until its last release.
+pub unsafe fn import(raw: NonNull<RawFence>, devices: &[Arc<dyn Device>]) -> Result<Fence, Error> {
+    // SAFETY: the caller vouches for the struct; these two fields come first in every version.
+    let (version, size) =
+        unsafe { ((&raw const (*raw.as_ptr()).version).read(), (&raw const (*raw.as_ptr()).size).read()) };
+    if version != FENCE_VERSION {
+        return Err(Error::invalid(format!(
+            "fence: version is {version}, but {FENCE_VERSION} is the one known"
+        )));
+    }
+    if (size as usize) < size_of::<RawFence>() {
+        return Err(Error::invalid(format!(
+            "fence: size is {size}, less than the {} bytes of version {FENCE_VERSION}",
+            size_of::<RawFence>()
+        )));
+    }
+    // SAFETY: as long as our version of the struct, says its size.
+    let raw = unsafe { raw.read() };
+    if raw.query.is_none() {
+        return Err(Error::invalid("fence: query is NULL"));
+    }
+    if raw.flags != 0 {
+        return Err(Error::invalid(format!("fence: flags are {:#x}, and none is known", raw.flags)));
+    }
+    if raw.retain.is_some() != raw.release.is_some() {
+        return Err(Error::invalid("fence: one of retain and release is NULL, but not both"));
+    }
+    if let Some(own) = super::export::own(&raw) {
+        return Ok(own);
+    }
+    if let Some(retain) = raw.retain {
+        // SAFETY: the caller vouches for the functions.
+        unsafe { retain(raw.context) };
+    }
+    let held = Held(raw);
+    let native = held.native_fence(devices);
+    Ok(Fence::event(Arc::new_cyclic(|own| ForeignEvent {
+        held: Some(held),
+        own: own.clone(),
+        outcome: OnceLock::new(),
+        subscriptions: Mutex::new(Subscriptions { tokens: Vec::new(), sweep_at: SWEEP_MIN }),
+        native,
+    })))
+}
+
+/// A retained fence of somebody else. Dropping it releases it.
+struct Held(RawFence);
+
+// SAFETY: every function of the struct may be called by any thread, which is part of its contract; the context is only
+// handed to them.
+unsafe impl Send for Held {}
+// SAFETY: as above.
+unsafe impl Sync for Held {}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.release {
+            // SAFETY: retained once when it was taken over, released once here.
+            unsafe { release(self.0.context) };
+        }
+    }
+}
+
+impl Held {
+    fn query(&self) -> i32 {
+        let query = self.0.query.expect("checked when it was taken over");
+        // SAFETY: the fence is retained.
+        valgrind::foreign(|| unsafe { query(self.0.context) })
+    }
+
+    /// What the fence says about its failure.
+    fn error(&self, status: i32) -> DeviceError {
+        // SAFETY: the fence is retained, so its text is valid.
+        let text = self.0.error.and_then(|error| unsafe { text_of(error(self.0.context)) });
+        failure(status, text)
+    }
+
+    /// The fence of a device of ours that its native event stands for.
+    fn native_fence(&self, devices: &[Arc<dyn Device>]) -> Option<Fence> {
+        let native = self.0.native?;
+        let device =
+            devices.iter().find(|device| device.id() == self.0.device && device.id() != DLDevice::CPU)?;
+        // SAFETY: the fence is retained.
+        let event = NonNull::new(unsafe { native(self.0.context, self.0.device) })?;
+        // SAFETY: an event of that device's kind, says the contract of `native`, which lives as long as the fence is
+        // retained; what is made of it here is kept beside it.
+        unsafe { device.fence_of_event(event) }.ok()
+    }
+}
+
+/// # Safety
+/// NULL or a string that ends.
+unsafe fn text_of(text: *const c_char) -> Option<String> {
+    // SAFETY: as above.
+    (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+}
+
+fn failure(status: i32, text: Option<String>) -> DeviceError {
+    let text = text.filter(|text| !text.is_empty());
+    let message =
+        text.unwrap_or_else(|| format!("a foreign fence failed with status {status} and said nothing more"));
+    DeviceError::new(kind_of(status), message).with_code(status.into())
+}
+
+struct ForeignEvent {
+    /// `None` only while this is dropped.
+    held: Option<Held>,
+    own: Weak<ForeignEvent>,
+    /// How it settled: what was heard first.
+    outcome: OnceLock<Outcome>,
+    subscriptions: Mutex<Subscriptions>,
+    /// What its native event is to our own device.
+    native: Option<Fence>,
+}
+
+struct Subscriptions {
+    /// The number of each in the registry, and the token that takes it back.
+    tokens: Vec<(u64, u64)>,
+    sweep_at: usize,
+}
+
+impl ForeignEvent {
+    fn held(&self) -> &Held {
+        self.held.as_ref().expect("there until it is dropped")
+    }
+
+    /// Notes how it settled, unless that is known; gives what counts.
+    fn note(&self, outcome: Outcome) -> Outcome {
+        self.outcome.get_or_init(|| outcome).clone()
+    }
+
+    /// Subscribes at the foreign side; `None` if it refuses.
+    fn subscribe(&self, subscriber: &Arc<dyn Subscriber>) -> Option<()> {
+        let subscribe = self.held().0.subscribe?;
+        let event = self.own.upgrade()?;
+        let number = registry().enter(Entry { event, subscriber: subscriber.clone(), due: Due::first() });
+        let mut token = 0;
+        // SAFETY: the fence is retained; the callback knows its argument for a number, whatever is done with it.
+        let status =
+            unsafe { subscribe(self.held().0.context, Some(settled), number as *mut c_void, &raw mut token) };
+        if status == OK {
+            let mut subscriptions = lock(&self.subscriptions);
+            subscriptions.tokens.push((number, token));
+            return Some(());
+        }
+        // Nobody will call, unless somebody has already, in spite of what it says: then the subscriber was told.
+        registry().take(number).is_none().then_some(())
+    }
+
+    /// Takes back the subscriptions of those who have gone, once there are many.
+    fn sweep_if_many(&self) {
+        let subscriptions = lock(&self.subscriptions);
+        let many = subscriptions.tokens.len() >= subscriptions.sweep_at;
+        drop(subscriptions);
+        if many {
+            self.sweep();
+        }
+    }
+
+    /// Takes back the subscriptions of those who have gone. Each keeps the fence.
+    fn sweep(&self) {
+        let gone: Vec<(u64, u64)> = {
+            let mut subscriptions = lock(&self.subscriptions);
+            let gone =
+                subscriptions.tokens.extract_if(.., |(number, _)| registry().is_over(*number)).collect();
+            subscriptions.sweep_at = (subscriptions.tokens.len() * 2).max(SWEEP_MIN);
+            gone
+        };
+        for (number, token) in gone {
+            if registry().take(number).is_some()
+                && let Some(unsubscribe) = self.held().0.unsubscribe
+            {
+                // SAFETY: the fence is retained; the token is what it gave for this subscription.
+                unsafe { unsubscribe(self.held().0.context, token) };
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// The fences whose `query` runs on this thread, the innermost last.
+    static ASKED: RefCell<Vec<*const ForeignEvent>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While this lives, the calling thread is in the `query` of a fence.
+struct Asking(());
+
+impl Asking {
+    /// `None` if it is already: the function asks, by whatever way, for something that waits for the fence, and would without end.
+    fn begin(event: &ForeignEvent) -> Option<Self> {
+        ASKED.with_borrow_mut(|asked| {
+            let event: *const ForeignEvent = event;
+            (!asked.contains(&event)).then(|| {
+                asked.push(event);
+                Self(())
+            })
+        })
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        ASKED.with_borrow_mut(Vec::pop);
+    }
+}
+
+/// A fault, since nothing is known of the work: memory that it uses is not given back.
+fn asks_for_itself() -> DeviceError {
+    let message =
+        "the query of a foreign fence asks for what waits for that very fence, so it can never answer";
+    DeviceError::new(DeviceErrorKind::Fault, message)
+}
+
+impl Event for ForeignEvent {
+    fn device(&self) -> DLDevice {
+        self.held().0.device
+    }
+
+    fn state(&self) -> FenceState {
+        if let Some(outcome) = self.outcome.get() {
+            return outcome.clone().into();
+        }
+        let Some(_asking) = Asking::begin(self) else {
+            return self.note(Err(asks_for_itself())).into();
+        };
+        match self.held().query() {
+            OK => self.note(Ok(())).into(),
+            status if status < 0 => self.note(Err(self.held().error(status))).into(),
+            _ => FenceState::Pending,
+        }
+    }
+
+    fn observed_done(&self) -> bool {
+        matches!(self.outcome.get(), Some(Ok(())))
+    }
+
+    fn watch(&self, subscriber: &Arc<dyn Subscriber>) -> Watch {
+        self.sweep_if_many();
+        if self.subscribe(subscriber).is_some() {
+            return Watch::Subscribed;
+        }
+        match self.state().outcome() {
+            Some(outcome) => Watch::Settled(outcome),
+            None => Watch::MustPoll,
+        }
+    }
+
+    fn waiter_left(&self) {
+        // In a forked child the locks may be held for ever.
+        if !fork::in_child() {
+            self.sweep();
+        }
+    }
+
+    fn order_on(&self, queue: &dyn Queue) -> Option<Result<Order, DeviceError>> {
+        if let Some(order_on) = self.held().0.order_on {
+            // SAFETY: the fence is retained; the stream is the native handle of a live queue.
+            let status =
+                unsafe { order_on(self.held().0.context, queue.device(), queue.native() as *mut c_void) };
+            if status == OK {
+                return Some(Ok(Order::Device));
+            }
+            if status < 0 {
+                return Some(Err(self.held().error(status)));
+            }
+        }
+        self.native.as_ref().map(|native| queue.order_after(native))
+    }
+}
+
+impl fmt::Debug for ForeignEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "foreign fence of {}", self.device())
+    }
+}
+
+impl Drop for ForeignEvent {
+    fn drop(&mut self) {
+        // This may be anywhere, under a variable's bit too, and releasing is foreign code. What the native event was made
+        // into goes first.
+        let native = self.native.take();
+        if let Some(held) = self.held.take() {
+            let storage = Storage::owned(Box::new((native, held)), std::ptr::null_mut());
+            reaper::reaper().release(estafette_devices::FenceSet::default(), storage);
+        }
+    }
+}
+
+/// A subscription under way at a foreign scheduler.
+struct Entry {
+    /// Keeps the fence for as long as somebody waits for it.
+    event: Arc<ForeignEvent>,
+    subscriber: Arc<dyn Subscriber>,
+    /// When the fence is queried, unless it has called before.
+    due: Due,
+}
+
+impl Entry {
+    /// Has the reactor notify the subscriber, together with the fence, whose last holder this may be.
+    fn deliver(self, outcome: Outcome) {
+        let outcome = self.event.note(outcome);
+        let told = Told { subscriber: self.subscriber, _event: self.event };
+        Reactor::global().deliver_soon(Arc::new(told), outcome);
+    }
+}
+
+/// Every subscription of the process, by number.
+struct Registry {
+    inner: Mutex<Numbered>,
+}
+
+#[derive(Default)]
+struct Numbered {
+    last: u64,
+    entries: BTreeMap<u64, Entry>,
+    /// Queries the fences of entries that are due; started with the first entry.
+    overdue: overdue::Thread,
+}
+
+fn registry() -> &'static Registry {
+    estafette_sync::statics! {
+        static REGISTRY: OnceLock<Registry> = OnceLock::new();
+    }
+    REGISTRY.get_or_init(|| Registry { inner: Mutex::default() })
+}
+
+impl Registry {
+    fn enter(&self, entry: Entry) -> u64 {
+        let mut inner = lock(&self.inner);
+        inner.last += 1;
+        let number = inner.last;
+        inner.entries.insert(number, entry);
+        let started = inner.overdue.arrived(query_due);
+        drop(inner);
+        if let Err(error) = started {
+            tracing::warn!(%error, "threads that wait query the foreign fences that never call");
+        }
+        number
+    }
+
+    fn take(&self, number: u64) -> Option<Entry> {
+        lock(&self.inner).entries.remove(&number)
+    }
+
+    /// Whether it has been called, or nobody waits any more.
+    fn is_over(&self, number: u64) -> bool {
+        let subscriber = lock(&self.inner).entries.get(&number).map(|entry| entry.subscriber.clone());
+        subscriber.is_none_or(|subscriber| subscriber.abandoned())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock()
+}
+
+/// Queries each fence whose subscription is due. Fences that have settled end their subscriptions as if they had called. False if there
+/// is no subscription at all; the thread then rests until one arrives.
+fn query_due() -> bool {
+    let due: Vec<(u64, Arc<ForeignEvent>)> = {
+        let mut inner = lock(&registry().inner);
+        if inner.entries.is_empty() {
+            inner.overdue.rests();
+            return false;
+        }
+        let now = Instant::now();
+        let is_due = |(number, entry): (&u64, &mut Entry)| {
+            entry.due.is_reached(now).then(|| (*number, entry.event.clone()))
+        };
+        inner.entries.iter_mut().filter_map(is_due).collect()
+    };
+    for (number, event) in due {
+        if let Some(outcome) = event.state().outcome()
+            // The fence may have called meanwhile. Its later call finds nothing.
+            && let Some(entry) = registry().take(number)
+        {
+            entry.deliver(outcome);
+        }
+    }
+    true
+}
+
+/// Does the part of the thread that queries overdue fences, where the system has refused that thread: starts it, or queries the fences on
+/// the calling thread. For threads that look at what waits.
+pub(crate) fn stand_in_for_queries() {
+    if overdue::is_missing() && !fork::in_child() {
+        let started = lock(&registry().inner).overdue.start(query_due);
+        if started.is_err() {
+            query_due();
+        }
+    }
+}
+
+/// What a foreign scheduler calls, perhaps under its own lock: it takes notes, and everything else is done elsewhere.
+unsafe extern "C" fn settled(argument: *mut c_void, status: i32, message: *const c_char) {
+    valgrind::before();
+    // In a forked child the lock may be held for ever.
+    if fork::in_child() {
+        return;
+    }
+    // A second call, or one that comes too late, finds nothing.
+    let Some(entry) = registry().take(argument as u64) else { return };
+    let outcome = if status == OK {
+        Ok(())
+    } else if status > 0 {
+        Err(DeviceError::new(
+            DeviceErrorKind::Invalid,
+            format!("a foreign fence signalled status {status}, which is neither done nor failed"),
+        ))
+    } else {
+        // SAFETY: the caller's text ends, and is there during the call.
+        Err(failure(status, unsafe { text_of(message) }))
+    };
+    entry.deliver(outcome);
+}
+
+/// A subscriber on its way to the reactor's thread.
+struct Told {
+    subscriber: Arc<dyn Subscriber>,
+    _event: Arc<ForeignEvent>,
+}
+
+impl Subscriber for Told {
+    fn settled(self: Arc<Self>, outcome: Outcome) {
+        self.subscriber.clone().settled(outcome);
+    }
+}

@@ -1,0 +1,52 @@
+//! Deleters that need not go to the thread: those known to be quick, where somebody says that it is a good place.
+//!
+//! Handing over costs a lock and, for a deleter that needs the Python lock, a fight for it between two threads. Who drops a
+//! tensor as Python drops any object holds that lock and none of ours, and is prepared for whatever an object's end may run.
+
+use std::cell::Cell;
+
+use estafette_sync::thread_local;
+
+thread_local! {
+    static PLACE: Cell<Place> = const { Cell::new(Place::Elsewhere) };
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Nobody has said anything.
+    Elsewhere,
+    /// A good place.
+    Good,
+    /// In a prompt deleter: one that drops the next tensor in turn would make the stack as deep as the chain is long.
+    InDeleter,
+}
+
+/// Runs `f`, which drops tensors where prompt deleters may run: no lock is held but Python's.
+pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
+    let before = PLACE.get();
+    let _back = Back(before);
+    if before == Place::Elsewhere {
+        PLACE.set(Place::Good);
+    }
+    f()
+}
+
+/// Permission to run one deleter right here.
+pub(super) fn take_turn() -> Option<Turn> {
+    (PLACE.get() == Place::Good).then(|| {
+        PLACE.set(Place::InDeleter);
+        Turn(Back(Place::Good))
+    })
+}
+
+/// See [`take_turn`].
+pub(super) struct Turn(#[allow(dead_code, reason = "dropped")] Back);
+
+/// Restores what was said before.
+struct Back(Place);
+
+impl Drop for Back {
+    fn drop(&mut self) {
+        PLACE.set(self.0);
+    }
+}

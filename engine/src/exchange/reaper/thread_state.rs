@@ -1,0 +1,103 @@
+//! What one thread of the reaper has taken and is doing, where others can look at it and take it over.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::time::Duration;
+
+use estafette_sync::sync::{Mutex, MutexGuard};
+
+use super::REPORT;
+use super::queue::{Ready, Ticket};
+use super::slow::What;
+use crate::core::clock::Coarse;
+
+/// The books of one thread. Its lock is taken by the thread itself once per deleter, and by others only to look or to overtake;
+/// it comes after the lock of the queue.
+#[derive(Default)]
+pub(super) struct Lane(Mutex<Books>);
+
+#[derive(Default)]
+pub(super) struct Books {
+    /// Storages that the thread has taken and not begun with, in order.
+    pub(super) batch: VecDeque<Ready>,
+    /// The deleter that the thread is in.
+    pub(super) underway: Option<Underway>,
+    /// Deleters that have returned and are not in the queue's books yet.
+    pub(super) returned: Option<Run>,
+    /// Another thread leads; this one ends after its deleter.
+    pub(super) overtaken: bool,
+    /// Storages of the same memory as that of the overtaken deleter: they wait for it.
+    pub(super) behind: VecDeque<Ready>,
+}
+
+/// Deleters of one epoch: its number, and how many.
+pub(super) type Run = (u64, u64);
+
+/// A deleter that has been called.
+#[derive(Debug, Clone)]
+pub(super) struct Underway {
+    pub(super) ticket: Ticket,
+    /// When it was called.
+    pub(super) since: Coarse,
+    pub(super) what: What,
+}
+
+/// What a thread does next.
+pub(super) enum Step {
+    Run(Ready),
+    /// The batch is empty.
+    Over,
+    /// Another thread leads.
+    Overtaken,
+}
+
+impl Lane {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
+        // Nothing that can panic runs under the lock but allocation failure, which aborts.
+        self.0.lock()
+    }
+
+    /// Notes the end of the deleter under way, and takes the next storage. The second answer is what the queue's books have to
+    /// be told of now.
+    pub(super) fn step(&self) -> (Step, [Option<Run>; 2]) {
+        let mut books = self.lock();
+        if books.overtaken {
+            return (Step::Overtaken, [None; 2]);
+        }
+        let mut report = None;
+        if let Some(Underway { ticket, .. }) = books.underway.take() {
+            // Storages of one epoch stand together nearly always, so runs are counted, not single ones.
+            books.returned = match books.returned {
+                Some((epoch, count)) if epoch == ticket.epoch && count < REPORT => Some((epoch, count + 1)),
+                other => {
+                    report = other;
+                    Some((ticket.epoch, 1))
+                }
+            };
+        }
+        let Some(ready) = books.batch.pop_front() else {
+            return (Step::Over, [report, books.returned.take()]);
+        };
+        let what = ready.what.at(ready.storage.data());
+        books.underway = Some(Underway { ticket: ready.ticket, since: Coarse::now(), what });
+        (Step::Run(ready), [report, None])
+    }
+
+    /// Takes the leadership from the thread of this lane, if its deleter has run for `slow`.
+    pub(super) fn overtake(&self, slow: Duration) -> Option<Overtaken> {
+        let mut books = self.lock();
+        let what = books.underway.as_ref().filter(|underway| underway.since.elapsed() >= slow)?.what;
+        books.overtaken = true;
+        Some(Overtaken { rest: mem::take(&mut books.batch), returned: books.returned.take(), what })
+    }
+}
+
+/// What an overtaken thread leaves to the next one.
+pub(super) struct Overtaken {
+    /// What it has not begun with.
+    pub(super) rest: VecDeque<Ready>,
+    /// What the queue's books have not been told of.
+    pub(super) returned: Option<Run>,
+    /// Whose deleter it is in.
+    pub(super) what: What,
+}

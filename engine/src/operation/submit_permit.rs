@@ -1,0 +1,59 @@
+//! Submission in two steps, for callers that give something away after the last error.
+
+use crate::core::error::Error;
+use crate::core::operation::Op;
+use crate::import::Copying;
+use crate::operation::bodies::external_body;
+use crate::operation::builder::{Nothing, OpBuilder};
+use crate::operation::completion::Completion;
+use crate::operation::operands::Operands;
+use crate::tensor::handle::Tensor;
+
+/// An operation that has passed all checks and holds its permit. Dropping it releases the permit.
+#[must_use = "a permitted operation does nothing until it is submitted"]
+#[derive(Debug)]
+pub struct SubmitPermit<'e, R, W, U> {
+    builder: OpBuilder<'e, R, W, U>,
+}
+
+impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
+    /// Checks the operands and acquires a permit, as [`run_external`](OpBuilder::run_external) does.
+    /// Submission cannot fail after that.
+    ///
+    /// # Errors
+    /// As [`run_external`](OpBuilder::run_external).
+    pub fn reserve(mut self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
+        self.core().check_usable()?;
+        self.check_external()?;
+        self.acquire_permit()?;
+        self.hold_permit();
+        Ok(SubmitPermit { builder: self })
+    }
+}
+
+impl<R: Operands, W: Operands, U: Operands> SubmitPermit<'_, R, W, U> {
+    /// As [`OpBuilder::run_external`].
+    pub fn run_external<F>(self, start: F) -> Op
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        self.builder.submit_permitted(None, |reads, writes, updates| {
+            external_body((reads, writes, updates), None, start)
+        })
+    }
+}
+
+impl<R: Operands> SubmitPermit<'_, R, Nothing, ()> {
+    /// As [`OpBuilder::produce_external`].
+    pub fn produce_external<F>(self, start: F) -> (Tensor, Op)
+    where
+        F: FnOnce(Completion) + Send + 'static,
+    {
+        let (tensor, copying): (Tensor, Copying) = self.builder.promise();
+        let target = Some((tensor.clone(), copying));
+        let op = self.builder.submit_permitted(Some(&tensor), |reads, writes, updates| {
+            external_body((reads, writes, updates), target, start)
+        });
+        (tensor, op)
+    }
+}

@@ -1,0 +1,209 @@
+//! Nodes being described: the methods that end a [`Description`] of a node.
+
+use estafette_devices::Queue;
+use estafette_graph::Mode;
+use smallvec::SmallVec;
+
+use super::node::{External, NodeBody};
+use super::plan::Node;
+use super::program_builder::ProgramBuilder;
+use crate::core::error::{BodyResult, Error};
+use crate::core::operation::Name;
+use crate::operation::builder::{Description, Nothing, Target};
+use crate::operation::completion::Completion;
+use crate::operation::operands::{Grant, Operands, with_modes};
+use crate::tensor::handle::Tensor;
+use crate::tensor::variable::Variable;
+use crate::tensor::views::ViewMut;
+
+/// A node of a program being described: an operation whose body can be called again. Made by [`ProgramBuilder::op`].
+pub type NodeBuilder<'r, R = Nothing, W = Nothing, U = ()> = Description<Recording<'r>, R, W, U>;
+
+/// The target of a [`NodeBuilder`]: the next node of a program.
+#[derive(Debug)]
+pub struct Recording<'r> {
+    program: &'r mut ProgramBuilder,
+    name: Name,
+    vars: SmallVec<[(Variable, Mode); 4]>,
+    worker_only: bool,
+}
+
+impl<'v> Target<'v> for Recording<'_> {
+    fn access(&mut self, variable: &'v Variable, mode: Mode) {
+        match self.vars.iter_mut().find(|(known, _)| known.id() == variable.id()) {
+            Some((_, known)) if *known != mode => *known = Mode::Update,
+            Some(_) => {}
+            None => self.vars.push((variable.clone(), mode)),
+        }
+    }
+
+    fn set_worker_only(&mut self) {
+        self.worker_only = true;
+    }
+}
+
+impl<'r> NodeBuilder<'r> {
+    pub(super) fn new(program: &'r mut ProgramBuilder, name: Name) -> Self {
+        Self::describe(Recording { program, name, vars: SmallVec::new(), worker_only: false })
+    }
+}
+
+impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
+    fn record_on_host(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
+        if self.queue().is_some() {
+            return Err(Error::invalid(format!(
+                "node `{}` names a queue, and its body works on the host; record it with `run_on`",
+                self.target.name.as_str()
+            )));
+        }
+        self.check()?;
+        self.record(body);
+        Ok(())
+    }
+
+    fn record_on_device(self, body: impl FnOnce(R, W, U) -> NodeBody) -> Result<(), Error> {
+        self.queue_for_body()?;
+        self.check()?;
+        self.record(body);
+        Ok(())
+    }
+
+    fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
+        let Self { target: Recording { program, name, vars, worker_only }, reads, writes, updates, options } =
+            self;
+        let lists = [reads.tensors().to_vec(), writes.tensors().to_vec(), updates.tensors().to_vec()];
+        let body = body(reads, writes, updates);
+        let [reads, writes, updates] = &lists;
+        let tensors = [(&**reads, Mode::Read), (&**writes, Mode::Write), (&**updates, Mode::Update)];
+        let queue = options.and_then(|options| options.queue);
+        program.record(tensors, &vars, Node { name, body, queue }, worker_only);
+    }
+
+    /// Records the node with a body that starts work elsewhere and reports its end through the [`Completion`], from any thread, as
+    /// [`OpBuilder::run_external`](crate::OpBuilder::run_external) does. Each replay calls the body once, with the node's own scope.
+    /// On a [queue](Self::on), the node is what the body has enqueued there by then; the body takes the queue from the
+    /// [scope](crate::Scope::queue).
+    ///
+    /// A view of an operand that outlives the node belongs to the replay: it becomes a lease when the replay ends, and later nodes
+    /// of the same replay do not wait for it.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when a written operand may not be written.
+    pub fn run_external<F>(self, start: F) -> Result<(), Error>
+    where
+        F: Fn(Completion) + Send + Sync + 'static,
+    {
+        self.checked_external()?.run(start);
+        Ok(())
+    }
+
+    /// The first half of [`run_external`](Self::run_external): all of its errors. For callers that give something away after the
+    /// last error.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn checked_external(self) -> Result<CheckedNode<'r, R, W, U>, Error> {
+        self.check_external()?;
+        Ok(CheckedNode { node: self })
+    }
+}
+
+/// A node that passed all checks. Made by [`NodeBuilder::checked_external`].
+#[derive(Debug)]
+#[must_use = "a node is recorded by `run`"]
+pub struct CheckedNode<'r, R, W, U> {
+    node: NodeBuilder<'r, R, W, U>,
+}
+
+impl<R: Operands, W: Operands, U: Operands> CheckedNode<'_, R, W, U> {
+    /// As [`NodeBuilder::run_external`].
+    pub fn run<F>(self, start: F)
+    where
+        F: Fn(Completion) + Send + Sync + 'static,
+    {
+        self.node.record(|reads, writes, updates| {
+            let operands = with_modes(reads, writes, updates);
+            NodeBody::External(Box::new(External { operands, start: Box::new(start) }))
+        });
+    }
+}
+
+impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
+    /// Records the node. Its body gets views of what it reads and of what it writes, and is called once per replay, as the
+    /// replay's operation.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when a written operand overlaps another one or may not be written. Errors of the body itself
+    /// appear at whoever waits for the replay or its outputs.
+    pub fn run<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
+    {
+        self.record_on_host(|reads, writes, _none| {
+            NodeBody::Host(Box::new(move || {
+                body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+            }))
+        })
+    }
+
+    /// Records the node with a device body: it enqueues work on the queue that it is given, the one named by [`on`](Self::on),
+    /// and returns; what it has enqueued there is the node. Nodes on one in-order queue wait for nothing between them; those on
+    /// several wait on the device where it can.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.
+    pub fn run_on<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
+    {
+        self.record_on_device(|reads, writes, _none| {
+            NodeBody::Device(Box::new(move |queue| {
+                body(queue, reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY))
+            }))
+        })
+    }
+}
+
+impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, W, [Tensor; N]> {
+    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a third argument.
+    ///
+    /// # Errors
+    /// As without `updates`.
+    pub fn run<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + Sync + 'static,
+    {
+        self.record_on_host(|reads, writes, updates| {
+            NodeBody::Host(Box::new(move || {
+                body(
+                    reads.defined()?.views(&Grant::OF_BODY),
+                    writes.views_mut(&Grant::OF_BODY),
+                    updates.views_mut(&Grant::OF_BODY),
+                )
+            }))
+        })
+    }
+
+    /// As without `updates`.
+    ///
+    /// # Errors
+    /// As without `updates`.
+    pub fn run_on<F>(self, body: F) -> Result<(), Error>
+    where
+        F: for<'a> Fn(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult
+            + Send
+            + Sync
+            + 'static,
+    {
+        self.record_on_device(|reads, writes, updates| {
+            NodeBody::Device(Box::new(move |queue| {
+                body(
+                    queue,
+                    reads.defined()?.views(&Grant::OF_BODY),
+                    writes.views_mut(&Grant::OF_BODY),
+                    updates.views_mut(&Grant::OF_BODY),
+                )
+            }))
+        })
+    }
+}

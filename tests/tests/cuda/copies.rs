@@ -1,0 +1,379 @@
+//! Copies between host and device, on the driver simulator: who waits, in which order, and what is left
+//! behind. The simulator lets a copy to memory that is not pinned block its caller, as the driver may.
+
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use estafette::devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
+use estafette::devices::{DLDevice, Device, Queue};
+use estafette::exchange::{Abi, ExportFlags, Layout, export};
+use estafette::{Access, DType, Engine, ExportOptions, Op, Tensor};
+use estafette_cuda_sim_client::{Kind, Simulator};
+use tests::ops::until;
+use tests::watchdog::Watchdog;
+
+/// More than one piece of staging, and no multiple of it.
+const LARGE: usize = (7 << 20) + 13;
+/// What is pinned at most, for two devices.
+const STAGING_MAX: u64 = 2 * (28 << 20);
+
+struct Bench {
+    simulator: &'static Simulator,
+    device: Arc<CudaDevice>,
+    engine: Engine,
+    ours: Arc<dyn Queue>,
+    _watchdog: Watchdog,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// An engine with one worker, so a body that blocks it is detected.
+fn bench_on(device: usize) -> Bench {
+    let (alone, simulator) = crate::simulator();
+    simulator.reset();
+    let device = Arc::clone(&CudaRuntime::get().expect("a simulated driver").devices()[device]);
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let ours = device.create_queue().unwrap();
+    until("nothing of an earlier test is left", || {
+        let stats = engine.stats();
+        stats.quarantine.waiting == 0 && stats.releasing == 0
+    });
+    Bench { simulator, device, engine, ours, _watchdog: watchdog, _alone: alone }
+}
+
+fn bench() -> Bench {
+    bench_on(0)
+}
+
+impl Bench {
+    fn memory(&self, bytes: usize) -> Tensor {
+        self.engine.empty_on(self.device.id(), &[bytes as i64], DType::U8).unwrap()
+    }
+
+    fn fill(&self, x: &Tensor, value: u8) -> Op {
+        let op = self.engine.op("fill").writes([x]).on(&self.ours);
+        op.run_on(move |queue, [], [mut x]| {
+            let queue = CudaQueue::from_queue(queue).expect("a CUDA queue");
+            let bytes = x.layout().byte_len();
+            // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
+            Ok(unsafe { queue.fill(x.data_mut_ptr(), value, bytes) }?)
+        })
+        .unwrap()
+    }
+
+    /// A tensor that a blocked queue will fill with 5.
+    fn pending(&self, bytes: usize) -> Tensor {
+        let x = self.memory(bytes);
+        self.simulator.block(self.ours.native());
+        self.fill(&x, 5).wait_issued();
+        x
+    }
+
+    fn unblock(&self) {
+        self.simulator.unblock(self.ours.native());
+    }
+
+    fn to_host(&self, x: &Tensor) -> Tensor {
+        self.engine.copy(x, DLDevice::CPU).unwrap()
+    }
+
+    /// Host operations still run.
+    fn worker_is_free(&self) {
+        for _ in 0..8 {
+            let op = self.engine.op("on the host").run(|[], []| Ok(())).unwrap();
+            until("the worker ran an operation of the host", || op.is_done());
+        }
+    }
+
+    fn silent(&self) {
+        let found = self.simulator.violations();
+        assert!(found.is_empty(), "{found:#?}");
+        for call in ["cuCtxSynchronize", "cuEventSynchronize", "copies that may block"] {
+            assert_eq!(self.simulator.calls(call), 0, "{call}");
+        }
+    }
+}
+
+trait Issued {
+    fn wait_issued(&self);
+}
+
+impl Issued for Op {
+    fn wait_issued(&self) {
+        until("the operation was issued", || self.is_done());
+    }
+}
+
+/// Bytes that differ from their neighbours.
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at * 31 + at / 251) as u8).collect()
+}
+
+#[test]
+fn a_copy_to_the_host_holds_no_worker_while_its_producer_runs() {
+    let bench = bench();
+    let x = bench.pending(64);
+    let (small, begin) = (bench.to_host(&x), Instant::now());
+    bench.worker_is_free();
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    assert!(!small.is_ready());
+    bench.unblock();
+    assert_eq!(small.to_vec::<u8>().unwrap(), [5; 64]);
+    bench.silent();
+}
+
+#[test]
+fn a_large_copy_to_the_host_holds_no_worker_either() {
+    let bench = bench();
+    let x = bench.pending(LARGE);
+    let copy = bench.to_host(&x);
+    bench.worker_is_free();
+    bench.unblock();
+    assert!(copy.to_vec::<u8>().unwrap().iter().all(|byte| *byte == 5));
+    bench.silent();
+}
+
+#[test]
+fn copies_to_the_device_hold_no_worker_and_whoever_reads_them_waits_on_the_device() {
+    let bench = bench();
+    bench.simulator.latency(None, Some(Kind::Copy), 20_000_000);
+    let host = bench.engine.from_vec(pattern(LARGE), &[LARGE as i64]).unwrap();
+    let up = bench.engine.copy(&host, bench.device.id()).unwrap();
+    bench.worker_is_free();
+    let down = bench.to_host(&up);
+    bench.worker_is_free();
+    assert_eq!(down.to_vec::<u8>().unwrap(), pattern(LARGE));
+    assert_eq!((up.device().unwrap(), down.device().unwrap()), (bench.device.id(), DLDevice::CPU));
+    bench.silent();
+}
+
+#[test]
+fn a_write_that_is_asked_for_after_a_copy_comes_after_it() {
+    let bench = bench();
+    let x = bench.pending(LARGE);
+    let copy = bench.to_host(&x);
+    let within = bench.engine.copy(&x, bench.device.id()).unwrap();
+    let write = bench.fill(&x, 6);
+    bench.unblock();
+    write.wait().unwrap();
+    assert!(copy.to_vec::<u8>().unwrap().iter().all(|byte| *byte == 5));
+    assert_eq!(bench.to_host(&within).to_vec::<u8>().unwrap(), vec![5; LARGE]);
+    assert_eq!(bench.to_host(&x).to_vec::<u8>().unwrap(), vec![6; LARGE]);
+    bench.silent();
+}
+
+#[test]
+fn a_copy_within_a_device_is_there_at_once_and_ready_later() {
+    let bench = bench();
+    let x = bench.pending(64);
+    let copy = bench.engine.copy(&x, bench.device.id()).unwrap();
+    until("the copy was issued", || copy.is_defined());
+    assert!(!copy.is_ready(), "its producer is blocked");
+    let again = bench.engine.copy(&copy, bench.device.id()).unwrap();
+    until("a copy of the copy was issued", || again.is_defined());
+    bench.unblock();
+    assert_eq!(bench.to_host(&again).to_vec::<u8>().unwrap(), [5; 64]);
+    bench.silent();
+}
+
+#[test]
+fn a_copy_goes_from_one_cuda_device_to_another_without_the_host() {
+    let bench = bench();
+    let other = Arc::clone(&CudaRuntime::get().unwrap().devices()[1]);
+    if other.fault().is_some() {
+        return eprintln!("another test has broken the second device");
+    }
+    let x = bench.pending(LARGE);
+    let there = bench.engine.copy(&x, other.id()).unwrap();
+    until("the copy was issued", || there.is_defined());
+    assert!(!there.is_ready());
+    bench.unblock();
+    assert_eq!(bench.to_host(&there).to_vec::<u8>().unwrap(), vec![5; LARGE]);
+    bench.silent();
+}
+
+#[test]
+fn a_hundred_copies_at_once_pin_no_more_than_a_bound() {
+    let bench = bench();
+    let x = bench.pending(3 << 20);
+    let copies: Vec<_> = (0..100)
+        .map(|at| {
+            if at % 2 == 0 {
+                return bench.to_host(&x);
+            }
+            let host = bench.engine.from_vec(vec![7_u8; 3 << 20], &[3 << 20]).unwrap();
+            bench.to_host(&bench.engine.copy(&host, bench.device.id()).unwrap())
+        })
+        .collect();
+    bench.worker_is_free();
+    assert!(bench.engine.stats().staging_bytes <= STAGING_MAX);
+    bench.unblock();
+    for (at, copy) in copies.iter().enumerate() {
+        let value = if at % 2 == 0 { 5 } else { 7 };
+        assert!(copy.to_vec::<u8>().unwrap().iter().all(|byte| *byte == value), "copy {at}");
+    }
+    let pinned = bench.engine.stats().staging_bytes;
+    assert!((1..=STAGING_MAX).contains(&pinned), "{pinned}");
+    bench.silent();
+}
+
+#[test]
+fn small_copies_pass_large_ones_that_wait_for_their_producer() {
+    let bench = bench();
+    let x = bench.pending(3 << 20);
+    let held: Vec<_> = (0..12).map(|_| bench.to_host(&x)).collect();
+    let host = bench.engine.from_vec(pattern(64), &[64]).unwrap();
+    let free = bench.memory(64);
+    let other = bench.device.create_queue().unwrap();
+    bench.engine.op("nothing").writes([&free]).on(&other).run_on(|_, [], [_]| Ok(())).unwrap();
+    let up = bench.engine.copy(&host, bench.device.id()).unwrap();
+    until("the small copy was issued", || up.is_defined());
+    assert!(held.iter().all(|copy| !copy.is_ready()));
+    bench.unblock();
+    held.iter().for_each(|copy| copy.wait().unwrap());
+    assert_eq!(bench.to_host(&up).to_vec::<u8>().unwrap(), pattern(64));
+    bench.silent();
+}
+
+#[test]
+fn strided_memory_of_a_device_is_packed_by_the_host() {
+    let bench = bench();
+    let (rows, columns) = (2_000_i64, 1_500_i64);
+    let host = bench.engine.from_vec(pattern((rows * columns) as usize), &[rows * columns]).unwrap();
+    let up = bench.engine.copy(&host, bench.device.id()).unwrap();
+    up.wait().unwrap();
+    let layout = Layout::strided(DType::U8, bench.device.id(), &[columns, rows], &[1, columns]).unwrap();
+    let flags = ExportFlags { read_only: false, is_copied: false };
+    let (data, kept) = (up.data_ptr().unwrap().cast_mut(), up.clone());
+    // SAFETY: the tensor is kept until the deleter is called, and is as long as the layout says.
+    let transposed = unsafe {
+        let managed = export(&layout, data, flags, Abi::Versioned, move || drop(kept));
+        bench.engine.import(managed).unwrap()
+    };
+    let expected: Vec<u8> = {
+        let bytes = pattern((rows * columns) as usize);
+        (0..columns)
+            .flat_map(|c| (0..rows).map(move |r| (r * columns + c) as usize))
+            .map(|at| bytes[at])
+            .collect()
+    };
+    assert_eq!(bench.to_host(&transposed).to_vec::<u8>().unwrap(), expected);
+    let there = bench.engine.copy(&transposed, bench.device.id()).unwrap();
+    assert_eq!(bench.to_host(&there).to_vec::<u8>().unwrap(), expected);
+    bench.silent();
+}
+
+#[test]
+fn copies_that_nobody_wants_any_more_end_and_give_everything_back() {
+    let bench = bench();
+    let used = bench.simulator.used(0);
+    let x = bench.pending(LARGE);
+    let (down, within) = (bench.to_host(&x), bench.engine.copy(&x, bench.device.id()).unwrap());
+    drop((x, down, within));
+    bench.worker_is_free();
+    bench.unblock();
+    until("all memory of the device was given back", || bench.simulator.used(0) == used);
+    bench.silent();
+}
+
+#[test]
+fn an_engine_that_is_dropped_lets_its_copies_finish() {
+    let bench = bench();
+    let x = bench.pending(LARGE);
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let copy = engine.copy(&x, DLDevice::CPU).unwrap();
+    drop(engine);
+    bench.unblock();
+    assert_eq!(copy.to_vec::<u8>().unwrap(), vec![5; LARGE]);
+    bench.silent();
+}
+
+#[test]
+fn a_copy_of_what_fails_fails_with_its_cause() {
+    let bench = bench();
+    let x = bench.memory(64);
+    bench.engine.op("broken").writes([&x]).on(&bench.ours).run_on(|_, [], [_]| Err("no ink".into())).unwrap();
+    let error = bench.to_host(&x).wait().unwrap_err().to_string();
+    assert!(error.contains("broken") && error.contains("no ink"), "{error}");
+    let nowhere =
+        bench.engine.copy(&bench.memory(8), DLDevice::new(bench.device.id().device_type, 77)).unwrap();
+    assert!(nowhere.wait().unwrap_err().to_string().contains("cuda:77"));
+    bench.silent();
+}
+
+#[test]
+fn a_result_that_has_to_be_copied_is_copied_by_its_device() {
+    let bench = bench();
+    let x = bench.pending(64);
+    let lent = x.clone();
+    let op = bench.engine.op("view").reads([&x]).on(&bench.ours);
+    // The memory is known already, so the result cannot have it.
+    let result = op
+        .produce_external(move |end| {
+            let view = end.scope().export(&lent, &ExportOptions::new(Access::Read));
+            end.produce(view.map(Into::into).map_err(Into::into));
+        })
+        .unwrap();
+    bench.worker_is_free();
+    until("the copy was issued", || result.is_defined());
+    assert!(!result.is_ready());
+    assert_eq!(result.device().unwrap(), bench.device.id());
+    assert_ne!(result.data_ptr().unwrap(), x.data_ptr().unwrap());
+    let write = bench.fill(&x, 6);
+    bench.unblock();
+    write.wait().unwrap();
+    assert_eq!(bench.to_host(&result).to_vec::<u8>().unwrap(), [5; 64]);
+    bench.silent();
+}
+
+#[test]
+fn a_copy_for_a_stream_is_exported_while_its_producer_runs() {
+    let bench = bench();
+    let theirs = bench.device.queue().unwrap();
+    let x = bench.pending(64);
+    // SAFETY: the stream lives.
+    let consumer = unsafe { x.consumer_on(bench.device.id(), theirs.native()) }.unwrap();
+    let options = ExportOptions {
+        copy: true,
+        copy_to: bench.device.id(),
+        consumer,
+        ..ExportOptions::new(Access::Read)
+    };
+    let exported = x.export_wait(&options).unwrap();
+    assert!(exported.is_copied() && !exported.read_only());
+    let memory = bench.device.allocate(64, 64).unwrap();
+    // SAFETY: what was exported is kept below, and the memory is ours.
+    unsafe { bench.device.copy(&*theirs, exported.data(), memory.ptr().as_ptr(), 64) }.unwrap();
+    let write = bench.fill(&x, 6);
+    bench.unblock();
+    write.wait().unwrap();
+    let mut bytes = [0_u8; 64];
+    // SAFETY: both stay until the copy is done.
+    unsafe { bench.device.copy(&*theirs, memory.ptr().as_ptr(), bytes.as_mut_ptr(), 64) }.unwrap();
+    theirs.record().unwrap().wait_timeout(None).unwrap().unwrap();
+    assert_eq!(bytes, [5; 64]);
+    drop((options, exported));
+    let found = bench.simulator.violations();
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn a_fault_in_the_middle_of_a_copy_ends_it() {
+    const ILLEGAL_ADDRESS: i32 = 700;
+    let bench = bench_on(crate::BREAKS_IN_COPY);
+    if bench.device.fault().is_some() {
+        return eprintln!("the device is broken already");
+    }
+    let x = bench.pending(LARGE);
+    let (down, within) = (bench.to_host(&x), bench.engine.copy(&x, bench.device.id()).unwrap());
+    until("the copy within was issued", || within.is_defined());
+    bench.worker_is_free();
+    bench.simulator.fault_device(1, ILLEGAL_ADDRESS);
+    for copy in [&down, &within] {
+        let error = copy.wait().unwrap_err().to_string();
+        assert!(error.contains("700") || error.to_lowercase().contains("illegal"), "{error}");
+    }
+    bench.worker_is_free();
+    let error = bench.engine.copy(&x, DLDevice::CPU).and_then(|copy| copy.wait()).unwrap_err();
+    assert!(error.to_string().to_lowercase().contains("illegal"), "{error}");
+}

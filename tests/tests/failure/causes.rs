@@ -1,0 +1,353 @@
+//! Guarantee 4: failure follows the data, with its root cause, and no wait hangs because an operation failed.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+
+use estafette::operators::operators;
+use estafette::{
+    Access, Completion, Engine, Error, ExportOptions, FailureKind, Op, OperationError, Produced, Tensor,
+    TensorState, View, ViewMut,
+};
+use futures::executor::block_on;
+use tests::gate::Gate;
+use tests::ops::{add, engine, fail, get, set, tensor, waits};
+use tests::watchdog::Watchdog;
+
+/// The root cause in `outcome`.
+fn cause(outcome: Result<(), Error>) -> OperationError {
+    let error = outcome.expect_err("it failed");
+    error.operation().unwrap_or_else(|| panic!("{error:?} names no operation")).clone()
+}
+
+#[track_caller]
+fn assert_cause(found: &OperationError, op: &Op, kind: FailureKind, message: &str) {
+    let expected = (op.name(), op.id(), kind, message);
+    assert_eq!((found.operation(), found.id(), found.kind(), found.message()), expected);
+}
+
+#[derive(Debug, PartialEq)]
+struct OutOfPaper(u32);
+
+impl std::fmt::Display for OutOfPaper {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tray {} is out of paper", self.0)
+    }
+}
+
+impl std::error::Error for OutOfPaper {}
+
+#[test]
+fn every_waiter_gets_name_id_and_message_of_the_root_cause_as_often_as_it_asks() {
+    for workers in [0, 1, 2] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
+        let early = (x.ready(), y.ready());
+        let op = engine.op("print").writes([&x]).run(|[], [_x]| Err(OutOfPaper(3).into())).unwrap();
+        let copy = engine.op("copy").reads([&x]).writes([&y]).run(|[_x], [_y]| panic!("skipped")).unwrap();
+        let late = (x.ready(), y.ready());
+        let message = "tray 3 is out of paper";
+        for _ in 0..3 {
+            for outcome in
+                [x.wait(), y.wait(), op.wait(), copy.wait(), block_on(x.ready()), block_on(op.clone())]
+            {
+                let cause = cause(outcome);
+                assert_cause(&cause, &op, FailureKind::Error, message);
+                let source = cause.source_error().expect("the body's own error").downcast_ref();
+                assert_eq!(source, Some(&OutOfPaper(3)));
+                let text = format!("operation `print` (op {}) failed: {message}", op.id());
+                assert_eq!(cause.to_string(), text);
+            }
+            for tensor in [&x, &y] {
+                let TensorState::Failed(error) = tensor.state() else { panic!("{:?}", tensor.state()) };
+                assert_cause(error.operation().unwrap(), &op, FailureKind::Error, message);
+                let refused = tensor.export_wait(&ExportOptions::new(Access::Read)).unwrap_err();
+                assert_cause(refused.operation().unwrap(), &op, FailureKind::Error, message);
+                // The version is finished: it has failed.
+                assert!(tensor.is_ready());
+            }
+        }
+        assert_cause(&cause(block_on(late.0)), &op, FailureKind::Error, message);
+        assert_cause(&cause(block_on(late.1)), &op, FailureKind::Error, message);
+        // Waits for the previous version get it.
+        block_on(early.0).unwrap();
+        block_on(early.1).unwrap();
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn dependants_are_skipped_at_any_distance_and_nobody_else_is() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let tensors: Vec<Tensor> = (0..50).map(|_| tensor(&engine, 1.0)).collect();
+    let other = tensor(&engine, 1.0);
+    let ran = Arc::new(AtomicUsize::new(0));
+    let gate = Gate::on_tensors(&engine, &tensors[..1]);
+    for pair in tensors.windows(2) {
+        let ran = Arc::clone(&ran);
+        let op = engine.op("step").reads([&pair[0], &other]).writes([&pair[1]]).run(move |[_a, _b], [_c]| {
+            ran.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        });
+        op.unwrap();
+    }
+    add(&engine, &other, 1.0);
+    let root = gate.op().clone();
+    gate.fail("no power");
+    for tensor in &tensors {
+        assert_cause(&cause(tensor.wait()), &root, FailureKind::Error, "no power");
+    }
+    assert_eq!(ran.load(Ordering::SeqCst), 0);
+    // What skipped operations only read is good, and what came after them ran.
+    assert_eq!(get(&other), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_reader_that_fails_poisons_what_it_writes_and_not_what_it_reads() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, y) = (tensor(&engine, 5.0), tensor(&engine, 5.0));
+    let op = engine.op("read").reads([&x]).writes([&y]).run(|[_x], [_y]| Err("no".into())).unwrap();
+    assert_cause(&cause(y.wait()), &op, FailureKind::Error, "no");
+    assert_eq!(get(&x), 5.0);
+    assert!(watchdog.still_watches());
+}
+
+/// Submits an operation that panics.
+type Submit<'a> = Box<dyn Fn() -> Op + 'a>;
+
+#[test]
+fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let bodies: [(&str, Submit); 6] = [
+        ("text", Box::new(|| engine.op("a").writes([&x]).run(|[], [_x]| panic!("text")).unwrap())),
+        (
+            "number 7",
+            Box::new(|| engine.op("b").updates([&x]).run(|[], [], [_x]| panic!("number {}", 7)).unwrap()),
+        ),
+        (
+            "a payload that is not text",
+            Box::new(|| engine.op("c").writes([&x]).run(|[], [_x]| resume_unwind(Box::new(7_u8))).unwrap()),
+        ),
+        (
+            "later",
+            Box::new(|| {
+                let op = engine.op("d").writes([&x]).run_future(|[], [_x]| async {
+                    tokio::task::yield_now().await;
+                    panic!("later")
+                });
+                op.unwrap()
+            }),
+        ),
+        (
+            "before the first await",
+            Box::new(|| {
+                let op = engine.op("e").writes([&x]).run_future(|[], [_x]| {
+                    if true {
+                        panic!("before the first await");
+                    }
+                    async { Ok(()) }
+                });
+                op.unwrap()
+            }),
+        ),
+        (
+            "with the completion elsewhere",
+            Box::new(|| {
+                let (away, kept) = channel();
+                let op = engine.op("f").writes([&x]).run_external(move |end| {
+                    away.send(end).unwrap();
+                    panic!("with the completion elsewhere")
+                });
+                let op = op.unwrap();
+                // The panic has already ended the operation.
+                let _ = op.wait();
+                let end: Completion = kept.recv().unwrap();
+                end.complete(Ok(()));
+                op
+            }),
+        ),
+    ];
+    for (message, submit) in bodies {
+        let op = submit();
+        assert_cause(&cause(op.wait()), &op, FailureKind::Panic, message);
+        assert_cause(&cause(x.wait()), &op, FailureKind::Panic, message);
+        assert!(op.wait().unwrap_err().to_string().contains("panicked"), "{op:?}");
+        // For the updates among them.
+        x.clear_error().unwrap();
+    }
+    let produced = engine.op("g").produce(|[]| -> Result<Produced, _> { panic!("no result") }).unwrap();
+    assert_eq!(cause(produced.wait()).message(), "no result");
+    // The worker still runs.
+    set(&engine, &x, 2.0);
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn whoever_looked_may_declare_a_version_good() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    fail(&engine, &x, "spilt");
+    x.wait().unwrap_err();
+    x.clear_error().unwrap();
+    assert_eq!(get(&x), 1.0);
+    // Not while a write is unfinished: there is no version to judge.
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    let refused = x.clear_error().unwrap_err();
+    assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
+    gate.open();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_result_without_memory_whose_failure_was_cleared_fails_its_readers_by_name() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let produced =
+        engine.op("leak").produce(|[]| -> Result<Produced, _> { Err("all of it".into()) }).unwrap();
+    produced.wait().unwrap_err();
+    produced.clear_error().unwrap();
+    produced.wait().unwrap();
+    let y = tensor(&engine, 1.0);
+    let name = "tests.causes.first";
+    let first = |inputs: &[View<'_>], outputs: &mut [ViewMut<'_>], _: &_| {
+        outputs[0].as_mut_slice::<f32>()?[0] = inputs[0].as_slice::<f32>()?[0];
+        Ok(())
+    };
+    operators().register_destination(name, 1, 1, first).unwrap();
+    let readers = [
+        engine.op("drink").reads([&produced]).run(|[_], []| Ok(())),
+        engine.op("drink").reads([&produced]).run_future(|[_], []| async { Ok(()) }),
+        engine.op("drink").reads([&produced]).updates([&y]).run(|[_], [], [_]| Ok(())),
+        engine.operator(name).unwrap().inputs(&[&produced]).run_into(&[&y]),
+    ];
+    for reader in readers {
+        let cause = cause(reader.unwrap().wait());
+        assert_ne!(cause.kind(), FailureKind::Panic, "{cause:?}");
+        assert!(cause.message().contains("`leak`"), "{}", cause.message());
+    }
+    let next = engine
+        .op("drink")
+        .reads([&produced])
+        .produce(|[x]| Ok(Produced::from_vec(x.to_vec::<f32>()?, &[1])?))
+        .unwrap();
+    assert_ne!(cause(next.wait()).kind(), FailureKind::Panic);
+    operators().unregister(name).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_completion_may_come_from_any_thread_and_its_outcome_is_the_operations() {
+    for workers in [0, 2] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        for fails in [true, false] {
+            let (op, end) = open(&engine, &x);
+            let elsewhere = std::thread::spawn(move || {
+                assert_eq!(end.id(), end.scope().id());
+                end.complete(if fails { Err("elsewhere".into()) } else { Ok(()) });
+            });
+            if fails {
+                assert_cause(&cause(op.wait()), &op, FailureKind::Error, "elsewhere");
+            } else {
+                op.wait().unwrap();
+            }
+            elsewhere.join().unwrap();
+            assert_eq!(x.wait().is_err(), fails);
+        }
+        assert!(watchdog.still_watches());
+    }
+}
+
+/// An operation that overwrites `x` and has begun.
+fn open(engine: &Engine, x: &Tensor) -> (Op, Completion) {
+    let gate = Gate::on_tensors(engine, std::slice::from_ref(x));
+    let op = gate.op().clone();
+    (op, gate.begun())
+}
+
+#[test]
+fn a_completion_that_is_dropped_fails_its_operation() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let why = "its completion was dropped without being used";
+    let (op, end) = open(&engine, &x);
+    assert!(!x.is_ready());
+    drop(end);
+    assert_cause(&cause(x.wait()), &op, FailureKind::Error, why);
+    // By a thread that panics, it says that.
+    let (op, end) = open(&engine, &x);
+    let thread = std::thread::spawn(move || {
+        let _held = end;
+        panic!("this thread is broken on purpose");
+    });
+    assert_cause(&cause(op.wait()), &op, FailureKind::Error, "its body panicked");
+    assert!(thread.join().is_err());
+    // And of an operation that should have produced.
+    let y = engine.op("make").produce_external(drop).unwrap();
+    assert_eq!(cause(y.wait()).message(), why);
+    assert!(matches!(y.shape(), Err(Error::NotDefined(_))));
+    let z = engine.op("make nothing").produce_external(|end| end.complete(Ok(()))).unwrap();
+    assert_eq!(cause(z.wait()).kind(), FailureKind::Result);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn dependants_of_a_cancelled_operation_are_told_at_once_even_behind_a_lease() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 0.0));
+    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let write = set(&engine, &x, 2.0);
+    let copy = engine.op("copy").reads([&x]).writes([&y]).run(|[_x], [_y]| Ok(())).unwrap();
+    // One that waits already, and others that come later, by any form of waiting.
+    let before = y.ready();
+    assert!(waits(&engine, &write) && waits(&engine, &copy));
+    assert!(write.cancel());
+    for outcome in [block_on(before), block_on(y.ready()), y.wait(), x.wait(), write.wait()] {
+        assert_cause(&cause(outcome), &write, FailureKind::Cancelled, "cancelled before it began");
+    }
+    // The lease still holds the queue up; a healing write waits for it, as the order demands.
+    let heal = set(&engine, &x, 3.0);
+    assert!(waits(&engine, &heal));
+    drop(lease);
+    heal.wait().unwrap();
+    assert_eq!(get(&x), 3.0);
+    assert_cause(&cause(copy.wait()), &write, FailureKind::Cancelled, "cancelled before it began");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_body_that_is_skipped_or_cancelled_is_dropped_and_what_it_owned_with_it() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let owned = Arc::new(());
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    let ops: Vec<Op> = (0..3)
+        .map(|_| {
+            let owned = Arc::clone(&owned);
+            engine.op("owner").updates([&x]).run(move |[], [], [_x]| {
+                drop(owned);
+                Ok(())
+            })
+        })
+        .collect::<Result<_, _>>()
+        .unwrap();
+    assert!(ops[1].cancel());
+    assert_eq!(Arc::strong_count(&owned), 3, "the body of one that is cancelled goes at once");
+    gate.fail("upstream");
+    engine.wait_all(None).unwrap();
+    assert_eq!(Arc::strong_count(&owned), 1);
+    assert!(watchdog.still_watches());
+}

@@ -1,0 +1,423 @@
+//! Hard cases: leases.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use estafette::devices::FenceSet;
+use estafette::{Access, Completion, Engine, Error, ExportOptions, ManagedTensor, Origin, Status, Tensor};
+use futures::FutureExt;
+use futures::executor::block_on;
+use tests::foreign;
+use tests::foreign::Deleted;
+use tests::ops::{add, engine, get, look, set, tensor, waits};
+use tests::watchdog::Watchdog;
+
+fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
+    let options = ExportOptions { owner: Some(owner.into()), ..ExportOptions::new(access) };
+    tensor.export_wait(&options).expect("no lease is open")
+}
+
+fn assert_held(error: &Error, owner: &str) {
+    let Error::LeaseHeld(held) = error else { panic!("{error:?}") };
+    assert_eq!(held.leases.len(), 1, "{held}");
+    assert!(held.leases[0].contains(owner), "{held}");
+}
+
+#[test]
+fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_owner() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x, Access::Read, "array `a`");
+    let op = set(&engine, &x, 2.0);
+    let began = Instant::now();
+    // All forms of the wait that a second `np.from_dlpack(t)` makes.
+    assert_held(&x.wait().unwrap_err(), "array `a`");
+    assert_held(&op.wait().unwrap_err(), "array `a`");
+    assert_held(&x.export_wait(&ExportOptions::new(Access::Read)).unwrap_err(), "array `a`");
+    assert_held(&x.to_vec::<f32>().unwrap_err(), "array `a`");
+    assert_held(&engine.wait_all(None).unwrap_err(), "array `a`");
+    // The waits do not last until the lease timeout of 30 s.
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    drop(array);
+    op.wait().unwrap();
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_wait_that_only_leases_hold_up_first_collects_garbage_once() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let garbage = Arc::new(std::sync::Mutex::new(Some(export(&x, Access::Read, "garbage"))));
+    let collections = Arc::new(AtomicUsize::new(0));
+    let (in_hook, counted) = (Arc::clone(&garbage), Arc::clone(&collections));
+    engine.on_lease_wait(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        drop(in_hook.lock().unwrap().take());
+    });
+    set(&engine, &x, 2.0);
+    x.wait().unwrap();
+    assert_eq!((get(&x), collections.load(Ordering::SeqCst)), (2.0, 1));
+    // A lease that the collector cannot end is still refused, after one collection.
+    let held = export(&x, Access::Read, "held");
+    set(&engine, &x, 3.0);
+    assert_held(&x.wait().unwrap_err(), "held");
+    assert_eq!(collections.load(Ordering::SeqCst), 2);
+    drop(held);
+    x.wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn held_by_another_thread_is_refused_after_the_lease_timeout() {
+    let timeout = Duration::from_millis(80);
+    let engine = Engine::builder().workers(1).lease_timeout(timeout).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let theirs = x.clone();
+    let array = std::thread::spawn(move || export(&theirs, Access::Write, "another thread")).join().unwrap();
+    let op = look(&engine, &x);
+    let began = Instant::now();
+    assert_held(&op.wait().unwrap_err(), "another thread");
+    assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
+    assert_held(&engine.wait_all(None).unwrap_err(), "another thread");
+    // The wait was refused; the operation was not cancelled.
+    drop(array);
+    op.wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_wait_with_a_short_timeout_ends_with_the_timeout() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let theirs = x.clone();
+    let array = std::thread::spawn(move || export(&theirs, Access::Write, "another thread")).join().unwrap();
+    let error = x.wait_timeout(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, Error::Timeout(_)), "{error:?}");
+    drop(array);
+    // A timeout beyond the clock's range is no timeout.
+    x.wait_timeout(Duration::MAX).unwrap();
+    engine.wait_all(Some(Duration::MAX)).unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn await_keeps_waiting_for_a_lease_of_its_own_thread() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x, Access::Read, "the same thread");
+    set(&engine, &x, 2.0);
+    let mut ready = x.ready();
+    assert!((&mut ready).now_or_never().is_none());
+    drop(array);
+    block_on(ready).unwrap();
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_lease_never_returned_is_named_in_the_diagnosis_with_what_waits_for_it() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x, Access::Read, "a forgotten array");
+    let op = set(&engine, &x, 2.0);
+    let diagnosis = engine.diagnose();
+    let waiting = diagnosis.operations.iter().find(|known| known.id == op.id()).unwrap();
+    assert_eq!((waiting.status.clone(), waiting.blocked_by.len()), (Status::Waiting, 1));
+    assert!(waiting.blocked_by[0].name.contains("read lease taken by a forgotten array"), "{diagnosis}");
+    let held = diagnosis.operations.iter().find(|known| known.id == waiting.blocked_by[0].id).unwrap();
+    assert!(matches!(&held.status, Status::Held(text) if text.contains("a forgotten array")), "{diagnosis}");
+    drop(array);
+    op.wait().unwrap();
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn round_trip_is_derived_carries_the_lease_and_may_not_be_written() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let deleted = Deleted::default();
+    // SAFETY: a fresh tensor that describes its own memory.
+    let t = unsafe { engine.import(foreign::tensor(&[1.0, 2.0, 3.0], &deleted)) }.unwrap();
+    // SAFETY: the lease keeps the memory, which this test owns.
+    let u = unsafe { engine.import(export(&t, Access::Read, "numpy")) }.unwrap();
+    assert_eq!(u.data_ptr().unwrap(), t.data_ptr().unwrap(), "nothing was copied");
+    assert!(u.is_read_only().unwrap());
+    // A read of the derived tensor does not wait for its own lease, at any depth.
+    // SAFETY: as above.
+    let v = unsafe { engine.import(export(&u, Access::Read, "jax")) }.unwrap();
+    for derived in [&u, &v] {
+        look(&engine, derived).wait().unwrap();
+        assert_eq!(derived.to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
+        let refused = engine.op("write").writes([derived]).run(|[], [_u]| Ok(())).unwrap_err();
+        assert!(matches!(&refused, Error::Conflict(why) if why.contains("read lease")), "{refused:?}");
+        let refused = derived.export_wait(&ExportOptions::new(Access::Write)).unwrap_err();
+        assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
+    }
+    // The lease lasts as long as any tensor derived from it.
+    let write = set(&engine, &t, 9.0);
+    drop(u);
+    assert!(waits(&engine, &write), "{}", engine.diagnose());
+    drop(v);
+    write.wait().unwrap();
+    assert_eq!(t.to_vec::<f32>().unwrap(), [9.0; 3]);
+    drop((t, write));
+    deleted.settle_at(1);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn round_trip_of_a_write_lease_may_be_written_and_keeps_everybody_else_out() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let t = tensor(&engine, 1.0);
+    // SAFETY: the lease keeps the memory, which this test owns.
+    let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
+    let outside = look(&engine, &t);
+    for _ in 0..100 {
+        add(&engine, &u, 1.0);
+    }
+    assert_eq!(get(&u), 101.0);
+    assert!(waits(&engine, &outside), "{}", engine.diagnose());
+    drop(u);
+    outside.wait().unwrap();
+    assert_eq!(get(&t), 101.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_part_of_leased_memory_is_derived_as_well() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let deleted = Deleted::default();
+    let memory = foreign::Memory::of(&[1.0, 2.0, 3.0, 4.0]);
+    // SAFETY: a fresh tensor that describes its own memory.
+    let t = unsafe { engine.import(memory.tensor(0, 4, &deleted)) }.unwrap();
+    let array = export(&t, Access::Read, "numpy");
+    // The struct that `array[1:3]` exports.
+    // SAFETY: as above.
+    let part = unsafe { engine.import(memory.tensor(1, 2, &deleted)) }.unwrap();
+    assert_eq!(part.to_vec::<f32>().unwrap(), [2.0, 3.0]);
+    let refused = engine.op("write").writes([&part]).run(|[], [_part]| Ok(())).unwrap_err();
+    assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
+    drop(array);
+    let write = set(&engine, &t, 5.0);
+    assert!(waits(&engine, &write), "the part still holds the lease");
+    drop(part);
+    write.wait().unwrap();
+    drop((t, write));
+    deleted.settle_at(2);
+    assert!(watchdog.still_watches());
+}
+
+/// An operation on `x` whose body has begun; the test finishes the body.
+fn body(engine: &Engine, x: &Tensor, access: Access) -> Completion {
+    let (started, begun) = channel();
+    let builder = engine.op("body");
+    let start = move |completion| started.send(completion).expect("the test listens");
+    if access == Access::Read {
+        builder.reads([x]).run_external(start).expect("accepted");
+    } else {
+        builder.writes([x]).run_external(start).expect("accepted");
+    }
+    begun.recv().expect("the body begins")
+}
+
+#[test]
+fn views_in_a_body_wait_for_nothing_and_become_leases_of_the_same_mode_with_no_gap() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    for access in [Access::Read, Access::Write] {
+        let x = tensor(&engine, 1.0);
+        let completion = body(&engine, &x, access);
+        let view = completion.scope().export(&x, &ExportOptions::new(access)).unwrap();
+        assert_eq!(view.read_only(), access == Access::Read);
+        // A view that is dropped before the body ends becomes no lease.
+        drop(completion.scope().export(&x, &ExportOptions::new(access)).unwrap());
+        // Both are queued before the body ends: they would run in a gap between the body and the lease.
+        let read = look(&engine, &x);
+        let write = set(&engine, &x, 2.0);
+        completion.complete(Ok(()));
+        if access == Access::Read {
+            // Readers, earlier and later ones, run beside a view for reading.
+            read.wait().unwrap();
+        } else {
+            assert!(waits(&engine, &read), "{}", engine.diagnose());
+        }
+        assert!(waits(&engine, &write), "{}", engine.diagnose());
+        drop(view);
+        write.wait().unwrap();
+        assert_eq!(get(&x), 2.0);
+        engine.wait_all(None).unwrap();
+        assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn views_of_a_body_that_failed_become_leases_too() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let completion = body(&engine, &x, Access::Write);
+    let view = completion.scope().export(&x, &ExportOptions::new(Access::Write)).unwrap();
+    completion.complete(Err("the body failed".into()));
+    let write = set(&engine, &x, 2.0);
+    assert!(waits(&engine, &write), "{}", engine.diagnose());
+    drop(view);
+    write.wait().unwrap();
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let deleted = Deleted::default();
+    let memory = foreign::Memory::of(&[1.0]);
+    // SAFETY: a fresh tensor that describes its own memory.
+    let t = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
+    let completion = body(&engine, &t, Access::Write);
+    let view = completion.scope().export(&t, &ExportOptions::new(Access::Write)).unwrap();
+    // Outside the operation: this code cannot have the operation's views.
+    // SAFETY: as above.
+    let again = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
+    assert!(again.imported_under().is_none());
+    // Inside the operation: the memory counts as derived from the view.
+    // SAFETY: as above.
+    let inside =
+        completion.scope().enter(|| unsafe { engine.import(memory.tensor(0, 1, &deleted)) }).unwrap();
+    assert!(inside.imported_under().is_some());
+    drop(inside);
+    let read = look(&engine, &again);
+    assert!(waits(&engine, &read), "{}", engine.diagnose());
+    // SAFETY: the operation has the memory to itself.
+    unsafe { view.data().cast::<f32>().write(2.0) };
+    drop(view);
+    completion.complete(Ok(()));
+    read.wait().unwrap();
+    assert_eq!(get(&again), 2.0);
+    // The tensor holds no lease: such a lease would never end.
+    set(&engine, &t, 3.0).wait().unwrap();
+    assert_eq!(get(&again), 3.0);
+    drop((t, again, read));
+    deleted.settle_at(3);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_lease() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let deleted = Deleted::default();
+    let memory = foreign::Memory::of(&[1.0]);
+    let import = |origin| {
+        let managed = memory.tensor(0, 1, &deleted);
+        // SAFETY: a fresh tensor that describes its own memory.
+        unsafe { engine.import_from(managed, FenceSet::default(), false, || origin) }.unwrap()
+    };
+    let t = import(Origin::Unknown);
+    for access in [Access::Read, Access::Write] {
+        let array = export(&t, access, "an array");
+        let (owned, lent) = (import(Origin::Owner), import(Origin::Lent));
+        assert!(owned.imported_under().is_none());
+        assert_eq!(lent.imported_under().map(|lease| lease.access()), Some(access));
+        drop(lent);
+        let write = set(&engine, &owned, 2.0);
+        assert!(waits(&engine, &write), "{}", engine.diagnose());
+        drop(array);
+        write.wait().unwrap();
+        assert_eq!(get(&t), 2.0);
+    }
+    // Without a lease the origin of the memory does not matter.
+    let managed = memory.tensor(0, 1, &deleted);
+    // SAFETY: as above.
+    let asked = unsafe { engine.import_from(managed, FenceSet::default(), false, || panic!("asked")) };
+    drop((t, asked.unwrap()));
+    deleted.settle_at(6);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_view_of_something_that_is_no_operand_is_refused() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
+    let completion = body(&engine, &x, Access::Read);
+    let scope = completion.scope().clone();
+    assert_eq!((scope.access_of(&x), scope.access_of(&y)), (Some(Access::Read), None));
+    let refused = scope.export(&y, &ExportOptions::new(Access::Read)).unwrap_err();
+    assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
+    completion.complete(Ok(()));
+    // After the end every tensor is refused.
+    assert_eq!(scope.access_of(&x), None);
+    let refused = scope.export(&x, &ExportOptions::new(Access::Read)).unwrap_err();
+    assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_alias_is_tracked_by_nobody() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let alias = export(&x, Access::Alias, "a user of an alias");
+    set(&engine, &x, 2.0).wait().unwrap();
+    // SAFETY: no other code uses the memory now, and the alias keeps it.
+    assert_eq!(unsafe { *alias.data().cast::<f32>() }, 2.0);
+    assert!(engine.diagnose().is_idle());
+    let lease = block_on(x.lease(Access::Alias, "another user"));
+    if let Ok(lease) = &lease {
+        // An alias must not hold up writers.
+        set(&engine, &x, 3.0).wait().unwrap();
+        assert_eq!(lease.access(), Access::Alias);
+    }
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn dropping_a_lease_that_was_not_granted_yet_gives_up_its_place() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let held = export(&x, Access::Write, "first");
+    let mut second = Box::pin(x.export(Access::Write));
+    assert!((&mut second).now_or_never().is_none());
+    let op = set(&engine, &x, 2.0);
+    drop(second);
+    drop(held);
+    op.wait().unwrap();
+    assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_lease_waits_for_its_turn_like_an_operation_and_readers_share() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let (first, second) = (export(&x, Access::Read, "first"), export(&x, Access::Read, "second"));
+    let mut writer = Box::pin(x.export(Access::Write));
+    assert!((&mut writer).now_or_never().is_none());
+    // The reader waits behind the writer: it does not overtake.
+    let mut third = Box::pin(x.export(Access::Read));
+    assert!((&mut third).now_or_never().is_none());
+    drop(first);
+    assert!((&mut writer).now_or_never().is_none());
+    drop(second);
+    let written = block_on(writer).unwrap();
+    assert!((&mut third).now_or_never().is_none());
+    drop(written);
+    drop(block_on(third).unwrap());
+    engine.wait_all(None).unwrap();
+    assert!(watchdog.still_watches());
+}

@@ -1,0 +1,195 @@
+//! Exports that nothing stands in the way of: they are as ordered as any other, and give up instead of
+//! waiting.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use estafette::devices::{DLDevice, host};
+use estafette::exchange::{Abi, ExportFlags, Layout, export};
+use estafette::{Access, DType, ExportOptions, ManagedTensor, Status, Tensor};
+use futures::FutureExt;
+use futures::executor::block_on;
+use tests::gate::Gate;
+use tests::ops::{engine, get, set, tensor};
+use tests::watchdog::Watchdog;
+
+fn at_once(tensor: &Tensor) -> Option<ManagedTensor> {
+    tensor.export_at_once(|| "at once".into()).unwrap()
+}
+
+#[test]
+fn a_reader_that_was_let_in_at_once_keeps_writers_out_and_is_named() {
+    let engine = engine(2);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let first = at_once(&x).unwrap();
+    let second = at_once(&x).unwrap();
+    assert!(first.read_only() && !first.is_copied());
+    let op = set(&engine, &x, 2.0);
+    let diagnosis = engine.diagnose();
+    let held = |op: &&estafette::Waiting| matches!(op.status, Status::Held(_));
+    assert_eq!(diagnosis.operations.iter().filter(held).count(), 2, "{diagnosis}");
+    assert!(diagnosis.to_string().contains("read lease taken by at once"), "{diagnosis}");
+    drop(first);
+    assert!(!op.is_done());
+    drop(second);
+    op.wait().unwrap();
+    assert_eq!(get(&x), 2.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn what_would_have_to_wait_gives_up_and_leaves_nothing_behind() {
+    let engine = engine(2);
+    let x = tensor(&engine, 1.0);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    assert!(at_once(&x).is_none(), "a write is under way");
+    gate.open();
+    x.wait().unwrap();
+    set(&engine, &x, 2.0).wait().unwrap();
+    assert!(engine.diagnose().operations.is_empty());
+}
+
+#[test]
+fn a_failed_version_is_left_to_those_who_say_why() {
+    let engine = engine(1);
+    let x = tensor(&engine, 1.0);
+    let failed = engine.op("fail").writes([&x]).run(|[], [_]| Err("broken".into())).unwrap();
+    failed.wait().unwrap_err();
+    assert!(at_once(&x).is_none());
+    assert!(x.export_wait(&ExportOptions::new(Access::Read)).unwrap_err().to_string().contains("broken"));
+}
+
+#[test]
+fn an_alias_is_to_be_had_whatever_is_under_way() {
+    let engine = engine(1);
+    let x = tensor(&engine, 1.0);
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    let alias = x.export_wait(&ExportOptions::new(Access::Alias)).unwrap();
+    assert!(!alias.read_only());
+    gate.open();
+    set(&engine, &x, 2.0).wait().unwrap();
+    drop(alias);
+}
+
+#[test]
+fn an_import_from_inside_such_a_lease_is_derived() {
+    let engine = engine(1);
+    let x = tensor(&engine, 1.0);
+    let lent = at_once(&x).unwrap();
+    // SAFETY: the engine's own memory, under the lease that the struct keeps.
+    let derived = unsafe { engine.import(lent) }.unwrap();
+    assert!(derived.is_read_only().unwrap());
+    let op = set(&engine, &x, 2.0);
+    assert_eq!(get(&derived), 1.0);
+    assert!(!op.is_done());
+    drop(derived);
+    op.wait().unwrap();
+}
+
+#[test]
+fn a_copy_for_a_consumer_is_flagged_and_holds_no_lease() {
+    let engine = engine(1);
+    let x = tensor(&engine, 1.0);
+    let copy = x.export_as_copy(&ExportOptions::new(Access::Alias)).unwrap();
+    assert!(copy.is_copied() && !copy.read_only());
+    set(&engine, &x, 2.0).wait().unwrap();
+}
+
+#[test]
+fn readers_that_come_and_go_never_see_a_writer_at_work() {
+    const ROUNDS: usize = 2_000;
+    let engine = engine(2);
+    let x = tensor(&engine, 0.0);
+    let writing = std::sync::Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut let_in = 0;
+                    for _ in 0..ROUNDS {
+                        let Some(lent) = at_once(&x) else { continue };
+                        assert!(!writing.load(Ordering::SeqCst), "let in while a writer was at work");
+                        let_in += 1;
+                        drop(lent);
+                    }
+                    let_in
+                })
+            })
+            .collect();
+        for _ in 0..ROUNDS / 10 {
+            let at_work = std::sync::Arc::clone(&writing);
+            let op = engine.op("write").writes([&x]).run(move |[], [_]| {
+                at_work.store(true, Ordering::SeqCst);
+                std::hint::spin_loop();
+                at_work.store(false, Ordering::SeqCst);
+                Ok(())
+            });
+            op.unwrap().wait().unwrap();
+        }
+        let let_in: usize = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
+        assert!(let_in > 0, "no reader was ever let in");
+    });
+    assert!(engine.diagnose().operations.is_empty());
+}
+
+#[test]
+fn whoever_wants_to_write_in_place_hears_of_the_last_holder_and_keeps_nobody_out() {
+    let engine = engine(1);
+    let x = tensor(&engine, 1.0);
+    let (first, second) = (at_once(&x).unwrap(), at_once(&x).unwrap());
+    let mut writable = Box::pin(x.writable());
+    assert!(writable.as_mut().now_or_never().is_none());
+    let late = at_once(&x).expect("an observer is in nobody's way");
+    drop(first);
+    assert!(writable.as_mut().now_or_never().is_none());
+    drop(second);
+    block_on(writable).unwrap();
+    drop(late);
+}
+
+#[test]
+fn the_fence_of_a_holder_is_waited_for_by_the_next_writer() {
+    let engine = engine(1);
+    let x = tensor(&engine, 1.0);
+    let lease = block_on(x.lease(Access::Read, "a device")).unwrap();
+    let lent = at_once(&x).unwrap();
+    drop(lease);
+    let (completer, fence) = host::promise("the device's last read");
+    // SAFETY: the engine's own memory, under the lease that the struct keeps.
+    let derived = unsafe { engine.import(lent) }.unwrap();
+    derived.imported_under().expect("it lies inside").release_after(fence);
+    drop(derived);
+    let op = set(&engine, &x, 2.0);
+    assert!(!op.is_done(), "the device still reads");
+    completer.complete();
+    op.wait().unwrap();
+}
+
+#[test]
+fn a_holder_is_found_also_after_its_tensor_was_collapsed_with_others() {
+    let engine = engine(1);
+    let memory = std::sync::Arc::new([0_u8; 64]);
+    let part = |range: std::ops::Range<usize>| {
+        let shape = [range.len() as i64];
+        let layout = Layout::contiguous(DType::U8, DLDevice::CPU, &shape).unwrap();
+        let data = memory[range].as_ptr().cast_mut();
+        let keeper = std::sync::Arc::clone(&memory);
+        // SAFETY: the keeper has the memory, and nothing here writes it.
+        let managed =
+            unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, move || drop(keeper)) };
+        // SAFETY: as above.
+        unsafe { engine.import(managed) }.unwrap()
+    };
+    let parts: Vec<_> = (0..32).map(|at| part(2 * at..2 * at + 2)).collect();
+    let lent = at_once(&parts[3]).unwrap();
+    let whole = part(0..64);
+    assert!(at_once(&parts[4]).is_none() && at_once(&whole).is_none(), "the collapse waits for the holder");
+    // SAFETY: as above, under the lease.
+    let derived = unsafe { engine.import(lent) }.unwrap();
+    assert!(derived.imported_under().is_some());
+    drop(derived);
+    whole.wait().unwrap();
+    drop(at_once(&parts[4]).expect("by way of an operation"));
+    drop(at_once(&whole).expect("likewise"));
+    assert!(engine.diagnose().is_idle());
+}

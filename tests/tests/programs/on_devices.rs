@@ -1,0 +1,521 @@
+//! Programs with nodes on devices, and with nodes that other threads complete, on the simulated device, whose
+//! time passes when a test says so.
+//!
+//! `ESTAFETTE_SEED` sets the first seed of the random programs and `ESTAFETTE_SEEDS` how many follow; a
+//! failure names its own.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use estafette::devices::Queue;
+use estafette::devices::sim::{SimDevice, SimOptions, SimPace};
+use estafette::{Access, Completion, Engine, ExportOptions, ProgramBuilder, Tensor, TensorState, Variable};
+use futures::executor::block_on;
+use tests::dice::{self, Dice, mix};
+use tests::gate::Gate;
+use tests::on_device::{Element, copy_on, fault, launch, on_device, queue, read_on, sim, started};
+use tests::ops::{add, get, look, until};
+
+/// A node on `queue` that sets `to` to one more than `from`.
+fn copies(
+    builder: &mut ProgramBuilder,
+    queue: &Arc<dyn Queue>,
+    name: &'static str,
+    from: &Tensor,
+    to: &Tensor,
+) {
+    let (source, target) = (Element::of(from), Element::of(to));
+    let node = builder.op(name).reads([from]).writes([to]).on(queue);
+    node.run_on(move |queue, [_from], [_to]| {
+        Ok(launch(queue, name, 10, move || target.set(source.get() + 1.0))?)
+    })
+    .unwrap();
+}
+
+/// A node on the host that adds to `tensor`.
+fn adds(builder: &mut ProgramBuilder, name: &'static str, tensor: &Tensor, value: f32) {
+    let element = Element::of(tensor);
+    let node = builder.op(name).updates([tensor]);
+    node.run(move |[], [], [_tensor]| {
+        element.set(element.get() + value);
+        Ok(())
+    })
+    .unwrap();
+}
+
+fn three(device: &SimDevice, engine: &Engine) -> [Tensor; 3] {
+    [(); 3].map(|()| on_device(device, engine))
+}
+
+#[test]
+fn nodes_on_one_queue_need_no_wait_and_the_replay_ends_when_they_are_issued() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [x, y, z] = three(&device, &engine);
+    let queue = queue(&device);
+    let mut builder = engine.program("step");
+    copies(&mut builder, &queue, "one", &x, &y);
+    copies(&mut builder, &queue, "two", &y, &z);
+    copies(&mut builder, &queue, "three", &z, &x);
+    let program = builder.finish().unwrap();
+    let replays = [(); 4].map(|()| program.replay().unwrap());
+    let after = read_on(&engine, &queue, "after", &x);
+    for op in replays.iter().chain([&after]) {
+        until("it is issued", || op.is_done());
+        op.wait().unwrap();
+    }
+    assert_eq!(device.unfinished(), 13, "nothing has run");
+    assert!(matches!(x.state(), TensorState::Pending));
+    assert_eq!((device.driver_calls().waits, device.driver_calls().records), (0, 0));
+    device.run_until_idle();
+    assert_eq!((get(&x), x.version()), (12.0, 5));
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn between_queues_the_device_waits_and_the_ends_of_all_branches_are_waited_for() {
+    for held in ["left", "right"] {
+        let (device, engine, watchdog) = sim(1, SimOptions::default());
+        let [x, y, z] = three(&device, &engine);
+        let [first, second] = [(); 2].map(|()| queue(&device));
+        let mut builder = engine.program("fork");
+        copies(&mut builder, &first, "root", &x, &y);
+        copies(&mut builder, &first, "left", &y, &x);
+        copies(&mut builder, &second, "right", &y, &z);
+        let program = builder.finish().unwrap();
+        device.hold(held);
+        let replay = program.replay().unwrap();
+        until("it is issued", || replay.is_done());
+        assert_eq!(device.driver_calls().waits, 1, "the second queue waits for the root");
+        device.run_until_idle();
+        assert_eq!(started(&device), ["root", "left", "right"]);
+        // A use of either tensor that the replay wrote comes after both ends of the replay.
+        assert!(!x.is_ready() && !z.is_ready(), "{held} is still under way");
+        let used = copy_on(&engine, &second, "used", &z, &y);
+        until("it is issued", || used.is_done());
+        device.run_until_idle();
+        assert_eq!(started(&device).len(), 3);
+        device.release(held);
+        device.run_until_idle();
+        assert_eq!([get(&x), get(&y), get(&z)], [2.0, 3.0, 2.0]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+/// One worker: if a node that waits for the device blocked it, nothing else could run.
+#[test]
+fn a_node_on_the_host_waits_for_the_device_and_blocks_no_thread() {
+    for workers in [0, 1, 2] {
+        let (device, engine, watchdog) = sim(workers, SimOptions::default());
+        let [x, y, z] = three(&device, &engine);
+        let queue = queue(&device);
+        let mut builder = engine.program("step");
+        copies(&mut builder, &queue, "up", &x, &y);
+        adds(&mut builder, "host", &y, 10.0);
+        copies(&mut builder, &queue, "down", &y, &x);
+        // This node is independent of the others, which do not hold it up.
+        adds(&mut builder, "beside", &z, 1.0);
+        let program = builder.finish().unwrap();
+        let variable = engine.var();
+        let replay = program.replay().unwrap();
+        let other = engine.op("other").writes_vars(&[&variable]).run(|[], []| Ok(())).unwrap();
+        other.wait().unwrap();
+        until("the node beside has run", || {
+            let _ = replay.wait_timeout(Some(Duration::from_millis(1)));
+            Element::of(&z).get() == 1.0
+        });
+        assert!(!replay.is_done());
+        assert_eq!(Element::of(&y).get(), 0.0);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let moves = scope.spawn(|| {
+                until("the test has seen it all", || {
+                    device.run_until_idle();
+                    stop.load(Ordering::SeqCst)
+                });
+            });
+            replay.wait().unwrap();
+            assert_eq!([get(&x), get(&y), get(&z)], [12.0, 11.0, 1.0]);
+            stop.store(true, Ordering::SeqCst);
+            moves.join().unwrap();
+        });
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_replay_waits_for_its_inputs_on_the_device_and_on_the_host_where_it_must() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [x, y, z] = three(&device, &engine);
+    let queue = queue(&device);
+    let mut builder = engine.program("host first");
+    adds(&mut builder, "host", &y, 1.0);
+    copies(&mut builder, &queue, "copy", &y, &z);
+    let program = builder.finish().unwrap();
+    until("it is issued", {
+        let earlier = copy_on(&engine, &queue, "earlier", &x, &y);
+        move || earlier.is_done()
+    });
+    let replay = program.replay().unwrap();
+    assert!(!replay.is_done(), "its first node reads on the host what the device has not written");
+    device.run_until_idle();
+    until("it is issued", || replay.is_done());
+    device.run_until_idle();
+    assert_eq!([get(&y), get(&z)], [2.0, 3.0]);
+    assert!(watchdog.still_watches());
+}
+
+/// ```text
+/// bad ──y──► reads y on the device ──x──► reads x on the host
+/// beside
+/// ```
+#[test]
+fn a_body_that_fails_leaves_out_what_reads_from_it_and_its_work_is_in_the_way_still() {
+    for panics in [false, true] {
+        let (device, engine, watchdog) = sim(1, SimOptions::default());
+        let [x, y, z] = three(&device, &engine);
+        let [first, second] = [(); 2].map(|()| queue(&device));
+        let mut builder = engine.program("step");
+        let node = builder.op("bad").writes([&y]).on(&first);
+        let element = Element::of(&y);
+        node.run_on(move |queue, [], [_y]| {
+            launch(queue, "half", 10, move || element.set(7.0))?;
+            if panics { panic!("fate of bad") } else { Err("fate of bad".into()) }
+        })
+        .unwrap();
+        copies(&mut builder, &first, "reads", &y, &x);
+        adds(&mut builder, "on the host", &x, 1.0);
+        copies(&mut builder, &second, "beside", &z, &z_of(&engine, &device));
+        let program = builder.finish().unwrap();
+        device.hold("half");
+        let replay = program.replay().unwrap();
+        let error = replay.wait().unwrap_err();
+        let cause = error.operation().unwrap();
+        assert_eq!((cause.operation(), cause.message()), ("bad", "fate of bad"));
+        device.run_until_idle();
+        assert_eq!(started(&device), ["half", "beside"]);
+        // The next writer, on another queue, comes after what the failed node has enqueued.
+        let heal = copy_on(&engine, &second, "heal", &z, &y);
+        until("it is issued", || heal.is_done());
+        device.run_until_idle();
+        assert_eq!(started(&device).len(), 2);
+        device.release("half");
+        device.run_until_idle();
+        assert_eq!(get(&y), 1.0);
+        assert!(x.wait().is_err() && watchdog.still_watches());
+    }
+}
+
+fn z_of(engine: &Engine, device: &SimDevice) -> Tensor {
+    on_device(device, engine)
+}
+
+#[test]
+fn work_that_fails_after_it_was_issued_is_the_failure_of_its_node() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [x, y, z] = three(&device, &engine);
+    let [first, second] = [(); 2].map(|()| queue(&device));
+    let mut builder = engine.program("step");
+    copies(&mut builder, &first, "breaks", &x, &y);
+    adds(&mut builder, "looks", &y, 1.0);
+    copies(&mut builder, &second, "beside", &x, &z);
+    let program = builder.finish().unwrap();
+    device.fail_named("breaks", fault("the device broke"));
+    let replay = program.replay().unwrap();
+    until("all is issued", || device.unfinished() == 2);
+    device.run_until_idle();
+    let error = replay.wait().unwrap_err();
+    let cause = error.operation().unwrap();
+    assert_eq!(cause.operation(), "breaks", "{error}");
+    assert!(cause.message().contains("the device broke"), "{error}");
+    assert_eq!(Element::of(&y).get(), 0.0, "what reads from it on the host was left out");
+    assert_eq!(Element::of(&z).get(), 1.0);
+    // Issued without a predecessor: the failure shows when it is observed.
+    let (device, engine, _watchdog) = sim(1, SimOptions::default());
+    let [x, y, _] = three(&device, &engine);
+    let only = queue(&device);
+    let mut builder = engine.program("only");
+    copies(&mut builder, &only, "breaks", &x, &y);
+    let program = builder.finish().unwrap();
+    device.fail_named("breaks", fault("the device broke"));
+    let replay = program.replay().unwrap();
+    until("it is issued", || replay.is_done());
+    replay.wait().unwrap();
+    device.run_until_idle();
+    let error = y.wait().unwrap_err();
+    assert_eq!(error.operation().unwrap().operation(), "only");
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn what_a_device_body_needs_is_asked_for_when_it_is_recorded() {
+    let (device, engine, _watchdog) = sim(1, SimOptions::default());
+    let [x, ..] = three(&device, &engine);
+    let queue = queue(&device);
+    let mut builder = engine.program("step");
+    let error = builder.op("no queue").writes([&x]).run_on(|_, [], [_x]| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("name one with `on`"), "{error}");
+    let error = builder.op("both").writes([&x]).on(&queue).run(|[], [_x]| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("node `both`") && error.to_string().contains("run_on"), "{error}");
+    copies(&mut builder, &queue, "on a device without graphs", &x, &z_of(&engine, &device));
+    assert_eq!(builder.len(), 1, "a refused node is not recorded");
+    let error = builder.finish_as_graph().unwrap_err().to_string();
+    assert!(error.contains("node 0 `on a device without graphs`") && error.contains("no graphs"), "{error}");
+    let mut builder = engine.program("step");
+    builder.op("host").run(|[], []| Ok(())).unwrap();
+    let error = builder.finish_as_graph().unwrap_err().to_string();
+    assert!(error.contains("node 0 `host` works on the host"), "{error}");
+    let error = engine.program("nothing").finish_as_graph().unwrap_err().to_string();
+    assert!(error.contains("no nodes"), "{error}");
+}
+
+/// Nodes that another thread completes, in the order in which they began.
+#[derive(Default, Clone)]
+struct Begun(Arc<Mutex<Vec<Completion>>>);
+
+impl Begun {
+    fn node(
+        &self,
+        builder: &mut ProgramBuilder,
+        name: &'static str,
+        reads: &[&Variable],
+        writes: &[&Variable],
+    ) {
+        let begun = self.clone();
+        let node = builder.op(name).reads_vars(reads).writes_vars(writes);
+        node.run_external(move |completion| begun.0.lock().unwrap().push(completion)).unwrap();
+    }
+
+    fn take(&self) -> Completion {
+        until("a node has begun", || !self.0.lock().unwrap().is_empty());
+        self.0.lock().unwrap().remove(0)
+    }
+}
+
+#[test]
+fn nodes_that_end_elsewhere_hold_up_what_comes_after_them_and_nothing_else() {
+    for workers in [1, 2] {
+        let engine = tests::ops::engine(workers);
+        let watchdog = tests::watchdog::Watchdog::of(&engine);
+        let [x, y, z] = std::array::from_fn(|_| engine.var());
+        let begun = Begun::default();
+        let ran = Arc::new(AtomicUsize::new(0));
+        let mut builder = engine.program("step");
+        begun.node(&mut builder, "first", &[], &[&x]);
+        begun.node(&mut builder, "second", &[&x], &[&y]);
+        for (number, variable) in [(1, &z), (10, &y)] {
+            let ran = Arc::clone(&ran);
+            let node = builder.op("counts").reads_vars(&[variable]).writes_vars(&[variable]);
+            node.run(move |[], []| {
+                ran.fetch_add(number, Ordering::SeqCst);
+                Ok(())
+            })
+            .unwrap();
+        }
+        let program = builder.finish().unwrap();
+        for round in 1..=3 {
+            let replay = program.replay().unwrap();
+            let first = begun.take();
+            assert_eq!(first.id(), replay.id());
+            until("the node beside has run", || ran.load(Ordering::SeqCst) % 10 == round);
+            std::thread::spawn(move || first.complete(Ok(()))).join().unwrap();
+            let second = begun.take();
+            assert_eq!(ran.load(Ordering::SeqCst), 11 * (round - 1) + 1);
+            assert!(!replay.is_done());
+            second.complete(Ok(()));
+            replay.wait().unwrap();
+            assert_eq!(ran.load(Ordering::SeqCst), 11 * round);
+        }
+        // One that fails, and one that is forgotten.
+        for forgotten in [false, true] {
+            engine.op("heals").writes_vars(&[&z]).run(|[], []| Ok(())).unwrap();
+            let replay = program.replay().unwrap();
+            let first = begun.take();
+            if forgotten {
+                drop(first)
+            } else {
+                first.complete(Err("fate of first".into()))
+            }
+            let error = replay.wait().unwrap_err();
+            assert_eq!(error.operation().unwrap().operation(), "first", "{error}");
+            assert!(error.to_string().contains(if forgotten { "dropped" } else { "fate" }), "{error}");
+            assert!(begun.0.lock().unwrap().is_empty(), "what reads from it is left out");
+        }
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_node_lends_its_own_operands_in_its_own_mode_and_a_kept_view_becomes_a_lease_at_the_end() {
+    let engine = tests::ops::engine(1);
+    let watchdog = tests::watchdog::Watchdog::of(&engine);
+    let (x, y) = (tests::ops::tensor(&engine, 1.0), tests::ops::tensor(&engine, 2.0));
+    let kept = Arc::new(Mutex::new(None));
+    let mut builder = engine.program("step");
+    let (own, other, keep) = (x.clone(), y.clone(), Arc::clone(&kept));
+    let node = builder.op("reads").reads([&x]);
+    node.run_external(move |completion| {
+        let scope = completion.scope();
+        assert_eq!(
+            scope.access_of(&own),
+            Some(Access::Read),
+            "the program writes it, and this node reads it"
+        );
+        assert_eq!(scope.access_of(&other), None, "an operand of the program, and not of this node");
+        assert!(scope.export(&other, &ExportOptions::new(Access::Read)).is_err());
+        *keep.lock().unwrap() = Some(scope.export(&own, &ExportOptions::new(Access::Read)).unwrap());
+        completion.complete(Ok(()));
+    })
+    .unwrap();
+    let node = builder.op("writes").updates([&x]).writes([&y]);
+    node.run(|[], [_y], [mut x]| {
+        x.as_mut_slice::<f32>()?[0] += 1.0;
+        Ok(())
+    })
+    .unwrap();
+    let program = builder.finish().unwrap();
+    program.replay().unwrap().wait().unwrap();
+    assert_eq!(get(&x), 2.0, "reading beside a read lease");
+    let write = add(&engine, &x, 1.0);
+    assert!(tests::ops::waits(&engine, &write), "the view is a lease");
+    drop(kept.lock().unwrap().take());
+    write.wait().unwrap();
+    assert_eq!(get(&x), 3.0);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_external_node_on_a_queue_leaves_what_it_has_enqueued_there() {
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let [x, y, _] = three(&device, &engine);
+    let [first, second] = [(); 2].map(|()| queue(&device));
+    let mut builder = engine.program("step");
+    let element = Element::of(&x);
+    let node = builder.op("fill").writes([&x]).on(&first);
+    node.run_external(move |completion| {
+        let queue = completion.scope().queue().unwrap();
+        launch(&*queue, "fill", 10, move || element.set(5.0)).unwrap();
+        completion.complete(Ok(()));
+    })
+    .unwrap();
+    copies(&mut builder, &second, "copy", &x, &y);
+    let program = builder.finish().unwrap();
+    let replay = program.replay().unwrap();
+    until("it is issued", || replay.is_done());
+    assert_eq!((device.unfinished(), device.driver_calls().waits), (2, 1));
+    device.run_until_idle();
+    assert_eq!(get(&y), 6.0);
+    // Dropped and shut down while a replay is under way.
+    let gate = Gate::on_tensors(&engine, std::slice::from_ref(&x));
+    let last = program.replay().unwrap();
+    drop(program);
+    gate.open();
+    until("it is issued", || last.is_done());
+    device.run_until_idle();
+    assert!(engine.shutdown_timeout(Duration::from_secs(30)).drained);
+    assert!(watchdog.still_watches());
+}
+
+/// Where a step of a random program runs.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Host,
+    Queue(usize),
+    /// On the host, completed by another thread.
+    Elsewhere,
+}
+
+/// Nodes here and there keep the order that they would have one at a time: plain loads and stores, so two
+/// that overlap and should not lose each other's values.
+#[test]
+fn random_programs_on_several_queues_and_the_host_keep_their_order() {
+    let first = dice::from_environment("ESTAFETTE_SEED", 1);
+    for seed in first..first + dice::from_environment("ESTAFETTE_SEEDS", 25) {
+        println!("ESTAFETTE_SEED={seed}");
+        let mut dice = Dice::new(mix(seed) ^ 0xde71);
+        let options = SimOptions { pace: SimPace::Immediate, seed, ..SimOptions::default() };
+        let workers = 1 + dice.roll(2);
+        let (device, engine, watchdog) = sim(workers, options);
+        let queues = [device.queue(false), device.queue(false), device.queue(true)];
+        let queues = queues.map(|queue| queue as Arc<dyn Queue>);
+        let cells: Arc<[AtomicU64]> = (0..6).map(|_| AtomicU64::new(0)).collect();
+        let expected: Vec<AtomicU64> = (0..6).map(|_| AtomicU64::new(0)).collect();
+        let vars: Vec<Variable> = (0..6).map(|_| engine.var()).collect();
+        let mut builder = engine.program("random");
+        let mut steps = Vec::new();
+        for id in 0..1 + dice.roll(60) {
+            let (read, write) = (dice.roll(6), dice.roll(6));
+            let step = move |cells: &[AtomicU64]| {
+                let seen = cells[read].load(Ordering::Relaxed) ^ cells[write].load(Ordering::Relaxed);
+                cells[write].store(mix(seen ^ id as u64), Ordering::Relaxed);
+            };
+            steps.push(step);
+            let node = builder.op(format!("node {id}")).reads_vars(&[&vars[read], &vars[write]]);
+            let node = node.writes_vars(&[&vars[write]]);
+            let cells = Arc::clone(&cells);
+            let place = match dice.roll(6) {
+                0 | 1 => Place::Host,
+                5 => Place::Elsewhere,
+                queue => Place::Queue(queue - 2),
+            };
+            match place {
+                Place::Host => node.run(move |[], []| {
+                    step(&cells);
+                    Ok(())
+                }),
+                Place::Queue(number) => node.on(&queues[number]).run_on(move |queue, [], []| {
+                    let cells = Arc::clone(&cells);
+                    Ok(launch(queue, "piece", 5, move || step(&cells))?)
+                }),
+                Place::Elsewhere => node.run_external(move |completion| {
+                    let cells = Arc::clone(&cells);
+                    std::thread::spawn(move || {
+                        step(&cells);
+                        completion.complete(Ok(()));
+                    });
+                }),
+            }
+            .unwrap();
+        }
+        let program = builder.finish().unwrap();
+        for _ in 0..5 {
+            program.replay().unwrap();
+            steps.iter().for_each(|step| step(&expected));
+        }
+        for variable in &vars {
+            engine.op("settles").reads_vars(&[variable]).run(|[], []| Ok(())).unwrap().wait().unwrap();
+        }
+        let values = |cells: &[AtomicU64]| -> Vec<u64> {
+            cells.iter().map(|cell| cell.load(Ordering::Relaxed)).collect()
+        };
+        assert_eq!(
+            values(&cells),
+            values(&expected),
+            "seed {seed}: {workers} workers, {} nodes",
+            steps.len()
+        );
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn many_replays_leave_nothing_behind() {
+    let options = SimOptions { pace: SimPace::Immediate, ..SimOptions::default() };
+    let (device, engine, watchdog) = sim(1, options);
+    let [x, y, _] = three(&device, &engine);
+    let queue = queue(&device);
+    let mut builder = engine.program("step");
+    copies(&mut builder, &queue, "up", &x, &y);
+    adds(&mut builder, "host", &y, 0.0);
+    copies(&mut builder, &queue, "down", &y, &x);
+    let program = builder.finish().unwrap();
+    for _ in 0..2_000 {
+        block_on(block_on(program.replay_async()).unwrap()).unwrap();
+    }
+    look(&engine, &x).wait().unwrap();
+    assert_eq!(get(&x), 4_000.0);
+    drop(program);
+    engine.wait_all(None).unwrap();
+    assert_eq!(engine.stats().in_flight, 0);
+    assert!(watchdog.still_watches());
+}

@@ -1,0 +1,7 @@
+//! SYCL devices, on the real runtime.
+#![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
+
+mod exchange;
+mod streams;
+#[cfg(feature = "cuda-tests")]
+mod with_cuda;

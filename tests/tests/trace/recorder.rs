@@ -1,0 +1,232 @@
+//! What the journal keeps of an operation, in each form that its entries have, against a clock that the tests
+//! set.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, mpsc};
+use tests::ops::exclusive;
+
+use estafette::trace::{Journal, JournalOptions};
+use estafette::{Access, DType, Engine, Error, Variable};
+use estafette_report::Recording;
+use estafette_report::model::{Mode, Nanos, Operation, Outcome};
+use futures::FutureExt;
+
+#[derive(Clone)]
+struct Clock(Arc<AtomicU64>);
+
+impl Clock {
+    fn set(&self, ns: u64) {
+        self.0.store(ns, Ordering::Relaxed);
+    }
+}
+
+fn open() -> (Clock, Journal, MutexGuard<'static, ()>) {
+    let alone = exclusive();
+    let clock = Clock(Arc::default());
+    let its = clock.clone();
+    let options = JournalOptions {
+        clock: Some(Arc::new(move || its.0.load(Ordering::Relaxed))),
+        ..JournalOptions::default()
+    };
+    (clock, Journal::open(options).unwrap(), alone)
+}
+
+fn operation<'a>(recording: &'a Recording, name: &str) -> &'a Operation {
+    recording.operations.iter().find(|operation| operation.name == name).unwrap()
+}
+
+fn times(operation: &Operation) -> (Nanos, Option<Nanos>, Option<Nanos>) {
+    (operation.submitted, operation.began, operation.done)
+}
+
+/// Runs one body from 100 for `took`, submitted at 40.
+fn one_that_takes(took: u64) -> Recording {
+    let (clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    clock.set(40);
+    let its = clock.clone();
+    let op = engine.op("body").run(move |[], []| {
+        its.set(100 + took);
+        Ok(())
+    });
+    clock.set(100);
+    op.unwrap().wait().unwrap();
+    clock.set(2 * (100 + took));
+    journal.finish()
+}
+
+#[test]
+fn a_body_has_its_beginning_and_its_end_however_long_it_took() {
+    // The narrow form has 24 bits for it.
+    for took in [0, 60, (1 << 24) - 1, 1 << 24, 1 << 40] {
+        let recording = one_that_takes(took);
+        let body = operation(&recording, "body");
+        assert_eq!(times(body), (40, Some(100), Some(100 + took)), "{took}");
+        assert_eq!(body.outcome, Outcome::Ok);
+    }
+}
+
+#[test]
+fn a_body_that_fails_has_them_too() {
+    let (clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let its = clock.clone();
+    let op = engine.op("body").run(move |[], []| {
+        its.set(70);
+        Err("no".into())
+    });
+    clock.set(30);
+    op.unwrap().wait().unwrap_err();
+    clock.set(100);
+    let recording = journal.finish();
+    let body = operation(&recording, "body");
+    assert_eq!(times(body), (0, Some(30), Some(70)));
+    assert!(matches!(&body.outcome, Outcome::Failed(why) if why.contains("no")), "{:?}", body.outcome);
+}
+
+#[test]
+fn what_runs_when_the_journal_is_finished_has_begun_and_not_ended() {
+    let (clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let (began, has_begun) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    clock.set(50);
+    let op = engine.op("body").run(move |[], []| {
+        began.send(()).unwrap();
+        may_go_on.recv()?;
+        Ok(())
+    });
+    has_begun.recv().unwrap();
+    clock.set(80);
+    let recording = journal.finish();
+    go_on.send(()).unwrap();
+    op.unwrap().wait().unwrap();
+    let body = operation(&recording, "body");
+    assert_eq!(times(body), (50, Some(50), None));
+    assert_eq!(body.outcome, Outcome::Unfinished);
+    assert!(body.lane.is_some(), "a worker runs it");
+}
+
+#[test]
+fn a_body_within_a_body_leaves_the_outer_one_its_times() {
+    let (clock, journal, _alone) = open();
+    // A thread without workers that waits in a body runs others there.
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let (own, its, inner) = (engine.clone(), clock.clone(), clock.clone());
+    let op = engine.op("outer").run(move |[], []| {
+        its.set(20);
+        let op = own.op("inner").run(move |[], []| {
+            inner.set(50);
+            Ok(())
+        })?;
+        its.set(30);
+        op.wait()?;
+        its.set(90);
+        Ok(())
+    });
+    clock.set(10);
+    op.unwrap().wait().unwrap();
+    clock.set(100);
+    let recording = journal.finish();
+    assert_eq!(times(operation(&recording, "outer")), (0, Some(10), Some(90)));
+    assert_eq!(times(operation(&recording, "inner")), (20, Some(30), Some(50)));
+}
+
+#[test]
+fn any_number_of_accesses_is_kept() {
+    let (_clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    // Up to eight are in the narrow form; one entry in the wide form has room for 124.
+    let counts = [0, 1, 2, 7, 8, 9, 123, 124, 125, 300];
+    let vars: Vec<Variable> = (0..300).map(|_| engine.var()).collect();
+    for count in counts {
+        let reads: Vec<&Variable> = vars[..count].iter().collect();
+        engine.op(format!("uses {count}")).reads_vars(&reads).run(|[], []| Ok(())).unwrap().wait().unwrap();
+    }
+    let recording = journal.finish();
+    for count in counts {
+        let mut kept: Vec<(u64, Mode)> = operation(&recording, &format!("uses {count}"))
+            .accesses
+            .iter()
+            .map(|access| (access.variable, access.mode))
+            .collect();
+        kept.sort_unstable_by_key(|(variable, _)| *variable);
+        let mut wanted: Vec<(u64, Mode)> = vars[..count].iter().map(|var| (var.id(), Mode::Read)).collect();
+        wanted.sort_unstable_by_key(|(variable, _)| *variable);
+        assert_eq!(kept, wanted, "{count}");
+    }
+}
+
+#[test]
+fn more_than_one_page_is_kept_by_each_thread() {
+    let (_clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(2).build().unwrap();
+    // 64 KiB of a page hold 1,638 of these at most.
+    const OPERATIONS: usize = 20_000;
+    for _ in 0..OPERATIONS {
+        engine.op("step").run_detached(|[], []| Ok(())).unwrap();
+    }
+    engine.wait_all(None).unwrap();
+    let recording = journal.finish();
+    assert!(recording.losses.is_empty(), "{:?}", recording.losses);
+    let steps = recording.operations.iter().filter(|operation| operation.name == "step");
+    assert_eq!(steps.clone().count(), OPERATIONS);
+    assert!(steps.clone().all(|step| step.began.is_some() && step.done.is_some()));
+}
+
+#[test]
+fn a_lease_that_is_had_at_once_is_told_with_its_owner_and_holds_writers_up() -> Result<(), Error> {
+    let (clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(0).build()?;
+    let x = engine.zeros(&[4], DType::F32)?;
+    clock.set(10);
+    let exported = x.export_at_once(|| "a reader".into())?.expect("nobody uses it");
+    clock.set(20);
+    let write = engine.op("write").updates([&x]).run(|[], [], [_x]| Ok(()))?;
+    clock.set(60);
+    drop(exported);
+    clock.set(70);
+    write.wait()?;
+    clock.set(80);
+    let recording = journal.finish();
+    let [lease] = &recording.leases[..] else { panic!("{:?}", recording.leases) };
+    assert_eq!((lease.opened, lease.closed, lease.access), (10, Some(60), Mode::Read));
+    assert_eq!(lease.owner, "a reader");
+    assert_eq!(recording.operations.iter().find(|op| op.id == lease.id).map(|op| op.submitted), Some(10));
+    let write = operation(&recording, "write");
+    assert_eq!((write.submitted, write.ready), (20, Some(60)));
+    let stalls: Vec<_> = recording.stalls.iter().filter(|stall| stall.waiter == write.id).collect();
+    assert!(
+        stalls.iter().any(|stall| (stall.from, stall.to) == (20, 60)),
+        "forty nanoseconds for the lease: {stalls:?}"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_given_up_has_an_end() {
+    let (clock, journal, _alone) = open();
+    let engine = Engine::builder().workers(0).build().unwrap();
+    let x = engine.zeros(&[1], DType::F32).unwrap();
+    let reader = x.lease(Access::Read, "a reader").try_now().unwrap().unwrap();
+    let write = engine.op("write").writes([&x]).run(|[], [_]| Ok(())).unwrap();
+    clock.set(10);
+    let (ready, lease) = (x.ready(), x.lease(Access::Write, "a writer").boxed());
+    let lease = lease.map(drop);
+    let mut lease = Box::pin(lease);
+    assert!((&mut lease).now_or_never().is_none());
+    let look = engine.op("look").reads([&x]).run(|[_], []| Ok(())).unwrap();
+    clock.set(50);
+    drop((ready, lease));
+    assert!(look.cancel());
+    clock.set(90);
+    drop(reader);
+    write.wait().unwrap();
+    let recording = journal.finish();
+    for name in ["ready", "look"] {
+        let given_up = operation(&recording, name);
+        assert_eq!((given_up.began, given_up.done), (None, Some(50)), "{name}");
+        assert_eq!(given_up.outcome, Outcome::Cancelled, "{name}");
+    }
+    assert!(recording.operations.iter().all(|operation| operation.outcome != Outcome::Unfinished));
+}

@@ -1,0 +1,246 @@
+//! Awaits end as blocking waits do when only leases hold them up, and cost the same with and without a log
+//! subscriber.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use estafette::{Access, Engine, Error, ExportOptions, ManagedTensor, Tensor};
+use futures::FutureExt;
+use futures::executor::block_on;
+use tests::gate::Gate;
+use tests::nothing_left::assert_nothing_left;
+use tests::ops::{get, look, set, tensor};
+use tests::watchdog::Watchdog;
+
+const LIMIT: Duration = Duration::from_millis(100);
+
+fn short(workers: usize) -> Engine {
+    Engine::builder().workers(workers).lease_timeout(LIMIT).build().unwrap()
+}
+
+fn export(tensor: &Tensor) -> ManagedTensor {
+    let options = ExportOptions { owner: Some("the holder".into()), ..ExportOptions::new(Access::Read) };
+    tensor.export_wait(&options).unwrap()
+}
+
+fn assert_held<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    let Err(Error::LeaseHeld(held)) = &outcome else { panic!("{outcome:?}") };
+    assert!(
+        held.leases.iter().any(|lease| lease.contains("the holder") && lease.ends_with("(by this thread)")),
+        "{held}"
+    );
+}
+
+#[test]
+fn an_await_that_only_leases_hold_up_ends_with_their_names() {
+    for workers in [0, 1] {
+        let engine = short(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 1.0);
+        let array = export(&x);
+        let op = set(&engine, &x, 2.0);
+        let began = Instant::now();
+        assert_held(block_on(x.ready()));
+        assert_held(block_on(op.clone()));
+        assert_held(block_on(x.writable()));
+        assert_held(block_on(x.export(Access::Read)).map(drop));
+        assert_held(block_on(x.lease(Access::Write, "a writer")).map(drop));
+        assert_held(block_on(engine.lease_all(&[(x.clone(), Access::Read)], "all")).map(drop));
+        // Each await waited for its whole limit.
+        assert!(began.elapsed() >= 6 * LIMIT, "{:?}", began.elapsed());
+        // The operation was not cancelled.
+        drop(array);
+        block_on(op).unwrap();
+        assert_eq!(get(&x), 2.0);
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn many_awaits_at_once_all_end() {
+    let engine = short(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x);
+    let op = set(&engine, &x, 2.0);
+    let awaits = (0..500).map(|_| x.ready().boxed()).chain((0..500).map(|_| op.clone().boxed()));
+    let outcomes = block_on(futures::future::join_all(awaits));
+    outcomes.into_iter().for_each(assert_held);
+    drop(array);
+    engine.wait_all(None).unwrap();
+    assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_await_behind_a_lease_that_is_returned_in_time_gets_its_result() {
+    let engine = Engine::builder().workers(1).lease_timeout(Duration::from_secs(30)).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x);
+    set(&engine, &x, 2.0);
+    let mut ready = x.ready();
+    assert!((&mut ready).now_or_never().is_none());
+    drop(array);
+    block_on(ready).unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_await_behind_an_operation_that_runs_is_no_matter_of_leases() {
+    let engine = short(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    // A wait for a lease and a running operation continues.
+    let array = export(&x);
+    let gate = Gate::on_variable(&engine, &engine.var());
+    let (go, wait) = channel::<()>();
+    engine
+        .op("reads")
+        .reads([&x])
+        .run(move |[_x], []| {
+            let _ = wait.recv();
+            Ok(())
+        })
+        .unwrap();
+    set(&engine, &x, 2.0);
+    let mut ready = x.ready();
+    let (said, heard) = channel();
+    let waiter = std::thread::spawn(move || {
+        said.send(()).unwrap();
+        block_on(&mut ready)
+    });
+    heard.recv().unwrap();
+    // Several times the limit.
+    assert!(x.wait_timeout(4 * LIMIT).is_err());
+    assert!(!waiter.is_finished());
+    drop((go, array));
+    waiter.join().unwrap().unwrap();
+    gate.open();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_callback_waits_for_a_lease_as_long_as_it_takes() {
+    let engine = short(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x);
+    set(&engine, &x, 2.0);
+    let (said, heard) = channel();
+    x.on_ready(move |outcome| said.send(outcome).unwrap());
+    let fence = x.writable_fence();
+    assert!(heard.recv_timeout(4 * LIMIT).is_err());
+    assert!(fence.state().is_pending());
+    drop(array);
+    heard.recv().unwrap().unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn an_await_collects_garbage_before_it_fails() {
+    let engine = short(1);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let garbage = Arc::new(Mutex::new(Some(export(&x))));
+    let collections = Arc::new(AtomicUsize::new(0));
+    let (in_hook, counted) = (Arc::clone(&garbage), Arc::clone(&collections));
+    engine.on_lease_wait(move || {
+        counted.fetch_add(1, Ordering::SeqCst);
+        drop(in_hook.lock().unwrap().take());
+    });
+    set(&engine, &x, 2.0);
+    block_on(x.ready()).unwrap();
+    assert_eq!(collections.load(Ordering::SeqCst), 1);
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+/// Finds a field of an event.
+struct Finds(&'static str, bool);
+
+impl tracing::field::Visit for Finds {
+    fn record_debug(&mut self, _field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.1 |= format!("{value:?}").contains(self.0);
+    }
+}
+
+/// A subscriber to all events that counts warnings containing these words.
+struct Warnings(Arc<AtomicUsize>, &'static str);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, _metadata: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &tracing::span::Id, _values: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &tracing::span::Id, _follows: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut finds = Finds(self.1, false);
+        event.record(&mut finds);
+        if *event.metadata().level() == tracing::Level::WARN && finds.1 {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    fn enter(&self, _span: &tracing::span::Id) {}
+    fn exit(&self, _span: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let engine =
+        Engine::builder().workers(1).in_flight_limit(1).tokio(runtime.handle().clone()).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let (warned, inner) = (Arc::clone(&warnings), engine.clone());
+    // Another thread polls the body, but the same code asks.
+    let (go, wait) = channel::<()>();
+    let body = engine.op("asynchronous").run_future(move |[], []| async move { Ok(wait.recv()?) }).unwrap();
+    let blocks = std::thread::spawn({
+        let handle = runtime.handle().clone();
+        move || {
+            let _entered = handle.enter();
+            tracing::subscriber::with_default(Warnings(warned, "waits for room"), || {
+                inner.op("blocks").run(|[], []| Ok(())).unwrap()
+            })
+        }
+    });
+    tests::ops::until("it is said", || warnings.load(Ordering::SeqCst) == 1);
+    go.send(()).unwrap();
+    runtime.block_on(body).unwrap();
+    blocks.join().unwrap().wait().unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::set_global_default(Warnings(Arc::clone(&warnings), "own thread has taken")).unwrap();
+    // A check would happen now, and would find the lease of this thread.
+    let engine = Engine::builder().workers(1).lease_timeout(Duration::from_secs(2)).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 1.0);
+    let array = export(&x);
+    set(&engine, &x, 2.0);
+    let mut ready = x.ready();
+    assert!((&mut ready).now_or_never().is_none());
+    assert_eq!(warnings.load(Ordering::SeqCst), 0, "it was looked at in the first poll");
+    // Once the await has lasted, the log says why; then it fails.
+    assert_held(block_on(ready));
+    assert!(warnings.load(Ordering::SeqCst) >= 1);
+    drop(array);
+    look(&engine, &x).wait().unwrap();
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}

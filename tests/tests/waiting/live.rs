@@ -1,0 +1,128 @@
+//! The engine while it runs: snapshots, the watchdog, and `tracing` events.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use estafette::{Access, DType, Engine, trace};
+use futures::executor::block_on;
+use tests::gate::Gate;
+use tests::ops::until;
+use tests::watchdog::Watchdog;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+#[test]
+fn a_snapshot_tells_what_is_stalled_and_by_what() {
+    let engine = Engine::builder().workers(1).build().unwrap();
+    let _watchdog = Watchdog::of(&engine);
+    assert_eq!(format!("{:?}", engine.live()), format!("{:?}", estafette::Live::default()));
+    let busy = engine.var();
+    let gate = Gate::on_variable(&engine, &busy);
+    let running = gate.begun();
+    let (a, b) = (engine.zeros(&[1], DType::F32).unwrap(), engine.zeros(&[1], DType::F32).unwrap());
+    let first = block_on(a.lease(Access::Read, "the first owner")).unwrap();
+    sleep(Duration::from_millis(20));
+    let second = block_on(b.lease(Access::Read, "the second owner")).unwrap();
+    engine.op("held up").writes([&a]).run(|[], [_a]| Ok(())).unwrap();
+    engine.op("queued").reads_vars(&[&busy]).run(|[], []| Ok(())).unwrap();
+    let live = engine.live();
+    assert_eq!((live.running, live.ready, live.queued, live.leased), (1, 0, 1, 1), "{}", engine.diagnose());
+    assert_eq!(&*live.oldest_lease.unwrap().owner, "the first owner");
+    drop((first, second));
+    running.complete(Ok(()));
+    engine.wait_all(None).unwrap();
+}
+
+#[test]
+fn the_watchdog_tells_once_of_what_is_stalled_for_too_long() {
+    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let telling = Arc::clone(&told);
+    let limit = Duration::from_millis(60);
+    let engine = Engine::builder()
+        .workers(1)
+        .on_stall(limit, move |op| telling.lock().unwrap().push(op.to_string()))
+        .build()
+        .unwrap();
+    let _watchdog = Watchdog::of(&engine);
+    let t = engine.zeros(&[1], DType::F32).unwrap();
+    let lease = block_on(t.lease(Access::Read, "the plotter")).unwrap();
+    let op = engine.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap();
+    until("it is told", || !told.lock().unwrap().is_empty());
+    sleep(limit * 2);
+    drop(lease);
+    op.wait().unwrap();
+    let told = told.lock().unwrap().clone();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains("`write` waits for") && told[0].contains("the plotter"), "{told:?}");
+}
+
+/// Collects events and spans of the engine: target, message, and the names of the fields.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<Vec<String>>>);
+
+#[derive(Default)]
+struct Fields(BTreeMap<String, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0.insert(field.name().into(), format!("{value:?}"));
+    }
+}
+
+impl Notes {
+    fn note(&self, target: &str, what: &str, fields: Fields) {
+        let names: Vec<&str> =
+            fields.0.keys().map(String::as_str).filter(|name| *name != "message").collect();
+        let what = fields.0.get("message").map_or(what, String::as_str);
+        self.0.lock().unwrap().push(format!("{target} {what}: {}", names.join(", ")));
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Notes {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        self.note(event.metadata().target(), "event", fields);
+    }
+
+    fn on_new_span(&self, attributes: &tracing::span::Attributes<'_>, _: &tracing::Id, _: Context<'_, S>) {
+        let mut fields = Fields::default();
+        attributes.record(&mut fields);
+        self.note(attributes.metadata().target(), attributes.metadata().name(), fields);
+    }
+}
+
+#[test]
+fn what_tracing_gets_has_documented_targets_names_and_fields() {
+    let notes = Notes::default();
+    let subscriber = tracing_subscriber::registry().with(notes.clone());
+    // Without workers everything happens on this thread, which is the one that listens.
+    let engine = Engine::builder().workers(0).build().unwrap();
+    tracing::subscriber::with_default(subscriber, || {
+        let t = engine.zeros(&[1], DType::F32).unwrap();
+        engine.op("quiet").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
+        assert!(notes.0.lock().unwrap().is_empty(), "nobody has asked");
+        assert!(!trace::emit_events(true));
+        engine.op("write").writes([&t]).run(|[], [_t]| Ok(())).unwrap().wait().unwrap();
+        drop(block_on(t.lease(Access::Read, "numpy")).unwrap());
+        engine.op("fail").writes([&t]).run(|[], [_t]| Err("no".into())).unwrap().wait().unwrap_err();
+        assert!(trace::emit_events(false));
+    });
+    let notes = notes.0.lock().unwrap().clone();
+    let expected = [
+        "estafette::op submitted: accesses, id, operation",
+        "estafette::op ready: id",
+        "estafette::stall waits: id, operation, what",
+        "estafette::op operation: id, operation",
+        "estafette::op ended: id, outcome",
+        "estafette::stall resumed: blocking, id",
+        "estafette::exchange lease asked for: id, owner",
+        "estafette::exchange lease held: id",
+        "estafette::op ended: id, outcome, why",
+    ];
+    for expected in expected {
+        assert!(notes.iter().any(|note| note == expected), "`{expected}` is not among {notes:#?}");
+    }
+}

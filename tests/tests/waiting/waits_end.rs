@@ -1,0 +1,367 @@
+//! Waits that end: timeouts are kept, engines help across each other, nesting has a floor.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
+use std::time::Duration;
+
+use estafette::{Access, Engine, Error, ExportOptions, Op, Produced, Tensor, without_helping};
+use futures::executor::block_on;
+use tests::nothing_left::assert_nothing_left;
+use tests::ops::{add, engine, get, look, set, tensor};
+use tests::watchdog::Watchdog;
+
+/// Far more than a wait of some milliseconds takes on a busy machine, and far less than for ever.
+const SOON: Duration = Duration::from_secs(20);
+
+/// An operation that writes `tensor` and runs until the sender is used or dropped, and whether it has begun.
+fn held(engine: &Engine, tensor: &Tensor) -> (Sender<()>, Arc<AtomicBool>, Op) {
+    let (go, wait) = channel::<()>();
+    let begun = Arc::new(AtomicBool::new(false));
+    let began = Arc::clone(&begun);
+    let op = engine.op("held").writes([tensor]).run(move |[], [_x]| {
+        began.store(true, Ordering::SeqCst);
+        let _ = wait.recv();
+        Ok(())
+    });
+    (go, begun, op.unwrap())
+}
+
+fn timed_out<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::Timeout(_))), "{outcome:?}");
+}
+
+#[test]
+fn a_wait_with_a_timeout_runs_no_body_that_waits_for_the_waiter() {
+    for workers in [0, 1, 2] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 0.0);
+        // The only worker may be busy, and then only waiting threads could run the next one.
+        let busy: Vec<_> = (0..workers).map(|_| held(&engine, &tensor(&engine, 0.0))).collect();
+        let (go, _begun, op) = held(&engine, &x);
+        let short = Duration::from_millis(5);
+        // Each body ends only after these waits have: one that ran it would never return.
+        timed_out(x.wait_timeout(short));
+        timed_out(op.wait_timeout(Some(short)));
+        timed_out(engine.wait_all(Some(short)));
+        timed_out(x.lease(Access::Read, "a reader").wait(Some(short)));
+        assert!(!engine.shutdown_timeout(short).drained);
+        drop((go, busy));
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_wait_of_no_time_is_a_look_and_leaves_nothing_behind() {
+    for workers in [0, 1] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 0.0);
+        let (go, begun, op) = held(&engine, &x);
+        for _ in 0..100 {
+            timed_out(x.wait_timeout(Duration::ZERO));
+            timed_out(op.wait_timeout(Some(Duration::ZERO)));
+        }
+        assert_eq!(engine.diagnose().operations.len(), 1, "{}", engine.diagnose());
+        assert!(workers > 0 || !begun.load(Ordering::SeqCst), "a look ran the body");
+        drop(go);
+        op.wait().unwrap();
+        x.wait_timeout(Duration::ZERO).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn without_workers_a_wait_with_a_timeout_still_gets_its_result() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    for round in 1..=100 {
+        let op = add(&engine, &x, 1.0);
+        match round % 4 {
+            0 => x.wait_timeout(SOON).unwrap(),
+            1 => op.wait_timeout(Some(SOON)).unwrap(),
+            2 => engine.wait_all(Some(SOON)).unwrap(),
+            _ => drop(x.lease(Access::Read, "a reader").wait(Some(SOON)).unwrap()),
+        }
+    }
+    assert_eq!(get(&x), 100.0);
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn polling_a_future_runs_no_body_on_the_executor() {
+    for workers in [0, 1] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 0.0);
+        let busy: Vec<_> = (0..workers).map(|_| held(&engine, &tensor(&engine, 0.0))).collect();
+        let (go, _begun, op) = held(&engine, &x);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            // The bodies end after these waits have.
+            let short = Duration::from_millis(5);
+            assert!(tokio::time::timeout(short, x.ready()).await.is_err());
+            assert!(tokio::time::timeout(short, op.clone()).await.is_err());
+            assert!(tokio::time::timeout(short, x.writable()).await.is_err());
+            assert!(tokio::time::timeout(short, x.export(Access::Read)).await.is_err());
+            drop((go, busy));
+            op.await.unwrap();
+            x.ready().await.unwrap();
+        });
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_callback_and_a_fence_run_no_body_where_they_are_told() {
+    let engine = engine(0);
+    let watchdog = Watchdog::of(&engine);
+    let x = tensor(&engine, 0.0);
+    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let ran_on: Arc<Mutex<Vec<ThreadId>>> = Arc::default();
+    let here = Arc::clone(&ran_on);
+    let op = engine.op("where").writes([&x]).run(move |[], [_x]| {
+        here.lock().unwrap().push(std::thread::current().id());
+        Ok(())
+    });
+    let (said, heard) = channel();
+    x.on_ready(move |outcome| said.send(outcome).unwrap());
+    let fence = x.writable_fence();
+    // A consumer's deleter: what it makes ready is not run inside of it.
+    let library = std::thread::spawn(move || {
+        drop(lease);
+        std::thread::current().id()
+    });
+    let library = library.join().unwrap();
+    heard.recv_timeout(SOON).unwrap().unwrap();
+    assert!(fence.wait_timeout(Some(SOON)).is_some_and(|outcome| outcome.is_ok()));
+    op.unwrap().wait().unwrap();
+    let ran_on = ran_on.lock().unwrap();
+    assert!(
+        ran_on.len() == 1 && ran_on[0] != library && ran_on[0] != std::thread::current().id(),
+        "{ran_on:?}"
+    );
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+/// `idle` has no workers and a source of `x`; `busy` has a low in-flight limit and readers of `x`.
+fn across(busy_workers: usize) -> (Engine, Engine, Tensor) {
+    let idle = engine(0);
+    let busy = Engine::builder().workers(busy_workers).in_flight_limit(2).build().unwrap();
+    let x = tensor(&idle, 0.0);
+    set(&idle, &x, 1.0);
+    (idle, busy, x)
+}
+
+#[test]
+fn an_engine_without_workers_holds_up_no_submission_of_another_one() {
+    for workers in [0, 1, 2] {
+        let (idle, busy, x) = across(workers);
+        let watchdog = Watchdog::of(&busy);
+        for _ in 0..10 {
+            look(&busy, &x);
+        }
+        block_on(async {
+            set(&idle, &x, 2.0);
+            for _ in 0..10 {
+                busy.op("look").reads([&x]).permit().await.unwrap().run(|[_x], []| Ok(())).unwrap();
+            }
+        });
+        busy.wait_all(None).unwrap();
+        assert_eq!(get(&x), 2.0);
+        assert_nothing_left(&[&idle, &busy]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn an_engine_without_workers_holds_up_no_wait_for_all_of_another_one() {
+    for workers in [0, 1, 2] {
+        for kind in 0..6 {
+            let (idle, busy, x) = across(workers);
+            let watchdog = Watchdog::of(&busy);
+            let y = tensor(&busy, 0.0);
+            busy.op("sink").reads([&x]).writes([&y]).run(|[_x], [_y]| Ok(())).unwrap();
+            match kind {
+                0 => busy.wait_all(None).unwrap(),
+                1 => busy.wait_all(Some(SOON)).unwrap(),
+                2 => assert!(busy.shutdown_timeout(SOON).drained),
+                3 => assert!(block_on(busy.shutdown()).drained),
+                4 => y.wait_timeout(SOON).unwrap(),
+                _ => block_on(y.ready()).unwrap(),
+            }
+            drop(idle);
+            assert_nothing_left(&[&busy]);
+            assert!(watchdog.still_watches());
+        }
+    }
+}
+
+/// Waits inside waits: an operation that makes the next one and waits for it, `depth` times.
+fn nest(
+    engine: &Engine,
+    depth: usize,
+    worker_only: bool,
+    timeout: Option<Duration>,
+) -> Result<Tensor, Error> {
+    let op = if worker_only { engine.op("nest").worker_only() } else { engine.op("nest") };
+    let inner = engine.clone();
+    op.produce(move |[]| {
+        let mut below = 0.0;
+        if depth > 0 {
+            let result = nest(&inner, depth - 1, worker_only, timeout)?;
+            match timeout {
+                Some(timeout) => result.wait_timeout(timeout)?,
+                None => result.wait()?,
+            }
+            below = result.to_vec::<f32>()?[0];
+        }
+        Ok(Produced::from_vec(vec![below + 1.0], &[1])?)
+    })
+}
+
+#[test]
+fn waits_nested_two_hundred_deep_end() {
+    for (workers, worker_only) in [(0, false), (1, false), (1, true), (2, true)] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        assert_eq!(get(&nest(&engine, 200, worker_only, None).unwrap()), 201.0);
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn waits_with_timeouts_nested_deeper_than_there_may_be_threads_say_so() {
+    for workers in [0, 1] {
+        let engine = engine(workers);
+        let watchdog = Watchdog::of(&engine);
+        assert_eq!(get(&nest(&engine, 30, false, Some(SOON)).unwrap()), 31.0);
+        let error = nest(&engine, 150, false, Some(3 * SOON)).unwrap().wait().unwrap_err();
+        assert!(error.to_string().contains("every thread that could run it is blocked"), "{error}");
+        engine.wait_all(None).unwrap();
+        assert_nothing_left(&[&engine]);
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn a_full_window_runs_no_body_on_the_submitter_while_there_is_a_worker() {
+    let engine = Engine::builder().workers(1).in_flight_limit(4).build().unwrap();
+    let watchdog = Watchdog::of(&engine);
+    let lock = Arc::new(Mutex::new(0));
+    let me = std::thread::current().id();
+    let elsewhere = Arc::new(AtomicUsize::new(0));
+    for _ in 0..200 {
+        // A body that ran here would wait for this thread.
+        let (taken, counted) = (Arc::clone(&lock), Arc::clone(&elsewhere));
+        let body = move || {
+            assert_ne!(std::thread::current().id(), me);
+            drop(taken.try_lock());
+            counted.fetch_add(1, Ordering::SeqCst);
+        };
+        let held = lock.lock().unwrap();
+        engine
+            .op("locks")
+            .run(move |[], []| {
+                body();
+                Ok(())
+            })
+            .unwrap();
+        drop(held);
+    }
+    engine.wait_all(Some(SOON)).unwrap();
+    assert_eq!(elsewhere.load(Ordering::SeqCst), 200);
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn without_helping_nothing_is_run_on_the_thread_that_waits_or_submits() {
+    for workers in [0, 1] {
+        let engine = Engine::builder().workers(workers).in_flight_limit(8).build().unwrap();
+        let watchdog = Watchdog::of(&engine);
+        let x = tensor(&engine, 0.0);
+        let lock = Arc::new(Mutex::new(()));
+        let submit = || {
+            let lock = Arc::clone(&lock);
+            let op = engine.op("locks").updates([&x]).run(move |[], [], [_x]| {
+                drop(lock.lock());
+                Ok(())
+            });
+            op.unwrap()
+        };
+        let held = Some(lock.lock().unwrap());
+        without_helping(|| {
+            let submitted: Vec<_> = (0..6).map(|_| submit()).collect();
+            let last = &submitted[5];
+            timed_out(last.wait_timeout(Some(Duration::from_millis(5))));
+            drop(held);
+            // More than the in-flight limit.
+            (0..100).for_each(|_| drop(submit()));
+            last.wait().unwrap();
+            x.wait().unwrap();
+            submit();
+            engine.wait_all(None).unwrap();
+            submit();
+        });
+        drop(engine);
+        // The last handle is the watchdog's.
+        x.wait().unwrap();
+        assert!(watchdog.still_watches());
+    }
+}
+
+#[test]
+fn what_helping_was_said_to_be_is_restored() {
+    assert!(estafette::set_helping(true));
+    without_helping(|| {
+        assert!(!estafette::set_helping(false));
+        without_helping(|| ());
+        assert!(!estafette::set_helping(false));
+    });
+    let panicked = std::panic::catch_unwind(|| without_helping(|| panic!("planned")));
+    assert!(panicked.is_err() && estafette::set_helping(true));
+}
+
+#[test]
+fn what_becomes_ready_after_the_last_handle_of_an_engine_without_workers_is_gone_runs() {
+    let _watchdog = Watchdog::alone();
+    let idle = engine(0);
+    let x = tensor(&idle, 0.0);
+    let lease = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
+    let (said, heard) = channel();
+    idle.op("late").writes([&x]).run_detached(move |[], [_x]| Ok(said.send(())?)).unwrap();
+    drop(idle);
+    drop(lease);
+    heard.recv_timeout(SOON).unwrap();
+}
+
+#[test]
+fn many_submissions_with_one_wake_up_and_a_wait_by_other_means() {
+    let engine = engine(1);
+    let watchdog = Watchdog::of(&engine);
+    for _ in 0..20 {
+        // The worker has fallen asleep.
+        std::thread::sleep(Duration::from_millis(1));
+        let heard: Receiver<()> = engine.submit_many(|| {
+            let (said, heard) = channel();
+            engine.op("answers").run_detached(move |[], []| Ok(said.send(())?)).unwrap();
+            heard.recv_timeout(SOON).unwrap();
+            heard
+        });
+        drop(heard);
+    }
+    assert_nothing_left(&[&engine]);
+    assert!(watchdog.still_watches());
+}
