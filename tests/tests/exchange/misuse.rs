@@ -1,6 +1,6 @@
-//! Everything public that gives a view, a closure or a handle, used as it must not be, by code without `unsafe`: it is refused, it
-//! panics, or it waits for its turn. No view is there without a grant, and none outlives its operation. What must not compile is
-//! tested beside `OpBuilder::run`.
+//! Everything public that gives a view, a closure or a handle, used as it must not be, by code without
+//! `unsafe`: it is refused, it panics, or it waits for its turn. No view is there without a grant, and none
+//! outlives its operation. What must not compile is tested beside `OpBuilder::run`.
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
-//! Exports that nothing stands in the way of: they are as ordered as any other, and give up instead of waiting.
+//! Exports that nothing stands in the way of: they are as ordered as any other, and give up instead of
+//! waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
