@@ -66,7 +66,7 @@ impl ActiveTask {
     /// quarantine has to tell.
     pub(crate) fn after_lending(&self, device: DLDevice) -> Option<Fence> {
         let core = self.core();
-        let device = core.device(quarantine::device_of(device))?;
+        let device = core.device(device.queue_device())?;
         device
             .may_release_before_completion()
             .then(|| quarantine::enter(Some(device), core.quarantine_timeout))
