@@ -84,7 +84,7 @@
 //! | `node` | the body of a node, and a running node that reports its end |
 //! | `footprint` | the accesses of a whole program |
 //! | `plan` | what all runs of a program share |
-//! | `program` | the handle of a program; submission of replays |
+//! | `handle` | the handle of a program; submission of replays |
 //! | `run` | one run, from grant to completion |
 //! | `alone` | a run by one thread |
 //! | `shared` | a run by several threads |
@@ -98,19 +98,19 @@ mod alone;
 mod failures;
 mod footprint;
 mod graph;
+mod handle;
 mod inputs;
 mod issue;
 mod node;
 mod node_builder;
 mod pace;
 mod plan;
-mod program;
 mod program_builder;
 mod run;
 mod shared;
 
+pub use handle::Program;
 pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
 pub use node_builder::{CheckedNode, NodeBuilder};
-pub use program::Program;
 pub use program_builder::ProgramBuilder;

@@ -8,9 +8,9 @@ use estafette_graph::{Mode, OpId};
 
 use super::footprint::Uses;
 use super::graph::GraphPlan;
+use super::handle::Program;
 use super::node_builder::NodeBuilder;
 use super::plan::{Node, Plan};
-use super::program::Program;
 use crate::core::error::Error;
 use crate::core::operation::{Name, OpVar};
 use crate::engine::Engine;
