@@ -2,7 +2,7 @@ use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -353,7 +353,7 @@ struct SlotState {
 impl Slot {
     fn poll(&self, context: &mut Context<'_>) -> Poll<Outcome> {
         {
-            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = self.state.lock();
             if let Some(outcome) = &state.outcome {
                 return Poll::Ready(outcome.clone());
             }
@@ -363,7 +363,7 @@ impl Slot {
         }
         // Cloning and dropping wakers is foreign code: done outside of the lock.
         let fresh = context.waker().clone();
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if let Some(outcome) = &state.outcome {
             return Poll::Ready(outcome.clone());
         }
@@ -376,7 +376,7 @@ impl Slot {
     /// Says whether the fence had not settled yet.
     fn abandon(&self) -> bool {
         self.abandoned.store(true, Ordering::Relaxed);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let (waker, pending) = (state.waker.take(), state.outcome.is_none());
         drop(state);
         drop(waker);
@@ -386,7 +386,7 @@ impl Slot {
 
 impl Subscriber for Slot {
     fn settled(self: Arc<Self>, outcome: Outcome) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         state.outcome = Some(outcome);
         let waker = state.waker.take();
         drop(state);
@@ -410,17 +410,17 @@ struct Gate {
 
 impl Gate {
     fn wait(&self, deadline: Option<Instant>) -> Option<Outcome> {
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.outcome.lock();
         while outcome.is_none() {
             outcome = match deadline {
-                None => self.opened.wait(outcome).unwrap_or_else(PoisonError::into_inner),
+                None => self.opened.wait(outcome),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         self.abandoned.store(true, Ordering::Relaxed);
                         return None;
                     }
-                    self.opened.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.opened.wait_timeout(outcome, left).0
                 }
             };
         }
@@ -430,7 +430,7 @@ impl Gate {
 
 impl Subscriber for Gate {
     fn settled(self: Arc<Self>, outcome: Outcome) {
-        *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        *self.outcome.lock() = Some(outcome);
         self.opened.notify_all();
     }
 

@@ -11,7 +11,7 @@
 //! same lock, so a subscriber either is in the list that is taken, or sees a word that is no longer pending.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -88,7 +88,7 @@ impl Signal {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

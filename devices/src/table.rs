@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::{Mutex, MutexGuard};
 
@@ -60,7 +60,7 @@ estafette_sync::statics! {
 }
 
 fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    TABLE.lock()
 }
 
 /// Gives a native context a number, or counts one more registration of it. Each is ended by [`unregister`].

@@ -84,7 +84,7 @@ impl Tally {
     /// # Errors
     /// [`Full`], with what is under way.
     pub fn begin(&self, seat: Option<&Seat>, limit: usize, ahead: bool) -> Result<(), Full> {
-        let _admission = self.admission.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let _admission = self.admission.lock();
         let ended = self.sum(|seat| seat.ended.load(Ordering::Acquire));
         let admitted = self.sum(|seat| seat.admitted.load(Ordering::Relaxed));
         let room = limit.saturating_sub(admitted.wrapping_sub(ended) as usize);

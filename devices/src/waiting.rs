@@ -72,7 +72,7 @@ mod tests {
 
     impl Subscriber for Waiter {
         fn settled(self: Arc<Self>, outcome: Outcome) {
-            self.outcomes.lock().unwrap().push(outcome.is_ok());
+            self.outcomes.lock().push(outcome.is_ok());
         }
 
         fn abandoned(&self) -> bool {
@@ -93,7 +93,7 @@ mod tests {
         waiting.fail(&DeviceError::new(DeviceErrorKind::Fault, "gone"), &mut ready);
         assert!(waiting.is_empty());
         ready.into_iter().for_each(|(subscriber, outcome)| subscriber.settled(outcome));
-        let outcomes: Vec<_> = waiters.iter().map(|waiter| waiter.outcomes.lock().unwrap().clone()).collect();
+        let outcomes: Vec<_> = waiters.iter().map(|waiter| waiter.outcomes.lock().clone()).collect();
         assert_eq!(outcomes, [vec![true], vec![true], vec![true], vec![true], vec![false], vec![false]]);
     }
 

@@ -138,7 +138,7 @@ impl Tensor {
 type Slot = Mutex<Option<Result<Handed, Error>>>;
 
 fn lock(slot: &Slot) -> estafette_sync::sync::MutexGuard<'_, Option<Result<Handed, Error>>> {
-    slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    slot.lock()
 }
 
 fn take(slot: &Slot) -> Result<Handed, Error> {

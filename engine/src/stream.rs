@@ -1,7 +1,7 @@
 //! Streams by their native handles: those of others, and ours that producers are told to order their work before.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Device, DeviceType, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -39,7 +39,7 @@ impl Spare {
 
 impl Spares {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Spare>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A queue with nothing pending, if there is one or too many have something.

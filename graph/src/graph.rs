@@ -4,31 +4,31 @@ use std::fmt;
 
 use estafette_sync::sync::Arc;
 
-use crate::bias::Bias;
-use crate::reentry::{GraphAddress, refuse_lent};
+use crate::biased_lock::BiasedLock;
+use crate::operation::slab::Slab;
+use crate::reentry::{GraphAddress, panic_if_lent};
 use crate::registry::Registry;
-use crate::slab::Slab;
-use crate::var::{Var, VarNode};
+use crate::variable::var::{Var, VarNode};
 
 /// Keeps the order of operations over variables.
 ///
 /// `V` is what the user keeps per variable, `T` what the user keeps per operation. Clones are handles of the same
 /// graph; variables and operations live on without one.
 pub struct Graph<V, T> {
-    pub(crate) inner: Arc<Inner<V, T>>,
+    pub(crate) state: Arc<GraphState<V, T>>,
 }
 
 /// The memory of a graph. Kept alive by graph handles, by every variable, and by operations that no queued access
 /// pins (those without accesses, and those with an `OpRef`).
-pub(crate) struct Inner<V, T> {
+pub(crate) struct GraphState<V, T> {
     /// Never freed, so nothing need count who still uses it.
     pub(crate) immortal: bool,
-    pub(crate) bias: Bias,
+    pub(crate) biased: BiasedLock,
     pub(crate) slab: Slab<V, T>,
     registry: Registry<V, T>,
 }
 
-impl<V, T> Inner<V, T> {
+impl<V, T> GraphState<V, T> {
     /// Names the graph for [`reentry`](crate::reentry).
     pub(crate) fn address(&self) -> GraphAddress {
         std::ptr::from_ref(self).cast()
@@ -39,7 +39,7 @@ impl<V, T> Inner<V, T> {
     /// # Panics
     /// In a closure that has borrowed state of the graph: the registry may be locked around it.
     pub(crate) fn registry(&self) -> &Registry<V, T> {
-        refuse_lent(self.address());
+        panic_if_lent(self.address());
         &self.registry
     }
 }
@@ -57,7 +57,7 @@ impl<V, T> Graph<V, T> {
         let graph = Self::with_lifetime(true);
         // An execution of a simulation has a graph of its own, which goes with the execution's other statics.
         #[cfg(not(estafette_shuttle))]
-        std::mem::forget(Arc::clone(&graph.inner));
+        std::mem::forget(Arc::clone(&graph.state));
         graph
     }
 
@@ -66,32 +66,39 @@ impl<V, T> Graph<V, T> {
     #[cfg(estafette_loom)]
     pub fn biased() -> Self {
         let (slab, registry) = (Slab::new(false), Registry::new());
-        Self { inner: Arc::new(Inner { immortal: false, bias: Bias::unclaimed(), slab, registry }) }
+        Self {
+            state: Arc::new(GraphState { immortal: false, biased: BiasedLock::unclaimed(), slab, registry }),
+        }
     }
 
     fn with_lifetime(immortal: bool) -> Self {
-        let bias = if immortal { Bias::unclaimed() } else { Bias::shared() };
+        let biased = if immortal { BiasedLock::unclaimed() } else { BiasedLock::shared() };
         Self {
-            inner: Arc::new(Inner { immortal, bias, slab: Slab::new(immortal), registry: Registry::new() }),
+            state: Arc::new(GraphState {
+                immortal,
+                biased,
+                slab: Slab::new(immortal),
+                registry: Registry::new(),
+            }),
         }
     }
 
     /// Says that several threads will use the graph. They may without, but the second one is spared some microseconds, and an
     /// immortal graph's first thread saves its locked instructions until then.
     pub fn share(&self) {
-        self.inner.bias.share();
+        self.state.biased.share();
     }
 
     /// A new variable with its state.
     pub fn var(&self, state: V) -> Var<V, T> {
-        Var::new(&self.inner, state)
+        Var::new(&self.state, state)
     }
 
     /// An operation in the queue of another graph's variable would outlive the memory of its own.
     #[inline]
     pub(crate) fn assert_mine(&self, node: &VarNode<V, T>) {
         assert!(
-            std::ptr::eq(node.inner.inner(), &raw const *self.inner),
+            std::ptr::eq(node.graph.get(), &raw const *self.state),
             "{} belongs to another graph",
             node.id()
         );
@@ -100,7 +107,7 @@ impl<V, T> Graph<V, T> {
 
 impl<V, T> Clone for Graph<V, T> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
+        Self { state: Arc::clone(&self.state) }
     }
 }
 

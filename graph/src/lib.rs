@@ -25,52 +25,31 @@
 //! ```
 //!
 //! How the order is kept, which races are excluded and what each memory ordering is for is written in
-//! `PROTOCOL.md` beside this crate's source. [`snapshot`] explains a stuck graph, [`recording`] analyses one after
-//! the fact with petgraph, [`replay`] is for running a recording again.
+//! `PROTOCOL.md` beside this crate's source. [`Snapshot`] explains a stuck graph, [`program`] records operations and runs
+//! them again.
 #![doc(test(attr(deny(warnings))))]
 
-mod access;
-mod accesses;
 mod addresses;
-mod bias;
-mod block;
-mod collapse;
-mod dead;
-mod dependents;
-mod draft;
-mod ended;
-mod granted;
+mod biased_lock;
 mod graph;
-mod hold;
+mod graph_ref;
 mod id;
-mod magazine;
-mod op_ref;
-mod owner;
+mod inspect;
+mod operation;
 mod prefetch;
-mod queue;
-pub mod recording;
+pub mod program;
 mod reentry;
 mod registry;
-pub mod replay;
-mod slab;
-pub mod snapshot;
-mod split;
-mod submit;
-mod survey;
-mod targets;
-mod var;
-mod walk;
-mod withdraw;
-mod word;
+mod variable;
 
-pub use access::Mode;
-pub use dependents::Pinned;
-pub use draft::Draft;
-pub use ended::Ended;
-pub use granted::{Finish, Granted, GrantedAccess};
 pub use graph::Graph;
 pub use id::{OpId, VarId};
-pub use op_ref::OpRef;
-pub use snapshot::{Blocker, Explained, Hazard, OpView, Snapshot, VarView};
-pub use var::Var;
-pub use walk::{Step, Walk, What};
+pub use inspect::dependents::Pinned;
+pub use inspect::snapshot::{Blocker, Explained, Hazard, OpView, Snapshot, VarView};
+pub use inspect::walk::{Step, StepKind, Walk};
+pub use operation::access::Mode;
+pub use operation::completed::Completed;
+pub use operation::granted::{Finish, Granted, GrantedAccess};
+pub use operation::op_ref::OpRef;
+pub use operation::pending::PendingOp;
+pub use variable::var::Var;

@@ -1,10 +1,10 @@
 //! Refuses a closure that runs under a variable's lock and uses the graph again.
 //!
 //! Such a closure would get a second exclusive reference to the variable's state, or wait for a lock that its own thread holds.
-//! In a graph that one thread has for itself every use passes the [bias](crate::bias), which knows whether the thread is inside.
+//! In a graph that one thread has for itself every use passes the [bias](crate::biased_lock), which knows whether the thread is inside.
 //! In a shared graph a lock does not know its owner, and a note at each of them would cost every operation. So the calls that
 //! lend state to a closure note the graph for their thread, and the note is read only where a thread is about to wait.
-//! [`Granted::end`](crate::Granted::end), [`Var::hold`](crate::Var::hold) and [`Var::end_hold`](crate::Var::end_hold) leave no note,
+//! [`Granted::complete_into`](crate::Granted::complete_into), [`Var::try_pin`](crate::Var::try_pin) and [`Var::unpin`](crate::Var::unpin) leave no note,
 //! since every operation or lease would pay for it.
 
 use std::cell::Cell;
@@ -32,16 +32,16 @@ impl Drop for Lending {
 }
 
 /// Panics if a closure of the calling thread borrows state of the graph. NULL stands for no graph.
-pub(crate) fn refuse_lent(graph: GraphAddress) {
+pub(crate) fn panic_if_lent(graph: GraphAddress) {
     if !graph.is_null() && LENT.with(Cell::get) == graph {
-        refuse();
+        panic_reentered();
     }
 }
 
 /// # Panics
 /// Always.
 #[cold]
-pub(crate) fn refuse() -> ! {
+pub(crate) fn panic_reentered() -> ! {
     panic!("a closure that runs under a variable's lock used the graph again");
 }
 

@@ -1,14 +1,13 @@
 //! Every live variable of a graph, for snapshots of all of them.
 
 use std::ptr::NonNull;
-use std::sync::PoisonError;
 
 use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::graph::Graph;
-use crate::op_ref::OpRef;
-use crate::var::VarNode;
+use crate::operation::op_ref::OpRef;
+use crate::variable::var::VarNode;
 
 /// A list touched when a variable is made or destroyed, and never by an operation.
 ///
@@ -17,20 +16,20 @@ use crate::var::VarNode;
 ///
 /// A [`Survey`] looks at nodes without the lock. Nodes that are taken off the list meanwhile are kept until the last survey ends.
 pub(crate) struct Registry<V, T> {
-    live: Mutex<Live<V, T>>,
+    live: Mutex<RegistryState<V, T>>,
 }
 
-pub(crate) struct Live<V, T> {
+pub(crate) struct RegistryState<V, T> {
     nodes: Vec<NonNull<VarNode<V, T>>>,
     next_id: u64,
     /// Surveys under way.
-    surveys: usize,
+    scans: usize,
     /// Nodes that were taken off the list during a survey.
     gone: Vec<NonNull<VarNode<V, T>>>,
 }
 
 /// While it lives, no node that was alive at its beginning, or since, is freed.
-pub(crate) struct Survey<'a, V, T> {
+pub(crate) struct RegistryScan<'a, V, T> {
     registry: &'a Registry<V, T>,
 }
 
@@ -39,7 +38,7 @@ const CHUNK: usize = if cfg!(estafette_loom) { 2 } else { 1024 };
 
 impl<V, T> Registry<V, T> {
     pub(crate) fn new() -> Self {
-        Self { live: Mutex::new(Live { nodes: Vec::new(), next_id: 1, surveys: 0, gone: Vec::new() }) }
+        Self { live: Mutex::new(RegistryState { nodes: Vec::new(), next_id: 1, scans: 0, gone: Vec::new() }) }
     }
 
     /// Puts a node on the list that `make` builds from its number and its place.
@@ -66,14 +65,14 @@ impl<V, T> Registry<V, T> {
         let mut live = self.lock();
         // SAFETY: nodes on the list are alive, and places are only touched under this lock.
         unsafe {
-            let place = node.as_ref().place.with(|place| *place);
-            debug_assert_eq!(live.nodes.get(place), Some(&node));
-            live.nodes.swap_remove(place);
-            if let Some(moved) = live.nodes.get(place) {
-                moved.as_ref().place.with_mut(|its| *its = place);
+            let index = node.as_ref().registry_index.with(|index| *index);
+            debug_assert_eq!(live.nodes.get(index), Some(&node));
+            live.nodes.swap_remove(index);
+            if let Some(moved) = live.nodes.get(index) {
+                moved.as_ref().registry_index.with_mut(|its| *its = index);
             }
         }
-        let is_free = live.surveys == 0;
+        let is_free = live.scans == 0;
         if !is_free {
             live.gone.push(node);
         }
@@ -81,18 +80,18 @@ impl<V, T> Registry<V, T> {
     }
 
     /// Begins a survey.
-    pub(crate) fn survey(&self) -> Survey<'_, V, T> {
-        self.lock().surveys += 1;
-        Survey { registry: self }
+    pub(crate) fn scan(&self) -> RegistryScan<'_, V, T> {
+        self.lock().scans += 1;
+        RegistryScan { registry: self }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Live<V, T>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, RegistryState<V, T>> {
         // A closure of a snapshot may have panicked under it; that touches neither the list nor its places.
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 }
 
-impl<V, T> Survey<'_, V, T> {
+impl<V, T> RegistryScan<'_, V, T> {
     /// Calls `f` with every node that is alive now and until it is called, in no particular order and perhaps twice. The lock is not held
     /// meanwhile.
     pub(crate) fn each(&self, mut f: impl FnMut(NonNull<VarNode<V, T>>)) {
@@ -111,11 +110,11 @@ impl<V, T> Survey<'_, V, T> {
     }
 }
 
-impl<V, T> Drop for Survey<'_, V, T> {
+impl<V, T> Drop for RegistryScan<'_, V, T> {
     fn drop(&mut self) {
         let mut live = self.registry.lock();
-        live.surveys -= 1;
-        let gone = if live.surveys == 0 { std::mem::take(&mut live.gone) } else { Vec::new() };
+        live.scans -= 1;
+        let gone = if live.scans == 0 { std::mem::take(&mut live.gone) } else { Vec::new() };
         drop(live);
         for node in gone {
             // SAFETY: it was taken off the list, and no survey is left that could have found it.
@@ -133,10 +132,10 @@ impl<V, T> Graph<V, T> {
     #[must_use]
     pub fn waiting(&self) -> Vec<OpRef<V, T>> {
         let mut found: Vec<OpRef<V, T>> = Vec::new();
-        let survey = self.inner.registry().survey();
+        let scan = self.state.registry().scan();
         // SAFETY: the survey keeps the nodes. Nothing is queued on one that has ended.
-        survey.each(|node| unsafe { VarNode::queued_into(node, false, &mut found) });
-        drop(survey);
+        scan.each(|node| unsafe { VarNode::queued_into(node, false, &mut found) });
+        drop(scan);
         found.sort_by_key(OpRef::id);
         found.dedup_by_key(|op| op.id());
         found

@@ -26,7 +26,7 @@ fn u(var: usize) -> common::Access {
 #[test]
 fn a_write_is_looked_at_until_the_next_one_which_looks_itself_if_it_updates() {
     let mut driver = Driver::new(2);
-    driver.submit("held", &[r(0), r(1)]);
+    driver.submit("locked", &[r(0), r(1)]);
     let write = driver.submit_ref("write", &[w(0), w(1)]);
     let read = driver.submit_ref("read", &[r(0)]);
     let update = driver.submit_ref("update", &[u(0)]);
@@ -44,7 +44,7 @@ fn a_write_is_looked_at_until_the_next_one_which_looks_itself_if_it_updates() {
 #[test]
 fn the_search_for_a_write_ends_at_a_read_that_is_known() {
     let mut driver = Driver::new(1);
-    driver.submit("held", &[r(0)]);
+    driver.submit("locked", &[r(0)]);
     driver.submit("write", &[w(0)]);
     let first = driver.submit_ref("known", &[r(0)]);
     let second = driver.submit_ref("second", &[r(0)]);
@@ -55,7 +55,7 @@ fn the_search_for_a_write_ends_at_a_read_that_is_known() {
 #[test]
 fn the_last_of_several_writes_is_found_from_either_end() {
     let mut driver = Driver::new(1);
-    driver.submit("held", &[r(0)]);
+    driver.submit("locked", &[r(0)]);
     driver.submit("first", &[w(0)]);
     driver.submit("second", &[w(0)]);
     for name in ["a", "b", "c", "d", "e"] {

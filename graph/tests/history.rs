@@ -27,7 +27,7 @@ enum Step {
     },
 }
 
-/// What each thread submits, in order.
+/// StepKind each thread submits, in order.
 #[derive(Clone, Debug)]
 struct Program {
     vars: usize,
@@ -46,7 +46,7 @@ struct State {
     writing: bool,
 }
 
-/// What an operation found on each variable it used.
+/// StepKind an operation found on each variable it used.
 type Found = BTreeMap<VarId, (Mode, u64)>;
 
 type Token = Granted<State, Name>;
@@ -64,7 +64,7 @@ struct Machine<'p> {
 /// How many requests of a submitter are open at a time before it withdraws the oldest.
 const OPEN_REQUESTS: usize = 3;
 
-/// What a machine ends with: notes, states, identities of the variables, and what was withdrawn.
+/// StepKind a machine ends with: notes, states, identities of the variables, and what was withdrawn.
 struct Outcome {
     notes: HashMap<Name, Found>,
     states: Vec<State>,
@@ -203,7 +203,7 @@ fn only_reads_go((thread, index): Name) -> bool {
     (thread + index).is_multiple_of(2)
 }
 
-/// What an operation computes from: its own name and every state that it read.
+/// StepKind an operation computes from: its own name and every state that it read.
 #[derive(Clone, Copy)]
 struct Input(u64);
 

@@ -1,4 +1,4 @@
-//! What lives how long: every state and payload is dropped exactly once, and never early.
+//! StepKind lives how long: every state and payload is dropped exactly once, and never early.
 
 mod common;
 

@@ -29,7 +29,7 @@ fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// What operations touch while granted, without any lock: loom reports two that overlap and should not.
+/// StepKind operations touch while granted, without any lock: loom reports two that overlap and should not.
 struct Data {
     cells: Vec<UnsafeCell<usize>>,
     done: AtomicUsize,
@@ -114,7 +114,7 @@ impl World {
     }
 }
 
-/// What the executions of a model came across, so that a model can state that it saw every outcome.
+/// StepKind the executions of a model came across, so that a model can state that it saw every outcome.
 #[derive(Clone, Default)]
 struct Seen(std::sync::Arc<std::sync::Mutex<BTreeSet<usize>>>);
 
@@ -502,7 +502,7 @@ fn a_member_is_not_quiet_while_it_is_collapsed() {
     });
 }
 
-/// What is left on the variable that orders a member is moved by the collapse, or is on the group already.
+/// StepKind is left on the variable that orders a member is moved by the collapse, or is on the group already.
 #[test]
 fn what_is_left_on_a_member_is_not_missed_by_its_collapse() {
     model(3, || {
@@ -631,7 +631,7 @@ fn crossed_submitters_on_a_biased_graph_run_alone() {
     });
 }
 
-/// What the owner granted without bits is completed by another thread, while the owner goes on.
+/// StepKind the owner granted without bits is completed by another thread, while the owner goes on.
 #[test]
 fn an_operation_granted_by_the_owner_is_completed_elsewhere() {
     model(2, || {
@@ -677,12 +677,12 @@ fn a_hold_and_a_write_never_meet_and_the_write_is_not_forgotten() {
             let thread = thread::spawn(move || {
                 let cell = &holder.data.cells[0];
                 let var = &holder.vars[0];
-                let held = var.hold(|_, _| true);
+                let held = var.try_pin(|_, _| true);
                 if held {
                     // SAFETY: what a hold is for, and loom checks.
                     cell.with(|value| unsafe { *value });
                     let mut ready = Vec::new();
-                    var.end_hold(|_, _| (), |granted| ready.push(granted));
+                    var.unpin(|_, _| (), |granted| ready.push(granted));
                     ready.into_iter().for_each(|granted| holder.run(Some(granted)));
                 }
                 held
@@ -705,11 +705,11 @@ fn two_holds_and_a_write_let_each_other_go() {
         let holds = [(); 2].map(|()| {
             let holder = world.share();
             thread::spawn(move || {
-                if holder.vars[0].hold(|_, _| true) {
+                if holder.vars[0].try_pin(|_, _| true) {
                     // SAFETY: as above.
                     holder.data.cells[0].with(|value| unsafe { *value });
                     let mut ready = Vec::new();
-                    holder.vars[0].end_hold(|_, _| (), |granted| ready.push(granted));
+                    holder.vars[0].unpin(|_, _| (), |granted| ready.push(granted));
                     ready.into_iter().for_each(|granted| holder.run(Some(granted)));
                 }
             })

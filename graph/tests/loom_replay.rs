@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 #![cfg(estafette_loom)]
 
-use estafette_graph::recording::Recording;
-use estafette_graph::replay::{Countdown, Order};
+use estafette_graph::program::ProgramLog;
+use estafette_graph::program::{Countdown, ProgramOrder};
 use estafette_graph::{Mode, OpId, VarId};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
@@ -39,7 +39,7 @@ const FORKS: Program =
 
 struct World {
     program: Program,
-    order: Order,
+    order: ProgramOrder,
     run: Countdown,
     cells: Vec<UnsafeCell<usize>>,
     /// How many threads were told that they account for the last operation.
@@ -47,7 +47,7 @@ struct World {
 }
 
 impl World {
-    fn new(program: Program, order: &Order, done: usize) -> Self {
+    fn new(program: Program, order: &ProgramOrder, done: usize) -> Self {
         let mut run = Countdown::new(order.len());
         run.restart(order, done);
         let cells = (0..6).map(|_| UnsafeCell::new(0)).collect();
@@ -66,7 +66,7 @@ impl World {
         }
     }
 
-    /// What each thread of a run does.
+    /// StepKind each thread of a run does.
     fn take_part(&self) {
         let mut ran = 0;
         while let Some(taken) = self.run.take() {
@@ -95,13 +95,13 @@ impl World {
     }
 }
 
-fn order(program: Program) -> Order {
-    let mut recording = Recording::new();
+fn order(program: Program) -> ProgramOrder {
+    let mut log = ProgramLog::new();
     for (number, uses) in (1..).zip(program) {
         let uses = uses.iter().map(|(cell, mode)| (VarId::new(*cell as u64), *mode));
-        recording.submitted(OpId::new(number), "step", uses, 0);
+        log.submitted(OpId::new(number), "step", uses, 0);
     }
-    Order::of(&recording)
+    ProgramOrder::of(&log)
 }
 
 /// `threads` threads take part in a run whose first `done` operations one thread has run alone.

@@ -67,7 +67,7 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
         let (x, y) = (graph.var(vec![1]), graph.var(vec![2]));
         x.with_state(|_, _| {
             refused(|| y.with_state(|_, _| ()));
-            refused(|| y.hold(|_, _| true));
+            refused(|| y.try_pin(|_, _| true));
             refused(|| y.queued());
             refused(|| graph.submit((), [(&y, Mode::Write)]));
             refused(|| graph.snapshot(|()| ()));
@@ -78,8 +78,8 @@ fn a_closure_in_a_graph_that_one_thread_has_for_itself_can_do_nothing_with_it() 
         });
         let last = graph.var(vec![3]);
         x.with_state(|_, _| refused(|| drop(last)));
-        assert!(y.hold(|_, _| true), "none of that has left anything behind");
-        y.end_hold(|_, _| (), |_| ());
+        assert!(y.try_pin(|_, _| true), "none of that has left anything behind");
+        y.unpin(|_, _| (), |_| ());
     });
 }
 
@@ -120,7 +120,7 @@ fn what_completes_and_what_describes_holds_is_refused_as_well() {
                 access.with_state(|_, _| refused(|| x.with_state(|_, _| ())));
             }
             granted.complete(|_| refused(|| x.with_state(|_, _| ())), |_| ());
-            assert!(x.hold(|_, _| true));
+            assert!(x.try_pin(|_, _| true));
             graph.snapshot_with(
                 |()| (),
                 |_, _| {
@@ -128,7 +128,7 @@ fn what_completes_and_what_describes_holds_is_refused_as_well() {
                     refused(|| graph.var(Vec::new()));
                 },
             );
-            x.end_hold(|_, _| (), |_| ());
+            x.unpin(|_, _| (), |_| ());
         }
     });
 }
@@ -150,13 +150,13 @@ fn a_closure_may_use_another_graph() {
 fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
     let graph = Numbers::new();
     let x = graph.var(Vec::new());
-    assert!(x.hold(|_, _| true));
+    assert!(x.try_pin(|_, _| true));
     let snapshot = catch_unwind(AssertUnwindSafe(|| graph.snapshot_with(|()| (), |_, _| panic!("describe"))));
     assert!(snapshot.is_err());
     let y = graph.var(Vec::new());
     assert!(graph.snapshot(|()| ()).ops.is_empty());
     drop(y);
-    x.end_hold(|_, _| (), |_| ());
+    x.unpin(|_, _| (), |_| ());
     assert!(graph.submit((), [(&x, Mode::Write)]).map(|granted| granted.complete(|_| (), |_| ())).is_some());
 }
 
@@ -164,7 +164,7 @@ fn a_panic_in_a_closure_of_a_snapshot_leaves_the_graph_usable() {
 fn a_hold_whose_closure_panics_is_none() {
     let graph = Numbers::new();
     let x = graph.var(Vec::new());
-    let _ = catch_unwind(AssertUnwindSafe(|| x.hold(|_, _| panic!("accept"))));
+    let _ = catch_unwind(AssertUnwindSafe(|| x.try_pin(|_, _| panic!("accept"))));
     let written = graph.submit((), [(&x, Mode::Write)]);
     written.expect("nothing holds the variable").complete(|_| (), |_| ());
 }

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use estafette_graph::recording::Recording;
-use estafette_graph::replay::{Countdown, Freed, Order};
+use estafette_graph::program::ProgramLog;
+use estafette_graph::program::{Countdown, ProgramOrder, Released};
 use estafette_graph::{Mode, OpId, VarId};
 use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 use proptest::prelude::*;
@@ -17,13 +17,13 @@ const UPDATE: Mode = Mode::Update;
 /// The uses of each operation.
 type Program = Vec<Vec<(u64, Mode)>>;
 
-fn recording(program: &[Vec<(u64, Mode)>]) -> Recording {
-    let mut recording = Recording::new();
+fn log(program: &[Vec<(u64, Mode)>]) -> ProgramLog {
+    let mut log = ProgramLog::new();
     for (number, uses) in (1..).zip(program) {
         let uses = uses.iter().map(|(var, mode)| (VarId::new(*var), *mode));
-        recording.submitted(OpId::new(number), "step", uses, 0);
+        log.submitted(OpId::new(number), "step", uses, 0);
     }
-    recording
+    log
 }
 
 /// For each operation all that must end before it, by the given dependences; each row is a set of bits.
@@ -58,7 +58,7 @@ fn program(operations: usize, vars: u64) -> impl Strategy<Value = Program> {
 
 /// Runs what is left of `program` after its first `done` operations in some order that the countdown allows, and checks
 /// each against what must come first.
-fn check_run(order: &Order, before: &[BTreeSet<usize>], countdown: &mut Countdown, done: usize) {
+fn check_run(order: &ProgramOrder, before: &[BTreeSet<usize>], countdown: &mut Countdown, done: usize) {
     countdown.restart(order, done);
     let mut ended: BTreeSet<usize> = (0..done).collect();
     while let Some(taken) = countdown.take() {
@@ -79,8 +79,8 @@ proptest! {
 
     #[test]
     fn reduced_dependences_order_the_same_and_none_follows_from_others(program in program(100, 8)) {
-        let recording = recording(&program);
-        let reduced = recording.reduced();
+        let log = log(&program);
+        let reduced = log.reduced();
         let wanted = ancestors(program.len(), conflicts(&program));
         prop_assert_eq!(&ancestors(program.len(), reduced.iter().copied()), &wanted);
         for (left_out, edge) in reduced.iter().enumerate() {
@@ -91,10 +91,10 @@ proptest! {
 
     #[test]
     fn long_recordings_are_reduced_piece_by_piece_to_the_same_order(program in program(800, 40)) {
-        let recording = recording(&program);
-        let reduced = recording.reduced();
+        let log = log(&program);
+        let reduced = log.reduced();
         prop_assert_eq!(ancestors(program.len(), reduced.iter().copied()), ancestors(program.len(), conflicts(&program)));
-        let graph = recording.graph();
+        let graph = log.graph();
         let all: BTreeSet<_> = graph.edge_references().map(|e| (e.source().index(), e.target().index())).collect();
         prop_assert!(reduced.iter().all(|edge| all.contains(edge)));
         prop_assert!(reduced.is_sorted());
@@ -108,7 +108,7 @@ proptest! {
 
     #[test]
     fn every_countdown_runs_everything_once_and_in_order(program in program(300, 12), share in 0..=100_usize) {
-        let order = Order::of(&recording(&program));
+        let order = ProgramOrder::of(&log(&program));
         let before = ancestors(program.len(), conflicts(&program));
         let mut countdown = Countdown::new(order.len());
         // The same memory, begun at several places.
@@ -119,7 +119,7 @@ proptest! {
 
     #[test]
     fn readers_are_those_who_look_at_what_was_left(program in program(60, 6)) {
-        let order = Order::of(&recording(&program));
+        let order = ProgramOrder::of(&log(&program));
         for (from, uses) in program.iter().enumerate() {
             let written = |var: u64| uses.iter().any(|(its, mode)| *its == var && mode.is_exclusive());
             let mut wanted = Vec::new();
@@ -144,32 +144,32 @@ proptest! {
 #[test]
 fn a_chain_is_one_whatever_its_variables() {
     let chain = [vec![(1, WRITE)], vec![(1, READ), (2, WRITE)], vec![(2, UPDATE)]];
-    assert!(Order::of(&recording(&chain)).is_chain());
-    assert!(Order::of(&recording(&chain[..1])).is_chain());
-    assert!(Order::of(&recording(&[])).is_chain());
+    assert!(ProgramOrder::of(&log(&chain)).is_chain());
+    assert!(ProgramOrder::of(&log(&chain[..1])).is_chain());
+    assert!(ProgramOrder::of(&log(&[])).is_chain());
     let fork = [vec![(1, WRITE)], vec![(1, READ)], vec![(1, READ)]];
-    assert!(!Order::of(&recording(&fork)).is_chain());
+    assert!(!ProgramOrder::of(&log(&fork)).is_chain());
     // The last is ordered with the first, but not with its neighbour.
     let beside = [vec![(1, WRITE)], vec![(2, WRITE)], vec![(1, WRITE)]];
-    assert!(!Order::of(&recording(&beside)).is_chain());
+    assert!(!ProgramOrder::of(&log(&beside)).is_chain());
 }
 
 #[test]
 fn the_first_that_is_freed_is_kept_and_the_others_are_listed() {
     let fan = [vec![(1, WRITE)], vec![(1, READ)], vec![(1, READ)], vec![(1, READ)], vec![(1, WRITE)]];
-    let order = Order::of(&recording(&fan));
+    let order = ProgramOrder::of(&log(&fan));
     let mut run = Countdown::new(order.len());
     run.restart(&order, 0);
     assert_eq!(run.take(), Some(0));
     assert!(!run.has_listed());
-    assert_eq!(run.ended(&order, 0), Freed { next: Some(1), listed: 2 });
+    assert_eq!(run.ended(&order, 0), Released { next: Some(1), listed: 2 });
     assert!(run.has_listed());
     assert_eq!([run.take(), run.take(), run.take()], [Some(2), Some(3), None]);
-    assert_eq!(run.ended(&order, 3), Freed { next: None, listed: 0 });
-    assert_eq!(run.ended(&order, 1), Freed { next: None, listed: 0 });
+    assert_eq!(run.ended(&order, 3), Released { next: None, listed: 0 });
+    assert_eq!(run.ended(&order, 1), Released { next: None, listed: 0 });
     assert!(!run.account(2));
-    assert_eq!(run.ended(&order, 2), Freed { next: Some(4), listed: 0 });
-    assert_eq!(run.ended(&order, 4), Freed { next: None, listed: 0 });
+    assert_eq!(run.ended(&order, 2), Released { next: Some(4), listed: 0 });
+    assert_eq!(run.ended(&order, 4), Released { next: None, listed: 0 });
     assert!(!run.account(2));
     assert!(!run.account(0), "told once");
     assert!(run.account(1));

@@ -149,7 +149,7 @@ fn a_picture_of_a_long_chain_of_variables_follows_it_in_one_pass() {
 fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
     let graph: estafette_graph::Graph<(), ()> = estafette_graph::Graph::new();
     let held = graph.var(());
-    assert!(held.hold(|(), _| true));
+    assert!(held.try_pin(|(), _| true));
     let (ask, asked) = std::sync::mpsc::channel();
     let (answer, answered) = std::sync::mpsc::channel();
     let theirs = graph.clone();
@@ -171,7 +171,7 @@ fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
     assert_eq!(snapshot.ops.len(), 1);
     drop(ask);
     thread.join().expect("it did what it was asked for");
-    held.end_hold(|(), _| (), |_| unreachable!("nothing waits"));
+    held.unpin(|(), _| (), |_| unreachable!("nothing waits"));
 }
 
 /// One thread takes pictures while others submit, complete, create and drop; each picture must be consistent: granted

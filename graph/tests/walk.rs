@@ -1,9 +1,9 @@
-//! What is found by walking back from an operation that waits.
+//! StepKind is found by walking back from an operation that waits.
 
 mod common;
 
 use common::{Driver, r, w};
-use estafette_graph::{Granted, Graph, Mode, OpRef, Step, Var, Walk, What};
+use estafette_graph::{Granted, Graph, Mode, OpRef, Step, StepKind, Var, Walk};
 
 const EVERYTHING: usize = usize::MAX;
 
@@ -18,8 +18,8 @@ fn walk<'g>(driver: &'g Driver, ops: &[&OpRef<usize, String>]) -> Walk<'g, usize
 
 fn name(step: &Step<'_, String, ()>) -> String {
     match step.what {
-        What::Op(name) => name.clone(),
-        What::Hold(()) => "hold".to_owned(),
+        StepKind::Op(name) => name.clone(),
+        StepKind::Pin(()) => "hold".to_owned(),
     }
 }
 
@@ -80,22 +80,22 @@ fn what_was_split_off_a_running_operation_is_found_beside_it() {
 #[test]
 fn holds_are_found_by_whom_they_block() {
     let mut driver = Driver::new(2);
-    assert!(driver.vars[0].hold(|_, _| true));
+    assert!(driver.vars[0].try_pin(|_, _| true));
     let reader = driver.submit_ref("reader", &[r(0), w(1)]);
     let writer = driver.submit_ref("writer", &[w(0)]);
     let graph = driver.graph.clone();
     let held = |op: &OpRef<usize, String>| {
         let mut walk = graph.walk();
         walk.add(op);
-        walk.run(EVERYTHING, |index, found| found.push((graph.number(), *index)));
-        let held = walk.steps().filter(|step| matches!(step.what, What::Hold(0))).count();
+        walk.run(EVERYTHING, |index, found| found.push((graph.next_id(), *index)));
+        let held = walk.steps().filter(|step| matches!(step.what, StepKind::Pin(0))).count();
         (walk.steps().len(), held)
     };
     assert_eq!(held(&reader), (1, 0), "it is granted");
     assert_eq!(held(&writer), (3, 1), "itself, the reader and the hold");
     driver.complete("reader");
     assert_eq!(held(&writer), (2, 1));
-    driver.vars[0].end_hold(|_, _| (), |granted| drop(granted.complete(|_| (), |_| ())));
+    driver.vars[0].unpin(|_, _| (), |granted| drop(granted.complete(|_| (), |_| ())));
 }
 
 #[test]
@@ -117,10 +117,10 @@ fn who_can_move_is_known_for_each_of_several() {
     let behind_both = driver.submit_ref("behind both", &[r(0), r(1)]);
     let behind_that = driver.submit_ref("behind that", &[w(0), w(2)]);
     let mut walk = driver.graph.walk::<()>();
-    let places = [&behind_lease, &behind_both, &behind_that].map(|op| walk.add(op));
+    let indices = [&behind_lease, &behind_both, &behind_that].map(|op| walk.add(op));
     assert!(walk.run(EVERYTHING, |_, _| ()));
     let reaches = walk.reaches(|step| name(&step) != "lease");
-    assert_eq!(places.map(|place| reaches[place]), [false, true, true]);
+    assert_eq!(indices.map(|index| reaches[index]), [false, true, true]);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_walk_with_a_limit_stops_and_goes_on() {
     let mut walk = driver.graph.walk::<()>();
     walk.add(&last);
     assert!(!walk.run(20, |_, _| ()));
-    assert!((20..30).contains(&walk.looked_at()));
+    assert!((20..30).contains(&walk.inspected()));
     assert!(walk.run(EVERYTHING, |_, _| ()));
     assert_eq!(walk.steps().len(), 101);
 }
@@ -172,7 +172,7 @@ fn a_walk_costs_in_proportion_to_what_it_finds() {
         let last: Vec<_> = (0..count + 3).map(w).collect();
         let last = driver.submit_ref("last", &last);
         let walk = walk(&driver, &[&last]);
-        walk.looked_at()
+        walk.inspected()
     }
     type Submit = fn(&mut Driver, usize);
     let shapes: [(&str, Submit); 5] = [
@@ -206,7 +206,7 @@ fn a_walk_does_not_look_at_what_is_not_in_the_way() {
     }
     driver.submit("running", &[w(2_001)]);
     let waiting = driver.submit_ref("waiting", &[r(2_001)]);
-    assert!(walk(&driver, &[&waiting]).looked_at() < 5);
+    assert!(walk(&driver, &[&waiting]).inspected() < 5);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_walk_does_not_look_at_other_reads_of_what_is_read_already() {
     }
     driver.submit("running", &[w(1)]);
     let waiting = driver.submit_ref("waiting", &[r(0), r(1)]);
-    assert!(walk(&driver, &[&waiting]).looked_at() < 5);
+    assert!(walk(&driver, &[&waiting]).inspected() < 5);
 }
 
 #[test]
@@ -298,12 +298,12 @@ fn walks_during_traffic_lead_to_something_that_moves() {
             let (probe, granted) =
                 graph.submit_ref(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]);
             let mut walk = graph.walk::<()>();
-            let place = walk.add(&probe);
+            let index = walk.add(&probe);
             assert!(walk.run(EVERYTHING, |_, _| ()));
             let reaches = walk.reaches(|_| true);
             if walk.all_still_wait() {
                 conclusive += 1;
-                assert!(reaches[place], "something granted is at the end of every way");
+                assert!(reaches[index], "something granted is at the end of every way");
             }
             drop(walk);
             match granted {

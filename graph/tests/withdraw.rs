@@ -30,7 +30,7 @@ fn readers_behind_a_write_that_is_withdrawn_join_the_granted_reads() {
 #[test]
 fn readers_behind_a_withdrawn_write_join_the_holds() {
     let mut driver = Driver::new(1);
-    assert!(driver.vars[0].hold(|_, _| true));
+    assert!(driver.vars[0].try_pin(|_, _| true));
     let write = driver.submit_ref("write", &[w(0)]);
     driver.submit("reader", &[r(0)]);
     let second = driver.submit_ref("second", &[w(0)]);
@@ -38,7 +38,7 @@ fn readers_behind_a_withdrawn_write_join_the_holds() {
     driver.complete("reader");
     assert_eq!(driver.withdraw(&second).expect("the hold keeps it out"), NONE);
     assert!(driver.vars[0].is_quiet());
-    driver.vars[0].end_hold(|_, _| (), |_| unreachable!("nothing is left"));
+    driver.vars[0].unpin(|_, _| (), |_| unreachable!("nothing is left"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod counting;
 mod made_up;
 
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use estafette_report::terminal::{Style, text};
 use estafette_report::{Recording, perfetto, report};
@@ -114,7 +114,7 @@ fn read_within_bounds(file: &[u8]) -> Recording {
 
 #[test]
 fn a_long_name_that_many_operations_share_is_there_once() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let mut packets = interns(&"x".repeat(300_000));
     (0..20_000).for_each(|id| packets.extend(operation(id)));
     let file = block(&packets);
@@ -126,7 +126,7 @@ fn a_long_name_that_many_operations_share_is_there_once() {
 
 #[test]
 fn more_than_the_budget_stops_the_reading_and_is_named() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     // Small blocks may grow to 64 KiB whatever their size is, so each holds as much again and again.
     let mut packets = interns("x");
     (0..900).for_each(|_| packets.extend(operation(7)));
@@ -140,7 +140,7 @@ fn more_than_the_budget_stops_the_reading_and_is_named() {
 
 #[test]
 fn much_damage_is_counted_and_a_hundred_places_are_named() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     // Garbage, then what a block begins with, again and again.
     let marker = [
         0x0a, 0x13, 0xa2, 0x02, 0x10, 0x82, 0x47, 0x7a, 0x76, 0xb2, 0x8d, 0x42, 0xba, 0x81, 0xdc, 0x33, 0x32,
@@ -161,7 +161,7 @@ fn much_damage_is_counted_and_a_hundred_places_are_named() {
 
 #[test]
 fn counters_without_samples_are_none() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let track = |uuid: u64| packet(&[bytes(60, &[number(1, uuid), bytes(8, &[])].concat())]);
     let file = blocks((1..1_000_000).map(track), 100_000);
     let recording = read_within_bounds(&file);
@@ -170,7 +170,7 @@ fn counters_without_samples_are_none() {
 
 #[test]
 fn a_report_of_many_libraries_has_rows_for_thirty() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let mut recording = made_up::recording(8_000);
     recording.libraries = (0..4_000).map(|library| format!("library {library}").into()).collect();
     for (at, operation) in recording.operations.iter_mut().enumerate() {
@@ -187,7 +187,7 @@ fn a_report_of_many_libraries_has_rows_for_thirty() {
 
 #[test]
 fn a_real_recording_is_far_from_its_budget() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     let recording = made_up::recording(30_000);
     let mut file = Vec::new();
     perfetto::write(&recording, &mut file).unwrap();

@@ -26,8 +26,6 @@
 //!
 //! The models at the end of this file check this with loom. Each of the fences has been taken out once, and each time a model failed.
 
-use std::sync::PoisonError;
-
 use crate::barrier;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -58,7 +56,7 @@ struct Inner<W> {
 impl<W: Wakers> EventCount<W> {
     fn lock(&self) -> MutexGuard<'_, Inner<W>> {
         // Nothing foreign runs under this lock, so no panic that matters poisons it.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 
     /// Whether there are waiters. The answer is reliable after a fence of this thread, such as that of [`notify`](Self::notify) of
@@ -128,14 +126,14 @@ impl<W: Wakers> Waiter<'_, W> {
         let mut inner = self.events.lock();
         while inner.count == self.seen {
             inner = match deadline {
-                None => self.events.notified.wait(inner).unwrap_or_else(PoisonError::into_inner),
+                None => self.events.notified.wait(inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return;
                     }
                     let notified = self.events.notified.wait_timeout(inner, left);
-                    notified.unwrap_or_else(PoisonError::into_inner).0
+                    notified.0
                 }
             };
         }
@@ -174,14 +172,14 @@ mod models {
 
     impl Task {
         fn wake(&self) {
-            *self.is_woken.lock().unwrap() = true;
+            *self.is_woken.lock() = true;
             self.woken.notify_one();
         }
 
         fn sleep(&self) {
-            let mut is_woken = self.is_woken.lock().unwrap();
+            let mut is_woken = self.is_woken.lock();
             while !std::mem::take(&mut *is_woken) {
-                is_woken = self.woken.wait(is_woken).unwrap();
+                is_woken = self.woken.wait(is_woken);
             }
         }
     }

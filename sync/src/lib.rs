@@ -8,15 +8,15 @@
 //! move, timeouts that end by it, and a scheduler with a seed.
 
 #[cfg(estafette_loom)]
-pub use loom::{hint, sync, thread, thread_local};
+pub use loom::{hint, thread, thread_local};
 #[cfg(estafette_shuttle)]
 pub use shuttle::hint;
 #[cfg(estafette_shuttle)]
-pub use simulated::{sync, thread, time};
+pub use simulated::{thread, time};
 #[cfg(not(estafette_shuttle))]
 pub use std::time;
 #[cfg(not(any(estafette_loom, estafette_shuttle)))]
-pub use std::{hint, sync, thread, thread_local};
+pub use std::{hint, thread, thread_local};
 
 pub mod abandoned;
 pub mod barrier;
@@ -24,11 +24,25 @@ pub mod essential;
 pub mod event_count;
 #[cfg(all(target_os = "linux", not(any(estafette_loom, estafette_shuttle))))]
 mod membarrier;
+mod mutex;
+pub mod panic;
 pub mod rundown;
 #[cfg(estafette_shuttle)]
 pub mod simulated;
 pub mod stack;
 pub mod valgrind;
+
+/// Locks and atomics: those of [`std::sync`], loom or shuttle, with a `Mutex` and a `Condvar` without poison.
+pub mod sync {
+    #[cfg(estafette_loom)]
+    pub use loom::sync::*;
+    #[cfg(not(any(estafette_loom, estafette_shuttle)))]
+    pub use std::sync::*;
+
+    pub use crate::mutex::{Condvar, Mutex, MutexGuard, WaitTimeoutResult};
+    #[cfg(estafette_shuttle)]
+    pub use crate::simulated::sync::*;
+}
 
 /// Statics that hold synchronization primitives. Under shuttle each execution of a model has values of its own, made at
 /// their first use: such a static is reached by method calls and by `&*NAME`.

@@ -91,7 +91,9 @@ mod page {
     use std::arch::x86_64::__cpuid;
     use std::io;
     use std::ptr::NonNull;
-    use std::sync::{Mutex, OnceLock, PoisonError};
+    use std::sync::OnceLock;
+
+    use crate::sync::Mutex;
 
     /// As large as any page of this architecture that the kernel gives without being asked for a huge one.
     const LENGTH: usize = 4096;
@@ -122,7 +124,7 @@ mod page {
     /// Writes to the page, and makes it read-only.
     pub(super) fn change() -> io::Result<()> {
         let Some(Some(page)) = PAGE.get() else { return Err(io::ErrorKind::Unsupported.into()) };
-        let page = page.lock().unwrap_or_else(PoisonError::into_inner);
+        let page = page.lock();
         protect(&page, libc::PROT_READ | libc::PROT_WRITE)?;
         // SAFETY: mapped and writable, and the lock keeps other writers away. After it this processor may hold the page as writable,
         // and the kernel knows that it was written: it cannot skip the interrupts.

@@ -18,8 +18,6 @@
 //!
 //! The models at the end of this file check this with loom.
 
-use std::sync::PoisonError;
-
 use crate::abandoned::is_abandoned;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex};
@@ -64,7 +62,7 @@ impl Rundown {
         let before = self.word.fetch_sub(USE, Ordering::Release);
         debug_assert!(before >= USE, "leave comes after enter");
         if before == USE | CLOSED && !is_abandoned() {
-            drop(self.closing.lock().unwrap_or_else(PoisonError::into_inner));
+            drop(self.closing.lock());
             self.left.notify_all();
         }
     }
@@ -73,13 +71,13 @@ impl Rundown {
     pub fn close(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         self.word.fetch_or(CLOSED, Ordering::Relaxed);
-        let mut closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut closing = self.closing.lock();
         while self.word.load(Ordering::Acquire) != CLOSED {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            (closing, _) = self.left.wait_timeout(closing, left).unwrap_or_else(PoisonError::into_inner);
+            (closing, _) = self.left.wait_timeout(closing, left);
         }
         true
     }
@@ -110,7 +108,7 @@ mod tests {
         let rundown = Rundown::new();
         assert!(rundown.enter());
         assert!(!rundown.close(Duration::ZERO));
-        let lost = rundown.closing.lock().expect("free");
+        let lost = rundown.closing.lock();
         // SAFETY: the child changes atomics and leaves by `_exit`; the alarm ends a child that hangs. The parent waits for it.
         let status = unsafe {
             let child = libc::fork();
@@ -168,7 +166,7 @@ mod models {
 
         fn attach(&self) -> MutexGuard<'_, ()> {
             self.look();
-            self.lock.lock().unwrap()
+            self.lock.lock()
         }
 
         /// A thread of the engine calls a function. False if it is refused.
@@ -204,7 +202,7 @@ mod models {
         fn exit(&self) {
             // The thread gives up the interpreter's lock while it closes.
             assert!(self.guard.close(Duration::from_secs(1_000)));
-            let lock = self.lock.lock().unwrap();
+            let lock = self.lock.lock();
             // SAFETY: loom checks this.
             self.finalized.with_mut(|finalized| unsafe { *finalized = true });
             drop(lock);

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use estafette::Error;
 use estafette::exchange::fork;
+use estafette_sync::panic::{Panic, text_of_panic};
 use estafette_sync::valgrind;
 
 use crate::last_error;
@@ -69,13 +70,8 @@ fn tell(refusal: Refusal) -> estafette_status {
 }
 
 #[cold]
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> estafette_status {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    // Its drop may panic in turn: then that payload leaks.
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-        std::mem::forget(another);
-    }
+fn panicked(panic: Panic) -> estafette_status {
+    let text = text_of_panic(panic);
     tell(Refusal::new(estafette_status::ESTAFETTE_INTERNAL, format!("a bug in the library: {text}")))
 }
 

@@ -34,7 +34,7 @@ struct Sink {
 static SINK: OnceLock<Mutex<Option<Arc<Sink>>>> = OnceLock::new();
 
 fn sink() -> Option<Arc<Sink>> {
-    SINK.get()?.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    SINK.get()?.lock().clone()
 }
 
 /// Sets where the log events of this copy of the library go, up to `level` (1 to 5, see `estafette_log_callback`). It replaces
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn estafette_set_log(
             }
         };
         let place = SINK.get_or_init(Mutex::default);
-        let old = std::mem::replace(&mut *place.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), new);
+        let old = std::mem::replace(&mut *place.lock(), new);
         // Its context is given up under no lock.
         drop(old);
         tracing::callsite::rebuild_interest_cache();

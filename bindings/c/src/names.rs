@@ -38,7 +38,7 @@ fn keep(name: &str) -> Option<&'static str> {
         return None;
     }
     let names = NAMES.get_or_init(Mutex::default);
-    let mut names = names.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut names = names.lock();
     if let Some(known) = names.get(name) {
         return Some(known);
     }

@@ -7,8 +7,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyInt, PyIterator};
 
+use crate::classes::tensor::PyTensor;
 use crate::error::raise;
-use crate::tensor::PyTensor;
 
 /// An element type as people write it: its name, or an object of some library that carries it.
 ///

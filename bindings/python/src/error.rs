@@ -8,7 +8,9 @@ use pyo3::exceptions::{PyBaseException, PyKeyboardInterrupt, PyTimeoutError};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use crate::{gate, interrupt, report};
+use crate::classes::report;
+use crate::interpreter::guard;
+use crate::interpreter::interrupt;
 
 /// An exception raised by the Python function of an operation.
 pub struct Raised {
@@ -21,7 +23,9 @@ impl Raised {
     pub fn body_error(py: Python<'_>, error: PyErr) -> BodyError {
         let raised = Self::new(py, error);
         let bound = raised.value.bind(py);
-        if let Err(error) = crate::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,))) {
+        if let Err(error) =
+            crate::submission::body::helper(py, "let_go").and_then(|let_go| let_go.call1((bound,)))
+        {
             error.write_unraisable(py, None);
         }
         Box::new(raised)
@@ -131,6 +135,6 @@ impl<T> OrRaise<T> for Result<T, Error> {
 
 /// Why a body did not run at all.
 pub fn finalizing() -> BodyError {
-    debug_assert!(gate::is_closed(), "only a closed gate turns bodies away");
+    debug_assert!(guard::is_closed(), "only a closed gate turns bodies away");
     "the Python interpreter is shutting down".into()
 }

@@ -31,63 +31,15 @@
 
 #![allow(missing_debug_implementations, reason = "Python classes, seen from Python only")]
 
-mod access;
 mod arguments;
-mod array_interface;
-mod arrow;
-mod attached;
-mod awaiting;
-mod barriers;
-mod body;
-mod buffer;
-mod buffer_import;
-mod call_sites;
-mod capsule;
-mod copy;
-mod cuda_array;
-mod dlpack_method;
-mod dtype;
-mod engine;
+mod asyncio;
+mod classes;
 mod error;
-mod exchange_table;
-mod exit;
-mod export;
-mod exporter;
-mod fastcall;
-mod function_kind;
-mod future;
-mod gate;
-mod handle;
-mod helping;
-mod import;
-mod interrupt;
-mod mxnet;
-mod operation;
-mod operator_function;
-mod operators;
-mod order;
-mod origin;
-mod peer_table;
-mod peers;
-mod process;
-mod program;
-mod promise;
-mod recording;
-mod report;
-mod running_loop;
-mod site;
-mod stay;
-mod stream;
-mod suspension;
-mod sycl;
-mod tensor;
-mod thread_state;
-mod turns;
-mod typestr;
-mod unordered;
+mod exchange;
+mod interpreter;
+mod kinds;
+mod submission;
 mod unretrieved;
-mod usm_array;
-mod variable;
 mod watch;
 
 use pyo3::prelude::*;
@@ -101,48 +53,48 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[pymodule]
 mod _estafette {
     #[pymodule_export]
-    use super::access::{PyAccess, PyView};
+    use super::classes::access::{PyAccess, PyView};
     #[pymodule_export]
-    use super::barriers::hold_barriers;
+    use super::classes::engine::PyEngine;
     #[pymodule_export]
-    use super::call_sites::record_call_sites;
+    use super::classes::exporter::Exporter;
     #[pymodule_export]
-    use super::engine::PyEngine;
+    use super::classes::operation::PyOperation;
     #[pymodule_export]
-    use super::exit::{at_exit, before_threads_end};
+    use super::classes::operators::{PyOperator, PyOperators};
     #[pymodule_export]
-    use super::exporter::Exporter;
+    use super::classes::program::PyProgram;
     #[pymodule_export]
-    use super::helping::set_helping;
+    use super::classes::recording::{begin_recording, end_recording, name_shown, read_report};
     #[pymodule_export]
-    use super::operation::PyOperation;
+    use super::classes::tensor::PyTensor;
     #[pymodule_export]
-    use super::operators::{PyOperator, PyOperators};
+    use super::classes::variable::PyVariable;
     #[pymodule_export]
-    use super::peers::peers;
+    use super::exchange::peers::peers;
     #[pymodule_export]
-    use super::process::check_interpreter;
+    use super::exchange::unordered::unordered_exchanges;
     #[pymodule_export]
-    use super::program::PyProgram;
+    use super::interpreter::exit::{at_exit, before_threads_end};
     #[pymodule_export]
-    use super::recording::{begin_recording, end_recording, name_shown, read_report};
+    use super::interpreter::lease_sites::record_call_sites;
     #[pymodule_export]
-    use super::sycl::{devices, register_context, unregister_context};
+    use super::interpreter::process::check_interpreter;
     #[pymodule_export]
-    use super::tensor::PyTensor;
+    use super::interpreter::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
     #[pymodule_export]
-    use super::thread_state::{after_fork_in_child, after_fork_in_parent, before_fork};
+    use super::kinds::barriers::hold_barriers;
     #[pymodule_export]
-    use super::unordered::unordered_exchanges;
+    use super::kinds::sycl::{devices, register_context, unregister_context};
     #[pymodule_export]
-    use super::variable::PyVariable;
+    use super::submission::helping::set_helping;
 
     use super::*;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        super::dlpack_method::install(module.py())?;
-        super::exchange_table::install(module.py())?;
+        super::interpreter::dlpack_method::install(module.py())?;
+        super::exchange::exchange_table::install(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

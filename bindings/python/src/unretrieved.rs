@@ -4,8 +4,9 @@ use estafette::{Engine, Error, OperationError, ShutdownReport};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::classes::report;
 use crate::error::to_py;
-use crate::{gate, report};
+use crate::interpreter::guard;
 
 /// What becomes of failures that nothing has looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +38,7 @@ impl Failures {
 /// Called by the engine when the last handle of a failure has gone, on any thread, with the Python lock or without.
 pub fn reporter(failure: &OperationError) {
     // When the gate is closed, the interpreter's exit has reported what there was.
-    gate::attach(|py| {
+    guard::attach(|py| {
         // A tensor may be dropped while an exception is on its way.
         let on_its_way = PyErr::take(py);
         if let Err(error) = report(py, exception(py, failure)) {

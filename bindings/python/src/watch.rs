@@ -2,12 +2,12 @@
 
 use pyo3::prelude::*;
 
-use crate::gate;
+use crate::interpreter::guard;
 
 /// Says what has been stalled for too long; called on the engine's watchdog.
 pub fn tell_stall(stall: estafette::Stall<'_>) {
     let text = stall.to_string();
-    gate::attach(|py| {
+    guard::attach(|py| {
         let told = py
             .import("logging")
             .and_then(|logging| logging.call_method1("getLogger", ("estafette",)))

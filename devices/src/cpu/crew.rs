@@ -5,8 +5,6 @@
 //! afterwards, so blocking often costs a wake-up and not a thread. When a blocked worker comes back, the spare thread
 //! that looks next retires; until its current job ends there is one thread more than configured.
 
-use std::sync::PoisonError;
-
 use crossbeam::deque::Worker;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
@@ -153,7 +151,7 @@ impl<J> Crew<J> {
         roll.resting += 1;
         self.note_surplus(&roll);
         while roll.calls == 0 && !leaving() {
-            roll = self.called.wait(roll).unwrap_or_else(PoisonError::into_inner);
+            roll = self.called.wait(roll);
         }
         roll.resting -= 1;
         if roll.calls > 0 {
@@ -177,13 +175,13 @@ impl<J> Crew<J> {
         let mut roll = self.lock();
         while roll.alive > 0 {
             roll = match deadline {
-                None => self.left.wait(roll).unwrap_or_else(PoisonError::into_inner),
+                None => self.left.wait(roll),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return false;
                     }
-                    self.left.wait_timeout(roll, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.left.wait_timeout(roll, left).0
                 }
             };
         }
@@ -199,6 +197,6 @@ impl<J> Crew<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Roll<J>> {
-        self.roll.lock().unwrap_or_else(PoisonError::into_inner)
+        self.roll.lock()
     }
 }

@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use crossbeam::deque::Worker as Deque;
 use estafette_sync::abandoned::is_abandoned;
@@ -29,13 +29,13 @@ impl<J> FreeDeques<J> {
 
     /// A deque, and how many are out with it.
     fn take(&self) -> Option<(Deque<J>, usize)> {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.0.lock();
         let deque = free.pop()?;
         Some((deque, GUESTS - free.len()))
     }
 
     fn give(&self, deque: Deque<J>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(deque);
+        self.0.lock().push(deque);
     }
 }
 

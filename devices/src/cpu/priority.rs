@@ -1,7 +1,6 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
-use std::sync::PoisonError;
 
 use estafette_sync::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -176,6 +175,6 @@ impl<J> Priorities<J> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Sorted<J>> {
-        self.sorted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sorted.lock()
     }
 }

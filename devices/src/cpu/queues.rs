@@ -11,7 +11,6 @@
 //! `AGE` takes at least one is an ordinary job, if one waits, and at least one the oldest of those with a priority.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
 
 use crossbeam::deque::{Injector, Steal, Stealer, Worker};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -220,11 +219,11 @@ impl<J> Queues<J> {
     }
 
     pub(super) fn lock_scan(&self) -> MutexGuard<'_, ()> {
-        self.scan.lock().unwrap_or_else(PoisonError::into_inner)
+        self.scan.lock()
     }
 
     pub(super) fn lock_returned(&self) -> MutexGuard<'_, VecDeque<J>> {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+        self.returned.lock()
     }
 }
 

@@ -47,7 +47,6 @@
 use estafette_sync::barrier;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::sync::PoisonError;
 
 /// The sleeping state of the workers of one pool.
 #[derive(Debug, Default)]
@@ -84,13 +83,13 @@ impl Parker {
     fn park(&self) {
         let mut taken = self.taken();
         while !*taken {
-            taken = self.woken.wait(taken).unwrap_or_else(PoisonError::into_inner);
+            taken = self.woken.wait(taken);
         }
         *taken = false;
     }
 
     fn taken(&self) -> MutexGuard<'_, bool> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock()
     }
 }
 
@@ -169,7 +168,7 @@ impl Sleep {
     }
 
     fn lot(&self) -> MutexGuard<'_, Vec<Arc<Parker>>> {
-        self.lot.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lot.lock()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUcontext, CUstreamCaptureMode};
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
@@ -164,11 +164,11 @@ impl Context {
 
     /// How many graphs of ours are being recorded; none begins or ends while the guard lives.
     pub(super) fn recordings(&self) -> MutexGuard<'_, usize> {
-        self.recordings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recordings.lock()
     }
 
     fn streams(&self) -> MutexGuard<'_, Vec<Weak<Stream>>> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.streams.lock()
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::abandoned::is_abandoned;
@@ -219,7 +219,7 @@ impl fmt::Debug for Event {
 
 impl Events {
     fn take(&self) -> Option<(usize, Handle<CUevent>, u64)> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock();
         let index = slots.free.pop()?;
         let slot = &mut slots.all[index];
         debug_assert!(!slot.held, "an event that is held is not free");
@@ -230,7 +230,7 @@ impl Events {
 
     /// A slot for a new event, in use.
     fn put(&self, raw: Handle<CUevent>) -> (usize, u64) {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock();
         let index = slots.vacant.pop().unwrap_or(slots.all.len());
         if index == slots.all.len() {
             slots.all.push(Slot { raw: None, generation: 0, held: false });
@@ -244,7 +244,7 @@ impl Events {
 
     /// The use is over. Says whether the event is too many, and to be destroyed.
     fn give_back(&self, index: usize, generation: u64) -> bool {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.slots.lock();
         let too_many = slots.free.len() >= FREE_MAX;
         let slot = &mut slots.all[index];
         debug_assert!(slot.held && slot.generation == generation, "a use ends once");

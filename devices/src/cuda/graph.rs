@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstreamCaptureMode};
 use estafette_sync::abandoned::is_abandoned;
@@ -144,7 +144,7 @@ impl CudaGraph {
             return Err(DeviceError::new(DeviceErrorKind::Invalid, "the driver has no graphs"));
         };
         // Launches of one graph may not be made by two threads at once.
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         // SAFETY: both are live and of one context.
         queue.enqueue("cannot launch a graph", |stream| unsafe { launch(self.executable.get(), stream) })?;
         self.context.counters.graph_launches.one();
@@ -186,7 +186,7 @@ impl Drop for CudaGraph {
             return;
         }
         let (context, executable) = (Arc::clone(&self.context), self.executable);
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = self.last.lock().take();
         // A launch that is under way uses it still. Of a broken context it is leaked with the rest.
         Reactor::global().when_settled(&last, move |outcome| {
             if let (Ok(()), Some(destroy), Ok(_entered)) =

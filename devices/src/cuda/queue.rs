@@ -1,6 +1,6 @@
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -152,7 +152,7 @@ impl CudaQueue {
     }
 
     fn timings(&self) -> MutexGuard<'_, Vec<Arc<Stretch>>> {
-        self.timings.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timings.lock()
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -177,7 +177,7 @@ impl CudaQueue {
     fn covers(&self, fence: &Fence) -> bool {
         match &self.kind {
             Kind::Own(stream) => stream.lane().clock.covers(fence),
-            Kind::Foreign(_, clock) => clock.lock().unwrap_or_else(PoisonError::into_inner).covers(fence),
+            Kind::Foreign(_, clock) => clock.lock().covers(fence),
         }
     }
 
@@ -196,7 +196,7 @@ impl CudaQueue {
                 foreign.here()?;
                 // SAFETY: as above.
                 if unsafe { foreign.wait(&self.context, *event, ours.as_ref()) }? {
-                    clock.lock().unwrap_or_else(PoisonError::into_inner).note_wait(fence);
+                    clock.lock().note_wait(fence);
                 }
                 Ok(())
             }

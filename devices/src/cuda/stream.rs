@@ -20,7 +20,7 @@
 
 use std::fmt;
 use std::ptr;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
 use estafette_sync::abandoned::is_abandoned;
@@ -111,7 +111,7 @@ impl Stream {
     }
 
     pub(super) fn lane(&self) -> MutexGuard<'_, Lane> {
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lane.lock()
     }
 
     /// # Errors
@@ -133,7 +133,7 @@ impl Stream {
         lane.sequence
     }
     pub(super) fn depends(&self) -> MutexGuard<'_, Vec<(Fence, Arc<Context>)>> {
-        self.depends.lock().unwrap_or_else(PoisonError::into_inner)
+        self.depends.lock()
     }
 
     /// Number `sequence` is done, and all before it.

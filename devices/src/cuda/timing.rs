@@ -5,7 +5,7 @@
 //! stamps themselves (half a microsecond), and a new anchor is set.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
@@ -43,7 +43,7 @@ impl DeviceClock {
     /// # Errors
     /// The driver gives no stream or no event.
     fn anchor(&self, context: &Arc<Context>) -> Result<Arc<Anchor>, DeviceError> {
-        let mut anchor = self.anchor.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut anchor = self.anchor.lock();
         let set_ns = host_now_ns();
         if let Some(anchor) = anchor.as_ref().filter(|anchor| set_ns - anchor.set_ns < ANCHOR_NS) {
             return Ok(Arc::clone(anchor));
@@ -65,7 +65,7 @@ impl DeviceClock {
 
 impl Anchor {
     fn clock(&self) -> MutexGuard<'_, ClockBracket> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+        self.clock.lock()
     }
 
     /// When the device got to `event`, by its clock; `None` while either is not done.

@@ -1,7 +1,6 @@
 //! Pinned words that streams count in: the device writes a number there, the host reads it without asking the driver.
 
 use std::ptr::{self, NonNull};
-use std::sync::PoisonError;
 
 use cudarc::driver::sys::CUdeviceptr;
 use estafette_sync::sync::Mutex;
@@ -60,7 +59,7 @@ impl Words {
     /// # Errors
     /// No memory could be pinned.
     pub(super) fn take(&self, context: &Context) -> Result<Word, DeviceError> {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         let settled = inner.settling.extract_if(.., |(word, last)| word.read() == *last);
         let settled: Vec<_> = settled.map(|(word, _)| word).collect();
         inner.free.extend(settled);
@@ -75,7 +74,7 @@ impl Words {
 
     /// The stream is gone; `last` is the last number that it was told to write, or 0.
     pub(super) fn give_back(&self, word: Word, last: u64) {
-        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut inner = self.inner.lock();
         inner.settling.push((word, last));
     }
 }

@@ -1,4 +1,4 @@
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -38,14 +38,14 @@ impl<F: FnOnce(Outcome) + Send, W: Fn() -> bool + Send + Sync> Subscriber for Ga
 
     fn settled(self: Arc<Self>, outcome: Outcome) {
         if let Err(error) = outcome {
-            self.rest.lock().unwrap_or_else(PoisonError::into_inner).first_failure.get_or_insert(error);
+            self.rest.lock().first_failure.get_or_insert(error);
         }
         // AcqRel: the effects of every fence happen before the callback, whichever thread observed them.
         if self.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
             return;
         }
         let (callback, failure) = {
-            let mut rest = self.rest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut rest = self.rest.lock();
             (rest.callback.take(), rest.first_failure.take())
         };
         if let Some(callback) = callback {

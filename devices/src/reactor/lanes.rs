@@ -118,7 +118,7 @@ mod tests {
         }
 
         fn failure(&self) -> MutexGuard<'_, Option<DeviceError>> {
-            self.failure.lock().unwrap()
+            self.failure.lock()
         }
     }
 

@@ -1,6 +1,6 @@
 use std::{fmt, mem};
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::sync::Mutex;
@@ -47,7 +47,7 @@ impl Shared {
     /// Hands a subscription to the thread, starting it if there is none.
     pub(super) fn arm(self: &Arc<Self>, armed: Armed) -> Result<(), (Armed, DeviceError)> {
         let parked = {
-            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut inbox = self.inbox.lock();
             if inbox.thread.is_none() {
                 match self.start() {
                     Ok(thread) => inbox.thread = Some(thread),
@@ -67,7 +67,7 @@ impl Shared {
 
     /// Ends a nap of the thread.
     pub(super) fn wake(&self) {
-        let thread = self.inbox.lock().unwrap_or_else(PoisonError::into_inner).thread.clone();
+        let thread = self.inbox.lock().thread.clone();
         if let Some(thread) = thread {
             thread.unpark();
         }
@@ -94,8 +94,7 @@ impl Shared {
         loop {
             let armed = self.armed.load(Ordering::SeqCst);
             if armed != held {
-                let arrived =
-                    mem::take(&mut self.inbox.lock().unwrap_or_else(PoisonError::into_inner).arrived);
+                let arrived = mem::take(&mut self.inbox.lock().arrived);
                 held += arrived.len();
                 pace = Pace::new();
                 arrived.into_iter().for_each(|armed| lanes.add(armed));

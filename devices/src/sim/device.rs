@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -339,11 +339,11 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+        self.schedule.lock()
     }
 
     pub(super) fn handles(&self) -> MutexGuard<'_, HashMap<usize, Weak<SimQueue>>> {
-        self.handles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.handles.lock()
     }
 
     /// Changes the schedule, then calls whom it concerns, under no lock.

@@ -12,7 +12,7 @@
 //! the thread.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::essential::essential;
 use estafette_sync::stack;
@@ -88,7 +88,7 @@ impl Runner {
 
 impl Bell {
     fn lock(&self) -> MutexGuard<'_, BellState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Takes the device from the bell, sleeping until there is one. `None` when there never will be.
@@ -101,7 +101,7 @@ impl Bell {
             if state.stopped {
                 return None;
             }
-            state = self.rung.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.rung.wait(state);
         }
     }
 

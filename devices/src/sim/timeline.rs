@@ -1,4 +1,4 @@
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -83,7 +83,7 @@ impl SimTimeline {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 

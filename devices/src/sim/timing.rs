@@ -1,4 +1,4 @@
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
 
@@ -36,13 +36,13 @@ impl SimTiming {
     }
 
     fn change(&self, change: impl FnOnce(&mut Times)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.0.lock());
     }
 }
 
 impl Timing for SimTiming {
     fn span(&self) -> Option<DeviceSpan> {
-        let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let times = self.0.lock();
         let span = DeviceSpan { began_ns: times.began_ns?, ended_ns: times.ended_ns? };
         (times.unfinished == 0).then_some(span)
     }

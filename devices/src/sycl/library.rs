@@ -4,7 +4,6 @@
 
 use std::ffi::{CStr, OsString, c_int, c_void};
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::{env, fs};
 
 use estafette_sync::sync::Mutex;
@@ -27,7 +26,7 @@ estafette_sync::statics! {
 /// Names a file to look at when the library is neither loaded nor named in the environment. For programs that know where
 /// their packages lie; without effect once the library has been looked for.
 pub fn suggest_library(file: impl Into<PathBuf>) {
-    SUGGESTED.lock().unwrap_or_else(PoisonError::into_inner).push(file.into());
+    SUGGESTED.lock().push(file.into());
 }
 
 /// Whether the library is in the process already.
@@ -52,7 +51,7 @@ fn open() -> Result<(libloading::Library, String), SyclUnavailable> {
         return open_file(&file)
             .map_err(|SyclUnavailable(why)| SyclUnavailable(format!("{VARIABLE}: {why}")));
     }
-    let suggested = SUGGESTED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let suggested = SUGGESTED.lock().clone();
     if let Some(file) = suggested.iter().find(|file| file.is_file()) {
         return open_file(file);
     }

@@ -1,6 +1,6 @@
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -122,7 +122,7 @@ impl SyclQueue {
     }
 
     fn lane(&self) -> MutexGuard<'_, Lane> {
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lane.lock()
     }
 
     /// The event behind a fence that a queue of this context can wait for.

@@ -3,7 +3,7 @@
 //! Only events of queues that were made for it have any, and there it costs. So a queue of ours works on queues of the runtime
 //! without it until somebody measures, and then on others with it (`lane.rs`); a queue of somebody else's is as its owner made it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::Mutex;
 
@@ -39,7 +39,7 @@ impl Commands {
 
     /// A command that was enqueued since `called_ns`.
     pub(super) fn add(&self, event: &Arc<Event>, moment: bool, called_ns: u64) {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.list.lock();
         list.truncate(COMMANDS_MAX - 1);
         list.push(Command { event: Arc::clone(event), moment, called_ns });
     }
@@ -59,7 +59,7 @@ impl Command {
     fn observe(&self, shared: &Shared, ended: u64, now_ns: u64) {
         // SAFETY: a live event.
         let submitted = unsafe { (shared.api().event_submitted_at)(self.event.raw()) };
-        let mut clock = shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut clock = shared.clock.lock();
         if submitted > 0 && submitted <= ended {
             clock.not_before(submitted, self.called_ns);
         }
@@ -69,7 +69,7 @@ impl Command {
 
 impl Timing for Commands {
     fn span(&self) -> Option<DeviceSpan> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = self.list.lock();
         let now_ns = host_now_ns();
         let mut span: Option<(u64, u64)> = None;
         for command in list.iter() {
@@ -79,7 +79,7 @@ impl Timing for Commands {
             span = Some((first.min(began), last.max(ended)));
         }
         let (began, ended) = span?;
-        let clock = *self.shared.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let clock = *self.shared.clock.lock();
         Some(DeviceSpan { began_ns: clock.host_ns(began)?, ended_ns: clock.host_ns(ended)? })
     }
 }

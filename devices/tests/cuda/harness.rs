@@ -2,14 +2,15 @@
 
 use std::ffi::c_void;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUcontext, CUresult, CUstream};
 use estafette_cuda_sim_client::Simulator;
 use estafette_devices::cuda::{CudaDevice, CudaQueue, CudaRuntime};
 use estafette_devices::{Allocation, Device, Fence, Order, Outcome, Queue};
+use estafette_sync::sync::{Mutex, MutexGuard};
 
 /// Whoever waits this long has lost something.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -54,7 +55,7 @@ pub fn intact_devices() -> Vec<Arc<CudaDevice>> {
 }
 
 pub fn bench() -> Bench {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let turn = TURN.lock();
     let simulator = simulator();
     let device = device();
     if let Some(simulator) = simulator {

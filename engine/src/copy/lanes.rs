@@ -3,7 +3,7 @@
 //! A copy waits on its queue for what it reads, and holds up what is enqueued there next; so it gets a queue that has nothing
 //! to do, of which a device has a few. Past them it shares one.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{Device, DeviceError, Fence, Queue};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -37,7 +37,7 @@ impl Lane {
 
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, Vec<Lane>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// A queue that is there: idle, or the one with the least to do if there are enough of them.

@@ -6,7 +6,7 @@
 //! Whoever finds no place waits his turn, on no thread. A copy waits only while it has no piece, so copies never wait for each
 //! other in a circle.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{Allocation, Device, DeviceError, DeviceErrorKind, Fence, Reactor};
 use estafette_sync::sync::Mutex;
@@ -97,7 +97,7 @@ impl Size {
         device: &Arc<dyn Device>,
         place: OwnedSemaphorePermit,
     ) -> Result<Piece, DeviceError> {
-        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let free = self.free.lock().pop();
         let memory = match free {
             Some(memory) => memory,
             None => {
@@ -112,7 +112,7 @@ impl Size {
 
 impl Drop for Size {
     fn drop(&mut self) {
-        let free = self.free.get_mut().unwrap_or_else(PoisonError::into_inner).len();
+        let free = self.free.get_mut().len();
         BYTES.fetch_sub((free * self.bytes) as u64, Ordering::Relaxed);
     }
 }
@@ -153,6 +153,6 @@ impl Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        self.size.free.lock().unwrap_or_else(PoisonError::into_inner).extend(self.memory.take());
+        self.size.free.lock().extend(self.memory.take());
     }
 }

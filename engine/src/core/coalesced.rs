@@ -6,7 +6,7 @@
 //! ([`awaits`](crate::wait::awaits)) looks here too, every [`LATE_MAX`], and tells them in its stead.
 
 use std::cell::RefCell;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -45,7 +45,7 @@ struct Open {
 }
 
 fn open() -> MutexGuard<'static, Open> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+    OPEN.lock()
 }
 
 /// Runs `submit`, holding back the wake-ups for `core` on this thread. Inside of another such call it only runs.

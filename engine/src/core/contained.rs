@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 
 /// Owns a user's value. A panic in the destructor is logged and goes no further: the last owner is often a thread that has
 /// operations in hand, which unwinding would lose.
@@ -28,7 +28,7 @@ impl<T> Drop for Contained<T> {
         let value = self.0.take();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
             tracing::error!("a destructor panicked");
-            bury(panic);
+            drop_panic(panic);
         }
     }
 }

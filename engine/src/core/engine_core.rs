@@ -1,7 +1,7 @@
 //! What all handles of one engine share.
 
 use std::future::Future;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::cpu::{BlockingGuard, Pool};
 use estafette_devices::tally::Tally;
@@ -233,7 +233,7 @@ impl Core {
     /// bodies. It may also have entered the runtime while another thread runs it, so this is no error.
     fn warn_of_a_blocked_runtime(&self) {
         let Ok(here) = tokio::runtime::Handle::try_current() else { return };
-        let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let runtime = self.runtime.lock();
         let blocks = match &*runtime {
             Some(Runtime::Given(given)) => given.id() == here.id(),
             Some(Runtime::Own(_)) | None => false,
@@ -253,11 +253,11 @@ impl Core {
     /// Runs an asynchronous body. The runtime is made at first use.
     #[cfg(not(estafette_shuttle))]
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let mut runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut runtime = self.runtime.lock();
         if runtime.is_none() {
             drop(runtime);
             let own = Runtime::Own(Some(own_runtime::start(self.stack_size)?));
-            runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner);
+            runtime = self.runtime.lock();
             if runtime.is_none() {
                 *runtime = Some(own);
             }
@@ -455,7 +455,7 @@ impl Core {
                 self.bell.ring();
             }
             self.pool.release();
-            let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let runtime = self.runtime.lock().take();
             drop(runtime);
         }
     }

@@ -7,7 +7,7 @@ use estafette_sync::sync::{Condvar, Mutex, MutexGuard};
 use estafette_sync::time::Instant;
 
 use crate::core::error::{Error, OperationError};
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
 
 /// What a signal delivers.
@@ -56,7 +56,7 @@ impl<V: Clone + Delivered> Signal<V> {
 
     fn lock(&self) -> MutexGuard<'_, Inner<V>> {
         // A panic under this lock is impossible: nothing foreign runs under it.
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.lock()
     }
 
     /// Sets the value; false when one was there already.
@@ -139,16 +139,13 @@ impl<V: Clone + Delivered> Signal<V> {
                 break Some(value.clone());
             }
             inner = match deadline {
-                None => self.changed.wait(inner).unwrap_or_else(|poisoned| poisoned.into_inner()),
+                None => self.changed.wait(inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         break None;
                     }
-                    let (inner, _) = self
-                        .changed
-                        .wait_timeout(inner, left)
-                        .unwrap_or_else(|poisoned| poisoned.into_inner());
+                    let (inner, _) = self.changed.wait_timeout(inner, left);
                     inner
                 }
             };
@@ -170,7 +167,7 @@ fn retrieved<V: Delivered>(value: V) -> V {
 pub(crate) fn wake(waker: Waker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker panicked");
-        bury(panic);
+        drop_panic(panic);
     }
 }
 

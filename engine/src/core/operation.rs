@@ -21,9 +21,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use estafette_devices::{DeviceError, Queue};
-use estafette_graph::{Draft, Granted, Graph, OpId, OpRef, Var};
+use estafette_graph::{Granted, Graph, OpId, OpRef, PendingOp, Var};
 use estafette_report::shown::shown;
 use estafette_sync::cell::UnsafeCell;
+pub(crate) use estafette_sync::panic::{Panic, contain_panic, drop_panic, text_of_panic};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use crate::core::clock::Coarse;
@@ -44,7 +45,7 @@ use crate::wait::awaits::{Awaited, Pending};
 
 pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
-pub(crate) type OpDraft<'a> = Draft<'a, VarState, OpState>;
+pub(crate) type OpPending<'a> = PendingOp<'a, VarState, OpState>;
 pub(crate) type OpGranted = Granted<VarState, OpState>;
 pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
@@ -135,33 +136,12 @@ impl OpTag {
 
 /// What a foreign error does when it is printed is its own affair, and may be a panic.
 fn text_of(error: &BodyError) -> String {
-    catch_unwind(AssertUnwindSafe(|| error.to_string())).unwrap_or_else(|panic| {
-        bury(panic);
-        "an error that panics when it is printed".into()
-    })
+    contain_panic(|| error.to_string()).unwrap_or_else(|_| "an error that panics when it is printed".into())
 }
 
 impl std::fmt::Debug for OpTag {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} `{}`", self.id, shown(self.name.as_str()))
-    }
-}
-
-/// A panic's payload.
-pub(crate) type Panic = Box<dyn std::any::Any + Send>;
-
-/// The text of a panic, whose payload is dropped.
-pub(crate) fn text_of_panic(panic: Panic) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    bury(panic);
-    text.unwrap_or_else(|| "a payload that is not text".into())
-}
-
-/// Drops a panic's payload, which may panic in turn: then that payload leaks, or this would never end.
-pub(crate) fn bury(panic: Panic) {
-    if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-        std::mem::forget(another);
     }
 }
 
@@ -414,7 +394,7 @@ impl OpState {
         // SAFETY: forwarded to the caller.
         let body = self.body.with_mut(|body| unsafe { std::mem::replace(&mut *body, Body::NONE) });
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(body))) {
-            bury(panic);
+            drop_panic(panic);
             tracing::error!(operation = self.name.as_str(), "dropping the skipped body panicked");
         }
     }
@@ -469,9 +449,9 @@ unsafe impl Sync for OpState {}
 
 /// Begins to describe an operation of any kind.
 #[inline(always)]
-pub(crate) fn draft<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpDraft<'a> {
+pub(crate) fn pending_op<'a>(core: &CoreRef, name: Name, kind: Kind) -> OpPending<'a> {
     // SAFETY: `init` writes every field.
-    unsafe { crate::core::engine_core::graph().draft(|place| OpState::init(place, core, name, kind)) }
+    unsafe { crate::core::engine_core::graph().begin_op(|place| OpState::init(place, core, name, kind)) }
 }
 
 /// Takes the right to run; false when the operation was cancelled first.

@@ -1,6 +1,6 @@
 //! What is kept for each device.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use estafette_devices::Device;
 use estafette_sync::sync::Mutex;
@@ -18,7 +18,7 @@ impl<T: Default> PerDevice<T> {
     /// The one of `device`, made at first use.
     pub(crate) fn of(&self, device: &Arc<dyn Device>) -> Arc<T> {
         let (found, gone) = {
-            let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.0.lock();
             let gone: Vec<_> = known.extract_if(.., |(device, _)| device.strong_count() == 0).collect();
             let found =
                 known.iter().find(|(other, _)| std::ptr::addr_eq(other.as_ptr(), Arc::as_ptr(device)));

@@ -19,7 +19,7 @@ use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use estafette_sync::thread;
 
 use crate::core::error::{Failure, OperationError, full_text};
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 
 /// Failures that an engine keeps after the last handle is gone, and that one [`Unretrieved`] lists: more would only hold memory,
 /// as the first ones explain the rest.
@@ -45,7 +45,7 @@ impl Heard {
         estafette_sync::statics! {
             static RECENT: Mutex<Vec<(OpId, String, Arc<Heard>)>> = Mutex::new(Vec::new());
         }
-        let mut recent = RECENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut recent = RECENT.lock();
         if let Some((.., heard)) = recent.iter().find(|(known, text, _)| *known == id && text == message) {
             return Arc::clone(heard);
         }
@@ -118,7 +118,7 @@ impl Failures {
     }
 
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.list.lock()
     }
 
     /// Lists a failure of one of the engine's operations. Only the first engine lists it: others have dependents.
@@ -284,7 +284,7 @@ fn report(failure: &OperationError) {
     let report = REPORTER.get().copied().unwrap_or(log);
     // It may be dropped while a panic unwinds, and a second one would abort.
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| report(failure))) {
-        bury(panic);
+        drop_panic(panic);
     }
 }
 

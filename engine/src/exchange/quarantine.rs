@@ -23,7 +23,7 @@
 //! A device whose thread does not start, or that is not known any more, counts as one that cannot be asked.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::host::{self, Completer};
 use estafette_devices::{
@@ -58,7 +58,7 @@ estafette_sync::statics! {
 }
 
 fn pauses() -> MutexGuard<'static, Pauses> {
-    PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
+    PAUSES.lock()
 }
 
 /// Holds off barriers until it is dropped.
@@ -77,7 +77,7 @@ pub fn pause() -> Pause {
         if left.is_zero() {
             break;
         }
-        pauses = ASKED.wait_timeout(pauses, left).unwrap_or_else(PoisonError::into_inner).0;
+        pauses = ASKED.wait_timeout(pauses, left).0;
     }
     Pause(())
 }
@@ -172,11 +172,11 @@ struct Use {
 
 impl Use {
     fn waits(&self) -> bool {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.last.lock().is_some()
     }
 
     fn settle(&self, outcome: Outcome) {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = self.last.lock().take();
         let Some(last) = last else { return };
         match &outcome {
             Ok(()) => RELEASED.fetch_add(1, Ordering::AcqRel),
@@ -212,7 +212,7 @@ estafette_sync::statics! {
 }
 
 fn wards() -> MutexGuard<'static, Option<Wards>> {
-    WARDS.lock().unwrap_or_else(PoisonError::into_inner)
+    WARDS.lock()
 }
 
 /// The device whose queues use memory of `device`: pinned and managed memory has none of its own.
@@ -281,7 +281,7 @@ impl Ward {
     }
 
     fn uses(&self) -> MutexGuard<'_, Vec<Arc<Use>>> {
-        self.uses.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uses.lock()
     }
 
     fn run(&self) {
@@ -325,8 +325,7 @@ impl Ward {
     fn next(&self) -> Option<Vec<Arc<Use>>> {
         let mut uses = self.uses();
         while uses.is_empty() {
-            let (woken, waited) =
-                self.arrived.wait_timeout(uses, IDLE).unwrap_or_else(PoisonError::into_inner);
+            let (woken, waited) = self.arrived.wait_timeout(uses, IDLE);
             uses = woken;
             if waited.timed_out() && uses.is_empty() {
                 drop(uses);
@@ -365,8 +364,8 @@ fn watch_time() {
         }
         let next = wards.timed.iter().map(|one| one.deadline).min();
         guard = match next {
-            None => CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner),
-            Some(next) => CHANGED.wait_timeout(guard, next - now).unwrap_or_else(PoisonError::into_inner).0,
+            None => CHANGED.wait(guard),
+            Some(next) => CHANGED.wait_timeout(guard, next - now).0,
         };
     }
 }

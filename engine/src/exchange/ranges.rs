@@ -10,7 +10,7 @@ use std::fmt;
 use std::ops::Range;
 
 use estafette_devices::{DLDevice, DeviceType};
-use estafette_sync::sync::{Mutex, MutexGuard, PoisonError};
+use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use super::layout::has_addresses;
@@ -137,7 +137,7 @@ impl<V: Clone> Ranges<V> {
 
     fn lock(&self) -> MutexGuard<'_, Table<V>> {
         // A panic in `decide` leaves the table as it was: it is changed only after `decide` has returned.
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

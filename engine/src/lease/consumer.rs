@@ -11,7 +11,7 @@
 //! Memory handed into the capture of a graph is read again at every launch, so its lease lasts until
 //! [`Tensor::end_captures`].
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DLDevice, Fence, FenceSet, Outcome, Queue, Reactor, Subscriber};
 use estafette_sync::sync::Mutex;
@@ -121,7 +121,7 @@ struct FenceRecorder {
 
 impl Subscriber for FenceRecorder {
     fn settled(self: Arc<Self>, _: Outcome) {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let last = self.last.lock().take();
         let Some(last) = last else { return };
         match self.queue.record() {
             Ok(fence) => Reactor::global().when_settled([fence], |outcome| last.settle(outcome)),
@@ -154,7 +154,7 @@ impl Tensor {
             return 0;
         }
         let ended: Vec<_> = {
-            let mut captured = CAPTURED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut captured = CAPTURED.lock();
             captured.extract_if(.., |lease| lease.tensor.same(self)).collect()
         };
         ended.len()
@@ -173,7 +173,7 @@ impl Lease {
     /// Keeps a lease that is handed into a capture, besides its exports.
     pub(crate) fn keep_if_captured(lease: &Arc<LeaseState>) {
         if lease.is_captured() {
-            CAPTURED.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lease));
+            CAPTURED.lock().push(Arc::clone(lease));
         }
     }
 }

@@ -75,7 +75,7 @@ impl LeaseOp {
 
     /// The fences that were pending when the lease was held. A second call returns none.
     pub(super) fn take_pending(&self) -> FenceSet {
-        let pending = self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let pending = self.pending.lock().take();
         pending.map(|pending| *pending).unwrap_or_default()
     }
 
@@ -111,7 +111,7 @@ impl LeaseOp {
     }
 
     fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.stage.lock()
     }
 
     /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given up.
@@ -186,7 +186,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
         hold(granted, &op, ready);
     } else if op.consumer_orders {
         let pending = Some(Box::new(found.pending));
-        *op.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = pending;
+        *op.pending.lock() = pending;
         hold(granted, &op, ready);
     } else {
         if let Err(granted) = op.begin_settling(granted) {

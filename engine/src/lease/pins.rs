@@ -73,8 +73,8 @@ impl LeaseState {
         let pin = lease.as_pin();
         // SAFETY: never null. The pointer is good as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
-        let number = graph().number();
-        let granted = var.hold(|state, flags| {
+        let number = graph().next_id();
+        let granted = var.try_pin(|state, flags| {
             if flags != 0 {
                 // Fences or a failure: the request must inspect them, and perhaps wait.
                 return false;
@@ -102,7 +102,7 @@ impl LeaseState {
         let mut ready = ReadyList::new();
         let mut observer = None;
         let mut replaced = Replaced::default();
-        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().number() });
+        let tag = done.is_some().then(|| OpTag { name: Name::Static("lease"), id: graph().next_id() });
         let left = done.as_ref().map(std::slice::from_ref).zip(tag.as_ref());
         let ending = Ending::Ran { left, failure: None };
         let finish = |state: &mut VarState, flags: &mut u32| {
@@ -110,7 +110,7 @@ impl LeaseState {
             observer = unsafe { state.pins().remove(NonNull::from(self)) };
             state.finish(Mode::Read, &ending, flags, &mut replaced);
         };
-        self.tensor.inner.vars[0].end_hold(finish, |granted| ready.push(granted));
+        self.tensor.inner.vars[0].unpin(finish, |granted| ready.push(granted));
         drop(replaced);
         if !ready.is_empty() {
             run::dispatch(ready);

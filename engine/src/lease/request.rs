@@ -379,17 +379,17 @@ pub(super) fn submit(
     wanted: &[(Tensor, Access)],
     op: &Arc<LeaseOp>,
 ) -> (OpHandle, Option<OpGranted>) {
-    let mut draft = operation::draft(core, Name::Static("lease"), Kind::Lease);
-    draft.payload_mut().set_role(Role::Lease(Arc::clone(op)));
+    let mut pending_op = operation::pending_op(core, Name::Static("lease"), Kind::Lease);
+    pending_op.payload_mut().set_role(Role::Lease(Arc::clone(op)));
     for (tensor, access) in wanted {
-        tensor.inner.vars.iter().for_each(|var| draft.access(var, mode_of(*access)));
+        tensor.inner.vars.iter().for_each(|var| pending_op.access(var, mode_of(*access)));
     }
-    if draft.payload().noted {
-        hooks::submitted(&draft);
-        hooks::taken(draft.id(), &op.origin.owner);
+    if pending_op.payload().noted {
+        hooks::submitted(&pending_op);
+        hooks::taken(pending_op.id(), &op.origin.owner);
         wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
     }
-    draft.submit()
+    pending_op.submit()
 }
 
 /// Notes what the ends of the leases wait for, and orders the consumer's queue after pending fences. Returns the fences

@@ -208,7 +208,7 @@ impl LeaseState {
     }
 
     fn at_end_lock(&self) -> MutexGuard<'_, Option<Box<AtEnd>>> {
-        self.at_end.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.at_end.lock()
     }
 
     pub(super) fn at_end(&self, add: impl FnOnce(&mut AtEnd)) {
@@ -295,11 +295,11 @@ impl Drop for LeaseState {
                 LeaseOrder::Operation { op, .. } => Some(Arc::clone(op)),
                 LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
             };
-            let at_end = self.at_end.get_mut().map(Option::take);
+            let at_end = self.at_end.get_mut().take();
             std::mem::forget((self.tensor.clone(), op, self.scope.take(), at_end));
             return;
         }
-        match self.at_end.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take() {
+        match self.at_end.get_mut().take() {
             None => self.end(None),
             Some(at_end) => self.end_with(*at_end),
         }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
-use crate::core::operation::{self, Kind, Name, OpDraft, OpState};
+use crate::core::operation::{self, Kind, Name, OpPending, OpState};
 use crate::exchange::{DType, Layout};
 use crate::import::Copying;
 use crate::lease::check_writable;
@@ -63,7 +63,7 @@ pub type OpBuilder<'e, R = Nothing, W = Nothing, U = ()> = Description<Submissio
 #[derive(Debug)]
 pub struct Submission<'e> {
     /// The operation's own memory holds its name, priority and variables already.
-    pub(crate) draft: OpDraft<'e>,
+    pub(crate) pending_op: OpPending<'e>,
     pub(crate) permit: PermitMode,
 }
 
@@ -89,11 +89,11 @@ pub trait Target<'v> {
 impl<'e> Target<'e> for Submission<'e> {
     #[inline(always)]
     fn access(&mut self, variable: &'e Variable, mode: Mode) {
-        self.draft.access(&variable.var, mode);
+        self.pending_op.access(&variable.var, mode);
     }
 
     fn set_worker_only(&mut self) {
-        self.draft.payload_mut().kind = Kind::WorkerOnly;
+        self.pending_op.payload_mut().kind = Kind::WorkerOnly;
     }
 }
 
@@ -109,8 +109,8 @@ pub(crate) struct Options {
 impl<'e> OpBuilder<'e> {
     #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
-        let draft = operation::draft(core, name, Kind::Work);
-        Self::describe(Submission { draft, permit: PermitMode::Wait })
+        let pending_op = operation::pending_op(core, name, Kind::Work);
+        Self::describe(Submission { pending_op, permit: PermitMode::Wait })
     }
 }
 
@@ -253,11 +253,11 @@ impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
 
 impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
     pub(crate) fn core(&self) -> &CoreRef {
-        &self.target.draft.payload().core
+        &self.target.pending_op.payload().core
     }
 
     pub(crate) fn state_mut(&mut self) -> &mut OpState {
-        self.target.draft.payload_mut()
+        self.target.pending_op.payload_mut()
     }
 
     /// Among ready operations, higher ones are started first. Default 0.

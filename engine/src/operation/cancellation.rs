@@ -33,7 +33,7 @@
 //! the operation leaves its queues.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_graph::{Mode, Pinned};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -102,7 +102,7 @@ impl Walk {
 }
 
 fn lock() -> MutexGuard<'static, Verdicts> {
-    VERDICTS.lock().unwrap_or_else(PoisonError::into_inner)
+    VERDICTS.lock()
 }
 
 /// Counts a probe, before its submission.

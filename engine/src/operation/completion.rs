@@ -15,7 +15,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, BodyResult, Error, FailureKind, OperationError};
-use crate::core::operation::{OpTag, Panic, bury};
+use crate::core::operation::{OpTag, Panic, drop_panic};
 use crate::exchange::ManagedTensor;
 use crate::export::{ExportOptions, export_held};
 use crate::import::{Copying, Produced, define};
@@ -202,7 +202,7 @@ impl std::fmt::Debug for Scope {
 
 impl Scope {
     fn lock(&self) -> MutexGuard<'_, ScopeState> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.inner.lock()
     }
 
     /// Identity of the operation.
@@ -303,7 +303,7 @@ impl Scope {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else {
             drop(inner);
-            return bury(panic);
+            return drop_panic(panic);
         };
         let failure = running.tag().panic_failure(panic);
         let operands = std::mem::take(&mut inner.operands);

@@ -122,8 +122,12 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 (options.declared.clone(), options.copying)
             }
         };
-        let tensor =
-            Tensor::promised(self.core().clone(), vars, declared, self.target.draft.payload().name.clone());
+        let tensor = Tensor::promised(
+            self.core().clone(),
+            vars,
+            declared,
+            self.target.pending_op.payload().name.clone(),
+        );
         (tensor, copying)
     }
 }

@@ -18,7 +18,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use estafette_devices::cpu::{self, Pool};
 use estafette_devices::{DeviceError, Fence, FenceSet, Order, Queue, Reactor};
-use estafette_graph::{Ended, GrantedAccess};
+use estafette_graph::{Completed, GrantedAccess};
 use smallvec::SmallVec;
 
 use crate::core::context::{self, Current};
@@ -397,19 +397,22 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
     }
     let core = granted.payload().core.id;
     let mut replaced = Replaced::default();
-    let mut ended = Ended::new();
-    granted.end(|finish| finish.state.finish_well(finish.mode, finish.flags, &mut replaced), &mut ended);
+    let mut completed = Completed::new();
+    granted.complete_into(
+        |finish| finish.state.finish_well(finish.mode, finish.flags, &mut replaced),
+        &mut completed,
+    );
     replaced.clear();
-    if let Some(handle) = ended.take_shared() {
+    if let Some(handle) = completed.take_shared() {
         notify_end(handle);
     }
-    let first = ended.next_granted()?;
-    if !ended.has_granted() && first.payload().handle_outlives_call(Some(core)) {
+    let first = completed.next_granted()?;
+    if !completed.has_granted() && first.payload().handle_outlives_call(Some(core)) {
         // The most frequent case, and the only one in a chain.
         return Some(first);
     }
     let mut ready = ReadyList::from_iter([first]);
-    ready.extend(std::iter::from_fn(|| ended.next_granted()));
+    ready.extend(std::iter::from_fn(|| completed.next_granted()));
     dispatch_keeping_first(&mut ready, Some(core))
 }
 

@@ -7,7 +7,7 @@ use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::error::{BodyResult, Error, OperationError};
-use crate::core::operation::{Op, OpDraft, OpGranted, OpTag, OpVar, Role};
+use crate::core::operation::{Op, OpGranted, OpPending, OpTag, OpVar, Role};
 use crate::operation::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::operation::body::Body;
 use crate::operation::builder::{OpBuilder, PermitMode, Submission};
@@ -101,23 +101,23 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
-        submit: impl FnOnce(OpDraft<'_>) -> T,
+        submit: impl FnOnce(OpPending<'_>) -> T,
     ) -> T {
-        let Self { target: Submission { mut draft, .. }, reads, writes, updates, options } = self;
-        draft.payload_mut().hold_permit();
+        let Self { target: Submission { mut pending_op, .. }, reads, writes, updates, options } = self;
+        pending_op.payload_mut().hold_permit();
         if let Some(queue) = options.and_then(|options| options.queue) {
-            draft.payload_mut().set_role(Role::Device(queue));
+            pending_op.payload_mut().set_role(Role::Device(queue));
         }
         let no_tensors =
             reads.tensors().is_empty() && writes.tensors().is_empty() && updates.tensors().is_empty();
         if no_tensors && produced.is_none() {
-            draft.payload_mut().set_body(body(reads, writes, updates));
-            if draft.payload().noted {
-                hooks::submitted(&draft);
+            pending_op.payload_mut().set_body(body(reads, writes, updates));
+            if pending_op.payload().noted {
+                hooks::submitted(&pending_op);
             }
-            return submit(draft);
+            return submit(pending_op);
         }
-        if draft.payload().noted {
+        if pending_op.payload().noted {
             [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().for_each(hooks::uses);
         }
         // The tensors move into the body, which another thread may run and drop before this call ends.
@@ -143,13 +143,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
         let body = body(reads, writes, updates);
         let body = if promised.is_empty() { body } else { if_writable(promised, body) };
-        draft.payload_mut().set_body(body);
-        let mut draft: OpDraft<'_> = draft;
-        accesses.iter().for_each(|(var, mode)| draft.access(var, *mode));
-        if draft.payload().noted {
-            hooks::submitted(&draft);
+        pending_op.payload_mut().set_body(body);
+        let mut pending_op: OpPending<'_> = pending_op;
+        accesses.iter().for_each(|(var, mode)| pending_op.access(var, *mode));
+        if pending_op.payload().noted {
+            hooks::submitted(&pending_op);
         }
-        submit(draft)
+        submit(pending_op)
     }
 
     /// Submits an operation whose body starts work elsewhere. The [`Completion`] reports the end of that
@@ -173,8 +173,8 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
 
 /// Enters the operation in the queues of its variables, and dispatches it if it is granted at once.
 #[inline(always)]
-fn submit_to_graph(draft: OpDraft<'_>) -> Op {
-    let (handle, granted) = draft.submit();
+fn submit_to_graph(pending_op: OpPending<'_>) -> Op {
+    let (handle, granted) = pending_op.submit();
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     }
@@ -182,16 +182,16 @@ fn submit_to_graph(draft: OpDraft<'_>) -> Op {
 }
 
 /// As [`submit_to_graph`], but an operation that is granted at once runs on this thread.
-pub(crate) fn submit_and_start(draft: OpDraft<'_>) -> Op {
-    let (handle, granted) = draft.submit();
+pub(crate) fn submit_and_start(pending_op: OpPending<'_>) -> Op {
+    let (handle, granted) = pending_op.submit();
     granted.into_iter().for_each(run::execute_one);
     Op::new(handle)
 }
 
 /// As [`submit_to_graph`], without a handle.
 #[inline(always)]
-fn submit_detached(draft: OpDraft<'_>) {
-    if let Some(granted) = draft.submit_unreferenced() {
+fn submit_detached(pending_op: OpPending<'_>) {
+    if let Some(granted) = pending_op.submit_unreferenced() {
         run::dispatch_one(granted);
     }
 }

@@ -194,8 +194,7 @@ fn fetching(
 ) -> impl FnOnce(Completion) + Send + 'static {
     let slots = Arc::clone(slots);
     move |completion| {
-        let taken =
-            slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_mut(at).and_then(Option::take);
+        let taken = slots.lock().get_mut(at).and_then(Option::take);
         completion.produce(taken.ok_or_else(|| BodyError::from("the operator gave no such result")));
     }
 }

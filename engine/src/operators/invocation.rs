@@ -124,7 +124,7 @@ impl Invocation {
             })),
             Results::Several(slots) => completion.complete(result.map(|produced| {
                 let filled = produced.into_iter().map(Some).collect();
-                *slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = filled;
+                *slots.lock() = filled;
             })),
         }
     }

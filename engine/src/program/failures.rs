@@ -3,9 +3,7 @@
 //! A node is skipped if it reads or updates the output of a node that failed or was skipped. A node that only
 //! overwrites such an output runs, and later readers of the new output run as well. Other nodes run.
 
-use std::sync::PoisonError;
-
-use estafette_graph::replay::Order;
+use estafette_graph::program::ProgramOrder;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 
@@ -34,9 +32,9 @@ impl Failures {
     }
 
     /// Notes the failure of `node`.
-    pub(super) fn note(&self, order: &Order, node: u32, failure: OperationError) {
+    pub(super) fn note(&self, order: &ProgramOrder, node: u32, failure: OperationError) {
         self.poison_readers(order, node);
-        let mut cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cause = self.cause.lock();
         // The first failure in time may differ from run to run, so the order of recording decides.
         let dropped = match &*cause {
             Some((known, _)) if *known < node => Some((node, failure)),
@@ -48,7 +46,7 @@ impl Failures {
     }
 
     /// Poisons the readers of `node`, which has failed or was skipped.
-    pub(super) fn poison_readers(&self, order: &Order, node: u32) {
+    pub(super) fn poison_readers(&self, order: &ProgramOrder, node: u32) {
         let poisoned =
             self.poisoned.get_or_init(|| (0..order.len()).map(|_| AtomicBool::new(false)).collect());
         for reader in order.readers(node) {
@@ -58,7 +56,7 @@ impl Failures {
 
     /// The outcome of the run, after all nodes have ended.
     pub(super) fn outcome(&self) -> Result<(), OperationError> {
-        match self.cause.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.cause.lock().take() {
             None => Ok(()),
             Some((_node, failure)) => Err(failure),
         }

@@ -5,7 +5,7 @@
 //! does not run. The first and every later replay launch the captured graph by one call of the driver, on the
 //! queue of the first node. That queue also waits for the work before the replay, on the device.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue};
 use estafette_graph::OpId;
@@ -96,13 +96,12 @@ struct Capture<'a> {
 
 impl Capture<'_> {
     fn launch(&self) -> Result<Fence, OperationError> {
-        let known = self.graph.captured.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.graph.captured.lock().clone();
         let captured = match known {
             Some(captured) => captured,
             None => {
                 let captured = self.record()?;
-                *self.graph.captured.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Arc::clone(&captured));
+                *self.graph.captured.lock() = Some(Arc::clone(&captured));
                 captured
             }
         };

@@ -1,7 +1,5 @@
 //! The fences that the variables of a replay carried when the replay was granted.
 
-use std::sync::PoisonError;
-
 use estafette_devices::{Fence, FenceSet};
 use estafette_sync::sync::Mutex;
 
@@ -22,11 +20,11 @@ pub(crate) struct Earlier {
 impl Inputs {
     /// Sets the fences, before the replay begins.
     pub(crate) fn set(&self, earlier: Earlier) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = earlier;
+        *self.0.lock() = earlier;
     }
 
     pub(super) fn take(&self) -> Earlier {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.0.lock())
     }
 }
 

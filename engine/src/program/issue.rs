@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use estafette_devices::{DeviceError, Entered, Fence, FenceSet, FenceState, Order, Queue, Reactor};
-use estafette_graph::replay;
+use estafette_graph::program;
 use estafette_sync::sync::OnceLock;
 
 use super::inputs::Earlier;
@@ -45,7 +45,7 @@ impl NodeFences {
     }
 
     /// The fences of the nodes that have no successor.
-    pub(super) fn last(&self, order: &replay::Order) -> Vec<Fence> {
+    pub(super) fn last(&self, order: &program::ProgramOrder) -> Vec<Fence> {
         let mut last = FenceSet::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
             last.extend(self.of(node).cloned());

@@ -1,6 +1,6 @@
 //! One node: its body in the plan, and its run where the node reports its end.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::{Fence, Queue};
 use estafette_sync::sync::Mutex;
@@ -121,7 +121,7 @@ enum TicketState {
 
 impl Ticket {
     fn swap(&self, with: impl FnOnce(&mut TicketState)) -> TicketState {
-        let mut stage = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stage = self.0.lock();
         let before = std::mem::replace(&mut *stage, TicketState::Over);
         if matches!(before, TicketState::Running) {
             with(&mut stage);

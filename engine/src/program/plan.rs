@@ -1,9 +1,9 @@
 //! The plan of a program, shared by all its runs.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::Queue;
-use estafette_graph::replay::{Countdown, Order};
+use estafette_graph::program::{Countdown, ProgramOrder};
 use estafette_sync::sync::Mutex;
 use smallvec::SmallVec;
 
@@ -23,7 +23,7 @@ pub(super) struct Plan {
     /// In the order of recording, as all lists by the number of a node.
     pub(super) bodies: Box<[NodeBody]>,
     pub(super) names: Box<[Name]>,
-    pub(super) order: Order,
+    pub(super) order: ProgramOrder,
     pub(super) footprint: Footprint,
     /// Length of the nodes in the last run.
     pub(super) pace: Pace,
@@ -47,7 +47,7 @@ pub(super) struct IssuePlan {
 }
 
 impl IssuePlan {
-    fn new(order: &Order, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
+    fn new(order: &ProgramOrder, queues: Box<[Option<Arc<dyn Queue>>]>) -> Self {
         let mut before: Box<[SmallVec<[u32; 2]>]> = vec![SmallVec::new(); order.len()].into();
         for node in numbers(order.len()) {
             for after in order.successors(node) {
@@ -75,7 +75,7 @@ impl Plan {
     pub(super) fn new(
         name: Name,
         nodes: Vec<Node>,
-        order: Order,
+        order: ProgramOrder,
         footprint: Footprint,
         graph: Option<GraphPlan>,
         worker_only: bool,
@@ -114,7 +114,7 @@ impl Plan {
 
     /// A countdown for a run whose first `done` nodes have run.
     pub(super) fn countdown(&self, done: usize) -> Countdown {
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let spare = self.spare.lock().pop();
         let mut countdown = spare.unwrap_or_else(|| Countdown::new(self.len()));
         countdown.restart(&self.order, done);
         countdown
@@ -122,7 +122,7 @@ impl Plan {
 
     /// Keeps the countdown of a run that has ended for a later run.
     pub(super) fn recycle(&self, countdown: Countdown) {
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {
             spare.push(countdown);
         }

@@ -1,6 +1,6 @@
 //! One run of a program, from grant to completion.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_devices::Fence;
 use estafette_graph::OpId;
@@ -84,7 +84,7 @@ impl Run {
 
     /// Ends the operation. `left` marks the device work of the nodes. Called once, after the last node.
     pub(super) fn complete(&self, left: &[Fence]) {
-        let completion = self.completion.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let completion = self.completion.lock().take();
         let completion = completion.expect("one thread accounts for the last node");
         completion.conclude_after(left, self.failures.outcome());
     }

@@ -1,10 +1,10 @@
 //! A run by several threads, with a counter per node. The protocol is that of
-//! [`Countdown`](estafette_graph::replay::Countdown).
+//! [`Countdown`](estafette_graph::program::Countdown).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use estafette_graph::replay::Countdown;
+use estafette_graph::program::Countdown;
 use estafette_sync::hint;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::Instant;
@@ -195,7 +195,7 @@ impl SharedRun {
     /// its helper needs none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
-        let mut helper = self.helper().target.draft;
+        let mut helper = self.helper().target.pending_op;
         helper.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())

@@ -61,7 +61,7 @@ impl Region {
     }
 
     fn owners(&self) -> MutexGuard<'_, Owners> {
-        self.own.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.own.lock()
     }
 
     fn own(&self) -> OpVar {
@@ -88,7 +88,7 @@ impl Region {
 
     /// Makes imports from inside this memory find `lease`.
     pub(crate) fn add_lease(&self, lease: &Arc<LeaseState>) {
-        let mut leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut leases = self.leases.lock();
         while leases.known.last().is_some_and(|known| known.strong_count() == 0) {
             leases.known.pop();
         }
@@ -114,7 +114,7 @@ impl Region {
             keep.push(Arc::clone(&lease));
             return Some(lease);
         }
-        let leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let leases = self.leases.lock();
         for lease in leases.known.iter().rev().filter_map(Weak::upgrade) {
             keep.push(Arc::clone(&lease));
             if lease.protects() && (origin == Origin::Lent || lease.can_be_imported_from_here()) {
@@ -128,7 +128,7 @@ impl Region {
 
     /// Makes a lease of this memory an alias, unless something was derived from it: that has no place in the graph but the lease's.
     pub(crate) fn untrack(&self, lease: &LeaseState) -> bool {
-        let _leases = self.leases.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let _leases = self.leases.lock();
         let alone = !lease.has_scope();
         if alone {
             lease.untrack();

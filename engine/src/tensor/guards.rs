@@ -31,14 +31,14 @@ impl Open {
 
     /// Notes how the body ended. The operation completes when the last guard is gone as well.
     pub(crate) fn conclude(&self, result: Result<(), OperationError>) {
-        self.result.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(result);
+        self.result.lock().get_or_insert(result);
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let running = self.running.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        let result = self.result.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let running = self.running.get_mut().take();
+        let result = self.result.get_mut().take();
         let Some(running) = running else { return };
         // A body that was dropped before it ended (its runtime went away) has no result: `Running` reports that.
         let Some(result) = result else { return };

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_report::Recording;
 use estafette_report::attribution::attribute_within;
@@ -76,7 +76,7 @@ impl Block {
 type Words = SmallVec<[u64; 16]>;
 
 /// What is known of one operation so far.
-struct Draft {
+struct PendingOp {
     operation: Operation,
     submitted: Option<Use>,
     owner: Option<LeaseOwner>,
@@ -140,7 +140,7 @@ impl Entries<'static> {
     /// Those of a session that is closed.
     pub(super) fn of(session: &Session, about: Recording) -> Self {
         let mut entries = Self::new(session.ticks.scale(), about, Box::new(names::get));
-        let threads = session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let threads = session.threads.lock().clone();
         threads.iter().for_each(|thread| entries.log(thread));
         entries.finish()
     }
@@ -368,9 +368,9 @@ impl<'a> Entries<'a> {
     }
 
     /// What the entries of an operation tell.
-    fn draft(&self, at: usize) -> Draft {
+    fn draft(&self, at: usize) -> PendingOp {
         let id = self.id(at);
-        let mut draft = Draft {
+        let mut draft = PendingOp {
             operation: self.empty(id),
             submitted: None,
             owner: None,
@@ -533,7 +533,7 @@ impl Source for Entries<'_> {
     }
 }
 
-impl Draft {
+impl PendingOp {
     fn submitted(&mut self, entries: &Entries<'_>, reading: &Reading, at: Nanos, name: u32, what: Use) {
         self.submitted = Some(what);
         self.operation.submitted = at;

@@ -3,8 +3,8 @@
 //! All of it is out of line: callers look at the operation's flag first, and that is all they do while no journal is open.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use estafette_devices::{Fence, Reactor, Timing};
 use estafette_graph::{Mode, OpId, VarId};
@@ -16,7 +16,7 @@ use super::events;
 use super::names;
 use super::writer::{self, Writer};
 use crate::core::error::FailureKind;
-use crate::core::operation::{Kind, Name, OpDraft, OpGranted, OpState};
+use crate::core::operation::{Kind, Name, OpGranted, OpPending, OpState};
 use crate::core::var_state::Ending;
 use crate::lease::owner::LeaseOwner;
 use crate::tensor::handle::{Tensor, TensorInner};
@@ -88,11 +88,11 @@ impl Writer {
 /// A drafted operation is about to be submitted.
 #[cold]
 #[inline(never)]
-pub(crate) fn submitted(draft: &OpDraft<'_>) {
-    events::submitted(draft.id().get(), draft.payload().name.as_str(), draft.accesses().len());
+pub(crate) fn submitted(pending_op: &OpPending<'_>) {
+    events::submitted(pending_op.id().get(), pending_op.payload().name.as_str(), pending_op.accesses().len());
     writer::with(|writer| {
-        let accesses = draft.accesses().map(|(var, mode)| (var.get(), mode));
-        writer.submitted(draft.id().get(), draft.payload(), accesses);
+        let accesses = pending_op.accesses().map(|(var, mode)| (var.get(), mode));
+        writer.submitted(pending_op.id().get(), pending_op.payload(), accesses);
     });
 }
 
@@ -229,7 +229,7 @@ estafette_sync::statics! {
 }
 
 fn timings() -> estafette_sync::sync::MutexGuard<'static, BTreeMap<u64, Arc<dyn Timing>>> {
-    TIMINGS.lock().unwrap_or_else(PoisonError::into_inner)
+    TIMINGS.lock()
 }
 
 /// It ran well and left nothing behind; about to be completed.

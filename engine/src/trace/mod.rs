@@ -32,7 +32,7 @@ mod writer;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette_report::{Recording, file, perfetto};
 use estafette_sync::sync::Mutex;
@@ -192,7 +192,7 @@ impl Journal {
         }
         let pages = pages.min(BLOCKS_MAX);
         let program = options.program.unwrap_or_else(program_name);
-        let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut session = SESSION.lock();
         if session.is_some() {
             return Err(Error::Conflict("stalls are being recorded already".into()));
         }
@@ -276,7 +276,7 @@ impl Journal {
     }
 
     fn close(&self) {
-        let mut session = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut session = SESSION.lock();
         if session.as_ref().is_some_and(|open| Arc::ptr_eq(open, &self.session)) {
             *session = None;
             OPEN.fetch_and(EVENTS, Ordering::Release);

@@ -2,7 +2,6 @@
 //! tensor when they make it, and begin to record later.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
 
 use estafette_report::model::Text;
 use estafette_sync::sync::Mutex;
@@ -18,12 +17,12 @@ estafette_sync::statics! {
 }
 
 pub(super) fn note(var: u64, name: &str) {
-    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = NAMES.lock();
     names.insert(var, name.to_owned());
     if names.len() > NAMES_MAX {
         names.pop_first();
     }
-    if let Some(fresh) = &mut *FRESH.lock().unwrap_or_else(PoisonError::into_inner)
+    if let Some(fresh) = &mut *FRESH.lock()
         && fresh.len() < NAMES_MAX
     {
         fresh.push(var);
@@ -32,22 +31,22 @@ pub(super) fn note(var: u64, name: &str) {
 
 /// Whether [`fresh`] will be asked; from then on it has all names.
 pub(super) fn watch(on: bool) {
-    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = NAMES.lock();
     let fresh = on.then(|| names.keys().copied().collect());
-    *FRESH.lock().unwrap_or_else(PoisonError::into_inner) = fresh;
+    *FRESH.lock() = fresh;
 }
 
 /// The names that were given since the last call.
 pub(super) fn fresh() -> Vec<(u64, String)> {
-    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut fresh = FRESH.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = NAMES.lock();
+    let mut fresh = FRESH.lock();
     let fresh = fresh.as_mut().map(std::mem::take).unwrap_or_default();
     fresh.into_iter().filter_map(|var| Some((var, names.get(&var)?.clone()))).collect()
 }
 
 /// The name of a variable, if it has one.
 pub(super) fn get(var: u64) -> Option<Text> {
-    let names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = NAMES.lock();
     names.get(&var).map(|name| name.as_str().into())
 }
 

@@ -6,8 +6,8 @@
 //! finds the stock empty does not wait for it.
 
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, PoisonError};
 
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -79,7 +79,7 @@ impl Stocked {
     /// A page, if one is ready.
     pub(super) fn take(&self) -> Option<Page> {
         let filler = self.filler.as_ref()?;
-        let Ok(mut pages) = self.stock.pages.try_lock() else { return None };
+        let mut pages = self.stock.pages.try_lock()?;
         let page = pages.pop();
         let low = pages.len() == PAGES / 2 || page.is_none();
         drop(pages);
@@ -114,9 +114,7 @@ impl Stock {
 
     /// Adds a slab's pages if there are few; says whether it did.
     fn fill(&self) -> bool {
-        let few = |stock: &Mutex<Vec<Page>>| {
-            stock.lock().unwrap_or_else(PoisonError::into_inner).len() <= PAGES / 2
-        };
+        let few = |stock: &Mutex<Vec<Page>>| stock.lock().len() <= PAGES / 2;
         if !few(&self.pages) {
             return false;
         }
@@ -126,7 +124,7 @@ impl Stock {
         }
         let slab = Slab::touched();
         let pages = (0..PAGES).map(|number| Page::stocked(Arc::clone(&slab), number));
-        self.pages.lock().unwrap_or_else(PoisonError::into_inner).extend(pages);
+        self.pages.lock().extend(pages);
         true
     }
 }

@@ -21,7 +21,7 @@ mod read;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_report::file;
@@ -155,7 +155,7 @@ impl Unfinished {
         // It contains no foreign code, so it does not panic; if it did, the file ends there.
         let _ = thread.join();
         names::watch(false);
-        self.shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.shared.failed.lock().take()
     }
 
     /// Ends the writing and removes the file.
@@ -182,7 +182,7 @@ impl Writing {
             let last = shared.closed.load(Ordering::Acquire);
             if let Err(error) = self.flush() {
                 tracing::warn!(%error, "what is recorded is not written to its unfinished file any more");
-                *shared.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *shared.failed.lock() = Some(error);
                 return;
             }
             if last {
@@ -194,7 +194,7 @@ impl Writing {
 
     /// Writes all that was noted since the last time.
     fn flush(&mut self) -> io::Result<()> {
-        let threads = self.session.threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let threads = self.session.threads.lock().clone();
         for (number, log) in threads.into_iter().enumerate() {
             if number == self.cursors.len() {
                 self.cursors.push(Cursor::of(log, number as u32));

@@ -52,7 +52,7 @@ impl Session {
     }
 
     pub(super) fn lost(&self) -> u64 {
-        let threads = self.threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let threads = self.threads.lock();
         threads.iter().map(|thread| thread.lost.load(Ordering::Relaxed)).sum()
     }
 
@@ -193,9 +193,9 @@ pub(super) fn with(f: impl FnOnce(&mut Writer)) {
 impl Writer {
     #[cold]
     fn enter() -> Option<Self> {
-        let session = SESSION.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()?;
+        let session = SESSION.lock().clone()?;
         let log = Arc::new(ThreadLog::of_this_thread());
-        session.threads.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(Arc::clone(&log));
+        session.threads.lock().push(Arc::clone(&log));
         Some(Self {
             session,
             log,

@@ -12,7 +12,6 @@
 mod watcher;
 
 use std::num::NonZeroU64;
-use std::sync::PoisonError;
 use std::task::{Context, Waker};
 
 use estafette_graph::OpId;
@@ -227,7 +226,7 @@ estafette_sync::statics! {
 }
 
 fn list(number: usize) -> MutexGuard<'static, List> {
-    ENTRIES[number].lock().unwrap_or_else(PoisonError::into_inner)
+    ENTRIES[number].lock()
 }
 
 impl List {

@@ -6,9 +6,8 @@
 //! ([`awaits`](crate::wait::awaits)), for a [hundredth](PACE) of its time at most.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::PoisonError;
 
-use estafette_graph::{OpId, Step, Walk, What};
+use estafette_graph::{OpId, Step, StepKind, Walk};
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
@@ -73,7 +72,7 @@ impl Pace {
     }
 
     fn from(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -108,11 +107,11 @@ impl Look {
 
     /// Looks further, up to `limit` accesses in all.
     pub(crate) fn run(&mut self, limit: usize) {
-        let before = self.walk.looked_at();
+        let before = self.walk.inspected();
         self.complete = self.walk.run(limit, |state, found| {
             state.pins().each(|pin| found.push((pin.number(), pin.lease().info())));
         });
-        count(self.walk.looked_at() - before);
+        count(self.walk.inspected() - before);
     }
 
     /// Whether everything was found.
@@ -123,14 +122,14 @@ impl Look {
     /// The operations found, those included that the look began with, and whether they are granted.
     pub(crate) fn ops(&self) -> impl Iterator<Item = (OpId, bool, &OpState)> {
         self.walk.steps().filter_map(|step| match step.what {
-            What::Op(state) => Some((step.id, step.granted, state)),
-            What::Hold(_) => None,
+            StepKind::Op(state) => Some((step.id, step.granted, state)),
+            StepKind::Pin(_) => None,
         })
     }
 
     /// For each place, whether one of the granted operations there that it waits for, or itself, is such.
     pub(crate) fn reaches(&self, such: impl Fn(&OpState) -> bool) -> Vec<bool> {
-        self.walk.reaches(|step| matches!(step.what, What::Op(state) if such(state)))
+        self.walk.reaches(|step| matches!(step.what, StepKind::Op(state) if such(state)))
     }
 
     /// The leases that hold up the operations that the look began with, if nothing else does. An operation that has ended is left
@@ -144,7 +143,7 @@ impl Look {
         let mut leases = Vec::new();
         for step in self.walk.steps().filter(|step| step.granted) {
             let is_root = self.roots.contains(&step.id);
-            if is_root && matches!(step.what, What::Op(state) if state.phase() == Phase::Done) {
+            if is_root && matches!(step.what, StepKind::Op(state) if state.phase() == Phase::Done) {
                 continue;
             }
             leases.push(lease_of(&step).filter(|_| ends || !is_root)?);
@@ -201,8 +200,8 @@ pub(crate) fn held<'a>(ops: impl Iterator<Item = &'a OpHandle>) -> (HashSet<OpId
 /// The lease, when this is one that is held.
 fn lease_of(step: &Step<'_, OpState, LeaseInfo>) -> Option<LeaseInfo> {
     match step.what {
-        What::Hold(lease) => Some(lease.clone()),
-        What::Op(state) => held_lease(state),
+        StepKind::Pin(lease) => Some(lease.clone()),
+        StepKind::Op(state) => held_lease(state),
     }
 }
 

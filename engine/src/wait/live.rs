@@ -1,7 +1,7 @@
 //! The engine while it runs: what is stalled at this moment, and who is told when that lasts.
 
 use std::collections::HashSet;
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use estafette_sync::stack;
@@ -170,18 +170,18 @@ fn report_new(stalled: Vec<(u64, Stall<'_>)>, reported: &mut HashSet<u64>, on_st
 impl Ended {
     /// Whether `pause` went by without the end.
     fn sleep(&self, pause: Duration) -> bool {
-        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        let flag = self.flag.lock();
         if *flag {
             return false;
         }
-        let (flag, _) = self.changed.wait_timeout(flag, pause).unwrap_or_else(PoisonError::into_inner);
+        let (flag, _) = self.changed.wait_timeout(flag, pause);
         !*flag
     }
 }
 
 impl Drop for StallWatch {
     fn drop(&mut self) {
-        *self.ended.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.ended.flag.lock() = true;
         self.ended.changed.notify_all();
     }
 }

@@ -13,7 +13,7 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::core::context;
 use crate::core::error::Error;
-use crate::core::operation::{Op, bury};
+use crate::core::operation::{Op, drop_panic};
 use crate::core::var_state::{Asked, Replaced};
 use crate::engine::Engine;
 use crate::exchange::callback;
@@ -43,7 +43,7 @@ where
         let waker = Waker::from(Arc::clone(&self));
         loop {
             let seen = self.wanted.load(Ordering::Acquire);
-            let task = self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+            let task = self.task.lock().take();
             let Some((mut future, callback)) = task else { return };
             match context::told(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
                 Poll::Ready(output) => {
@@ -51,8 +51,7 @@ where
                     return callback(output);
                 }
                 Poll::Pending => {
-                    *self.task.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-                        Some((future, callback));
+                    *self.task.lock() = Some((future, callback));
                 }
             }
             if self.wanted.fetch_sub(seen, Ordering::AcqRel) == seen {
@@ -113,7 +112,7 @@ impl Tensor {
             let call = || callback::run(|| callback(outcome));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
                 tracing::error!("a callback of a tensor panicked");
-                bury(panic);
+                drop_panic(panic);
             }
         });
     }

@@ -68,14 +68,14 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
         return Looked::Failed(Box::new(error));
     }
     let signal = Arc::new(Signal::new());
-    let mut draft = operation::draft(&tensor.core, Name::Static("ready"), Kind::Probe);
-    draft.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
-    tensor.vars.iter().for_each(|var| draft.access(var, Mode::Read));
-    if draft.payload().noted {
-        hooks::submitted(&draft);
+    let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::Probe);
+    pending_op.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
+    tensor.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
+    if pending_op.payload().noted {
+        hooks::submitted(&pending_op);
     }
     cancellation::probe_enters();
-    let (handle, granted) = draft.submit();
+    let (handle, granted) = pending_op.submit();
     let probe = Probe { signal, handle, pending: Pending::default() };
     if let Some(granted) = granted {
         run::dispatch_one(granted);

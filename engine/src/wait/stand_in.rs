@@ -14,7 +14,6 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::PoisonError;
 
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +24,7 @@ use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
-use crate::core::operation::bury;
+use crate::core::operation::drop_panic;
 use crate::operation::run;
 
 /// The most stand-ins of one engine. Each is a thread that is blocked in a wait of an operation that it runs, but for the last one, so
@@ -173,7 +172,7 @@ pub(crate) fn is_one() -> bool {
 impl StandIns {
     fn roll(&self) -> MutexGuard<'_, Roll> {
         // Nothing foreign runs under this lock.
-        self.roll.lock().unwrap_or_else(PoisonError::into_inner)
+        self.roll.lock()
     }
 
     fn is_wanted(&self) -> bool {
@@ -232,7 +231,7 @@ impl StandIns {
                 roll.alive -= 1;
                 return false;
             }
-            roll = self.called.wait_timeout(roll, left).unwrap_or_else(PoisonError::into_inner).0;
+            roll = self.called.wait_timeout(roll, left).0;
         }
         roll.calls -= 1;
         roll.resting -= 1;
@@ -256,7 +255,7 @@ fn stand_in(core: CoreRef) {
             if let Some(job) = core.pool.try_take() {
                 if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run::execute(job.0))) {
                     tracing::error!("what an operation left behind panicked");
-                    bury(panic);
+                    drop_panic(panic);
                 }
                 continue;
             }

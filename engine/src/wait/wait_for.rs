@@ -4,7 +4,6 @@
 //! that wait for each other's results would wait for ever, and an engine full of them would look busy.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::PoisonError;
 
 use estafette_graph::OpId;
 use estafette_sync::sync::{Mutex, MutexGuard};
@@ -32,7 +31,7 @@ struct Entries {
 }
 
 fn lock() -> MutexGuard<'static, Entries> {
-    BLOCKED.lock().unwrap_or_else(PoisonError::into_inner)
+    BLOCKED.lock()
 }
 
 /// Notes, until dropped, that the operation that the calling code runs as is blocked. Outside of operations there is

@@ -1,7 +1,7 @@
 //! Threads that sleep until something wakes them: for long, while [another one](crate::wait::awaits) looks at what they wait for; and in engines
 //! without workers, until there is work.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use estafette_sync::sync::{Condvar, Mutex};
@@ -24,7 +24,7 @@ struct Sleeper {
 
 impl Wake for Sleeper {
     fn wake(self: Arc<Self>) {
-        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *self.woken.lock() = true;
         self.changed.notify_one();
     }
 }
@@ -32,16 +32,16 @@ impl Wake for Sleeper {
 impl Sleeper {
     /// Sleeps until it is woken, or until `deadline`. Whether it was woken.
     fn sleep(&self, deadline: Option<Instant>) -> bool {
-        let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut woken = self.woken.lock();
         while !*woken {
             woken = match deadline {
-                None => self.changed.wait(woken).unwrap_or_else(PoisonError::into_inner),
+                None => self.changed.wait(woken),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return false;
                     }
-                    self.changed.wait_timeout(woken, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.changed.wait_timeout(woken, left).0
                 }
             };
         }

@@ -1,7 +1,7 @@
 //! The suite that every device has to pass, on this one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use estafette::devices::conformance::{self, Harness, Skip};
 use estafette::devices::cuda::CudaQueue;
@@ -35,7 +35,7 @@ impl Harness for Cuda<'_> {
             |error| Skip::because(format!("the device does not wait for a word of the host: {error:?}"));
         let flag = self.setup.driver.flag().map_err(reason)?;
         self.setup.driver.wait_for(queue.native(), flag).map_err(reason)?;
-        self.flags.lock().unwrap_or_else(PoisonError::into_inner).push(flag);
+        self.flags.lock().push(flag);
         Ok(Box::new(move || flag.set(1)))
     }
 
@@ -51,7 +51,7 @@ pub fn run(setup: &Setup, record: &mut Record) -> Result<(), Failure> {
     let outcome = catch_unwind(AssertUnwindSafe(|| conformance::run(&cuda)));
     // Some checks leave their queue blocked. A later step that waits for the whole context, as cudarc does when it makes a
     // stream, would never come back.
-    cuda.flags.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().for_each(|flag| flag.set(1));
+    cuda.flags.into_inner().into_iter().for_each(|flag| flag.set(1));
     let report = outcome.map_err(|_| Failure::wrong("a check failed; its name is above"))?;
     for (name, Skip(reason)) in &report.skipped {
         record.skipped(&format!("conformance: {name}"), reason);

@@ -27,7 +27,7 @@ pub struct Seen {
 
 impl Seen {
     pub fn is_in_use(&self, at: usize) -> bool {
-        self.in_use.lock().unwrap().contains(&at)
+        self.in_use.lock().contains(&at)
     }
 }
 
@@ -53,10 +53,10 @@ impl Watched {
 
     /// Work of a consumer on the memory at `at`, on a queue that the engine does not know.
     pub fn use_memory(&self, at: usize) {
-        self.seen.in_use.lock().unwrap().push(at);
+        self.seen.in_use.lock().push(at);
         let seen = Arc::clone(&self.seen);
         let work = move || {
-            let mut in_use = seen.in_use.lock().unwrap();
+            let mut in_use = seen.in_use.lock();
             let place = in_use.iter().position(|one| *one == at).unwrap();
             in_use.swap_remove(place);
         };
@@ -95,7 +95,7 @@ impl Device for Watched {
 
     fn barrier(&self) -> Result<Fence, DeviceError> {
         self.seen.spoiled.fetch_add(self.seen.capturing.load(Ordering::SeqCst).into(), Ordering::SeqCst);
-        let error = self.barriers.lock().unwrap().pop_front();
+        let error = self.barriers.lock().pop_front();
         let barrier = error.map_or_else(|| self.sim.barrier(), Err);
         self.seen.spoiled.fetch_add(self.seen.capturing.load(Ordering::SeqCst).into(), Ordering::SeqCst);
         barrier

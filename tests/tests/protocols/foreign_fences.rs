@@ -44,7 +44,7 @@ struct Calls {
 unsafe fn of<'a>(context: *mut c_void) -> &'a Foreign {
     // SAFETY: as above.
     let foreign = unsafe { &*context.cast::<Foreign>() };
-    assert_ne!(*foreign.holders.lock().unwrap(), 0, "used after its release");
+    assert_ne!(*foreign.holders.lock(), 0, "used after its release");
     foreign
 }
 
@@ -62,7 +62,7 @@ unsafe extern "C" fn subscribe(
 ) -> i32 {
     // SAFETY: called with its context.
     let foreign = unsafe { of(context) };
-    let mut calls = foreign.calls.lock().unwrap();
+    let mut calls = foreign.calls.lock();
     if foreign.is_settled.load(Ordering::SeqCst) {
         return PENDING;
     }
@@ -77,7 +77,7 @@ unsafe extern "C" fn subscribe(
 unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
     // SAFETY: called with its context.
     let foreign = unsafe { of(context) };
-    let mut calls = foreign.calls.lock().unwrap();
+    let mut calls = foreign.calls.lock();
     let before = calls.waiting.len();
     calls.waiting.retain(|(number, ..)| *number != token);
     if calls.waiting.len() == before {
@@ -89,13 +89,13 @@ unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
 
 unsafe extern "C" fn retain(context: *mut c_void) {
     // SAFETY: called with its context.
-    *unsafe { of(context) }.holders.lock().unwrap() += 1;
+    *unsafe { of(context) }.holders.lock() += 1;
 }
 
 unsafe extern "C" fn release(context: *mut c_void) {
     // SAFETY: called with its context.
     let foreign = unsafe { of(context) };
-    *foreign.holders.lock().unwrap() -= 1;
+    *foreign.holders.lock() -= 1;
     foreign.released.notify_all();
 }
 
@@ -119,7 +119,7 @@ impl Foreign {
             retain: Some(retain),
             release: Some(release),
         };
-        *self.holders.lock().unwrap() = 1;
+        *self.holders.lock() = 1;
         // SAFETY: a true description; each test waits for the last release.
         let fence = unsafe { import(NonNull::from(&mut raw), &[]) }.unwrap();
         // SAFETY: the first share.
@@ -129,7 +129,7 @@ impl Foreign {
 
     /// Settles, and calls under the lock what has subscribed. `again` calls the first subscription twice.
     fn settle_and_call(&self, again: bool) {
-        let mut calls = self.calls.lock().unwrap();
+        let mut calls = self.calls.lock();
         self.is_settled.store(true, Ordering::SeqCst);
         let waiting = std::mem::take(&mut calls.waiting);
         for (_, callback, argument) in waiting.iter().chain(waiting.first().filter(|_| again)) {
@@ -145,9 +145,9 @@ impl Foreign {
 
     /// Waits until the last share was released. A share that is kept is a deadlock.
     fn wait_released(&self) {
-        let mut holders = self.holders.lock().unwrap();
+        let mut holders = self.holders.lock();
         while *holders > 0 {
-            holders = self.released.wait(holders).unwrap();
+            holders = self.released.wait(holders);
         }
         drop(holders);
         // An execution must not end within a function of C.
@@ -165,21 +165,21 @@ struct Once {
 impl Once {
     /// Waits for the answer.
     fn wait(&self) {
-        let mut answers = self.answers.lock().unwrap();
+        let mut answers = self.answers.lock();
         while *answers == 0 {
-            answers = self.answered.wait(answers).unwrap();
+            answers = self.answered.wait(answers);
         }
     }
 
     fn answers(&self) -> usize {
-        *self.answers.lock().unwrap()
+        *self.answers.lock()
     }
 }
 
 impl Subscriber for Once {
     fn settled(self: Arc<Self>, outcome: Outcome) {
         assert!(outcome.is_ok());
-        let mut answers = self.answers.lock().unwrap();
+        let mut answers = self.answers.lock();
         *answers += 1;
         assert_eq!(*answers, 1, "answered twice");
         self.answered.notify_all();
@@ -233,7 +233,7 @@ fn a_wait_that_is_dropped_takes_its_own_subscription_back_and_no_other() {
         foreign.wait_released();
         assert_eq!(stays.answers(), 1);
         assert!(foreign.unsubscribed.load(Ordering::SeqCst) <= 1);
-        assert!(foreign.calls.lock().unwrap().waiting.is_empty());
+        assert!(foreign.calls.lock().waiting.is_empty());
     });
 }
 

@@ -65,7 +65,7 @@ fn memory_is_written_and_freed_after_work_that_is_not_known_and_its_device_goes_
         explore_in_time(SCHEDULES, move || {
             let device = Watched::new();
             let seen = device.seen.clone();
-            device.barriers.lock().unwrap().extend((0..refusals).map(|_| refused()));
+            device.barriers.lock().extend((0..refusals).map(|_| refused()));
             let engine = engine(&device, LONG);
             thread::scope(|scope| {
                 for _ in 0..2 {
@@ -95,7 +95,7 @@ fn memory_whose_barrier_fails_is_never_freed_and_holds_nothing_up() {
     explore_in_time(SCHEDULES, || {
         let device = Watched::new();
         let seen = device.seen.clone();
-        device.barriers.lock().unwrap().extend([broken()]);
+        device.barriers.lock().extend([broken()]);
         let engine = engine(&device, LONG);
         let (tensor, at) = memory(&engine, &device);
         let lease = lend(&tensor);

@@ -1,13 +1,13 @@
 //! Our fence as a struct for other schedulers.
 
 use std::ffi::{CString, c_char, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use estafette_devices::{
     DLDevice, Device, Fence, FenceState, NativeEvent, Order, Outcome, Reactor, Subscriber,
 };
+use estafette_sync::panic::contain_panic;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, OnceLock};
 use estafette_sync::valgrind;
@@ -84,9 +84,8 @@ unsafe fn exported<'a>(context: *mut c_void) -> &'a Exported {
 /// Runs `f` where a panic has nowhere to go.
 fn guarded<T>(otherwise: T, f: impl FnOnce() -> T) -> T {
     valgrind::before();
-    let result = catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        crate::core::operation::bury(panic);
-        tracing::error!("a panic in a fence that was handed out was contained");
+    let result = contain_panic(f).unwrap_or_else(|message| {
+        tracing::error!(message, "a panic in a fence that was handed out was contained");
         otherwise
     });
     valgrind::after();
@@ -165,7 +164,7 @@ unsafe impl Send for Call {}
 
 impl Subscription {
     fn take(&self) -> Option<Call> {
-        self.call.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        self.call.lock().take()
     }
 }
 
@@ -182,7 +181,7 @@ impl Subscriber for Subscription {
     }
 
     fn abandoned(&self) -> bool {
-        self.call.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).is_none()
+        self.call.lock().is_none()
     }
 }
 
@@ -213,7 +212,7 @@ unsafe extern "C" fn subscribe(
             unsafe { token.write(number) };
         }
         {
-            let mut known = exported.subscriptions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut known = exported.subscriptions.lock();
             known.retain(|known| !known.abandoned());
             known.push(subscription.clone());
         }
@@ -230,7 +229,7 @@ unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
     }
     guarded(FAILED, || {
         let found = {
-            let mut known = exported.subscriptions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let mut known = exported.subscriptions.lock();
             let at = known.iter().position(|known| known.number == token);
             at.map(|at| known.swap_remove(at))
         };

@@ -392,7 +392,7 @@ impl Registry {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    mutex.lock()
 }
 
 /// Queries each fence whose subscription is due. Fences that have settled end their subscriptions as if they had called. False if there

@@ -96,7 +96,7 @@ impl Foreign {
 
     /// Calls everybody, under its own lock.
     fn tell(&self, status: i32, message: *const c_char) {
-        for call in self.calls.lock().unwrap().iter() {
+        for call in self.calls.lock().iter() {
             // SAFETY: subscribed, and any thread may call.
             unsafe { (call.callback)(call.argument, status, message) };
         }
@@ -120,7 +120,7 @@ unsafe extern "C" fn subscribe(
     argument: *mut c_void,
     token: *mut u64,
 ) -> i32 {
-    let mut calls = of(context).calls.lock().unwrap();
+    let mut calls = of(context).calls.lock();
     let number = calls.len() as u64 + 1;
     calls.push(Call { callback: callback.unwrap(), argument, token: number });
     // SAFETY: a place for it, says the contract.
@@ -138,7 +138,7 @@ unsafe extern "C" fn subscribe_refuses(
 }
 
 unsafe extern "C" fn unsubscribe(context: *mut c_void, token: u64) -> i32 {
-    of(context).calls.lock().unwrap().retain(|call| call.token != token);
+    of(context).calls.lock().retain(|call| call.token != token);
     OK
 }
 
@@ -155,7 +155,7 @@ unsafe extern "C" fn release(context: *mut c_void) {
 }
 
 unsafe extern "C" fn order_on(context: *mut c_void, _device: DLDevice, stream: *mut c_void) -> i32 {
-    of(context).ordered.lock().unwrap().push(stream as usize);
+    of(context).ordered.lock().push(stream as usize);
     OK
 }
 
@@ -197,7 +197,7 @@ fn a_fence_that_tells_is_not_polled() {
     let fence = take_over(foreign.telling()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
-        while foreign.calls.lock().unwrap().is_empty() {
+        while foreign.calls.lock().is_empty() {
             std::thread::yield_now();
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -232,7 +232,7 @@ fn failure_travels_with_its_message() {
     let fence = take_over(foreign.telling()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
-        while foreign.calls.lock().unwrap().is_empty() {
+        while foreign.calls.lock().is_empty() {
             std::thread::yield_now();
         }
         foreign.tell(FAILED, c"no ink".as_ptr());
@@ -258,7 +258,7 @@ fn a_fence_that_has_settled_and_never_calls_ends_waits_by_its_query() {
         estafette_devices::Reactor::global().when_settled([&fence], move |outcome| {
             sender.send((outcome, std::thread::current().name().map(str::to_owned))).unwrap();
         });
-        assert_eq!(foreign.calls.lock().unwrap().len(), 1);
+        assert_eq!(foreign.calls.lock().len(), 1);
         foreign.settle(status);
         // The subscription is what keeps the fence.
         drop(fence);
@@ -316,7 +316,7 @@ fn one_that_signals_something_that_is_no_end_has_failed() {
     let fence = take_over(foreign.telling()).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| fence.wait_timeout(Some(LONG)).unwrap());
-        while foreign.calls.lock().unwrap().is_empty() {
+        while foreign.calls.lock().is_empty() {
             std::thread::yield_now();
         }
         foreign.tell(PENDING, std::ptr::null());
@@ -331,7 +331,7 @@ fn callbacks_under_the_fences_own_lock_meet_nobody_who_needs_it() {
     let fence = take_over(foreign.telling()).unwrap();
     let (sender, told) = std::sync::mpsc::channel();
     estafette_devices::Reactor::global().when_settled([&fence], move |_outcome| {
-        let waiting = foreign.calls.lock().unwrap().len();
+        let waiting = foreign.calls.lock().len();
         sender.send((waiting, std::thread::current().name().map(str::to_owned))).unwrap();
     });
     // The last holder goes too: the release must not come under that lock either.
@@ -367,7 +367,7 @@ fn waiters_that_went_away_are_taken_back() {
     for _ in 0..200 {
         assert!(fence.wait_timeout(Some(Duration::from_nanos(1))).is_none());
     }
-    let left = foreign.calls.lock().unwrap().len();
+    let left = foreign.calls.lock().len();
     assert!(left <= 33, "{left} subscriptions are left of waiters that are gone");
 }
 
@@ -426,8 +426,8 @@ fn a_fence_that_can_order_keeps_the_wait_on_the_device() {
     let foreign = Foreign::new();
     let fence = take_over(RawFence { order_on: Some(order_on), ..foreign.telling() }).unwrap();
     assert_eq!(queue.order_after(&fence).unwrap(), Order::Device);
-    assert_eq!(*foreign.ordered.lock().unwrap(), [queue.native()]);
-    assert!(foreign.calls.lock().unwrap().is_empty(), "nobody on the host waits");
+    assert_eq!(*foreign.ordered.lock(), [queue.native()]);
+    assert!(foreign.calls.lock().is_empty(), "nobody on the host waits");
     // One that cannot leaves it to the host.
     let plain = take_over(Foreign::new().telling()).unwrap();
     assert_eq!(queue.order_after(&plain).unwrap(), Order::Host);
@@ -494,7 +494,7 @@ fn our_fence_speaks_for_others() {
             };
             // SAFETY: the argument is the list of this test, which outlives every subscription.
             let notes = unsafe { &*argument.cast::<Mutex<Vec<(i32, String)>>>() };
-            notes.lock().unwrap().push((status, text.to_string_lossy().into_owned()));
+            notes.lock().push((status, text.to_string_lossy().into_owned()));
         }
         let notes: Mutex<Vec<(i32, String)>> = Mutex::default();
         let argument = std::ptr::from_ref(&notes).cast_mut().cast();
@@ -505,14 +505,14 @@ fn our_fence_speaks_for_others() {
         assert_eq!(raw.unsubscribe.unwrap()(raw.context, first), OK);
         assert_eq!(raw.unsubscribe.unwrap()(raw.context, first), PENDING, "gone already");
         completer.fail(DeviceError::new(DeviceErrorKind::Cancelled, "called off"));
-        assert_eq!(*notes.lock().unwrap(), [(CANCELLED, "called off".to_string())]);
+        assert_eq!(*notes.lock(), [(CANCELLED, "called off".to_string())]);
         assert_eq!(raw.unsubscribe.unwrap()(raw.context, second), PENDING, "called already");
         assert_eq!(raw.query.unwrap()(raw.context), CANCELLED);
         let text = std::ffi::CStr::from_ptr(raw.error.unwrap()(raw.context));
         assert_eq!(text, c"called off");
         // A subscription to what has settled is called at once.
         assert_eq!(raw.subscribe.unwrap()(raw.context, Some(note), argument, &raw mut first), OK);
-        assert_eq!(notes.lock().unwrap().len(), 2);
+        assert_eq!(notes.lock().len(), 2);
         raw.retain.unwrap()(raw.context);
         raw.release.unwrap()(raw.context);
         raw.release.unwrap()(raw.context);
@@ -541,7 +541,7 @@ unsafe extern "C" fn ask_for_itself(context: *mut c_void) -> i32 {
     // SAFETY: the test keeps it for ever.
     let circular = unsafe { &*context.cast::<Circular>() };
     assert!(circular.queries.fetch_add(1, SeqCst) < 3, "it asks itself without end");
-    let guarded = circular.guarded.lock().unwrap().clone();
+    let guarded = circular.guarded.lock().clone();
     match guarded.map(|fence| fence.state()) {
         None | Some(FenceState::Pending) => PENDING,
         Some(FenceState::Done) => OK,
@@ -563,14 +563,14 @@ fn a_fence_whose_query_asks_for_what_it_guards_fails_with_a_clear_text_and_does_
     // SAFETY: a fence that lives as long as the process.
     let fence = unsafe { import(NonNull::from(&raw), &[]) }.unwrap();
     assert!(matches!(fence.state(), FenceState::Pending), "it asks for nothing yet");
-    *circular.guarded.lock().unwrap() = Some(fence.clone());
+    *circular.guarded.lock() = Some(fence.clone());
     let FenceState::Failed(error) = fence.state() else { panic!("it can never answer") };
     assert!(error.to_string().contains("asks for what waits for that very fence"), "{error}");
     assert_eq!(circular.queries.load(SeqCst), 2);
     // Another fence may be asked meanwhile.
     let other = Foreign::new();
     // SAFETY: as above.
-    *circular.guarded.lock().unwrap() = Some(unsafe { import(NonNull::from(&other.polled()), &[]) }.unwrap());
+    *circular.guarded.lock() = Some(unsafe { import(NonNull::from(&other.polled()), &[]) }.unwrap());
     // SAFETY: as above; this fence has said nothing yet.
     let fence = unsafe { import(NonNull::from(&raw), &[]) }.unwrap();
     circular.queries.store(0, SeqCst);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::Duration;
 
-use estafette_sync::sync::{Mutex, MutexGuard, PoisonError};
+use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::REPORT;
 use super::queue::{Ready, Ticket};
@@ -54,7 +54,7 @@ pub(super) enum Step {
 impl Lane {
     pub(super) fn lock(&self) -> MutexGuard<'_, Books> {
         // Nothing that can panic runs under the lock but allocation failure, which aborts.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes the end of the deleter under way, and takes the next storage. The second answer is what the queue's books have to

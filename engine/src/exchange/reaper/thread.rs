@@ -6,7 +6,7 @@ use std::mem;
 use estafette_devices::{DLDevice, Device, DeviceType, Entered, table};
 use estafette_sync::essential::essential;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use estafette_sync::sync::{Arc, Condvar, Mutex, MutexGuard};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread, valgrind};
 
@@ -63,11 +63,11 @@ impl Default for Shared {
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing that can panic runs under the lock but allocation failure, which aborts.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     pub(super) fn unwatched(&self) -> MutexGuard<'_, Vec<(Waiting, FenceSet)>> {
-        self.unwatched.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unwatched.lock()
     }
 
     pub(super) fn is_forked(&self) -> bool {
@@ -155,10 +155,7 @@ impl Shared {
             if left.is_zero() {
                 break;
             }
-            queue = match self.progress.wait_timeout(queue, left) {
-                Ok((queue, _)) => queue,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            queue = self.progress.wait_timeout(queue, left).0;
         }
         queue
     }
@@ -204,11 +201,11 @@ impl Shared {
                 }
                 Some(left) => {
                     queue.follower = Follower::Watching;
-                    self.watch.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.watch.wait_timeout(queue, left).0
                 }
                 None => {
                     queue.follower = Follower::Resting;
-                    self.watch.wait(queue).unwrap_or_else(PoisonError::into_inner)
+                    self.watch.wait(queue)
                 }
             };
         }
@@ -308,14 +305,11 @@ impl Shared {
     fn rest<'a>(&'a self, mut queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
         if queue.ready.is_empty() && queue.phase == Phase::Running {
             queue.rest = Rest::Napping;
-            queue = match self.work.wait_timeout(queue, NAP) {
-                Ok((queue, _)) => queue,
-                Err(poisoned) => poisoned.into_inner().0,
-            };
+            queue = self.work.wait_timeout(queue, NAP).0;
         }
         while queue.ready.is_empty() && queue.phase == Phase::Running {
             queue.rest = Rest::Asleep;
-            queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self.work.wait(queue);
         }
         queue.rest = Rest::Busy;
         queue

@@ -10,7 +10,6 @@
 //! that, or a time that the clerk has set since then, and lowers it if need be.
 
 use std::panic::catch_unwind;
-use std::sync::PoisonError;
 
 use estafette_graph::OpId;
 use estafette_sync::daemon;
@@ -28,7 +27,7 @@ use crate::core::coalesced;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
 use crate::core::oneshot::wake;
-use crate::core::operation::{Kind, OpHandle, Phase, bury};
+use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
 use crate::exchange::promise;
 use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
@@ -91,7 +90,7 @@ pub(crate) fn look_by(when: Instant) {
 impl Clerk {
     /// Starts the thread. Returns why the system has refused it, the first time.
     fn start(&'static self) -> Option<std::io::Error> {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused.lock();
         if self.is_running.load(Ordering::Relaxed) {
             return None;
         }
@@ -110,7 +109,7 @@ impl Clerk {
         // Rounded up: a look that came too early would have nothing to do.
         let when = when.saturating_duration_since(self.started).as_millis() as u64 + 1;
         if when < self.next.load(Ordering::SeqCst) {
-            let sleep = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            let sleep = self.sleep.lock();
             self.next.fetch_min(when, Ordering::SeqCst);
             drop(sleep);
             self.woken.notify_one();
@@ -132,7 +131,7 @@ impl Clerk {
                 not_before = Instant::now() + inspect::pause_after(now.elapsed());
                 looked.unwrap_or_else(|panic| {
                     tracing::error!("a look at what futures wait for panicked");
-                    bury(panic);
+                    drop_panic(panic);
                     vec![not_before]
                 })
             };
@@ -143,15 +142,15 @@ impl Clerk {
                 let next = next.saturating_duration_since(self.started).as_millis() as u64 + 1;
                 self.next.fetch_min(next, Ordering::SeqCst);
             }
-            let mut sleep = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut sleep = self.sleep.lock();
             loop {
                 let now = self.started.elapsed().as_millis() as u64;
                 sleep = match self.next.load(Ordering::SeqCst) {
-                    NEVER => self.woken.wait(sleep).unwrap_or_else(PoisonError::into_inner),
+                    NEVER => self.woken.wait(sleep),
                     next if next <= now => break,
                     next => {
                         let left = Duration::from_millis(next - now);
-                        self.woken.wait_timeout(sleep, left).unwrap_or_else(PoisonError::into_inner).0
+                        self.woken.wait_timeout(sleep, left).0
                     }
                 };
             }

@@ -1,0 +1,414 @@
+//! `await` on asyncio's event loops, for futures of the engine.
+//!
+//! An [`Awaiter`] is the iterator behind `__await__`. What is done already ends it in its first step, without a turn of
+//! the loop. Otherwise:
+//!
+//! 1. The engine's future is polled on the loop's thread; pending, it keeps a waker, which is a [`Waiter`].
+//! 2. The awaiter makes a [`Suspension`], leaves it with the loop's [`Wakeups`] under a number, leaves that number in the
+//!    waiter, and suspends the task on it.
+//! 3. The engine wakes the waiter from any thread. The number goes to the loop's [`Inbox`]; the first one there makes the
+//!    loop call `drain` by `call_soon_threadsafe`, all others until then cost no Python call.
+//! 4. `drain` finishes the suspensions, which resumes their tasks there and then, and each polls again.
+//!
+//! A wake-up that comes between 1 and 2 leaves a mark in the waiter, which makes the awaiter poll again instead of
+//! suspending. Before each poll the waiter forgets its number: a driver other than asyncio may resume a coroutine although
+//! its suspension was never finished, and a wake-up for the new poll must not go to the old suspension.
+//!
+//! A suspended task is held by nothing but its suspension, and that by the loop, through the `Wakeups` that are an attribute
+//! of it. The engine knows numbers only: a loop that is dropped takes its tasks along, however long the work
+//! that they wait for takes.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use crate::asyncio::asyncio_future::Suspension;
+use crate::asyncio::running_loop;
+use crate::interpreter::guard;
+
+/// Turns the outcome of a future into Python, with the Python lock.
+pub type Finish = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
+type Work = Pin<Box<dyn Future<Output = Finish> + Send>>;
+
+/// What `await` iterates over. Each `__await__` makes a new one.
+#[pyclass(module = "estafette._estafette", name = "_Awaiter")]
+pub struct Awaiter {
+    state: State,
+    waiter: Option<Arc<Waiter>>,
+    /// What the task is suspended on.
+    suspended: Option<Py<Suspension>>,
+    /// Who keeps that, and under which number.
+    left: Option<(Py<Wakeups>, u64)>,
+}
+
+enum State {
+    Done(Option<PyResult<Py<PyAny>>>),
+    Pending(Mutex<Work>),
+}
+
+impl Awaiter {
+    /// Ends in its first step.
+    pub fn done(outcome: PyResult<Py<PyAny>>) -> Self {
+        Self::new(State::Done(Some(outcome)))
+    }
+
+    /// Waits for `future`, which is not polled before the first step.
+    pub fn pending(future: impl Future<Output = Finish> + Send + 'static) -> Self {
+        Self::new(State::Pending(Mutex::new(Box::pin(future))))
+    }
+
+    fn new(state: State) -> Self {
+        Self { state, waiter: None, suspended: None, left: None }
+    }
+
+    fn step<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        // Polls again at most once when the wake-up comes before the task is suspended; if that happens again, the loop gets
+        // a turn first, as it would after a bare `yield`.
+        for _ in 0..2 {
+            let suspended = self.suspended.take().filter(|suspended| !suspended.get().is_over());
+            if let (Some(suspended), Some(waiter)) = (&suspended, &self.waiter)
+                && waiter.is_expecting()
+            {
+                // Resumed without a wake-up.
+                return Ok(self.suspend_again(py, suspended.clone_ref(py)));
+            }
+            let outcome = match &mut self.state {
+                State::Done(outcome) => Poll::Ready(outcome.take()),
+                State::Pending(work) => {
+                    let waiter = self.waiter.get_or_insert_with(Arc::default);
+                    waiter.forget();
+                    let waker = Waker::from(Arc::clone(waiter));
+                    let work = work.get_mut();
+                    work.as_mut().poll(&mut Context::from_waker(&waker)).map(|finish| Some(finish(py)))
+                }
+            };
+            match outcome {
+                Poll::Ready(outcome) => {
+                    self.abandon();
+                    let outcome = outcome.unwrap_or_else(|| {
+                        Err(PyRuntimeError::new_err("cannot reuse an already awaited object"))
+                    });
+                    return Err(match outcome {
+                        Ok(value) => PyStopIteration::new_err((value,)),
+                        Err(error) => error,
+                    });
+                }
+                Poll::Pending => {
+                    if let Some(suspended) = suspended {
+                        // The loop has its number and is about to finish it.
+                        return Ok(self.suspend_again(py, suspended));
+                    }
+                    self.suspend(py)?;
+                    if let Some(suspended) = &self.suspended {
+                        return Ok(suspended.bind(py).clone().into_any());
+                    }
+                }
+            }
+        }
+        Ok(py.None().into_bound(py))
+    }
+
+    /// Leaves an asyncio future to be finished by the wake-up, unless that has come already.
+    fn suspend(&mut self, py: Python<'_>) -> PyResult<()> {
+        let running = running_loop::get(py)?
+            .ok_or_else(|| PyRuntimeError::new_err(
+                    "`await` needs a running asyncio event loop, and other kinds of loops are not known; wait in a thread there: \
+                     `await trio.to_thread.run_sync(t.wait)`"))?;
+        let Some(waiter) = &self.waiter else { return Ok(()) };
+        estafette::trace::on_event_loop();
+        let suspension = Suspension::new(&running)?;
+        let wakeups = Wakeups::of(&running)?;
+        let number = wakeups.get().leave(suspension.clone_ref(py));
+        let target = Target { inbox: Arc::clone(&wakeups.get().inbox), number };
+        let before = self.left.replace((wakeups, number));
+        forget(before);
+        if waiter.expect(target) {
+            self.suspended = Some(suspension);
+        }
+        Ok(())
+    }
+
+    /// Yields a suspension that is not over once more.
+    fn suspend_again<'py>(&mut self, py: Python<'py>, suspended: Py<Suspension>) -> Bound<'py, PyAny> {
+        suspended.get().block();
+        self.suspended.insert(suspended).bind(py).clone().into_any()
+    }
+
+    /// Ends the waiting, not the work.
+    fn abandon(&mut self) {
+        self.state = State::Done(None);
+        self.suspended = None;
+        if let Some(waiter) = self.waiter.take() {
+            waiter.forget();
+        }
+        forget(self.left.take());
+    }
+}
+
+impl Drop for Awaiter {
+    fn drop(&mut self) {
+        // The waker in the engine may outlive this by far; what it would wake must not.
+        if let Some(waiter) = self.waiter.take() {
+            waiter.forget();
+        }
+        forget(self.left.take());
+    }
+}
+
+/// Takes a suspension back that nobody waits for any more.
+fn forget(left: Option<(Py<Wakeups>, u64)>) {
+    if let Some((wakeups, number)) = left {
+        drop(wakeups.get().take_back(number));
+    }
+}
+
+#[pymethods]
+impl Awaiter {
+    fn __iter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    fn __await__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.step(py)
+    }
+
+    fn send<'py>(&mut self, py: Python<'py>, _value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.step(py)
+    }
+
+    #[pyo3(signature = (kind, value = None, traceback = None))]
+    fn throw(
+        &mut self,
+        py: Python<'_>,
+        kind: Bound<'_, PyAny>,
+        value: Option<Bound<'_, PyAny>>,
+        traceback: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.abandon();
+        let error = match value {
+            Some(value) if value.is_instance_of::<pyo3::exceptions::PyBaseException>() => value,
+            Some(value) => kind.call1((value,))?,
+            None if kind.is_instance_of::<pyo3::types::PyType>() => kind.call0()?,
+            None => kind,
+        };
+        if let Some(traceback) = traceback {
+            error.call_method1(intern!(py, "with_traceback"), (traceback,))?;
+        }
+        Err(PyErr::from_value(error))
+    }
+
+    fn close(&mut self) {
+        self.abandon();
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.suspended)?;
+        if let Some((wakeups, _)) = &self.left {
+            visit.call(wakeups)?;
+        }
+        Ok(())
+    }
+
+    fn __clear__(&mut self) {
+        self.suspended = None;
+        forget(self.left.take());
+    }
+}
+
+/// The engine's end of an `await`: a waker.
+#[derive(Default)]
+struct Waiter {
+    slot: Mutex<Slot>,
+}
+
+#[derive(Default)]
+enum Slot {
+    /// Nobody is suspended yet.
+    #[default]
+    Idle,
+    /// Woken while nobody was suspended: whoever is about to must poll again instead.
+    Woken,
+    Expected(Target),
+}
+
+/// A suspension, by the number that its loop keeps it under.
+struct Target {
+    inbox: Arc<Inbox>,
+    number: u64,
+}
+
+impl Waiter {
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.slot.lock()
+    }
+
+    /// False when the wake-up has come in between.
+    fn expect(&self, target: Target) -> bool {
+        let mut slot = self.slot();
+        let woken = matches!(*slot, Slot::Woken);
+        *slot = if woken { Slot::Idle } else { Slot::Expected(target) };
+        !woken
+    }
+
+    /// Whether a suspension waits for the wake-up.
+    fn is_expecting(&self) -> bool {
+        matches!(*self.slot(), Slot::Expected(_))
+    }
+
+    fn forget(&self) {
+        *self.slot() = Slot::Idle;
+    }
+}
+
+impl Wake for Waiter {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut slot = self.slot();
+        let after = if matches!(*slot, Slot::Expected(_)) { Slot::Idle } else { Slot::Woken };
+        let before = std::mem::replace(&mut *slot, after);
+        drop(slot);
+        if let Slot::Expected(target) = before {
+            target.inbox.push(target.number);
+        }
+    }
+}
+
+/// What is woken of one event loop, so that any number of wake-ups costs one call into Python.
+struct Inbox {
+    /// A weak reference to the loop's `Wakeups`: the engine must not keep what a loop keeps.
+    wakeups: OnceLock<Py<PyAny>>,
+    woken: Mutex<Vec<u64>>,
+}
+
+impl Inbox {
+    fn woken(&self) -> MutexGuard<'_, Vec<u64>> {
+        self.woken.lock()
+    }
+
+    /// From any thread, holding no lock.
+    fn push(&self, number: u64) {
+        let mut woken = self.woken();
+        woken.push(number);
+        let first = woken.len() == 1;
+        drop(woken);
+        if first {
+            let called = guard::attach(|py| self.call_drain(py));
+            if !matches!(called, Some(Ok(true))) {
+                // A loop that was closed wakes nobody; that its tasks are never resumed is its owner's doing.
+                self.woken().clear();
+            }
+        }
+    }
+
+    /// Says whether the loop will drain.
+    fn call_drain(&self, py: Python<'_>) -> PyResult<bool> {
+        let Some(reference) = self.wakeups.get() else { return Ok(false) };
+        let Ok(wakeups) = reference.bind(py).call0()?.cast_into::<Wakeups>() else { return Ok(false) };
+        let event_loop = wakeups.get().event_loop.bind(py).call0()?;
+        if event_loop.is_none() {
+            return Ok(false);
+        }
+        let drain = wakeups.getattr(intern!(py, "drain"))?;
+        // Fails when the loop is closed.
+        event_loop.call_method1(intern!(py, "call_soon_threadsafe"), (drain,))?;
+        Ok(true)
+    }
+}
+
+/// What the tasks of one event loop are suspended on. An attribute of the loop, which it goes with.
+#[pyclass(frozen, module = "estafette._estafette", name = "_Wakeups", weakref)]
+pub struct Wakeups {
+    /// A weak reference, so that a loop that is let go of goes at once.
+    event_loop: Py<PyAny>,
+    inbox: Arc<Inbox>,
+    /// Touched with the Python lock only.
+    numbered: Mutex<Numbered>,
+}
+
+#[derive(Default)]
+struct Numbered {
+    next: u64,
+    suspended: HashMap<u64, Py<Suspension>>,
+}
+
+impl Wakeups {
+    /// The one of this event loop.
+    fn of(event_loop: &Bound<'_, PyAny>) -> PyResult<Py<Self>> {
+        let py = event_loop.py();
+        let attribute = intern!(py, "_estafette_wakeups");
+        if let Some(known) = event_loop.getattr_opt(attribute)? {
+            return Ok(known.cast_into::<Self>()?.unbind());
+        }
+        let weak = |object: &Bound<'_, PyAny>| -> PyResult<Py<PyAny>> {
+            Ok(py.import("weakref")?.call_method1(intern!(py, "ref"), (object,))?.unbind())
+        };
+        let inbox = Arc::new(Inbox { wakeups: OnceLock::new(), woken: Mutex::new(Vec::new()) });
+        let made = Self {
+            event_loop: weak(event_loop)?,
+            inbox: Arc::clone(&inbox),
+            numbered: Mutex::new(Numbered::default()),
+        };
+        let made = Bound::new(py, made)?;
+        let reference = weak(made.as_any())?;
+        inbox.wakeups.get_or_init(|| reference);
+        event_loop.setattr(attribute, &made)?;
+        Ok(made.unbind())
+    }
+
+    fn numbered(&self) -> MutexGuard<'_, Numbered> {
+        self.numbered.lock()
+    }
+
+    /// Keeps a suspension; gives its number.
+    fn leave(&self, on: Py<Suspension>) -> u64 {
+        let mut numbered = self.numbered();
+        let number = numbered.next;
+        numbered.next += 1;
+        numbered.suspended.insert(number, on);
+        number
+    }
+
+    /// A suspension, if it is still there. To be dropped where no lock is held.
+    fn take_back(&self, number: u64) -> Option<Py<Suspension>> {
+        self.numbered().suspended.remove(&number)
+    }
+}
+
+#[pymethods]
+impl Wakeups {
+    /// Resumes the tasks; called by the loop on its own thread.
+    fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        let woken = std::mem::take(&mut *self.inbox.woken());
+        let mut outcome = Ok(());
+        for number in woken {
+            let Some(suspended) = self.take_back(number) else { continue };
+            outcome = outcome.and(Suspension::finish(suspended.bind(py)));
+        }
+        outcome
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // Nothing of Python is touched under this lock, so it is free whenever garbage is collected.
+        let Some(numbered) = self.numbered.try_lock() else { return Ok(()) };
+        numbered.suspended.values().try_for_each(|suspended| visit.call(suspended))
+    }
+
+    fn __clear__(&self) {
+        let suspended = std::mem::take(&mut self.numbered().suspended);
+        drop(suspended);
+    }
+}

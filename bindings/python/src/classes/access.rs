@@ -1,0 +1,342 @@
+//! Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms.
+
+use std::ffi::c_int;
+
+use estafette::{Access, Error, Lease, LeaseOwner, Tensor};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
+
+use crate::asyncio::awaiting::Awaiter;
+use crate::asyncio::running_loop;
+use crate::classes::handle::EngineHandle;
+use crate::classes::tensor::{PyTensor, device_object};
+use crate::error::{OrRaise, raise};
+use crate::exchange::arrow;
+use crate::exchange::buffer;
+use crate::exchange::dtype;
+use crate::exchange::export::{self, From, Request, poll_once};
+use crate::interpreter::call_site;
+use crate::interpreter::guard;
+use crate::interpreter::lease_sites;
+use crate::interpreter::process::Own;
+use crate::kinds::cuda_array;
+use crate::kinds::usm_array;
+use crate::submission::body::would_block;
+
+/// Leases of several tensors, taken together at the beginning of a ``with`` or ``async with`` block and returned at its
+/// end. A view that outlives the block keeps its lease.
+#[pyclass(frozen, module = "estafette", name = "Access")]
+pub struct PyAccess {
+    engine: EngineHandle,
+    wanted: Vec<(Py<PyTensor>, Access)>,
+    using: Option<Py<PyAny>>,
+    /// Whether the block gets its one view instead of a tuple.
+    single: bool,
+    views: Mutex<Views>,
+}
+
+enum Views {
+    Idle,
+    Entering,
+    Open(Vec<Py<PyView>>),
+}
+
+impl PyAccess {
+    pub fn one(tensor: &Bound<'_, PyTensor>, access: Access, using: Option<Bound<'_, PyAny>>) -> Self {
+        let engine = tensor.get().engine().clone();
+        let mut one = Self::new(engine, vec![(tensor.clone().unbind(), access)], using);
+        one.single = true;
+        one
+    }
+
+    pub fn new(
+        engine: EngineHandle,
+        wanted: Vec<(Py<PyTensor>, Access)>,
+        using: Option<Bound<'_, PyAny>>,
+    ) -> Self {
+        let using = using.map(Bound::unbind);
+        Self { engine, wanted, using, single: false, views: Mutex::new(Views::Idle) }
+    }
+
+    fn views(&self) -> MutexGuard<'_, Views> {
+        self.views.lock()
+    }
+
+    fn begin(&self, py: Python<'_>) -> PyResult<Vec<(Tensor, Access)>> {
+        let wanted =
+            self.wanted.iter().map(|(tensor, access)| Ok((tensor.get().tensor(py)?.clone(), *access)));
+        let wanted = wanted.collect::<PyResult<Vec<_>>>()?;
+        let mut views = self.views();
+        if !matches!(*views, Views::Idle) {
+            return Err(PyRuntimeError::new_err("this access has been entered already"));
+        }
+        *views = Views::Entering;
+        Ok(wanted)
+    }
+
+    /// Gives the block what it asked for.
+    fn open(&self, py: Python<'_>, leases: Result<Vec<Lease>, Error>) -> PyResult<Py<PyAny>> {
+        match leases.or_raise(py).and_then(|leases| self.lend(py, leases)) {
+            Ok(lent) => Ok(lent),
+            Err(error) => {
+                self.close(py);
+                Err(error)
+            }
+        }
+    }
+
+    fn lend(&self, py: Python<'_>, leases: Vec<Lease>) -> PyResult<Py<PyAny>> {
+        let views = leases
+            .into_iter()
+            .map(|lease| Py::new(py, PyView { lease: Mutex::new(Some(Own::new(lease))) }))
+            .collect::<PyResult<Vec<_>>>()?;
+        let lent: Vec<Py<PyAny>> = views.iter().map(|view| view.clone_ref(py).into_any()).collect();
+        let noted: Vec<Py<PyView>> = views.iter().map(|view| view.clone_ref(py)).collect();
+        *self.views() = Views::Open(views);
+        let lent = match &self.using {
+            None => lent,
+            Some(using) => {
+                let make = |(lent, view): (Py<PyAny>, Py<PyView>)| {
+                    let made = using.call1(py, (lent,))?;
+                    lease_sites::note_object(&view.get().lease(py)?, made.bind(py));
+                    Ok(made)
+                };
+                lent.into_iter().zip(noted).map(make).collect::<PyResult<_>>()?
+            }
+        };
+        match (self.single, lent.first()) {
+            (true, Some(view)) => Ok(view.clone_ref(py)),
+            _ => Ok(PyTuple::new(py, lent)?.into_any().unbind()),
+        }
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let views = std::mem::replace(&mut *self.views(), Views::Idle);
+        if let Views::Open(views) = views {
+            views.iter().for_each(|view| view.get().end(py));
+        }
+    }
+
+    fn owner(py: Python<'_>) -> LeaseOwner {
+        call_site::caller(py).place
+    }
+}
+
+#[pymethods]
+impl PyAccess {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let wanted = self.begin(py)?;
+        let owner = Self::owner(py);
+        let leases = match self.acquire(py, &wanted, owner) {
+            Ok(leases) => leases,
+            Err(error) => {
+                self.close(py);
+                return Err(error);
+            }
+        };
+        self.open(py, leases)
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
+        self.close(py);
+    }
+
+    fn __aenter__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
+        let py = this.py();
+        let wanted = this.get().begin(py)?;
+        let engine = this.get().engine.engine(py)?.clone();
+        let owner = Self::owner(py);
+        let entering = Entering { access: Some(this.clone().unbind()) };
+        Ok(Awaiter::pending(async move {
+            let leases = engine.lease_all(&wanted, owner).await;
+            let mut entering = entering;
+            Box::new(move |py: Python<'_>| match entering.access.take() {
+                Some(access) => access.get().open(py, leases),
+                None => Ok(py.None()),
+            }) as _
+        }))
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __aexit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> Awaiter {
+        self.close(py);
+        Awaiter::done(Ok(py.None()))
+    }
+}
+
+impl PyAccess {
+    fn acquire(
+        &self,
+        py: Python<'_>,
+        wanted: &[(Tensor, Access)],
+        owner: LeaseOwner,
+    ) -> PyResult<Result<Vec<Lease>, Error>> {
+        let engine = self.engine.engine(py)?;
+        if running_loop::get(py)?.is_some() {
+            return poll_once(engine.lease_all(wanted, owner)).ok_or_else(|| would_block(py, "the access"));
+        }
+        Ok(guard::detach(py, || engine.lease_all(wanted, owner).wait(None)))
+    }
+}
+
+/// An `async with` that is being entered. Dropped before it was, it can be entered again.
+struct Entering {
+    access: Option<Py<PyAccess>>,
+}
+
+impl Drop for Entering {
+    fn drop(&mut self) {
+        if let Some(access) = &self.access {
+            *access.get().views() = Views::Idle;
+        }
+    }
+}
+
+/// A tensor under a scoped lease. Pass it to ``from_dlpack`` of any library; that waits for nothing.
+#[pyclass(frozen, module = "estafette", name = "View")]
+pub struct PyView {
+    lease: Mutex<Option<Own<Lease>>>,
+}
+
+impl PyView {
+    pub fn lease(&self, py: Python<'_>) -> PyResult<Lease> {
+        let lease = self.lease.lock();
+        match lease.as_ref() {
+            Some(lease) => lease.get(py).cloned(),
+            None => Err(raise(py, "ConflictError", "the `with` block that this view belongs to has ended")),
+        }
+    }
+
+    fn end(&self, py: Python<'_>) {
+        let lease = self.lease.lock().take();
+        // Returning a lease may set off much that waited for it.
+        guard::detach(py, || drop(lease));
+    }
+}
+
+#[pymethods]
+impl PyView {
+    /// Hands the leased memory out; the array API's protocol.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
+        export::export(py, From::Lease(&self.lease(py)?), &request)
+    }
+
+    /// Hands the leased memory out as an Arrow array, which nobody writes.
+    #[pyo3(signature = (requested_schema = None, **kwargs))]
+    fn __arrow_c_device_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::device_array(py, From::Lease(&self.lease(py)?), kwargs)
+    }
+
+    /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::array(py, From::Lease(&self.lease(py)?))
+    }
+
+    /// Where the data is, for the array API's protocol.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        export::device(py, self.lease(py)?.tensor())
+    }
+
+    /// The CUDA array interface (version 3), of CUDA memory, under this lease.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let lease = self.lease(py)?;
+        cuda_array::describe(py, lease.tensor(), Some(lease.access()))
+    }
+
+    /// The memory for libraries of SYCL that know no DLPack, while the block lasts. Missing on memory that is not SYCL's.
+    #[getter]
+    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let lease = self.lease(py)?;
+        usm_array::describe(py, lease.tensor(), Some(lease.access()))
+    }
+
+    /// ``memoryview(view)``: the memory under this lease, which lasts until the last view of it is released.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let lease = this.get().lease(this.py())?;
+        // SAFETY: Python's view, which it releases below.
+        unsafe { buffer::fill(this.into_any(), From::Lease(&lease), view, flags) }
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: Python's view, which was filled above.
+        unsafe { buffer::release(view) };
+    }
+
+    /// For NumPy, where a buffer will not do, as `Tensor.__array__`.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        this: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let lease = this.get().lease(this.py())?;
+        buffer::to_numpy(this.as_any(), || lease.tensor().dtype().ok(), dtype, copy)
+    }
+
+    /// Length of each dimension.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.lease(py)?.tensor().shape().or_raise(py)?)
+    }
+
+    /// Element type, as `Tensor.dtype`.
+    #[getter]
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::object(py, self.lease(py)?.tensor().dtype().or_raise(py)?)
+    }
+
+    /// The ``numpy.dtype`` of the elements, as `Tensor.__numpy_dtype__`.
+    #[getter]
+    fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::numpy(py, self.lease(py)?.tensor().dtype().or_raise(py)?)
+    }
+
+    /// Where the data is.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        device_object(py, self.lease(py)?.tensor())
+    }
+
+    /// ``"read"`` or ``"write"``.
+    #[getter]
+    fn access(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.lease(py)?.access().to_string())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let Ok(lease) = self.lease(py) else { return "<estafette.View whose block has ended>".into() };
+        let tensor = lease.tensor();
+        match (tensor.dtype(), tensor.shape()) {
+            (Ok(dtype), Ok(shape)) => {
+                format!("<estafette.View for {} of {dtype}{:?}>", lease.access(), shape.as_slice())
+            }
+            _ => format!("<estafette.View for {}>", lease.access()),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Tensors and variables of our own: `empty`, `zeros`, `var`.
+
+use estafette::devices::DLDevice;
+use pyo3::prelude::*;
+
+use super::PyEngine;
+use crate::arguments::{parse_dtype, parse_shape};
+use crate::classes::tensor::PyTensor;
+use crate::classes::variable::PyVariable;
+use crate::error::OrRaise;
+use crate::exchange::import::parse_device;
+use crate::interpreter::process::Own;
+use crate::kinds::stream;
+
+#[pymethods]
+impl PyEngine {
+    /// A tensor of the given shape and element type, for operations to fill: in host memory, or in that of `device`, for example
+    /// ``"sycl:cpu"``.
+    #[pyo3(signature = (shape, dtype, *, device = None))]
+    fn empty(
+        &self,
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyTensor> {
+        let (shape, dtype) = (parse_shape(shape)?, parse_dtype(dtype)?);
+        let engine = self.engine(py)?;
+        let tensor = match device.map(parse_device).transpose()? {
+            None | Some(DLDevice::CPU) => engine.empty(&shape, dtype),
+            Some(device) => {
+                stream::device_of(py, device)?;
+                engine.empty_on(device, &shape, dtype)
+            }
+        };
+        Ok(self.wrap(tensor.or_raise(py)?))
+    }
+
+    /// A tensor of zeros in host memory.
+    fn zeros(
+        &self,
+        py: Python<'_>,
+        shape: &Bound<'_, PyAny>,
+        dtype: &Bound<'_, PyAny>,
+    ) -> PyResult<PyTensor> {
+        let tensor = self.engine(py)?.zeros(&parse_shape(shape)?, parse_dtype(dtype)?).or_raise(py)?;
+        Ok(self.wrap(tensor))
+    }
+
+    /// A variable without memory, for order alone.
+    fn var(&self, py: Python<'_>) -> PyResult<PyVariable> {
+        Ok(PyVariable { variable: Own::new(self.engine(py)?.var()) })
+    }
+}

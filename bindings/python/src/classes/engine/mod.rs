@@ -1,0 +1,298 @@
+//! The class `Engine`: how one is made, waited for, asked and ended.
+//!
+//! Its other methods have files of their own: `import` (memory of others), `promises` (futures of others), `allocation` (memory of ours) and
+//! `submission`.
+
+mod allocation;
+mod import;
+mod promises;
+mod submission;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette::exchange::reaper;
+use estafette::{Engine, ShutdownReport, Tensor};
+use estafette_sync::sync::atomic::Ordering;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::arguments::{count, seconds};
+use crate::asyncio::awaiting::Awaiter;
+use crate::asyncio::running_loop;
+use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::operators::PyOperators;
+use crate::classes::report;
+use crate::classes::tensor::PyTensor;
+use crate::error::{OrRaise, raise};
+use crate::exchange::export::EXPORTED;
+use crate::exchange::import::IMPORTED;
+use crate::interpreter::exit;
+use crate::interpreter::guard;
+use crate::interpreter::interrupt;
+use crate::interpreter::process::{self, Own};
+use crate::interpreter::thread_state;
+use crate::unretrieved::{self, Failures};
+use crate::watch;
+
+/// As the engine's own default; known here because the long waits of event loops are watched here.
+const LEASE_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+
+/// Schedules operations in the order that their data demands.
+///
+/// The results are the same as if the operations had run one by one in the order of submission. As a context manager, it
+/// waits at the end of the block until everything submitted has ended::
+///
+///     >>> with est.Engine(workers=2) as eng:
+///     ...     x = eng.from_dlpack(np.arange(3.0))
+///     ...     y = eng.call(np.square, x, using=np.from_dlpack)
+///     ...     eng.submit(lambda y: np.add(y, 1, out=y), writes=[y], using=np.from_dlpack)
+///     ...     np.from_dlpack(y).tolist()
+///     <estafette.Operation ...>
+///     [1.0, 2.0, 5.0]
+///
+/// workers: threads for operations; default one per core.
+/// in_flight_limit: operations in flight before a submission waits; default 4,096.
+/// lease_timeout: seconds that a wait, blocking or ``await``, or a submission at the in-flight limit is held up by leases alone before it
+///     raises `LeaseHeldError`; default 30. A blocking wait for a lease that its own thread has taken raises it at once, and a
+///     submission raises `WouldDeadlockError` at once where such leases are all that keeps the in-flight limit reached.
+/// watchdog: seconds after which whatever is stalled, or a deleter that does not return, is logged once, with its line of
+///     `diagnose()`, by the logger ``estafette`` of `logging`; default None, never.
+/// failures: what becomes of the failure of an operation that nothing has looked at, by a wait, an ``await`` or a use of what
+///     it writes. ``"raise"``, the default: it is reported when its last tensor or operation object goes, at the level *error*
+///     of the logger ``estafette`` (if logging is configured) and by `sys.unraisablehook`; and the end of the block, or
+///     `shutdown`, raises it, several of them as an ``ExceptionGroup``. If the block raises something else, they are reported
+///     there. ``"log"``: they are reported, and never raised. ``"ignore"``: neither. Cancelled operations are not failures.
+/// stack_size: bytes of stack of each thread that runs operations, from 64 KiB to 1 TiB, or 0 for what the system gives to threads
+///     (``ulimit -s``; 8 MiB where that is unlimited, and 2 MiB at least); default what `threading.stack_size` says when the engine
+///     is made, as for Python's own threads.
+#[pyclass(frozen, module = "estafette", name = "Engine", weakref)]
+pub struct PyEngine {
+    handle: EngineHandle,
+    workers: usize,
+}
+
+impl PyEngine {
+    fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        self.handle.engine(py)
+    }
+
+    fn wrap(&self, tensor: Tensor) -> PyTensor {
+        PyTensor::new(tensor, self.handle.clone())
+    }
+
+    /// Waits for everything in flight, then cancels what only leases hold up.
+    fn drain(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<ShutdownReport> {
+        let engine = self.engine(py)?;
+        let at_once = timeout.is_some_and(|timeout| timeout.is_zero());
+        if !at_once && engine.stats().in_flight > 0 && running_loop::get(py)?.is_some() {
+            return Err(would_stop_the_loop(py));
+        }
+        let report = guard::detach(py, || match timeout {
+            Some(timeout) => engine.shutdown_timeout(timeout),
+            None => {
+                // Ends early, with an error, only when leases hold up all that is left.
+                let _ = engine.wait_all(None);
+                engine.shutdown_timeout(Duration::ZERO)
+            }
+        });
+        match interrupt::take() {
+            Some(raised) => Err(raised),
+            None => Ok(report),
+        }
+    }
+
+    /// Raises or reports the failures that nothing has looked at.
+    fn conclude(&self, py: Python<'_>, raising: bool, ended: Option<&ShutdownReport>) -> PyResult<()> {
+        unretrieved::conclude(py, self.engine(py)?, self.handle.shared.failures, raising, ended)
+    }
+}
+
+#[pymethods]
+impl PyEngine {
+    #[new]
+    #[pyo3(signature = (
+        workers = None, *, in_flight_limit = None, lease_timeout = None, watchdog = None, failures = None, stack_size = None
+    ))]
+    fn new(
+        py: Python<'_>,
+        workers: Option<&Bound<'_, PyAny>>,
+        in_flight_limit: Option<&Bound<'_, PyAny>>,
+        lease_timeout: Option<f64>,
+        watchdog: Option<f64>,
+        failures: Option<&Bound<'_, PyAny>>,
+        stack_size: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let failures = Failures::parse(failures)?;
+        // Not 0: Python functions never run on a thread that waits.
+        let workers = count("workers", 1, workers)?
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |cores| cores.get()));
+        let mut builder = Engine::builder().workers(workers).report_failures(failures != Failures::Ignore);
+        if let Some(in_flight_limit) = count("in_flight_limit", 1, in_flight_limit)? {
+            builder = builder.in_flight_limit(in_flight_limit);
+        }
+        let stack_size = match count("stack_size", 0, stack_size)? {
+            None => py.import("threading")?.call_method0("stack_size")?.extract()?,
+            Some(bytes) => bytes,
+        };
+        // 0 is the system's default, as in `threading.stack_size`.
+        if stack_size != 0 {
+            builder = builder.stack_size(stack_size);
+        }
+        if let Some(limit) = seconds("watchdog", watchdog)? {
+            builder = builder.on_stall(limit, watch::tell_stall);
+        }
+        let lease_timeout = match lease_timeout {
+            Some(_) => seconds("lease_timeout", lease_timeout)?.unwrap_or(Duration::MAX),
+            None => LEASE_TIMEOUT_DEFAULT,
+        };
+        let engine = builder.lease_timeout(lease_timeout).build().or_raise(py)?;
+        process::has_engine();
+        reaper().on_start(thread_state::prepare);
+        engine.on_lease_wait(collect_garbage);
+        engine.on_wait_of(guard::is_known_main, interrupt::asked);
+        estafette::on_unretrieved(unretrieved::reporter);
+        let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
+        let handle = EngineHandle { shared: Arc::new(shared) };
+        exit::watch(&handle);
+        Ok(Self { handle, workers })
+    }
+
+    /// Worker threads.
+    #[getter]
+    fn workers(&self) -> usize {
+        self.workers
+    }
+
+    /// The operators of this process, by name; what is called through here runs in this engine.
+    #[getter]
+    fn operators(&self) -> PyOperators {
+        PyOperators::new(self.handle.clone())
+    }
+
+    /// Blocks until everything submitted to this engine has ended, at most `timeout` seconds. Failures of operations are
+    /// not raised here but at their outputs, or at the end of the engine.
+    #[pyo3(signature = (timeout = None))]
+    fn wait_all(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let engine = self.engine(py)?;
+        let timeout = seconds("timeout", timeout)?;
+        if engine.stats().in_flight == 0 {
+            return Ok(());
+        }
+        if running_loop::get(py)?.is_some() {
+            return Err(would_stop_the_loop(py));
+        }
+        guard::detach(py, || engine.wait_all(timeout)).or_raise(py)
+    }
+
+    /// Who waits for whom, right now, and which deleter does not return: print it, or look at its fields.
+    fn diagnose(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let diagnosis = guard::detach(py, || engine.diagnose());
+        report::diagnosis(py, &diagnosis)
+    }
+
+    /// Counters, and what is running, ready and stalled right now.
+    fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let engine = self.engine(py)?;
+        let (stats, live) = guard::detach(py, || (engine.stats(), engine.live()));
+        let (imported, exported) = (IMPORTED.load(Ordering::Relaxed), EXPORTED.load(Ordering::Relaxed));
+        report::stats(py, &stats, &live, imported, exported)
+    }
+
+    /// Refuses new submissions and waits until everything in flight has ended, at most `timeout` seconds; then what only
+    /// leases hold up is cancelled, and reported with the leases. Without a timeout it waits as long as something runs,
+    /// and for leases as long as `lease_timeout` says.
+    ///
+    /// Failures that nothing has looked at are raised: one as it is, several as an ``ExceptionGroup``. See `failures` of the class
+    /// for other ways.
+    #[pyo3(signature = (timeout = None))]
+    fn shutdown(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+        let ended = self.drain(py, seconds("timeout", timeout)?)?;
+        self.conclude(py, false, Some(&ended))?;
+        report::shutdown(py, &ended)
+    }
+
+    /// As `shutdown(0)`, without a word about failures.
+    fn _cancel_held(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        report::shutdown(py, &self.drain(py, Some(Duration::ZERO))?)
+    }
+
+    /// Raises or reports the failures that nothing has looked at, once all has ended.
+    fn _conclude(&self, py: Python<'_>, raising: bool) -> PyResult<()> {
+        self.conclude(py, raising, None)
+    }
+
+    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        let ended = self.drain(py, None)?;
+        let lifecycle = py.import("estafette._lifecycle")?;
+        let warned = lifecycle.call_method1("warn_of_leases", (report::shutdown(py, &ended)?,));
+        // A warning may be an exception, which must not hide the failures.
+        self.conclude(py, is_raising(exception)? || warned.is_err(), Some(&ended))?;
+        warned.map(drop)
+    }
+
+    fn __aenter__(this: Bound<'_, Self>) -> Awaiter {
+        Awaiter::done(Ok(this.into_any().unbind()))
+    }
+
+    #[pyo3(signature = (*exception))]
+    fn __aexit__<'py>(
+        this: &Bound<'py, Self>,
+        exception: &Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let lease_timeout = this.get().handle.shared.lease_timeout.as_secs_f64();
+        this.py()
+            .import("estafette._lifecycle")?
+            .call_method1("leave", (this, lease_timeout, is_raising(exception)?))
+    }
+
+    /// Refuses new submissions and gives an awaitable of the end of everything in flight, leases or not.
+    fn _drained(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        let engine = self.engine(py)?.clone();
+        Ok(Awaiter::pending(async move {
+            engine.shutdown().await;
+            Box::new(|py: Python<'_>| Ok(py.None())) as _
+        }))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.handle.shared.engine.try_get() {
+            Some(engine) => {
+                format!(
+                    "<estafette.Engine, {} workers, {} in flight>",
+                    self.workers,
+                    engine.stats().in_flight
+                )
+            }
+            None => "<estafette.Engine of the parent process>".into(),
+        }
+    }
+}
+
+/// Whether a block ends by an exception, from what its end is given.
+fn is_raising(exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
+    Ok(!exception.is_empty() && !exception.get_item(0)?.is_none())
+}
+
+/// The error for a synchronous wait for all operations where it would stop an event loop.
+fn would_stop_the_loop(py: Python<'_>) -> PyErr {
+    let message = "operations are in flight, and waiting for them here would stop the running event loop; write \
+                   `async with est.Engine() as eng`, or `await` what was submitted";
+    raise(py, "WouldBlockError", message)
+}
+
+/// What a wait does that only leases hold up: views that nobody can reach any more still have theirs.
+fn collect_garbage() {
+    let collected = guard::attach(|py| {
+        py.import("estafette._lifecycle").and_then(|lifecycle| lifecycle.call_method0("collect")).map(drop)
+    });
+    if let Some(Err(error)) = collected {
+        guard::attach(|py| error.write_unraisable(py, None));
+    }
+}

@@ -1,0 +1,58 @@
+//! What the objects of one engine share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use estafette::{Engine, Error};
+use pyo3::prelude::*;
+
+use crate::asyncio::running_loop;
+use crate::error::raise;
+use crate::interpreter::process::Own;
+use crate::unretrieved::Failures;
+
+/// What the objects of one engine share.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// Shared by the handles.
+pub(crate) struct Shared {
+    pub(crate) engine: Own<Engine>,
+    pub(crate) lease_timeout: Duration,
+    /// What becomes of failures that nothing has looked at.
+    pub(crate) failures: Failures,
+}
+
+impl EngineHandle {
+    pub fn engine(&self, py: Python<'_>) -> PyResult<&Engine> {
+        self.shared.engine.get(py)
+    }
+
+    /// How long a wait is held up by leases alone.
+    pub fn lease_timeout(&self) -> Duration {
+        self.shared.lease_timeout
+    }
+
+    /// The same for handles of the same engine.
+    pub fn identity(&self) -> usize {
+        Arc::as_ptr(&self.shared).addr()
+    }
+
+    /// The in-flight limit makes a submission wait, which an event loop cannot.
+    ///
+    /// # Errors
+    /// `InFlightLimitError` on an event loop's thread.
+    pub fn may_wait(&self, py: Python<'_>) -> PyResult<()> {
+        if running_loop::get(py)?.is_none() {
+            return Ok(());
+        }
+        let stats = self.engine(py)?.stats();
+        let full = Error::InFlightLimit { in_flight: stats.in_flight, limit: stats.in_flight_limit };
+        let message = format!(
+            "{full}; waiting for room would stop the event loop: write `await eng.submit_async(...)` or `call_async`"
+        );
+        Err(raise(py, "InFlightLimitError", message))
+    }
+}

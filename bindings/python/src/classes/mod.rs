@@ -1,0 +1,27 @@
+//! The classes of the package, and what the objects of one engine share.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `access` | Scoped leases: `with eng.access(...)`, `with t.read()`, `with t.write()`, and their `async` forms |
+//! | `engine` | The class `Engine`: how one is made, waited for, asked and ended |
+//! | `exporter` | The class `Exporter`: what a tensor is exported through for another access than reading |
+//! | `handle` | What the objects of one engine share |
+//! | `operation` | The class `Operation`: a handle on what was submitted |
+//! | `operators` | `eng.operators`: the registry of operators as a mapping, and operators as functions of tensors |
+//! | `program` | The class `Program`: operations that are recorded once and replayed often |
+//! | `recording` | Where the time went: keeps the journal while Python says so, writes its file, and reads files |
+//! | `report` | What an engine tells about itself, as the plain Python objects of `estafette/_reports.py` |
+//! | `tensor` | The class `Tensor` |
+//! | `variable` | The class `Variable` |
+
+pub(crate) mod access;
+pub(crate) mod engine;
+pub(crate) mod exporter;
+pub(crate) mod handle;
+pub(crate) mod operation;
+pub(crate) mod operators;
+pub(crate) mod program;
+pub(crate) mod recording;
+pub(crate) mod report;
+pub(crate) mod tensor;
+pub(crate) mod variable;

@@ -1,0 +1,101 @@
+//! The class `Operation`: a handle on what was submitted.
+
+use std::time::Duration;
+
+use estafette::Op;
+use estafette_report::shown::shown;
+use pyo3::prelude::*;
+
+use crate::arguments::seconds;
+use crate::asyncio::awaiting::Awaiter;
+use crate::asyncio::running_loop;
+use crate::classes::handle::EngineHandle;
+use crate::error::OrRaise;
+use crate::interpreter::guard;
+use crate::interpreter::process::Own;
+use crate::submission::body::would_block;
+
+/// A submitted operation: can be awaited, waited for and cancelled. Letting go of it changes nothing for the operation; a failure
+/// that nothing has looked at is reported then, or when the last tensor that it concerns goes.
+#[pyclass(frozen, module = "estafette", name = "Operation", weakref)]
+pub struct PyOperation {
+    op: Own<Op>,
+    /// An operation keeps its engine.
+    _engine: EngineHandle,
+}
+
+impl PyOperation {
+    pub fn new(op: Op, engine: EngineHandle) -> Self {
+        Self { op: Own::new(op), _engine: engine }
+    }
+}
+
+#[pymethods]
+impl PyOperation {
+    /// The name given at submission.
+    #[getter]
+    fn name(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(self.op.get(py)?.name().to_string())
+    }
+
+    /// Identity, as in errors and diagnoses.
+    #[getter]
+    fn id(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.op.get(py)?.id())
+    }
+
+    /// Whether the operation has ended, well or not.
+    fn is_done(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.op.get(py)?.is_done())
+    }
+
+    /// Cancels the operation if it has not begun; says whether it was. Its outputs then raise `CancelledError`; memory
+    /// that it would have changed is untouched.
+    ///
+    ///     >>> t = eng.zeros(1, "int8")
+    ///     >>> held = np.from_dlpack(t)
+    ///     >>> op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="late")
+    ///     >>> op.cancel()
+    ///     True
+    ///     >>> op.wait()
+    ///     Traceback (most recent call last):
+    ///     estafette.CancelledError: operation `late` (op ...) was cancelled: cancelled before it began
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        let op = self.op.get(py)?;
+        Ok(guard::detach(py, || op.cancel()))
+    }
+
+    /// Blocks until the operation has ended, at most `timeout` seconds. Raises `OperationError` when it failed, and `LeaseHeldError`
+    /// as `Tensor.wait` does: at once where it waits for a lease that this very thread has taken.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let op = self.op.get(py)?;
+        let timeout = seconds("timeout", timeout)?;
+        if op.is_done() || timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return op.wait_timeout(Some(Duration::ZERO)).or_raise(py);
+        }
+        if running_loop::get(py)?.is_some() {
+            return Err(would_block(py, &format!("operation `{}`", shown(op.name()))));
+        }
+        guard::detach(py, || op.wait_timeout(timeout)).or_raise(py)
+    }
+
+    /// ``await op`` waits until the operation has ended. Raises `OperationError` when it failed.
+    fn __await__(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        let op = self.op.get(py)?.clone();
+        Ok(Awaiter::pending(async move {
+            let outcome = op.await;
+            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| py.None())) as _
+        }))
+    }
+
+    fn __repr__(&self) -> String {
+        match self.op.try_get() {
+            Some(op) => {
+                let state = if op.is_done() { "done" } else { "in flight" };
+                format!("<estafette.Operation {} `{}`, {state}>", op.id(), shown(op.name()))
+            }
+            None => "<estafette.Operation of the parent process>".into(),
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! `eng.operators`: the registry of operators as a mapping, and operators as functions of tensors.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use estafette::operators::{Operator, OperatorCall, OperatorKind, Signature, operators};
+use estafette::{Error, Tensor};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::arguments::not_a_tensor;
+use crate::asyncio::running_loop;
+use crate::classes::handle::EngineHandle;
+use crate::classes::tensor::PyTensor;
+use crate::error::{OrRaise, to_py};
+use crate::exchange::export::poll_once;
+use crate::interpreter::guard;
+use crate::submission::body;
+use crate::submission::operator_function::{self, OperatorFunction};
+
+/// The operators of this process, by name: functions that one library brings and any other has scheduled.
+///
+/// A mapping of names to `Operator`; what is called through it runs in this engine::
+///
+///     >>> @eng.operators.register("doc.scale", using=np.from_dlpack, inputs=1)
+///     ... def scale(x, *, by=2):
+///     ...     return x * by
+///     >>> t = eng.from_dlpack(np.arange(3.0))
+///     >>> np.from_dlpack(eng.operators["doc.scale"](t, by=10)).tolist()
+///     [0.0, 10.0, 20.0]
+///     >>> "doc.scale" in eng.operators, eng.operators["doc.scale"].kind
+///     (True, 'allocating')
+///     >>> eng.operators.unregister("doc.scale")
+#[pyclass(frozen, mapping, module = "estafette", name = "Operators")]
+pub struct PyOperators {
+    engine: EngineHandle,
+}
+
+impl PyOperators {
+    pub fn new(engine: EngineHandle) -> Self {
+        Self { engine }
+    }
+}
+
+#[pymethods]
+impl PyOperators {
+    fn __getitem__(&self, py: Python<'_>, name: &str) -> PyResult<PyOperator> {
+        Ok(PyOperator { operator: operators().get(name).or_raise(py)?, engine: self.engine.clone() })
+    }
+
+    fn __contains__(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        match operators().get(name) {
+            Ok(_) => Ok(true),
+            Err(Error::NoOperator { .. }) => Ok(false),
+            Err(error) => Err(to_py(py, &error)),
+        }
+    }
+
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(operators().list().or_raise(py)?.len())
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let all = operators().list().or_raise(py)?;
+        PyTuple::new(py, all.iter().map(|operator| operator.name()))?.call_method0("__iter__")
+    }
+
+    /// Registers a Python function under a name that is not taken; without a function, gives a decorator. Gives the function
+    /// back.
+    ///
+    /// ``fn(*inputs, **attributes)`` gets each input through `using`, and its result becomes the operator's. It is called on
+    /// any worker, perhaps several at once, with attributes as `Operator` says.
+    ///
+    /// inputs: how many; default any number.
+    /// outputs: how many, from 1 to 65,536. With more than one, the result is a sequence of them.
+    /// destination: the function is ``fn(*inputs, *outputs, **attributes)``, and writes to outputs that its caller passes.
+    /// infer: ``infer(*inputs, **attributes)`` says what the outputs will look like, and the engine makes them for a function
+    ///     that writes to them as with `destination`. It gets `Tensor` objects and gives a ``(shape, dtype)`` pair, or a
+    ///     sequence of them.
+    #[pyo3(signature = (name, r#fn = None, *, using = None, inputs = None, outputs = 1, destination = false, infer = None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python method")]
+    fn register<'py>(
+        this: &Bound<'py, Self>,
+        name: &str,
+        r#fn: Option<Bound<'py, PyAny>>,
+        using: Option<Bound<'py, PyAny>>,
+        inputs: Option<usize>,
+        outputs: usize,
+        destination: bool,
+        infer: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = this.py();
+        let Some(function) = r#fn else {
+            let options = PyDict::new(py);
+            options.set_item("using", using)?;
+            options.set_item("inputs", inputs)?;
+            options.set_item("outputs", outputs)?;
+            options.set_item("destination", destination)?;
+            options.set_item("infer", infer)?;
+            let partial = py.import("functools")?.getattr("partial")?;
+            return partial.call((this.getattr("register")?, name), Some(&options));
+        };
+        let kind = match (destination, &infer) {
+            (true, Some(_)) => {
+                return Err(PyTypeError::new_err("an operator has `destination` or `infer`, not both"));
+            }
+            (true, None) => OperatorKind::Destination,
+            (false, Some(_)) => OperatorKind::Inferred,
+            (false, None) => OperatorKind::Allocating,
+        };
+        // As in `submit`: who writes to an array that is read as well knows what he does.
+        let signature = Signature { kind, inputs, outputs, in_place: true };
+        let origin = operator_function::origin(&function)?;
+        let function_of = OperatorFunction::new(&function, using, infer)?;
+        operators().register(name, signature, origin, function_of).or_raise(py)?;
+        Ok(function)
+    }
+
+    /// Loads a shared library of operators in C, and gives their names. The library exports `estafette_operators`, as the
+    /// C header says; its operators are registered all, or none.
+    fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<String>> {
+        // SAFETY: that the library is what it says is the caller's promise, as with every extension that Python loads.
+        guard::detach(py, || unsafe { operators().load(path) }).or_raise(py)
+    }
+
+    /// Takes an operator out of the registry. Calls under way still end.
+    fn unregister(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        guard::detach(py, || operators().unregister(name)).or_raise(py)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let all = operators().list().or_raise(py)?;
+        let names: Vec<&str> = all.iter().map(|operator| operator.name()).collect();
+        let names = if names.is_empty() { "none yet".into() } else { names.join(", ") };
+        Ok(format!("<estafette.Operators: {names}>"))
+    }
+}
+
+/// A function with a name: ``op(*inputs, out=None, **attributes)``.
+///
+/// A call returns at once: with promises of the results (one, or a tuple of several), or with `out`, a tensor or a sequence
+/// of them that the operator writes to. Inputs are `Tensor` objects; what they wait for, the call waits for, in the graph.
+///
+/// Attributes are plain data (None, booleans, numbers, text, and sequences of these), so that operators of all languages take
+/// the same: a function in C gets them as text, numbers as JSON writes them, a Python function as numbers again, and
+/// sequences as tuples.
+#[pyclass(frozen, module = "estafette", name = "Operator")]
+pub struct PyOperator {
+    operator: Arc<Operator>,
+    engine: EngineHandle,
+}
+
+#[pymethods]
+impl PyOperator {
+    /// What it is called.
+    #[getter]
+    fn name(&self) -> &str {
+        self.operator.name()
+    }
+
+    /// Who decides where results go: ``"destination"``, the caller; ``"inferred"``, the operator says what they look like and
+    /// the engine makes them; ``"allocating"``, the operator.
+    #[getter]
+    fn kind(&self) -> String {
+        self.operator.signature().kind.to_string()
+    }
+
+    /// How many inputs it takes; None for any number.
+    #[getter]
+    fn inputs(&self) -> Option<usize> {
+        self.operator.signature().inputs
+    }
+
+    /// How many outputs it has.
+    #[getter]
+    fn outputs(&self) -> usize {
+        self.operator.signature().outputs
+    }
+
+    /// Where it comes from: a language, the path of a library, the full name of a Python function.
+    #[getter]
+    fn origin(&self) -> &str {
+        self.operator.origin()
+    }
+
+    #[pyo3(signature = (*inputs, out = None, **attributes))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: &Bound<'py, PyTuple>,
+        out: Option<Bound<'py, PyAny>>,
+        attributes: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let inputs = tensors_in(inputs.as_any())?;
+        let mut call = OperatorCall::new(self.engine.engine(py)?.clone(), Arc::clone(&self.operator));
+        call = call.inputs(&inputs.iter().collect::<Vec<_>>());
+        if let Some(attributes) = attributes {
+            for (key, value) in operator_function::encode(attributes)? {
+                call = call.attribute(key, value);
+            }
+        }
+        match out {
+            None => self.produce(py, &call),
+            Some(out) => {
+                let outputs = match out.cast::<PyTensor>() {
+                    Ok(tensor) => vec![tensor.get().tensor(py)?.clone()],
+                    Err(_) => tensors_in(&out)?,
+                };
+                self.write(py, &call, &outputs.iter().collect::<Vec<_>>())?;
+                Ok(out)
+            }
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let signature = self.operator.signature();
+        let inputs = signature.inputs.map_or_else(|| "any number of".into(), |count| count.to_string());
+        format!(
+            "<estafette.Operator {}, {}, {inputs} inputs, {} outputs, from {}>",
+            self.operator.name(),
+            signature.kind,
+            signature.outputs,
+            self.operator.origin()
+        )
+    }
+}
+
+impl PyOperator {
+    /// Submits without waiting where it can; where it must wait for room, without the Python lock.
+    fn write(&self, py: Python<'_>, call: &OperatorCall, outputs: &[&Tensor]) -> PyResult<()> {
+        let tried = body::within(py, || poll_once(call.clone().run_into_async(outputs)))?;
+        let outcome = match tried {
+            Some(outcome) => outcome,
+            None => {
+                self.engine.may_wait(py)?;
+                guard::detach(py, || call.clone().run_into(outputs))
+            }
+        };
+        outcome.or_raise(py).map(drop)
+    }
+
+    fn produce<'py>(&self, py: Python<'py>, call: &OperatorCall) -> PyResult<Bound<'py, PyAny>> {
+        let wrap = |tensor| PyTensor::new(tensor, self.engine.clone());
+        if self.operator.signature().outputs > 1 {
+            // Several operations, which are submitted together or not at all.
+            let several = self.operator.signature().outputs + 1;
+            let stats = self.engine.engine(py)?.stats();
+            if running_loop::get(py)?.is_some() && stats.in_flight + several > stats.in_flight_limit {
+                self.engine.may_wait(py)?;
+            }
+            let tensors = guard::detach(py, || call.clone().produce()).or_raise(py)?;
+            return Ok(PyTuple::new(py, tensors.into_iter().map(wrap))?.into_any());
+        }
+        let tried = body::within(py, || poll_once(call.clone().produce_async()))?;
+        let outcome = match tried {
+            Some(outcome) => outcome,
+            None => {
+                self.engine.may_wait(py)?;
+                guard::detach(py, || call.clone().produce())
+            }
+        };
+        let tensor = outcome.or_raise(py)?.pop().ok_or_else(|| PyTypeError::new_err("no result"))?;
+        Ok(Bound::new(py, wrap(tensor))?.into_any())
+    }
+}
+
+/// The tensors of a sequence.
+fn tensors_in(sequence: &Bound<'_, PyAny>) -> PyResult<Vec<Tensor>> {
+    let py = sequence.py();
+    let iterator = sequence.try_iter().map_err(|_| not_a_tensor(sequence))?;
+    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        Ok(tensor.get().tensor(py)?.clone())
+    };
+    iterator.map(tensor_of).collect()
+}

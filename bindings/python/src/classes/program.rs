@@ -1,0 +1,257 @@
+//! The class `Program`: operations that are recorded once and replayed often.
+
+use std::sync::Arc;
+
+use estafette::{Engine, Program, ProgramBuilder};
+use estafette_report::shown::shown;
+use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::asyncio::awaiting::Awaiter;
+use crate::classes::handle::EngineHandle;
+use crate::classes::operation::PyOperation;
+use crate::error::OrRaise;
+use crate::exchange::export::poll_once;
+use crate::interpreter::guard;
+use crate::interpreter::process::Own;
+use crate::submission::body::{self, Body, Repeated};
+use crate::submission::submission_args::{self, Order};
+
+/// Operations that are recorded once and then run any number of times, each time as one operation. Made by
+/// `Engine.program`; the nodes are recorded by `submit`, in a ``with`` block at the end of which the program is finished::
+///
+///     >>> x = eng.from_dlpack(np.ones(4))
+///     >>> y = eng.zeros(4, "float64")
+///     >>> with eng.program("step") as step:
+///     ...     step.submit(lambda x, y: np.multiply(x, 2, out=y), reads=[x], writes=[y], using=np.from_dlpack)
+///     ...     step.submit(lambda y, x: np.add(x, y, out=x), reads=[y], writes=[x], using=np.from_dlpack)
+///     >>> len(step)
+///     2
+///     >>> for _ in range(3):
+///     ...     op = step.replay()            # one operation, ordered with all others by what it uses
+///     >>> op.wait()
+///     >>> np.from_dlpack(x).tolist()
+///     [27.0, 27.0, 27.0, 27.0]
+///
+/// It keeps its functions and tensors, and a handle of its engine. It may be let go of while replays are in flight.
+#[pyclass(frozen, module = "estafette", name = "Program", weakref)]
+pub struct PyProgram {
+    engine: EngineHandle,
+    name: String,
+    graph: bool,
+    stage: Mutex<Stage>,
+    /// The bodies of the nodes, for the garbage collector: a function may well refer to its program.
+    bodies: Mutex<Vec<Arc<Repeated>>>,
+}
+
+enum Stage {
+    Recording(Own<Box<ProgramBuilder>>),
+    Ready(Own<Program>),
+    /// The block in which it was recorded has raised, or it could not be finished.
+    Abandoned,
+}
+
+impl PyProgram {
+    pub fn new(engine: EngineHandle, builder: ProgramBuilder, name: String, graph: bool) -> Self {
+        let stage = Mutex::new(Stage::Recording(Own::new(Box::new(builder))));
+        Self { engine, name, graph, stage, bodies: Mutex::default() }
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock()
+    }
+
+    fn bodies(&self) -> MutexGuard<'_, Vec<Arc<Repeated>>> {
+        self.bodies.lock()
+    }
+
+    fn error(&self, what: &str) -> PyErr {
+        PyRuntimeError::new_err(format!("program `{}` {what}", shown(&self.name)))
+    }
+
+    fn record(&self, py: Python<'_>, order: Order, body: Body) -> PyResult<()> {
+        self.engine.engine(py)?;
+        let body = Repeated::new(body);
+        let mut stage = self.stage();
+        let Stage::Recording(builder) = &mut *stage else {
+            return Err(self.error("is finished: nothing more can be recorded"));
+        };
+        let Order { operands, name, queue, .. } = order;
+        let (reads, writes): (Vec<_>, Vec<_>) =
+            (operands.read_vars.iter().collect(), operands.write_vars.iter().collect());
+        let mut node = builder
+            .get_mut(py)?
+            .op(name)
+            .reads_slice(&operands.reads)
+            .writes_slice(&operands.writes)
+            .reads_vars(&reads)
+            .writes_vars(&writes)
+            .worker_only();
+        if let Some(queue) = &queue {
+            node = node.on(queue);
+        }
+        let called = Arc::clone(&body);
+        node.run_external(move |completion| called.start(completion)).or_raise(py)?;
+        drop(stage);
+        self.bodies().push(body);
+        Ok(())
+    }
+
+    /// A handle of the finished program.
+    fn ready(&self, py: Python<'_>) -> PyResult<Program> {
+        match &*self.stage() {
+            Stage::Ready(program) => Ok(program.get(py)?.clone()),
+            Stage::Recording(_) => {
+                Err(self.error("is still being recorded: leave its `with` block, or `finish` it"))
+            }
+            Stage::Abandoned => Err(self.error("was never finished: its recording ended with an exception")),
+        }
+    }
+}
+
+#[pymethods]
+impl PyProgram {
+    /// The name given when recording began: that of every replay.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is one graph of its device.
+    #[getter]
+    fn is_graph(&self) -> bool {
+        self.graph
+    }
+
+    /// Number of nodes.
+    fn __len__(&self) -> usize {
+        self.bodies().len()
+    }
+
+    /// A program is true, with or without nodes.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    /// Records a node, with the arguments of `Engine.submit`. Nothing runs before the program is replayed; every replay calls
+    /// ``fn(*reads, *writes)`` then, in a copy of the context of this call.
+    ///
+    /// An ``async def`` function runs as a task on the event loop of this call's thread, at every replay. A view of an operand
+    /// that the function keeps belongs to the replay: it becomes a lease when that ends, and later nodes do not wait for it.
+    #[pyo3(signature = (r#fn, reads = None, writes = None, using = None, name = None, on = None))]
+    fn submit(
+        &self,
+        r#fn: &Bound<'_, PyAny>,
+        reads: Option<&Bound<'_, PyAny>>,
+        writes: Option<&Bound<'_, PyAny>>,
+        using: Option<&Bound<'_, PyAny>>,
+        name: Option<String>,
+        on: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let (order, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, 0)?;
+        self.record(r#fn.py(), order, body)
+    }
+
+    /// Ends the recording; the ``with`` block does it by itself. With ``graph=True``, raises `InvalidError` that names the node
+    /// because of which the program cannot be a graph.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.engine.engine(py)?;
+        let builder = {
+            let mut stage = self.stage();
+            match std::mem::replace(&mut *stage, Stage::Abandoned) {
+                Stage::Recording(builder) => builder,
+                other => {
+                    *stage = other;
+                    return Err(self.error("is finished already, or was given up"));
+                }
+            }
+        };
+        let builder = builder.into_inner(py)?;
+        let graph = self.graph;
+        let finished = guard::detach(py, || if graph { builder.finish_as_graph() } else { builder.finish() });
+        *self.stage() = Stage::Ready(Own::new(finished.or_raise(py)?));
+        Ok(())
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        let recording = matches!(&*slf.get().stage(), Stage::Recording(_));
+        if recording { Ok(slf) } else { Err(slf.get().error("is finished already, or was given up")) }
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if _exception.is_empty() || _exception.get_item(0)?.is_none() {
+            return if matches!(&*self.stage(), Stage::Ready(_)) { Ok(()) } else { self.finish(py) };
+        }
+        let given_up = std::mem::replace(&mut *self.stage(), Stage::Abandoned);
+        drop(given_up);
+        let bodies = std::mem::take(&mut *self.bodies());
+        drop(bodies);
+        Ok(())
+    }
+
+    /// Submits one run of all nodes as one operation, and returns at once: ``program.replay().wait()``, or
+    /// ``await program.replay()``.
+    ///
+    /// Nodes have the meaning that they would have as operations submitted in the order of recording. A node whose input was
+    /// left by a node that failed is not called, and all others are; the replay has then failed by the failure of the node that
+    /// was recorded first among those that failed, and so has everything that the program writes. Raises as `Engine.submit`.
+    fn replay(&self, py: Python<'_>) -> PyResult<PyOperation> {
+        let program = self.ready(py)?;
+        let op = match body::within(py, || poll_once(program.replay_async()))? {
+            Some(outcome) => outcome,
+            None => {
+                self.engine.may_wait(py)?;
+                guard::detach(py, || program.replay())
+            }
+        };
+        Ok(PyOperation::new(op.or_raise(py)?, self.engine.clone()))
+    }
+
+    /// As `replay`, but waits for a permit without stopping the event loop: ``op = await program.replay_async()``.
+    fn replay_async(&self, py: Python<'_>) -> PyResult<Awaiter> {
+        let (program, handle) = (self.ready(py)?, self.engine.clone());
+        Ok(Awaiter::pending(async move {
+            let outcome = program.replay_async().await;
+            Box::new(move |py: Python<'_>| {
+                Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
+            }) as _
+        }))
+    }
+
+    fn __repr__(&self) -> String {
+        let stage = match &*self.stage() {
+            Stage::Recording(_) => ", being recorded",
+            Stage::Ready(_) if self.graph => ", one graph",
+            Stage::Ready(_) => "",
+            Stage::Abandoned => ", given up",
+        };
+        format!("<estafette.Program `{}` of {} nodes{stage}>", shown(&self.name), self.bodies().len())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        // A replay in flight needs the functions, whoever else can reach them.
+        let idle = match self.stage.try_lock().as_deref() {
+            Some(Stage::Ready(program)) => program.try_get().is_some_and(|program| !program.is_in_use()),
+            Some(Stage::Recording(_) | Stage::Abandoned) => true,
+            None => false,
+        };
+        let Some(bodies) = self.bodies.try_lock() else { return Ok(()) };
+        if idle { bodies.iter().try_for_each(|body| body.traverse(&visit)) } else { Ok(()) }
+    }
+
+    fn __clear__(&self) {
+        if let Some(bodies) = self.bodies.try_lock() {
+            bodies.iter().for_each(|body| body.clear());
+        }
+    }
+}
+
+/// Begins to record a program of `engine`.
+pub fn begin(engine: &Engine, handle: &EngineHandle, name: Option<String>, graph: bool) -> PyProgram {
+    let name = name.unwrap_or_else(|| "program".into());
+    PyProgram::new(handle.clone(), engine.program(name.clone()), name, graph)
+}

@@ -1,0 +1,428 @@
+//! The class `Tensor`.
+
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+use std::time::Duration;
+
+use estafette::devices::DLDevice;
+use estafette::exchange::promptly;
+use estafette::{Access, Tensor, TensorState};
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyDict, PyIterator, PyMemoryView, PyTuple};
+
+use crate::arguments::seconds;
+use crate::asyncio::awaiting::Awaiter;
+use crate::asyncio::running_loop;
+use crate::classes::access::PyAccess;
+use crate::classes::exporter::Exporter;
+use crate::classes::handle::EngineHandle;
+use crate::error::{OrRaise, raise};
+use crate::exchange::arrow;
+use crate::exchange::buffer;
+use crate::exchange::copy::copied;
+use crate::exchange::dtype;
+use crate::exchange::export::{self, From, Request};
+use crate::exchange::promise;
+use crate::interpreter::guard;
+use crate::interpreter::process::Own;
+use crate::kinds::cuda_array;
+use crate::kinds::usm_array;
+use crate::submission::body::{self, would_block};
+
+/// A promise of an n-dimensional array.
+///
+/// It can be asked whether it is ready, awaited, used by operations, and handed to any library that speaks DLPack:
+/// ``np.from_dlpack(t)`` waits until it is ready and reads its memory without a copy, under a *read lease*: engine
+/// writes wait until the array is gone.
+#[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
+pub struct PyTensor {
+    tensor: Prompt,
+    engine: EngineHandle,
+}
+
+/// A tensor that is dropped as Python drops an object: with the Python lock, and with no lock of ours.
+struct Prompt(ManuallyDrop<Own<Tensor>>);
+
+impl Drop for Prompt {
+    fn drop(&mut self) {
+        // SAFETY: dropped here, once, and not used afterwards.
+        promptly(|| unsafe { ManuallyDrop::drop(&mut self.0) });
+    }
+}
+
+impl PyTensor {
+    pub fn new(tensor: Tensor, engine: EngineHandle) -> Self {
+        Self { tensor: Prompt(ManuallyDrop::new(Own::new(tensor))), engine }
+    }
+
+    pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {
+        self.tensor.0.get(py)
+    }
+
+    pub fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+}
+
+#[pymethods]
+impl PyTensor {
+    /// Names the tensor in reports of recordings, also of those that are begun later.
+    fn call_in_report(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        self.tensor(py)?.call_in_report(name);
+        Ok(())
+    }
+
+    /// Whether the current version is finished, well or not. Never waits.
+    fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tensor(py)?.is_ready())
+    }
+
+    /// Whether the tensor has its memory and shape.
+    fn is_defined(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.tensor(py)?.is_defined())
+    }
+
+    /// Blocks until the version current at this call is finished, at most `timeout` seconds.
+    ///
+    /// On a thread with a running event loop only a tensor that is ready can be waited for; use ``await`` there. A wait that only leases
+    /// hold up raises `LeaseHeldError` after the engine's `lease_timeout`, or at once, whatever `timeout` says, where this very thread has
+    /// taken one of them: it cannot return that while it waits.
+    ///
+    ///     >>> def fails(_):
+    ///     ...     raise ValueError("no data")
+    ///     >>> t = eng.zeros(1, "int8")
+    ///     >>> op = eng.submit(fails, writes=[t], name="load")
+    ///     >>> t.wait()
+    ///     Traceback (most recent call last):
+    ///     estafette.OperationError: operation `load` (op ...) failed: ValueError: no data
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let tensor = self.tensor(py)?;
+        let timeout = seconds("timeout", timeout)?;
+        if tensor.is_ready() || timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return tensor.wait_timeout(Duration::ZERO).or_raise(py);
+        }
+        if running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the tensor"));
+        }
+        guard::detach(py, || match timeout {
+            Some(timeout) => tensor.wait_timeout(timeout),
+            None => tensor.wait(),
+        })
+        .or_raise(py)
+    }
+
+    /// ``await t`` waits for the version current at this point and gives `t`. A ready tensor costs no turn of the event
+    /// loop; cancelling the task cancels the waiting, not the work. Raises `LeaseHeldError` once leases alone have held it up for the
+    /// engine's `lease_timeout`, or up to an eighth longer; so do all other awaits.
+    fn __await__(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
+        let py = this.py();
+        let tensor = this.get().tensor(py)?;
+        if tensor.is_ready() {
+            let outcome = tensor.wait_timeout(Duration::ZERO).or_raise(py);
+            return Ok(Awaiter::done(outcome.map(|()| this.clone().into_any().unbind())));
+        }
+        let (ready, result) = (body::within(py, || tensor.ready())?, this.clone().unbind());
+        Ok(Awaiter::pending(async move {
+            let outcome = ready.await;
+            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
+        }))
+    }
+
+    /// ``await t.writable()`` waits until the memory may be overwritten (no unfinished write, no reader, no lease), and
+    /// gives `t`.
+    fn writable(this: &Bound<'_, Self>) -> PyResult<Awaiter> {
+        let py = this.py();
+        let (writable, result) = (this.get().tensor(py)?.writable(), this.clone().unbind());
+        Ok(Awaiter::pending(async move {
+            let outcome = writable.await;
+            Box::new(move |py: Python<'_>| outcome.or_raise(py).map(|()| result.into_any())) as _
+        }))
+    }
+
+    /// The readiness of the version that is current now, for consumers that know us: a capsule named ``estafette_fence`` with
+    /// a pointer to that struct of `estafette.h`. Never waits.
+    #[getter]
+    fn __estafette_promise__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        promise::of_tensor(py, self.tensor(py)?)
+    }
+
+    /// The CUDA array interface (version 3), of CUDA memory: other tensors have no such attribute. A view that nobody tracks:
+    /// its user must be done before anything writes the tensor. `t.read()` and `eng.access` give views under a lease.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        cuda_array::describe(py, self.tensor(py)?, None)
+    }
+
+    /// Ends the leases of exports into captures of CUDA graphs, once no such graph will be launched any more; gives their number.
+    fn end_captures(&self, py: Python<'_>) -> PyResult<usize> {
+        let tensor = self.tensor(py)?;
+        Ok(guard::detach(py, || tensor.end_captures()))
+    }
+
+    /// Length of each dimension. Raises `NotDefinedError` while the tensor has none yet.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.tensor(py)?.shape().or_raise(py)?)
+    }
+
+    /// Number of dimensions.
+    #[getter]
+    fn ndim(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tensor(py)?.shape().or_raise(py)?.len())
+    }
+
+    /// Element type: a `DType`, which is equal to its name as NumPy would say it, ``"float32"``.
+    #[getter]
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::object(py, self.tensor(py)?.dtype().or_raise(py)?)
+    }
+
+    /// The ``numpy.dtype`` of the elements, by which NumPy and JAX find out the type of what they are given. Missing where NumPy has
+    /// none.
+    #[getter]
+    fn __numpy_dtype__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        dtype::numpy(py, self.tensor(py)?.dtype().or_raise(py)?)
+    }
+
+    /// Where the data is: a ``(type, id)`` pair in DLPack's numbers that prints as ``cpu:0``.
+    #[getter]
+    fn device(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        device_object(py, self.tensor(py)?)
+    }
+
+    /// Address of the first element. What is there may be read only in an operation or under a lease.
+    #[getter]
+    fn data_ptr(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(self.tensor(py)?.data_ptr().or_raise(py)? as usize)
+    }
+
+    /// Whether the owner of the memory forbids writing it.
+    #[getter]
+    fn read_only(&self, py: Python<'_>) -> PyResult<bool> {
+        self.tensor(py)?.is_read_only().or_raise(py)
+    }
+
+    /// Number of finished writes of its memory.
+    #[getter]
+    fn version(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.tensor(py)?.version())
+    }
+
+    /// Hands the tensor to a consumer under a read lease; the array API's protocol. Waits until it is ready.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<&Bound<'py, PyAny>>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let request = Request { stream, max_version: export::version(max_version)?, dl_device, copy };
+        export::export_from(py, &self.engine, From::Tensor(self.tensor(py)?, Access::Read), &request)
+    }
+
+    /// Where the data is, for the array API's protocol. Waits until the tensor is defined.
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        export::device(py, self.tensor(py)?)
+    }
+
+    /// Hands the tensor to a consumer of Arrow's C device interface (``pyarrow.array(t)``) under a read lease, without a copy.
+    /// Waits until it is ready.
+    ///
+    /// Gives capsules of the schema and of the array. It must have one dimension, no gaps, and integers, or floats of 16
+    /// to 64 bits: anything else raises `InvalidTensorError`. The type that `requested_schema` asks for is not looked at, as the
+    /// interface allows: the consumer casts.
+    #[pyo3(signature = (requested_schema = None, **kwargs))]
+    fn __arrow_c_device_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::device_array(py, From::Tensor(self.tensor(py)?, Access::Read), kwargs)
+    }
+
+    /// As `__arrow_c_device_array__`, for consumers of Arrow that know host memory alone.
+    #[pyo3(signature = (requested_schema = None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _ = requested_schema;
+        arrow::array(py, From::Tensor(self.tensor(py)?, Access::Read))
+    }
+
+    /// ``memoryview(t)``: the memory under a read lease, which lasts until the last view of it is released.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let (py, tensor) = (this.py(), this.clone());
+        // SAFETY: Python's view, which it releases below.
+        unsafe {
+            buffer::fill(this.into_any(), From::Tensor(tensor.get().tensor(py)?, Access::Read), view, flags)
+        }
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: Python's view, which was filled above.
+        unsafe { buffer::release(view) };
+    }
+
+    /// The memory for libraries of SYCL that know no DLPack. Waits until the data is there; nobody is told when the consumer is done, so
+    /// the tensor must not be written meanwhile. Missing on memory that is not SYCL's.
+    #[getter]
+    fn __sycl_usm_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        usm_array::describe(py, self.tensor(py)?, None)
+    }
+
+    /// For NumPy, where a buffer will not do: ``np.asarray(t, dtype)``. The array has a read lease, or is a copy.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        this: &Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let tensor = this.get().tensor(this.py())?;
+        buffer::to_numpy(this.as_any(), || tensor.dtype().ok(), dtype, copy)
+    }
+
+    /// NumPy's array interface (version 3), of host memory in row-major order: other tensors have no such attribute. It names no address
+    /// but a ``memoryview``, so the read lease lasts as long as that does. Waits until the tensor is ready.
+    #[getter]
+    fn __array_interface__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyDict>> {
+        buffer::array_interface(this.as_any(), this.get().tensor(this.py())?)
+    }
+
+    /// Iterates over the elements of a tensor with one dimension, as Python numbers, under a read lease, which ends with the iteration.
+    /// Waits until the tensor is ready. For rows, iterate over ``np.from_dlpack(t)``.
+    fn __iter__<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, PyIterator>> {
+        let py = this.py();
+        let tensor = this.get().tensor(py)?;
+        export::until_defined(py, tensor)?;
+        match tensor.shape().or_raise(py)?.len() {
+            1 => PyMemoryView::from(this.as_any())?.try_iter(),
+            ndim => Err(PyTypeError::new_err(format!(
+                "a tensor with {ndim} dimensions is not iterated over: take it with a library, `np.from_dlpack(t)`"
+            ))),
+        }
+    }
+
+    /// The promise of the data in memory of the host (``cpu:0``): `t` itself where it is there already, else a copy, made
+    /// by an operation. Raises `BufferError` for memory that the host cannot read.
+    fn to_host<'py>(this: &Bound<'py, Self>) -> PyResult<Bound<'py, Self>> {
+        let (py, engine) = (this.py(), &this.get().engine);
+        let tensor = this.get().tensor(py)?;
+        match tensor.device() {
+            Ok(DLDevice::CPU) => Ok(this.clone()),
+            Ok(device) if !export::can_go_to_host(device) => {
+                Err(raise(py, "ExchangeError", format!("the host cannot read memory on {device}")))
+            }
+            // Where it will be is not known before it is defined, so the operation finds out.
+            _ => Bound::new(py, Self::new(copied(py, engine, tensor, DLDevice::CPU)?, engine.clone())),
+        }
+    }
+
+    /// An object to pass to a library that shall write: ``np.from_dlpack(t.for_write())`` takes a *write lease*, which is
+    /// exclusive, and lasts until the array is gone.
+    ///
+    ///     >>> t = eng.zeros(3, "int64")
+    ///     >>> x = np.from_dlpack(t.for_write())
+    ///     >>> x[:] = 5
+    ///     >>> del x
+    ///     >>> np.from_dlpack(t).tolist()
+    ///     [5, 5, 5]
+    fn for_write(this: &Bound<'_, Self>) -> Exporter {
+        Exporter::new(this, Access::Write)
+    }
+
+    /// An object to pass to a library that shall see the memory *untracked*: no lease is taken and nothing waits. For
+    /// people who order things themselves.
+    fn alias(this: &Bound<'_, Self>) -> Exporter {
+        Exporter::new(this, Access::Alias)
+    }
+
+    /// A scoped read lease: ``with t.read() as view`` or ``async with t.read() as view``. With `using`, for example
+    /// ``np.from_dlpack``, `view` is what that makes of it.
+    ///
+    ///     >>> t = eng.from_dlpack(np.arange(3))
+    ///     >>> with t.read(using=np.from_dlpack) as view:
+    ///     ...     int(view.sum())
+    ///     3
+    #[pyo3(signature = (using = None))]
+    fn read(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
+        PyAccess::one(this, Access::Read, using)
+    }
+
+    /// A scoped write lease, as `read`.
+    #[pyo3(signature = (using = None))]
+    fn write(this: &Bound<'_, Self>, using: Option<Bound<'_, PyAny>>) -> PyAccess {
+        PyAccess::one(this, Access::Write, using)
+    }
+
+    /// Declares the current version good after a failure or cancellation that left the data intact: "I looked, it is
+    /// good". Raises `ConflictError` while writes are unfinished.
+    fn clear_error(&self, py: Python<'_>) -> PyResult<()> {
+        let tensor = self.tensor(py)?;
+        guard::detach(py, || tensor.clear_error()).or_raise(py)
+    }
+
+    /// Length of the first dimension. Raises `NotDefinedError` while the tensor has none yet.
+    fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
+        let shape = self.tensor(py)?.shape().or_raise(py)?;
+        let first =
+            shape.first().ok_or_else(|| PyTypeError::new_err("a tensor without dimensions has no length"))?;
+        // A shape has no negative entries.
+        Ok(*first as usize)
+    }
+
+    /// A tensor is true, as any object: without this, one with `len(t) == 0` would not be, and one that is not defined would raise.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    /// A promise is no number: without this, Python would read the bytes of the memory as digits.
+    fn __int__(&self) -> PyResult<Py<PyAny>> {
+        Err(no_number("int"))
+    }
+
+    fn __float__(&self) -> PyResult<f64> {
+        Err(no_number("float"))
+    }
+
+    fn __repr__(&self) -> String {
+        let Some(tensor) = self.tensor.0.try_get() else {
+            return "<estafette.Tensor of the parent process>".into();
+        };
+        let what = match (tensor.dtype(), tensor.shape()) {
+            (Ok(dtype), Ok(shape)) => format!("{dtype}{:?}", shape.as_slice()),
+            _ => "no shape yet".to_string(),
+        };
+        let place = tensor.device().map_or_else(|_| String::new(), |device| format!(", {device}"));
+        let state = match tensor.state() {
+            TensorState::Ready => "ready",
+            TensorState::Undefined | TensorState::Pending => "pending",
+            TensorState::Failed(_) => "failed",
+            _ => "unknown",
+        };
+        format!("<estafette.Tensor {what}{place}, {state}>")
+    }
+}
+
+fn no_number(kind: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "an estafette.Tensor is a promise and no number: write `{kind}(np.from_dlpack(t))`, or take it with another library"
+    ))
+}
+
+/// The `Device` of a tensor.
+pub fn device_object(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
+    static DEVICE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let device = tensor.device().or_raise(py)?;
+    let class = DEVICE.import(py, "estafette._reports", "Device")?;
+    Ok(class.call1((device.device_type.0, device.device_id))?.unbind())
+}

@@ -1,0 +1,87 @@
+//! What CUDA's and SYCL's array interfaces have in common: a dictionary that says where memory is, and an object that keeps it.
+
+use estafette::Layout;
+use estafette::exchange::{Abi, ExportFlags, ManagedTensor, export};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::OrRaise;
+use crate::interpreter::guard;
+
+/// Whether an object has the interface `name` and does not speak DLPack.
+pub fn is_all_there_is(object: &Bound<'_, PyAny>, name: &str) -> PyResult<bool> {
+    Ok(!object.hasattr(pyo3::intern!(object.py(), "__dlpack__"))? && object.hasattr(name)?)
+}
+
+/// The dictionary of an object.
+pub struct Dictionary<'py> {
+    name: &'static str,
+    entries: Bound<'py, PyDict>,
+}
+
+impl<'py> Dictionary<'py> {
+    /// # Errors
+    /// `TypeError` for what is no dictionary; whatever the attribute raises.
+    pub fn of(object: &Bound<'py, PyAny>, name: &'static str) -> PyResult<Self> {
+        let entries = object.getattr(name)?.cast_into::<PyDict>();
+        let entries = entries.map_err(|_| PyTypeError::new_err(format!("`{name}` is no dictionary")))?;
+        Ok(Self { name, entries })
+    }
+
+    /// An entry, unless it is missing or `None`.
+    pub fn entry(&self, key: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        Ok(self.entries.get_item(key)?.filter(|value| !value.is_none()))
+    }
+
+    /// An entry that must be there.
+    ///
+    /// # Errors
+    /// `ValueError` that names it.
+    pub fn needed(&self, key: &str) -> PyResult<Bound<'py, PyAny>> {
+        self.entry(key)?.ok_or_else(|| PyValueError::new_err(format!("`{}` has no {key:?}", self.name)))
+    }
+}
+
+/// Memory that `object` owns, as a struct whose deleter lets the object go.
+///
+/// # Safety
+/// `data` is memory as `layout` says for as long as the object lives, and nobody writes it if it is `read_only`.
+pub unsafe fn kept_by(
+    object: &Bound<'_, PyAny>,
+    layout: &Layout,
+    data: *mut u8,
+    read_only: bool,
+) -> ManagedTensor {
+    let keeper = Keeper(Some(object.clone().unbind()));
+    let flags = ExportFlags { read_only, is_copied: false };
+    // SAFETY: by contract, and the object is kept until the deleter is called.
+    unsafe { export(layout, data.cast(), flags, Abi::Versioned, move || drop(keeper)) }
+}
+
+/// A tensor of a library whose struct does not keep the memory alive: with `object`, which does.
+///
+/// # Errors
+/// What is wrong with the struct.
+pub fn kept_with(object: &Bound<'_, PyAny>, managed: ManagedTensor) -> PyResult<ManagedTensor> {
+    let layout = managed.describe().map_err(Into::into).or_raise(object.py())?;
+    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let (data, abi) = (managed.data(), managed.abi());
+    let keeper = Keeper(Some(object.clone().unbind()));
+    let let_go = move || {
+        drop(managed);
+        drop(keeper);
+    };
+    // SAFETY: the same memory, which both of the kept owners keep until the deleter is called.
+    Ok(unsafe { export(&layout, data, flags, abi, let_go) })
+}
+
+/// A reference that is dropped with the Python lock. With the gate closed it is left to the interpreter that is going away.
+struct Keeper(Option<Py<PyAny>>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        guard::attach(|_| drop(self.0.take()));
+        std::mem::forget(self.0.take());
+    }
+}

@@ -1,0 +1,120 @@
+//! Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host memory.
+
+use std::ffi::{CStr, CString};
+
+use estafette::exchange::arrow::{ArrowDeviceArray, ArrowSchema};
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
+
+use crate::error::to_py;
+use crate::exchange::capsule;
+use crate::exchange::export::{self, From, Request};
+
+const SCHEMA: &CStr = c"arrow_schema";
+const ARRAY: &CStr = c"arrow_array";
+const DEVICE_ARRAY: &CStr = c"arrow_device_array";
+
+/// Takes over the array behind an object that speaks Arrow's interface, or behind a pair of its capsules; also gives the
+/// format of its schema.
+///
+/// # Errors
+/// `TypeError` for what does not speak Arrow; `ValueError` for capsules that are none of Arrow's; `InvalidTensorError` for an
+/// array that was taken before.
+pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(CString, ArrowDeviceArray)> {
+    let pair = match object.cast::<PyTuple>() {
+        Ok(pair) => pair.clone().into_any(),
+        Err(_) => ask(object)?,
+    };
+    let (schema, array): (Bound<'_, PyCapsule>, Bound<'_, PyCapsule>) = pair.extract().map_err(|_| {
+        PyTypeError::new_err("an Arrow array is exchanged as a pair of capsules, of its schema and of itself")
+    })?;
+    let py = object.py();
+    if !schema.is_valid_checked(Some(SCHEMA)) {
+        return Err(not_arrow(&schema, "arrow_schema"));
+    }
+    let pointer = schema.pointer_checked(Some(SCHEMA))?.as_ptr();
+    // SAFETY: by Arrow's PyCapsule interface a capsule of this name holds a valid schema. It stays in the capsule, which is
+    // alive, and the format is copied before anything else runs.
+    let format = unsafe { ArrowSchema::format_of(pointer) }.map(CStr::to_owned);
+    let format = format.map_err(|error| to_py(py, &error.into()))?;
+    let taken = if array.is_valid_checked(Some(DEVICE_ARRAY)) {
+        let pointer = array.pointer_checked(Some(DEVICE_ARRAY))?.as_ptr();
+        // SAFETY: a capsule of this name holds a valid device array. What is moved out is marked as released, so the capsule's
+        // destructor frees the struct alone; the lock on the interpreter keeps others from it meanwhile.
+        unsafe { ArrowDeviceArray::take(pointer) }
+    } else if array.is_valid_checked(Some(ARRAY)) {
+        let pointer = array.pointer_checked(Some(ARRAY))?.as_ptr();
+        // SAFETY: the same of a plain array, which is in host memory.
+        unsafe { ArrowDeviceArray::take_host(pointer) }
+    } else {
+        return Err(not_arrow(&array, "arrow_device_array` or `arrow_array"));
+    };
+    Ok((format, taken.map_err(|error| to_py(py, &error.into()))?))
+}
+
+fn ask<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = object.py();
+    for name in [intern!(py, "__arrow_c_device_array__"), intern!(py, "__arrow_c_array__")] {
+        if let Ok(export) = object.getattr(name) {
+            return export.call0();
+        }
+    }
+    let kind = object.get_type().fully_qualified_name()?;
+    Err(PyTypeError::new_err(format!(
+        "{kind} has neither `__arrow_c_device_array__` nor `__arrow_c_array__`: it is no Arrow array"
+    )))
+}
+
+fn not_arrow(raw: &Bound<'_, PyCapsule>, wanted: &str) -> PyErr {
+    let name = match raw.name() {
+        Err(error) => return error,
+        Ok(None) => "has no name".to_owned(),
+        Ok(Some(name)) => {
+            // SAFETY: the name belongs to the capsule, which is alive, and is copied here.
+            format!("is named `{}`", unsafe { name.as_cstr() }.to_string_lossy())
+        }
+    };
+    PyValueError::new_err(format!("the capsule {name}; Arrow's is `{wanted}`"))
+}
+
+/// The answer to `__arrow_c_device_array__`: capsules of the schema and of the array.
+///
+/// # Errors
+/// As for `__dlpack__`; `InvalidTensorError` for what an Arrow array cannot be; `NotImplementedError` for an argument that
+/// this version does not know.
+pub fn device_array<'py>(
+    py: Python<'py>,
+    from: From<'_>,
+    unknown: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyTuple>> {
+    for (name, value) in unknown.into_iter().flatten() {
+        // The interface lets consumers pass what later versions may know, as long as it says nothing.
+        if !value.is_none() {
+            return Err(PyNotImplementedError::new_err(format!("the argument {name} is not known")));
+        }
+    }
+    let (schema, array) = lend(py, from)?;
+    let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
+    PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, DEVICE_ARRAY)?])
+}
+
+/// The answer to `__arrow_c_array__`.
+///
+/// # Errors
+/// As [`device_array`], and `InvalidTensorError` for memory that is not the host's.
+pub fn array<'py>(py: Python<'py>, from: From<'_>) -> PyResult<Bound<'py, PyTuple>> {
+    let (schema, array) = lend(py, from)?;
+    let array = array.into_host().map_err(|error| to_py(py, &error.into()))?;
+    let schema = PyCapsule::new_with_value(py, schema, SCHEMA)?;
+    PyTuple::new(py, [schema, PyCapsule::new_with_value(py, array, ARRAY)?])
+}
+
+/// Exports as `__dlpack__` does, with the same waiting and under the same lease, but an Arrow array.
+fn lend(py: Python<'_>, from: From<'_>) -> PyResult<(ArrowSchema, ArrowDeviceArray)> {
+    let request = Request { stream: None, max_version: Some((1, 0)), dl_device: None, copy: None };
+    let lent = export::export(py, from, &request)?;
+    let lent = capsule::consume(&lent)?;
+    ArrowDeviceArray::from_tensor(lent, None).map_err(|error| to_py(py, &error.into()))
+}

@@ -1,0 +1,256 @@
+//! Python's buffer protocol: `memoryview(t)`, `bytes(t)`, `np.asarray(t)`.
+//!
+//! A buffer is an export like any other, so it has a lease, which lasts until the last view of the buffer is released.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use estafette::exchange::{self, Abi, ExportFlags, ManagedTensor};
+use estafette::{DType, Layout, Tensor};
+use pyo3::exceptions::{PyAttributeError, PyBufferError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyDict, PyMemoryView, PyTuple};
+
+use crate::error::{OrRaise, raise, to_py};
+use crate::exchange::capsule;
+use crate::exchange::dtype;
+use crate::exchange::export::{self, From, Request};
+use crate::exchange::typestr;
+use crate::interpreter::interrupt;
+
+/// What a buffer keeps until it is released.
+struct Lent {
+    /// Holds the lease. First, so that it is the first to go.
+    _managed: ManagedTensor,
+    shape: Box<[isize]>,
+    /// In bytes.
+    strides: Box<[isize]>,
+}
+
+/// How `struct` and NumPy write an element type; `None` for those that they have no letter for.
+fn format(dtype: DType) -> Option<&'static CStr> {
+    Some(match dtype {
+        DType::BOOL => c"?",
+        DType::I8 => c"b",
+        DType::U8 => c"B",
+        DType::I16 => c"h",
+        DType::U16 => c"H",
+        DType::I32 => c"i",
+        DType::U32 => c"I",
+        // C's `long`, as NumPy says it, where that has 64 bits.
+        DType::I64 if size_of::<std::ffi::c_long>() == 8 => c"l",
+        DType::U64 if size_of::<std::ffi::c_long>() == 8 => c"L",
+        DType::I64 => c"q",
+        DType::U64 => c"Q",
+        DType::F16 => c"e",
+        DType::F32 => c"f",
+        DType::F64 => c"d",
+        DType::C64 => c"Zf",
+        DType::C128 => c"Zd",
+        _ => return None,
+    })
+}
+
+/// The answer to `__array__`, which NumPy calls where there is no buffer: an array with a lease, or a copy. `kind` asks for the
+/// element type, which is known once the tensor is defined.
+///
+/// # Errors
+/// `BufferError` for a type that neither NumPy nor `ml_dtypes` has; `ValueError` when a copy is needed and refused; else as
+/// [`export::export`].
+pub fn to_numpy<'py>(
+    this: &Bound<'py, PyAny>,
+    kind: impl FnOnce() -> Option<DType>,
+    dtype: Option<Bound<'py, PyAny>>,
+    copy: Option<bool>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {
+        return Err(raised);
+    }
+    // It is NumPy that asks, so it is there.
+    let numpy = py.import("numpy")?;
+    let array = match numpy.call_method1("from_dlpack", (this,)) {
+        Ok(array) => array,
+        Err(error) => match kind().filter(|kind| format(*kind).is_none()) {
+            None => return Err(error),
+            Some(kind) => as_bits(this, kind).map_err(|lacking| {
+                if !lacking.is_instance_of::<PyAttributeError>(py) {
+                    return lacking;
+                }
+                // NumPy does not say which.
+                let named = raise(py, "ExchangeError", format!("NumPy takes no elements of type {kind}"));
+                named.set_cause(py, Some(error));
+                named
+            })?,
+        },
+    };
+    if dtype.is_none() && copy != Some(true) {
+        return Ok(array);
+    }
+    let options = PyDict::new(py);
+    options.set_item("copy", copy)?;
+    numpy.call_method("array", (array, dtype), Some(&options))
+}
+
+/// An array of `ml_dtypes`: NumPy gets integers of the same width, and their meaning.
+///
+/// # Errors
+/// `AttributeError` for a type that `ml_dtypes` lacks, and without it; else as [`export::export`].
+fn as_bits<'py>(this: &Bound<'py, PyAny>, kind: DType) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    let numpy = dtype::numpy(py, kind)?;
+    let options = PyDict::new(py);
+    options.set_item("max_version", (1, 0))?;
+    let exported = this.call_method("__dlpack__", (), Some(&options))?.cast_into::<PyCapsule>()?;
+    let managed = capsule::consume(&exported)?;
+    let layout = managed.describe().map_err(Into::into).or_raise(py)?;
+    let bits = DType::new(DType::U8.code, kind.bits);
+    let layout = Layout::strided(bits, layout.device(), layout.shape(), layout.strides())
+        .map_err(|error| to_py(py, &error.into()))?;
+    let flags = ExportFlags { read_only: managed.read_only(), is_copied: managed.is_copied() };
+    let data = managed.data();
+    // SAFETY: the same memory, elements of the same width; what is exported here keeps what was exported there.
+    let managed = unsafe { exchange::export(&layout, data, flags, Abi::Versioned, move || drop(managed)) };
+    py.import("estafette._dtype")?.call_method1("to_numpy", (capsule::wrap(py, managed)?, numpy))
+}
+
+/// Fills `view` with the memory behind `from`.
+///
+/// # Errors
+/// `BufferError` for an element type or a device that a buffer cannot describe, and for what the reader demands of it
+/// (writing, an order of elements); else as [`export::export`].
+///
+/// # Safety
+/// `view` may be written, and is released by [`release`].
+pub unsafe fn fill(
+    owner: Bound<'_, PyAny>,
+    from: From<'_>,
+    view: *mut ffi::Py_buffer,
+    flags: c_int,
+) -> PyResult<()> {
+    let py = owner.py();
+    if view.is_null() {
+        return Err(PyBufferError::new_err("there is no buffer to fill"));
+    }
+    // SAFETY: the caller's place. A buffer that was not filled has no object.
+    unsafe { (*view).obj = ptr::null_mut() };
+    let request = Request { stream: None, max_version: Some((1, 3)), dl_device: None, copy: None };
+    interrupt::forget();
+    let managed = export::export_managed(py, from, &request)
+        .inspect_err(|error| interrupt::keep(py, owner.as_ptr().addr(), error))?;
+    let layout = managed.describe().map_err(Into::into).or_raise(py)?;
+    let read_only = managed.read_only();
+    let dtype = layout.dtype();
+    if !export::host_can_read(layout.device()) {
+        let message = format!("memory on {} cannot be a buffer of the host", layout.device());
+        return Err(raise(py, "ExchangeError", message));
+    }
+    let Some(format) = format(dtype) else {
+        let message =
+            format!("a buffer cannot describe elements of type {dtype}; exchange it through DLPack");
+        return Err(raise(py, "ExchangeError", message));
+    };
+    check(py, &layout, read_only, flags)?;
+    let itemsize = dtype.itemsize() as isize;
+    let lent = Box::new(Lent {
+        shape: layout.shape().iter().map(|size| *size as isize).collect(),
+        strides: layout.strides().iter().map(|stride| *stride as isize * itemsize).collect(),
+        _managed: managed,
+    });
+    let wants = |flag: c_int| flags & flag == flag;
+    // SAFETY: the view is the caller's. Shape and strides live in the box, which the view keeps until it is released, and so
+    // does the memory; there are as many entries as dimensions.
+    unsafe {
+        let view = &mut *view;
+        view.buf = lent._managed.data().cast();
+        view.len = layout.len() as isize * itemsize;
+        view.itemsize = itemsize;
+        view.readonly = c_int::from(read_only);
+        view.ndim = layout.ndim() as c_int;
+        let has_dims = layout.ndim() > 0;
+        let format = format.as_ptr().cast_mut();
+        view.format = if wants(ffi::PyBUF_FORMAT) { format } else { ptr::null_mut() };
+        let shape = lent.shape.as_ptr().cast_mut();
+        view.shape = if has_dims && wants(ffi::PyBUF_ND) { shape } else { ptr::null_mut() };
+        let strides = lent.strides.as_ptr().cast_mut();
+        view.strides = if has_dims && wants(ffi::PyBUF_STRIDES) { strides } else { ptr::null_mut() };
+        view.suboffsets = ptr::null_mut();
+        view.internal = Box::into_raw(lent).cast::<c_void>();
+        view.obj = owner.into_ptr();
+    }
+    Ok(())
+}
+
+/// Whether the buffer is one that the reader can use.
+fn check(py: Python<'_>, layout: &Layout, read_only: bool, flags: c_int) -> PyResult<()> {
+    let wants = |flag: c_int| flags & flag == flag;
+    let refuse = |message: &str| Err(raise(py, "ExchangeError", message));
+    if wants(ffi::PyBUF_WRITABLE) && read_only {
+        return refuse("this buffer is for reading; one for writing is `memoryview(t.for_write())`");
+    }
+    let (row_major, column_major) = (layout.is_contiguous(), is_column_major(layout));
+    if wants(ffi::PyBUF_C_CONTIGUOUS) && !row_major {
+        return refuse("the elements are not in row-major order without gaps");
+    }
+    if wants(ffi::PyBUF_F_CONTIGUOUS) && !column_major {
+        return refuse("the elements are not in column-major order without gaps");
+    }
+    if wants(ffi::PyBUF_ANY_CONTIGUOUS) && !row_major && !column_major {
+        return refuse("there are gaps between the elements");
+    }
+    if !wants(ffi::PyBUF_STRIDES) && !row_major {
+        return refuse(
+            "the elements are not in row-major order without gaps, and the reader asks for no strides",
+        );
+    }
+    Ok(())
+}
+
+/// The dictionary of `__array_interface__`. Its `data` is a `memoryview`, which has a lease: NumPy keeps that object and releases the
+/// buffer that it has asked it for at once.
+///
+/// # Errors
+/// `AttributeError` for memory that is not the host's, has gaps or another order, or whose elements have no name there, so that the
+/// tensor seems not to have the interface; else as [`export::until_defined`].
+pub fn array_interface<'py>(this: &Bound<'py, PyAny>, tensor: &Tensor) -> PyResult<Bound<'py, PyDict>> {
+    let py = this.py();
+    if let Some(raised) = interrupt::kept(this.as_ptr().addr()) {
+        return Err(raised);
+    }
+    export::until_defined(py, tensor)?;
+    let layout = tensor.layout().or_raise(py)?;
+    let lacks = |why: &str| PyAttributeError::new_err(format!("no `__array_interface__`: {why}"));
+    if !export::host_can_read(layout.device()) {
+        return Err(lacks("the memory is not the host's"));
+    }
+    if !layout.is_contiguous() {
+        return Err(lacks("the elements are not in row-major order without gaps"));
+    }
+    let typestr = typestr::of(layout.dtype()).ok_or_else(|| lacks("it has no name for such elements"))?;
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", 3)?;
+    dictionary.set_item("typestr", typestr)?;
+    dictionary.set_item("shape", PyTuple::new(py, layout.shape())?)?;
+    dictionary.set_item("data", PyMemoryView::from(this)?)?;
+    Ok(dictionary)
+}
+
+fn is_column_major(layout: &Layout) -> bool {
+    let mut wanted = 1;
+    layout.is_empty()
+        || std::iter::zip(layout.shape(), layout.strides()).all(|(size, stride)| {
+            let fits = *size == 1 || *stride == wanted;
+            wanted *= size;
+            fits
+        })
+}
+
+/// Gives back what [`fill`] has lent. Letting go of a lease may set off much, but waits for nothing.
+///
+/// # Safety
+/// `view` was filled by [`fill`] and is released once.
+pub unsafe fn release(view: *mut ffi::Py_buffer) {
+    // SAFETY: the box that `fill` made, which nobody else has.
+    drop(unsafe { Box::from_raw((*view).internal.cast::<Lent>()) });
+}

@@ -1,0 +1,62 @@
+//! Copies, each of which is an operation: ordered like any other, and seen in a diagnosis.
+
+use estafette::devices::DLDevice;
+use estafette::{Error, Tensor};
+use pyo3::prelude::*;
+
+use crate::asyncio::running_loop;
+use crate::classes::handle::EngineHandle;
+use crate::error::{OrRaise, to_py};
+use crate::exchange::export::poll_once;
+use crate::interpreter::guard;
+use crate::submission::body::{self, would_block};
+
+/// The promise of a copy in memory of the device `to`.
+///
+/// # Errors
+/// `InFlightLimitError` where waiting for room would stop an event loop; `ShutdownError`.
+pub fn copied(py: Python<'_>, handle: &EngineHandle, tensor: &Tensor, to: DLDevice) -> PyResult<Tensor> {
+    submit(py, handle, tensor, to)?.or_raise(py)
+}
+
+/// As [`copied`], for whoever takes the copy now: `waits` says whether he needs it to be there. `None` when the engine takes no more
+/// operations.
+///
+/// # Errors
+/// As [`copied`]; the failure of the tensor; `WouldBlockError` on an event loop's thread.
+pub fn copied_now(
+    py: Python<'_>,
+    handle: &EngineHandle,
+    tensor: &Tensor,
+    to: DLDevice,
+    waits: bool,
+) -> PyResult<Option<Tensor>> {
+    if waits && !tensor.is_ready() && running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "the tensor"));
+    }
+    let copy = match submit(py, handle, tensor, to)? {
+        Ok(copy) => copy,
+        Err(Error::Shutdown) => return Ok(None),
+        Err(error) => return Err(to_py(py, &error)),
+    };
+    if waits {
+        guard::detach(py, || copy.wait()).or_raise(py)?;
+    }
+    Ok(Some(copy))
+}
+
+fn submit(
+    py: Python<'_>,
+    handle: &EngineHandle,
+    tensor: &Tensor,
+    to: DLDevice,
+) -> PyResult<Result<Tensor, Error>> {
+    let engine = handle.engine(py)?;
+    match body::within(py, || poll_once(engine.copy_async(tensor, to)))? {
+        Some(outcome) => Ok(outcome),
+        None => {
+            handle.may_wait(py)?;
+            Ok(guard::detach(py, || engine.copy(tensor, to)))
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! Giving tensors to other libraries: what `__dlpack__` asks for, and where the answer comes from.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use estafette::devices::{DLDevice, DeviceType};
+use estafette::exchange::{Abi, ManagedTensor};
+use estafette::{Access, Consumer, Error, ExportOptions, Lease, Tensor};
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+
+use crate::asyncio::running_loop;
+use crate::classes::handle::EngineHandle;
+use crate::error::{OrRaise, raise, to_py};
+use crate::exchange::capsule;
+use crate::exchange::copy::copied_now;
+use crate::exchange::unordered::{self, Reason};
+use crate::interpreter::call_site;
+use crate::interpreter::guard;
+use crate::kinds::stream;
+use crate::submission::body::{self, would_block};
+
+/// Tensors handed out by this process.
+pub static EXPORTED: AtomicU64 = AtomicU64::new(0);
+
+/// The arguments of `__dlpack__`.
+pub struct Request<'a, 'py> {
+    pub stream: Option<&'a Bound<'py, PyAny>>,
+    pub max_version: Option<(u32, u32)>,
+    pub dl_device: Option<(i32, i32)>,
+    pub copy: Option<bool>,
+}
+
+impl Request<'_, '_> {
+    /// Whether the tensor is wanted as and where it is, by somebody without a stream.
+    fn is_plain(&self) -> bool {
+        self.stream.is_none() && self.dl_device.is_none() && self.copy != Some(true)
+    }
+
+    /// Whether it may come to a copy.
+    fn may_copy(&self) -> bool {
+        self.copy == Some(true) || self.dl_device.is_some() && self.copy.is_none()
+    }
+
+    /// Where a copy of memory on `device` has to be made for the answer; `None` if none is wanted, or none can be made.
+    ///
+    /// # Errors
+    /// `BufferError` for a number of the device table that nobody has registered, or that is registered no more.
+    fn copied_to(&self, py: Python<'_>, device: DLDevice) -> PyResult<Option<DLDevice>> {
+        let wanted = self.dl_device.map_or(device, |(kind, id)| DLDevice::new(DeviceType(kind), id));
+        if wanted == device {
+            return Ok((self.copy == Some(true)).then(|| home_of_copies(device)));
+        }
+        let known = match wanted {
+            DLDevice::CPU => true,
+            // Without a driver there is no such place to export to.
+            wanted if stream::has_default_stream(wanted) => stream::device_of(py, wanted).is_ok(),
+            wanted => stream::device_of(py, wanted)?.is_some(),
+        };
+        Ok((known && can_go_to_host(device)).then_some(wanted))
+    }
+
+    fn abi(&self) -> Abi {
+        let versioned = self.max_version.is_some_and(|(major, _)| major >= 1);
+        if versioned { Abi::Versioned } else { Abi::Legacy }
+    }
+
+    /// What it comes to for memory of `tensor` on `device`.
+    ///
+    /// # Errors
+    /// As [`stream::consumer`]; `BufferError` for another device.
+    fn options(
+        &self,
+        py: Python<'_>,
+        tensor: &Tensor,
+        access: Access,
+        device: DLDevice,
+    ) -> PyResult<ExportOptions> {
+        if let Some((kind, id)) = self.dl_device {
+            let wanted = DLDevice::new(DeviceType(kind), id);
+            if wanted != device {
+                let without = if self.copy == Some(false) { " without a copy" } else { "" };
+                let message =
+                    format!("this tensor is on {device} and cannot be exported to {wanted}{without}");
+                return Err(raise(py, "ExchangeError", message));
+            }
+        }
+        Ok(ExportOptions {
+            abi: self.abi(),
+            copy: self.copy == Some(true),
+            copy_to: home_of_copies(device),
+            consumer: stream::consumer(tensor, device, self.stream, py)?,
+            ..ExportOptions::new(access)
+        })
+    }
+}
+
+/// Devices whose memory host code may read.
+pub fn host_can_read(device: DLDevice) -> bool {
+    let kinds = [DeviceType::CPU, DeviceType::CUDA_HOST, DeviceType::ROCM_HOST, DeviceType::CUDA_MANAGED];
+    kinds.contains(&device.device_type)
+}
+
+/// Where a copy of memory on `device` is: on the device, or on the host in place of memory that the host can read.
+pub fn home_of_copies(device: DLDevice) -> DLDevice {
+    let own = [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type);
+    if own { device } else { DLDevice::CPU }
+}
+
+/// Devices whose memory comes to the host by a copy at least.
+pub fn can_go_to_host(device: DLDevice) -> bool {
+    host_can_read(device) || [DeviceType::ONE_API, DeviceType::CUDA].contains(&device.device_type)
+}
+
+/// What the tensor is exported from.
+#[derive(Clone, Copy)]
+pub enum From<'a> {
+    /// The tensor itself, with the access that the consumer is given.
+    Tensor(&'a Tensor, Access),
+    /// A lease that is held already.
+    Lease(&'a Lease),
+}
+
+/// The answer to `__dlpack__`.
+///
+/// # Errors
+/// As [`Request::options`]; `WouldBlockError` on an event loop's thread when the data is not ready; the failure of the
+/// tensor's operation; `BufferError` for a legacy struct of read-only memory.
+pub fn export<'py>(
+    py: Python<'py>,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    if let (From::Tensor(tensor, Access::Read), true) = (from, request.is_plain())
+        && request.abi() == Abi::Versioned
+        && let Some(managed) = at_once(py, tensor)?
+    {
+        return capsule::wrap(py, managed);
+    }
+    capsule::wrap(py, export_managed(py, from, request)?)
+}
+
+/// As [`export`] of a tensor whose engine may be asked to make a copy.
+///
+/// # Errors
+/// As [`export`]; `InFlightLimitError` when there is no room for the copy on an event loop's thread.
+pub fn export_from<'py>(
+    py: Python<'py>,
+    engine: &EngineHandle,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    match from {
+        From::Tensor(tensor, _) if request.may_copy() && !body::has_operand(py, tensor)? => {
+            until_defined(py, tensor)?;
+            let device = tensor.device().or_raise(py)?;
+            let Some(to) = request.copied_to(py, device)? else { return export(py, from, request) };
+            if to == DLDevice::CPU && request.stream.is_some() {
+                // Refused first, so that nothing is copied in vain. The copy is there when this returns.
+                stream::consumer(tensor, to, request.stream, py)?;
+            }
+            // A consumer's stream waits for the copy itself; which one is known before the copy is, on the same device.
+            let ordered = to == device
+                && running_loop::get(py)?.is_none()
+                && matches!(stream::consumer(tensor, to, request.stream, py)?, Consumer::Queue(_));
+            match copied_now(py, engine, tensor, to, !ordered)? {
+                Some(copy) => {
+                    let placed = if ordered { tensor } else { &copy };
+                    let options = ExportOptions {
+                        abi: request.abi(),
+                        consumer: stream::consumer(placed, to, request.stream, py)?,
+                        ..ExportOptions::new(Access::Alias)
+                    };
+                    let managed = guard::detach(py, || copy.export_as_copy(&options)).or_raise(py)?;
+                    count();
+                    capsule::wrap(py, managed)
+                }
+                None => export(py, from, request),
+            }
+        }
+        _ => export(py, from, request),
+    }
+}
+
+/// As [`export`], without the capsule.
+///
+/// # Errors
+/// As [`export`].
+pub fn export_managed<'py>(
+    py: Python<'py>,
+    from: From<'_>,
+    request: &Request<'_, 'py>,
+) -> PyResult<ManagedTensor> {
+    let (tensor, access) = match from {
+        From::Tensor(tensor, access) => (tensor, access),
+        From::Lease(lease) => (lease.tensor(), lease.access()),
+    };
+    let scope = match from {
+        From::Tensor(tensor, access) if access != Access::Alias => {
+            body::current_scope(py)?.and_then(|scope| {
+                let scope = scope.get().scope();
+                scope.access_of(tensor).map(|declared| (scope.clone(), declared))
+            })
+        }
+        _ => None,
+    };
+    if scope.is_none() {
+        until_defined(py, tensor)?;
+    }
+    let device = tensor.device().or_raise(py)?;
+    let mut options = request.options(py, tensor, access, device)?;
+    let caller = call_site::caller(py);
+    let immutable = caller.library.is_some_and(|library| library.immutable);
+    if options.abi == Abi::Legacy && !options.copy && !immutable {
+        if tensor.is_read_only().or_raise(py)? {
+            return Err(raise(
+                py,
+                "ExchangeError",
+                if tensor.is_write_unsaid() {
+                    "this tensor is read-only: its memory came in a DLPack struct before version 1.0, which cannot say whether it may be \
+                     written, and such a struct is asked for again; import the memory with `writable=True` if its owner allows \
+                     that, or ask with max_version=(1, 0)"
+                } else {
+                    "this memory is read-only, which a DLPack struct before version 1.0 cannot say; ask with max_version=(1, 0)"
+                },
+            ));
+        }
+        // In a body the mode is the declared one.
+        if scope.as_ref().map_or(access, |(_, declared)| *declared) == Access::Read {
+            let library = caller.library.map_or("a library without a row", |library| library.root);
+            unordered::note(py, false, Reason::Unmarked, library);
+        }
+    }
+    // A view of an operation's function is known by the operation.
+    options.owner = (scope.is_none() || !caller.is_body).then_some(caller.place);
+    let managed = match (scope, from) {
+        (Some((scope, declared)), _) => {
+            if access == Access::Write && declared == Access::Read {
+                let message = "this tensor is declared in `reads` of the running operation, not in `writes`";
+                return Err(raise(py, "ConflictError", message));
+            }
+            scope.export(tensor, &options).or_raise(py)?
+        }
+        (None, From::Lease(lease)) => lease.export_with(&options).or_raise(py)?,
+        (None, From::Tensor(tensor, _)) => take_lease(py, tensor, &options)?,
+    };
+    exported(py, tensor)?;
+    Ok(managed)
+}
+
+/// Counts an export. Only ever done with the Python lock, so nothing is locked for it.
+pub fn count() {
+    EXPORTED.store(EXPORTED.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
+/// Counts an export, and says what could not be ordered about it.
+#[inline]
+fn exported(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    count();
+    let device = tensor.device().or_raise(py)?;
+    if device.device_type.name().is_none() {
+        unordered::note(py, false, Reason::UnknownDevice, device.to_string());
+    }
+    Ok(())
+}
+
+/// The read lease of a tensor that nothing stands in the way of, for a consumer that wants it as it is, in the versioned struct;
+/// `None` where there is more to find out first.
+///
+/// # Errors
+/// As [`export`].
+#[inline(always)]
+pub fn at_once(py: Python<'_>, tensor: &Tensor) -> PyResult<Option<ManagedTensor>> {
+    if body::current_scope(py)?.is_some() || tensor.device().is_ok_and(stream::has_default_stream) {
+        return Ok(None);
+    }
+    let managed = tensor.export_at_once(|| call_site::caller(py).place).or_raise(py)?;
+    if managed.is_some() {
+        exported(py, tensor)?;
+    }
+    Ok(managed)
+}
+
+fn take_lease(py: Python<'_>, tensor: &Tensor, options: &ExportOptions) -> PyResult<ManagedTensor> {
+    // A tensor that is ready for reading is exported without letting go of the Python lock, which may take milliseconds
+    // to get back; a copy takes its time and is made without it. A consumer's queue waits itself for what was issued.
+    let ordered = !matches!(options.consumer, Consumer::Host);
+    let quick = !options.copy
+        && (ordered
+            || options.access == Access::Alias
+            || options.access == Access::Read && tensor.is_ready());
+    if quick || running_loop::get(py)?.is_some() {
+        match poll_once(tensor.export_with(options.clone())) {
+            Some(outcome) => return outcome.or_raise(py),
+            None if running_loop::get(py)?.is_some() => return Err(would_block(py, "the tensor")),
+            None => {}
+        }
+    }
+    guard::detach(py, || tensor.export_wait(options)).or_raise(py)
+}
+
+/// Polls a future once; dropping it unfinished gives up.
+pub fn poll_once<T>(future: impl Future<Output = T>) -> Option<T> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(value) => Some(value),
+        Poll::Pending => None,
+    }
+}
+
+/// Waits until the tensor has its memory and shape.
+///
+/// # Errors
+/// The failure of the operation that should have made it; `WouldBlockError` on an event loop's thread.
+pub fn until_defined(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.is_defined() {
+        return Ok(());
+    }
+    if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "the tensor"));
+    }
+    guard::detach(py, || tensor.wait()).or_raise(py)?;
+    if tensor.is_defined() {
+        return Ok(());
+    }
+    // Its version was declared good although the operation that should have made it never did.
+    Err(to_py(py, &Error::NotDefined("the operation that should have made it did not".into())))
+}
+
+/// Waits until the tensor is ready for readers.
+///
+/// # Errors
+/// The failure of its version; `WouldBlockError` on an event loop's thread.
+pub fn until_ready(py: Python<'_>, tensor: &Tensor) -> PyResult<()> {
+    if tensor.is_ready() {
+        return tensor.wait_timeout(Duration::ZERO).or_raise(py);
+    }
+    if running_loop::get(py)?.is_some() {
+        return Err(would_block(py, "the tensor"));
+    }
+    guard::detach(py, || tensor.wait()).or_raise(py)
+}
+
+/// The answer to `__dlpack_device__`.
+///
+/// # Errors
+/// As [`until_defined`].
+pub fn device(py: Python<'_>, tensor: &Tensor) -> PyResult<(i32, i32)> {
+    if !body::has_operand(py, tensor)? {
+        until_defined(py, tensor)?;
+    }
+    let device = tensor.device().or_raise(py)?;
+    Ok((device.device_type.0, device.device_id))
+}
+
+/// Refuses what is no DLPack version.
+pub fn version(max_version: Option<&Bound<'_, PyAny>>) -> PyResult<Option<(u32, u32)>> {
+    max_version
+        .map(|version| {
+            version.extract().map_err(|_| {
+                PyTypeError::new_err("max_version must be a pair of integers (major, minor) or None")
+            })
+        })
+        .transpose()
+}

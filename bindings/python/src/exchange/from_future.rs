@@ -1,0 +1,74 @@
+//! Futures of other schedulers as promises: `eng.from_future(f)`.
+//!
+//! The operation behind such a tensor has no function to run: it begins at once and ends when the future does, on whatever
+//! thread that tells. `estafette/_futures.py` knows how each kind of future is listened to; it calls a [`Delivery`] with
+//! what has come of it. A future that is dropped without an end drops its delivery too, and nobody else could still bring
+//! a result: the operation fails then, and nobody waits for ever.
+
+use std::sync::Arc;
+
+use estafette::Completion;
+use estafette_sync::sync::Mutex;
+use pyo3::prelude::*;
+
+use crate::error::Raised;
+use crate::interpreter::guard;
+use crate::interpreter::process::Own;
+use crate::submission::body::{Use, take_result};
+
+/// Where the operation leaves its completion for the future.
+pub type Slot = Arc<Mutex<Option<Completion>>>;
+
+fn take(slot: &Slot) -> Option<Completion> {
+    slot.lock().take()
+}
+
+/// Ends the operation when listening has failed: the caller gets `error`, so there is nothing to report.
+pub fn call_off(py: Python<'_>, slot: &Slot, error: &PyErr) {
+    if let Some(completion) = take(slot) {
+        let why = Raised::foreign(py, error.clone_ref(py));
+        guard::detach(py, || completion.cancel(why));
+    }
+}
+
+/// What a future tells its end to: `delivery(value, error, cancelled)`. Only the first call counts.
+#[pyclass(frozen, module = "estafette._estafette", name = "_Delivery")]
+pub struct Delivery {
+    slot: Own<Slot>,
+}
+
+impl Delivery {
+    pub fn new(slot: Slot) -> Self {
+        Self { slot: Own::new(slot) }
+    }
+}
+
+#[pymethods]
+impl Delivery {
+    fn __call__(&self, value: &Bound<'_, PyAny>, error: Option<Bound<'_, PyAny>>, cancelled: bool) {
+        let py = value.py();
+        // In a forked child the operation is the parent's, who hears of the end himself.
+        let Some(completion) = self.slot.try_get().and_then(take) else { return };
+        let outcome = match error {
+            Some(error) => Err(PyErr::from_value(error)),
+            None => take_result(value, Use::Produced),
+        };
+        // The frames behind the exception are the future's, and stay as they are.
+        let outcome = outcome.map_err(|error| Raised::foreign(py, error));
+        // Completing may copy memory and hands on work, so it happens without the Python lock.
+        guard::detach(py, || match outcome {
+            Ok(Some(produced)) => completion.produce(Ok(produced)),
+            Ok(None) => completion.produce(Err("the future gave no result".into())),
+            Err(why) if cancelled => completion.cancel(why),
+            Err(why) => completion.produce(Err(why)),
+        });
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if let Some(completion) = self.slot.try_get().and_then(take) {
+            completion.produce(Err("the future was dropped before it had a result".into()));
+        }
+    }
+}

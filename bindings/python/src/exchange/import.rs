@@ -1,0 +1,424 @@
+//! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
+
+use estafette::Acquisition;
+use estafette::devices::{DLDevice, DeviceType, FenceSet};
+use estafette::exchange::ManagedTensor;
+use estafette_sync::sync::atomic::AtomicU64;
+use pyo3::exceptions::{PyAttributeError, PyException, PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
+
+use crate::error::{OrRaise, raise};
+use crate::exchange::array_interface;
+use crate::exchange::buffer_import;
+use crate::exchange::capsule;
+use crate::exchange::export;
+use crate::exchange::export::host_can_read;
+use crate::exchange::peer_table::PeerTable;
+use crate::exchange::peers::{self, Legacy, NullStream, Omitted, Peer, Stream};
+use crate::exchange::unordered::{self, Reason};
+use crate::interpreter::fastcall;
+use crate::kinds::cuda_array;
+use crate::kinds::stream;
+use crate::kinds::sycl;
+use crate::kinds::usm_array;
+
+/// Tensors from outside that this process's engines have taken over.
+pub static IMPORTED: AtomicU64 = AtomicU64::new(0);
+
+/// The newest DLPack version that we understand.
+const MAX_VERSION: (u32, u32) = (1, 3);
+
+/// What the caller asks of an import.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Where the data shall be; `None` means where it is.
+    pub device: Option<DLDevice>,
+    /// Whether it shall be copied; `None` means if needed.
+    pub copy: Option<bool>,
+    /// Whether operations may write it: the caller vouches for it, or forbids it. `None` means what the producer says.
+    pub writable: Option<bool>,
+}
+
+impl Wanted {
+    /// Whether a copy that is made here gives what is wanted, where the producer did not.
+    pub fn can_be_moved_from(&self, device: DLDevice) -> bool {
+        let devices = [DeviceType::ONE_API, DeviceType::CUDA];
+        let reachable = |to: DLDevice| to == DLDevice::CPU || devices.contains(&to.device_type);
+        self.copy != Some(false) && self.device.is_some_and(reachable) && export::can_go_to_host(device)
+    }
+
+    /// Where a copy of memory on `device` goes that is made here.
+    pub fn home(&self, device: Option<DLDevice>) -> DLDevice {
+        self.device.unwrap_or_else(|| device.map_or(DLDevice::CPU, export::home_of_copies))
+    }
+
+    /// Whether the memory is taken as and where it is.
+    fn is_plain(&self) -> bool {
+        self.device.is_none() && self.copy.is_none()
+    }
+}
+
+/// A tensor that was taken from another library.
+pub struct Taken {
+    pub managed: ManagedTensor,
+    /// Nobody may write it although its struct does not say so.
+    pub immutable: bool,
+    /// When it may be read: at once on the host; on a device, when the work that its producer had enqueued is done.
+    pub ready: FenceSet,
+}
+
+/// Takes over the tensor behind a DLPack object, a raw capsule, or an object with a CUDA array interface.
+///
+/// # Errors
+/// `TypeError` for what does not speak DLPack; `BufferError` when the producer refuses, or gives another device or a copy
+/// that was not wanted; `ValueError` for a capsule that was consumed or is none of DLPack's.
+pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
+    let py = object.py();
+    if let Ok(raw) = object.cast::<PyCapsule>() {
+        // The maker is unknown, so NumPy's rule holds: a legacy struct gives no consent to write.
+        let managed = capsule::consume(raw)?;
+        check(py, &managed, wanted)?;
+        let immutable = is_immutable(py, &managed, None, wanted)?;
+        let device = managed.device();
+        let mut ready = FenceSet::default();
+        if device != DLDevice::CPU {
+            unordered::note(py, true, Reason::RawCapsule, device.to_string());
+            if stream::is_cuda(device) {
+                // In want of better, as if it had been made for that stream.
+                ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
+            }
+        }
+        return Ok(Taken { managed, immutable, ready });
+    }
+    let known = peers::of(object);
+    let peer = known.peer();
+    let (mut managed, ready) = match known.table {
+        Some(table) if wanted.is_plain() => through_table(object, table, peer)?,
+        _ if cuda_array::is_to_be_asked(object, peer)? => cuda_array::take(object, peer)?,
+        _ if usm_array::is_all_there_is(object)? => usm_array::take(object)?,
+        _ if buffer_import::is_all_there_is(object)? => (buffer_import::take(object)?, FenceSet::default()),
+        _ => through_protocol(object, peer, wanted)?,
+    };
+    check(py, &managed, wanted)?;
+    let immutable = is_immutable(py, &managed, Some(peer), wanted)?;
+    if !peer.keeps_memory {
+        managed = array_interface::kept_with(object, managed)?;
+    }
+    let device = managed.device();
+    if device != DLDevice::CPU {
+        note_device(py, device, peer, !ready.is_empty());
+    } else if peer.prompt_deleter {
+        managed = managed.with_prompt_deleter();
+    }
+    Ok(Taken { managed, immutable, ready })
+}
+
+/// Whether operations may not write the memory although its struct does not say so. A flag in the struct is looked at by the engine.
+///
+/// # Errors
+/// `BufferError` where the caller vouches for memory that its owner declares read-only, or whose library never changes its arrays.
+fn is_immutable(
+    py: Python<'_>,
+    managed: &ManagedTensor,
+    peer: Option<&Peer>,
+    wanted: &Wanted,
+) -> PyResult<bool> {
+    let is_legacy = managed.version().is_none();
+    if wanted.writable != Some(true) || wanted.copy == Some(true) {
+        let consents = peer.is_some_and(|peer| peer.legacy == Legacy::Writable);
+        return Ok(wanted.writable == Some(false) || is_legacy && !consents);
+    }
+    let refuse = |why: String| {
+        Err(raise(
+            py,
+            "ExchangeError",
+            format!("writable=True: {why}; copy=True gives memory that may be written"),
+        ))
+    };
+    if managed.read_only() {
+        return refuse("the owner of this memory declares it read-only".into());
+    }
+    match peer {
+        Some(peer) if is_legacy && peer.immutable => refuse(format!("arrays of {} never change", peer.root)),
+        _ => Ok(false),
+    }
+}
+
+/// Takes a tensor through the producer's C exchange table. That is no-sync by definition: on the host there is nothing to
+/// wait for, and of other devices the table would have to say which stream the producer works on.
+fn through_table(
+    object: &Bound<'_, PyAny>,
+    table: PeerTable,
+    peer: &Peer,
+) -> PyResult<(ManagedTensor, FenceSet)> {
+    let py = object.py();
+    if let Err(refusal) = peers::refuse_unsaid(object, peer) {
+        // Its `__dlpack__` says it in the library's own words, if it looks.
+        return through_protocol(object, peer, &Wanted::default()).and(Err(refusal));
+    }
+    let managed = match table.take(object) {
+        Ok(managed) => managed,
+        // What a table refuses, `__dlpack__` may give, or refuses in better words.
+        Err(error)
+            if error.is_instance_of::<PyException>(py) && object.hasattr(intern!(py, "__dlpack__"))? =>
+        {
+            return through_protocol(object, peer, &Wanted::default());
+        }
+        Err(error) => return Err(error),
+    };
+    let device = managed.device();
+    if device == DLDevice::CPU || !reachable(py, device)? {
+        return Ok((managed, FenceSet::default()));
+    }
+    let stream = table.current_stream(py, device)?;
+    if stream.is_null() && peer.null_stream == NullStream::Unknown {
+        drop(managed);
+        return through_protocol(object, peer, &Wanted::default());
+    }
+    if device.device_type == DeviceType::ONE_API {
+        let ready = FenceSet::from(sycl::acquire(object, device)?);
+        return Ok((managed, ready));
+    }
+    if !stream::is_cuda(device) {
+        return Ok((managed, FenceSet::default()));
+    }
+    // What is enqueued on the producer's stream by now, it may have enqueued for this tensor.
+    let stream = if stream.is_null() { stream::LEGACY } else { stream.expose_provenance() };
+    let ready = stream::fence_of(py, device, stream)?;
+    Ok((managed, FenceSet::from_iter(ready)))
+}
+
+/// Takes a tensor through `__dlpack__`.
+fn through_protocol(
+    object: &Bound<'_, PyAny>,
+    peer: &Peer,
+    wanted: &Wanted,
+) -> PyResult<(ManagedTensor, FenceSet)> {
+    let py = object.py();
+    // What a library without devices makes is on the host: no need to ask.
+    let device = if peer.stream == Stream::HostOnly { Some(DLDevice::CPU) } else { device_of(object)? };
+    let goal = wanted.device.or(device);
+    if let Some(goal) = goal
+        && !reachable(py, goal)?
+    {
+        // Said before anything is taken: of a device that is not here, nothing could be given back in order.
+        return Err(not_available(py, goal));
+    }
+    if let (Some(from), Some(to)) = (device, wanted.device)
+        && from != to
+        && (to.device_type == DeviceType::ONE_API || peer.stream == Stream::HostOnly)
+        && to != DLDevice::CPU
+    {
+        // The numbers of the device table are ours to understand; a producer knows its own at best, and one without devices none.
+        if !wanted.can_be_moved_from(from) {
+            let message = format!("memory on {from} cannot be imported on {to} without a copy");
+            return Err(raise(py, "ExchangeError", message));
+        }
+        return through_protocol(object, peer, &Wanted::default());
+    }
+    // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
+    let acquisition = goal.map(|goal| stream::acquisition(py, goal)).transpose()?.flatten();
+    let stream = acquisition.as_ref().map(Acquisition::stream);
+    let (answer, heeded) = ask(object, device, wanted, stream)?;
+    let raw = answer.cast::<PyCapsule>().map_err(|_| {
+        let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
+        PyTypeError::new_err(format!("`__dlpack__` returned {kind}, not a capsule"))
+    })?;
+    let managed = capsule::consume(raw)?;
+    let device = managed.device();
+    if device.device_type == DeviceType::ONE_API {
+        let ready = FenceSet::from(sycl::acquire(object, device)?);
+        return Ok((managed, ready));
+    }
+    let mut ready = FenceSet::default();
+    if let Some(acquisition) = acquisition {
+        // At once: what it stands for is this tensor, and no longer its producer's stream.
+        ready.insert(acquisition.fence().or_raise(py)?);
+        if !heeded || peer.stream == Stream::Ignored {
+            ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
+            unordered::note(py, true, Reason::IgnoredStream, name_of(peer));
+        }
+    }
+    Ok((managed, ready))
+}
+
+/// Devices whose memory host code may read, so that they need no device of ours, and those that this version does not know:
+/// their memory is opaque: passed on from one library to another, and nobody here looks at it.
+///
+/// # Errors
+/// `BufferError` that says why a device of the device table is not there.
+pub fn reachable(py: Python<'_>, device: DLDevice) -> PyResult<bool> {
+    let known = host_can_read(device) || device.device_type.name().is_none();
+    Ok(known || stream::device_of(py, device)?.is_some())
+}
+
+/// The error for a device that is not there.
+pub fn not_available(py: Python<'_>, device: DLDevice) -> PyErr {
+    raise(py, "ExchangeError", format!("device {device} is not available in this engine"))
+}
+
+/// Says of memory that a device may be writing what could not be ordered about it.
+fn note_device(py: Python<'_>, device: DLDevice, peer: &Peer, ordered: bool) {
+    if ordered {
+        // Its queue or its stream orders it.
+        return;
+    }
+    if device.device_type.name().is_none() {
+        unordered::note(py, true, Reason::UnknownDevice, device.to_string());
+    } else if peer.omitted != Omitted::HostWait {
+        unordered::note(py, true, Reason::DeviceMemory, format!("{device} from {}", name_of(peer)));
+    }
+}
+
+fn name_of(peer: &Peer) -> &'static str {
+    if peer.root.is_empty() { "a library without a row" } else { peer.root }
+}
+
+/// Where the producer says its data is. Optional in practice: very old producers lack the method.
+fn device_of(object: &Bound<'_, PyAny>) -> PyResult<Option<DLDevice>> {
+    let Some(method) = object.getattr_opt(intern!(object.py(), "__dlpack_device__"))? else {
+        return Ok(None);
+    };
+    // PaddlePaddle has no number for the host: `(1, None)`.
+    let (kind, id): (i32, Option<i32>) = method
+        .call0()?
+        .extract()
+        .map_err(|_| PyTypeError::new_err("`__dlpack_device__` did not return a pair of integers"))?;
+    Ok(Some(DLDevice::new(DeviceType(kind), id.unwrap_or(0))))
+}
+
+/// Calls `__dlpack__`, leaving out what an older producer does not know; says whether the stream was among what it took. A
+/// `TypeError` may also be about the data: a producer whose signature has the arguments is not asked again.
+fn ask<'py>(
+    object: &Bound<'py, PyAny>,
+    device: Option<DLDevice>,
+    wanted: &Wanted,
+    stream: Option<usize>,
+) -> PyResult<(Bound<'py, PyAny>, bool)> {
+    let py = object.py();
+    let name = intern!(py, "__dlpack__");
+    let type_error = |error: &PyErr| error.is_instance_of::<PyTypeError>(py);
+    let with_stream = || {
+        let arguments = PyDict::new(py);
+        if let Some(stream) = stream {
+            arguments.set_item(intern!(py, "stream"), stream)?;
+        }
+        PyResult::Ok(arguments)
+    };
+    let least = || {
+        if stream.is_none() {
+            return versioned(object);
+        }
+        let arguments = with_stream()?;
+        arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
+        object.call_method(name, (), Some(&arguments))
+    };
+    let moved = wanted.device.filter(|wanted| device != Some(*wanted));
+    let mut answer = if moved.is_none() && wanted.copy.is_none() {
+        least()
+    } else {
+        let arguments = with_stream()?;
+        arguments.set_item(intern!(py, "max_version"), MAX_VERSION)?;
+        if let Some(device) = moved {
+            arguments.set_item(intern!(py, "dl_device"), (device.device_type.0, device.device_id))?;
+        }
+        if let Some(copy) = wanted.copy {
+            arguments.set_item(intern!(py, "copy"), copy)?;
+        }
+        let answer = object.call_method(name, (), Some(&arguments));
+        // Whether the result is what was wanted is checked afterwards; a copy can be made here.
+        if answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version", "dl_device", "copy"]) {
+            least()
+        } else {
+            answer
+        }
+    };
+    let again = answer.as_ref().is_err_and(type_error) && !knows(object, &["max_version"]);
+    if stream.is_some() && again {
+        answer = object.call_method(name, (), Some(&with_stream()?));
+    }
+    let mut heeded = true;
+    if again && answer.as_ref().is_err_and(type_error) {
+        heeded = false;
+        answer = object.call_method0(name);
+    }
+    match answer {
+        Err(error) if error.is_instance_of::<PyAttributeError>(py) && !object.hasattr(name)? => {
+            let kind = object.get_type().fully_qualified_name()?;
+            Err(PyTypeError::new_err(format!(
+                "{kind} has no `__dlpack__` and no buffer: it cannot be exchanged"
+            )))
+        }
+        answer => Ok((answer?, heeded)),
+    }
+}
+
+/// Whether the signature of `__dlpack__` has all of these arguments by name. Functions written in C often have none to look at.
+fn knows(object: &Bound<'_, PyAny>, arguments: &[&str]) -> bool {
+    let look = || -> PyResult<bool> {
+        let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
+        let signature = object.py().import("inspect")?.call_method1("signature", (method,))?;
+        let parameters = signature.getattr("parameters")?;
+        arguments.iter().try_fold(true, |known, name| Ok(known && parameters.contains(*name)?))
+    };
+    look().unwrap_or(false)
+}
+
+/// `object.__dlpack__(max_version=...)`, which is all that most exchanges need.
+fn versioned<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    static NAMES: PyOnceLock<Py<PyTuple>> = PyOnceLock::new();
+    static VERSION: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let py = object.py();
+    let names =
+        NAMES.get_or_try_init(py, || PyTuple::new(py, [intern!(py, "max_version")]).map(Bound::unbind))?;
+    let version = VERSION
+        .get_or_try_init(py, || MAX_VERSION.into_pyobject(py).map(|version| version.into_any().unbind()))?;
+    fastcall::call_method(object, intern!(py, "__dlpack__"), names.bind(py), &[version.bind(py)])
+}
+
+/// Whether the producer did what was wanted. What was taken is given back otherwise.
+fn check(py: Python<'_>, managed: &ManagedTensor, wanted: &Wanted) -> PyResult<()> {
+    if let Some(device) = wanted.device
+        && managed.device() != device
+        && !wanted.can_be_moved_from(managed.device())
+    {
+        let is = managed.device();
+        return Err(raise(
+            py,
+            "ExchangeError",
+            format!("the producer gave data on {is}, not on {device} as asked"),
+        ));
+    }
+    if !reachable(py, managed.device())? {
+        return Err(not_available(py, managed.device()));
+    }
+    stream::check_place(py, managed)?;
+    if wanted.copy == Some(false) && managed.is_copied() {
+        return Err(raise(py, "ExchangeError", "the producer made a copy although copying was refused"));
+    }
+    Ok(())
+}
+
+/// A device as people write it: a `(type, id)` pair, `"cpu"`, or something with such a pair in it.
+pub fn parse_device(device: &Bound<'_, PyAny>) -> PyResult<DLDevice> {
+    if let Ok((kind, id)) = device.extract::<(i32, i32)>() {
+        return Ok(DLDevice::new(DeviceType(kind), id));
+    }
+    let text = device.str()?.to_string();
+    if let Some(device) = sycl::parse(device.py(), &text)? {
+        return Ok(device);
+    }
+    let cuda = text.strip_prefix("cuda").map(|number| number.strip_prefix(':').unwrap_or("0"));
+    if let Some(number) = cuda.and_then(|number| number.parse().ok()) {
+        return Ok(DLDevice::new(DeviceType::CUDA, number));
+    }
+    match text.as_str() {
+        "cpu" | "cpu:0" => Ok(DLDevice::CPU),
+        _ => Err(PyValueError::new_err(format!(
+            "device {text}: \"cpu\", \"cuda:<number>\", \"oneapi:<number>\" and \"sycl:cpu\" are names of devices, and so are DLPack's numbers such as (1, 0)"
+        ))),
+    }
+}

@@ -1,0 +1,41 @@
+//! Memory from other libraries and to them: protocols of Python, what is known of peers, and what could not be ordered.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `array_interface` | What CUDA's and SYCL's array interfaces have in common |
+//! | `arrow` | Arrow's PyCapsule interface, both ways: `__arrow_c_device_array__`, and `__arrow_c_array__` for host memory |
+//! | `buffer` | Python's buffer protocol: `memoryview(t)`, `bytes(t)`, `np.asarray(t)` |
+//! | `buffer_import` | Python's buffer protocol inward |
+//! | `capsule` | DLPack's capsules: the names say what is inside and whether it was consumed |
+//! | `copy` | Copies, each of which is an operation: ordered like any other, and seen in a diagnosis |
+//! | `dtype` | Element types in Python: `estafette.DType`, and the types of NumPy that they are |
+//! | `exchange_table` | Our own C exchange table: how consumers that know it take our tensors, and make them, without a Python call |
+//! | `export` | Giving tensors to other libraries: what `__dlpack__` asks for, and where the answer comes from |
+//! | `from_future` | Futures of other schedulers as promises: `eng.from_future(f)` |
+//! | `import` | Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification |
+//! | `mxnet` | Arrays of MXNet 1.9 as promises: `eng.from_mxnet(array)` |
+//! | `origin` | Whether an array has its memory from its owner |
+//! | `peer_table` | Taking tensors through the C exchange tables of other libraries, without a Python call |
+//! | `peers` | What we know of other libraries: one table, a row for each, with the source of what it says |
+//! | `promise` | `__estafette_promise__`: the promise of a tensor as a C struct in a capsule, both ways |
+//! | `typestr` | NumPy's way to write an element type |
+//! | `unordered` | Exchanges that could not be ordered |
+
+pub(crate) mod array_interface;
+pub(crate) mod arrow;
+pub(crate) mod buffer;
+pub(crate) mod buffer_import;
+pub(crate) mod capsule;
+pub(crate) mod copy;
+pub(crate) mod dtype;
+pub(crate) mod exchange_table;
+pub(crate) mod export;
+pub(crate) mod from_future;
+pub(crate) mod import;
+pub(crate) mod mxnet;
+pub(crate) mod origin;
+pub(crate) mod peer_table;
+pub(crate) mod peers;
+pub(crate) mod promise;
+pub(crate) mod typestr;
+pub(crate) mod unordered;

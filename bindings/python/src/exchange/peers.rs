@@ -1,0 +1,446 @@
+//! What we know of other libraries: one table, a row for each, with the source of what it says.
+//!
+//! DLPack leaves much open, and libraries differ: whether a legacy struct may be written, what an omitted `stream` stands
+//! for, who looks at flags. None of them is ever imported here; a row is found by the module that a type or a calling
+//! function comes from. A library without a row is treated as the specification says, and with the doubt on the safe side.
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyString, PyTuple, PyType};
+
+use crate::exchange::peer_table::{self, PeerTable};
+use crate::interpreter::attached::Attached;
+use crate::interpreter::fastcall;
+
+/// What a legacy struct from a producer stands for. It cannot say that memory is read-only, so NumPy treats every legacy
+/// import as read-only; so do we, unless the table knows better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Legacy {
+    /// Memory that may be written.
+    Writable,
+    /// Memory that must not be written.
+    ReadOnly,
+}
+
+/// What a producer does about a consumer's stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// Orders its work before it, as the array API says.
+    Honoured,
+    /// Takes the argument and does nothing about it.
+    Ignored,
+    /// Has no streams: data is ready when the call returns.
+    HostOnly,
+}
+
+/// What a producer takes an omitted stream (`None`) for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Omitted {
+    /// The device's default stream, as the array API says.
+    DefaultStream,
+    /// A host that reads at once, for which it waits.
+    HostWait,
+    /// A consumer that orders things itself.
+    NoSync,
+}
+
+/// What NULL from `current_work_stream` of a producer's C exchange table stands for on devices with streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NullStream {
+    /// The default stream.
+    DefaultStream,
+    /// Nothing: the table says nothing about order, so it is not used there.
+    Unknown,
+}
+
+/// What a CUDA array interface that names no stream says: one without the entry, and one with 0, which is forbidden because it
+/// may mean either default stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unnamed {
+    /// Without the entry there is nothing to wait for; 0 is refused.
+    AsWritten,
+    /// Work may be under way on a default stream. What comes after the legacy one comes after both.
+    DefaultStream,
+}
+
+/// What a consumer does about DLPack's read-only flag.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadOnly {
+    /// Its array cannot be written.
+    Honoured,
+    /// Its array can be written all the same.
+    Ignored,
+}
+
+/// One library.
+pub struct Peer {
+    /// First part of its modules' names.
+    pub root: &'static str,
+    /// What its legacy structs stand for.
+    pub legacy: Legacy,
+    /// Its arrays never change, so it may be given read-only memory in a struct that cannot say so.
+    pub immutable: bool,
+    /// What it does with the flag on what it imports.
+    pub read_only: ReadOnly,
+    /// What it does with the stream it is given.
+    pub stream: Stream,
+    /// What it takes an omitted stream for.
+    pub omitted: Omitted,
+    /// What NULL means in its C exchange table.
+    pub null_stream: NullStream,
+    /// What no stream and 0 mean in its CUDA array interface.
+    pub unnamed: Unnamed,
+    /// Its arrays that speak DLPack besides do so as another library's, which knows nothing of the device.
+    pub interface_first: bool,
+    /// Its struct keeps the memory alive, as DLPack says. Else the object does.
+    pub keeps_memory: bool,
+    /// Its deleter is quick and needs no lock but the Python one: it may run wherever Python drops our tensor.
+    pub prompt_deleter: bool,
+    /// What its C exchange table exports although its `__dlpack__` refuses, since the struct would not say it: attributes and
+    /// methods that are true of such an array.
+    pub unsaid: &'static [Unsaid],
+    /// Where this is from.
+    pub source: &'static str,
+}
+
+/// A property of an array that DLPack has no word for.
+pub struct Unsaid {
+    name: &'static str,
+    /// A method without arguments, else an attribute.
+    is_method: bool,
+    /// The name as Python wants it, made at first use.
+    text: PyOnceLock<Py<PyString>>,
+}
+
+impl Unsaid {
+    const fn attribute(name: &'static str) -> Self {
+        Self { name, is_method: false, text: PyOnceLock::new() }
+    }
+
+    const fn method(name: &'static str) -> Self {
+        Self { name, is_method: true, text: PyOnceLock::new() }
+    }
+
+    fn is_true_of(&self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = object.py();
+        let text = self.text.get_or_init(py, || PyString::intern(py, self.name).unbind()).bind(py);
+        let value = if self.is_method {
+            fastcall::call_method(object, text, &PyTuple::empty(py), &[])?
+        } else {
+            match object.getattr_opt(text)? {
+                Some(value) => value,
+                None => return Ok(false),
+            }
+        };
+        value.is_truthy()
+    }
+}
+
+/// A library of which nothing is known, as the specification has it and in doubt cautious.
+const UNKNOWN: Peer = Peer {
+    root: "",
+    legacy: Legacy::ReadOnly,
+    immutable: false,
+    read_only: ReadOnly::Honoured,
+    stream: Stream::Honoured,
+    omitted: Omitted::DefaultStream,
+    null_stream: NullStream::DefaultStream,
+    unnamed: Unnamed::AsWritten,
+    interface_first: false,
+    keeps_memory: true,
+    prompt_deleter: false,
+    unsaid: &[],
+    source: "data-apis/array-api: array_object.py, __dlpack__",
+};
+
+static UNSAID_BY_TORCH: [Unsaid; 3] =
+    [Unsaid::attribute("requires_grad"), Unsaid::method("is_conj"), Unsaid::method("is_neg")];
+
+/// Every library that we know something of.
+pub static PEERS: &[Peer] = &[
+    Peer {
+        root: "numpy",
+        // It refuses to make a legacy struct of a read-only array.
+        legacy: Legacy::Writable,
+        stream: Stream::HostOnly,
+        omitted: Omitted::HostWait,
+        prompt_deleter: true,
+        source: "numpy/numpy: numpy/_core/src/multiarray/dlpack.c",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "jax",
+        immutable: true,
+        omitted: Omitted::HostWait,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "jaxlib",
+        immutable: true,
+        omitted: Omitted::HostWait,
+        source: "jax-ml/jax: jaxlib/dlpack.cc, jax/_src/dlpack.py; jax-ml/jax#40789",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "torch",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        // `None` itself is the default stream; an omitted argument is -1, on purpose (pytorch/pytorch#163242).
+        omitted: Omitted::NoSync,
+        prompt_deleter: true,
+        unsaid: &UNSAID_BY_TORCH,
+        source: "pytorch/pytorch: torch/_tensor.py, torch/utils/dlpack.py, torch/csrc/Module.cpp; #163242, #188554",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "cupy",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        source: "cupy/cupy: cupy/_core/core.pyx, cupy/_core/dlpack.pyx",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "tensorflow",
+        // `EagerTensor`s are immutable; it knows legacy structs only, and takes no stream.
+        immutable: true,
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "tensorflow/tensorflow: tensorflow/c/eager/dlpack.cc; tensorflow/tensorflow#61420",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "tvm_ffi",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "apache/tvm-ffi: python/tvm_ffi/cython/tensor.pxi",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "pyarrow",
+        // Its buffers are to be treated as immutable.
+        immutable: true,
+        stream: Stream::HostOnly,
+        omitted: Omitted::HostWait,
+        source: "apache/arrow: cpp/src/arrow/c/dlpack.cc",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "mxnet",
+        // `to_dlpack_for_read` and `to_dlpack_for_write` give the same struct, after waiting on the host.
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        stream: Stream::Ignored,
+        omitted: Omitted::HostWait,
+        source: "apache/mxnet#12047, #20546; apache/mxnet#12823 for what the wait covers",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "dpnp",
+        legacy: Legacy::Writable,
+        // Its streams are SYCL queues, of which it passes none when it imports (data-apis/array-api#829).
+        omitted: Omitted::NoSync,
+        source: "IntelPython/dpnp: dpnp/tensor/_dlpack.pyx; data-apis/array-api#829",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "dpctl",
+        legacy: Legacy::Writable,
+        omitted: Omitted::NoSync,
+        source: "IntelPython/dpctl: dpctl/tensor/_dlpack.pyx, up to 0.21",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "cuda",
+        // Buffers and views take the argument and leave the order to the program.
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        null_stream: NullStream::Unknown,
+        source: "NVIDIA/cuda-python: cuda_core/cuda/core/_memoryview.pyx, _memory/_buffer.pyx (__dlpack__); NVIDIA/cuda-python#1630",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "numba",
+        read_only: ReadOnly::Ignored,
+        omitted: Omitted::NoSync,
+        // An array names a stream only if it was bound to one, and 0 if that is the default stream; kernels go there unless
+        // another one is named, so either may be under way.
+        unnamed: Unnamed::DefaultStream,
+        // Managed and mapped arrays are NumPy's, with an interface of Numba's.
+        interface_first: true,
+        source: "NVIDIA/numba-cuda: numba_cuda/numba/cuda/cudadrv/devicearray.py (__cuda_array_interface__, ManagedNDArray), driver.py (Stream)",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "paddle",
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        source: "PaddlePaddle/Paddle#76840; paddle 3.3.1: bindings/python/tests/peers.py",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "warp",
+        // An array has no mark for memory that may not be written: kernels write any, and so does `fill_`.
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        source: "NVIDIA/warp: warp/_src/types.py (array.__dlpack__), warp/_src/dlpack.py; warp 1.19",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "onnxruntime",
+        // An `OrtValue` is a place that sessions write their outputs to, and has `update_inplace`.
+        legacy: Legacy::Writable,
+        read_only: ReadOnly::Ignored,
+        // The memory may be that of a NumPy array, to which only the Python object refers (`ortvalue_from_numpy`).
+        keeps_memory: false,
+        // "Currently unused; included for protocol compliance."
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "microsoft/onnxruntime: onnxruntime/python/onnxruntime_inference_collection.py (OrtValue); onnxruntime 1.32",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "mlx",
+        // It computes when a value is asked for: what is written into an array in between changes the results of earlier expressions.
+        legacy: Legacy::ReadOnly,
+        // An export evaluates the array; an import is a copy.
+        stream: Stream::Ignored,
+        omitted: Omitted::HostWait,
+        source: "ml-explore/mlx: python/src/convert.cpp, docs/src/usage/lazy_evaluation.rst; mlx 0.32",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "openvino",
+        // No DLPack: `ov.Tensor(array, shared_memory=True)` and `tensor.data` are NumPy's. An array that may not be written is refused.
+        stream: Stream::HostOnly,
+        omitted: Omitted::HostWait,
+        source: "openvinotoolkit/openvino: src/bindings/python/src/pyopenvino/core/common.cpp; openvino 2026.4",
+        ..UNKNOWN
+    },
+    Peer {
+        root: "nanobind",
+        // `nb::ndarray<nb::array_api, ...>`. One without a framework is a raw capsule, which does not say whose it is.
+        stream: Stream::Ignored,
+        omitted: Omitted::NoSync,
+        source: "wjakob/nanobind: src/nb_ndarray.cpp, docs/ndarray.rst; nanobind 3.1",
+        ..UNKNOWN
+    },
+];
+
+/// The row for a module, by the first part of its name.
+pub fn of_module(module: &str) -> Option<&'static Peer> {
+    let root = module.split('.').next().unwrap_or(module);
+    PEERS.iter().find(|peer| peer.root == root)
+}
+
+/// What is known of a type whose instances we are given.
+#[derive(Clone, Copy)]
+pub struct Known {
+    /// The row of its library, or of one that it inherits from.
+    peer: Option<&'static Peer>,
+    /// Its C exchange table, if it has one that we understand.
+    pub table: Option<PeerTable>,
+    /// Whether its objects say by a promise when they are ready.
+    pub promise: bool,
+}
+
+impl Known {
+    pub fn peer(&self) -> &'static Peer {
+        self.peer.unwrap_or(&UNKNOWN)
+    }
+}
+
+/// Types that are remembered. A program exchanges arrays of few types; a new one takes the slot of an old one.
+const TYPES: usize = 64;
+
+struct Entry {
+    /// Kept, so that its address is nobody else's.
+    class: Py<PyType>,
+    known: Known,
+}
+
+static KNOWN: Attached<[Option<Entry>; TYPES]> = Attached::new([const { None }; TYPES]);
+
+/// What is known of the type of `object`.
+pub fn of(object: &Bound<'_, PyAny>) -> Known {
+    let py = object.py();
+    let class = object.get_type_ptr();
+    // Types are some kilobytes apart.
+    let slot = (class as usize >> 6) % TYPES;
+    // SAFETY: compares addresses and copies plain values.
+    let remembered = unsafe {
+        KNOWN.with(py, |known| {
+            let entry = known[slot].as_ref()?;
+            (entry.class.as_ptr() == class.cast()).then_some(entry.known)
+        })
+    };
+    remembered.unwrap_or_else(|| {
+        let class = object.get_type();
+        let promise = class.hasattr(intern!(py, "__estafette_promise__")).unwrap_or(false);
+        let known = Known { peer: row_of(&class), table: peer_table::of(&class), promise };
+        let entry = Entry { class: class.unbind(), known };
+        // SAFETY: exchanges two values; the old one is dropped afterwards.
+        let old = unsafe { KNOWN.with(py, |known| known[slot].replace(entry)) };
+        drop(old);
+        known
+    })
+}
+
+/// The row of a class: its own library's, or that of the nearest class it inherits from.
+fn row_of(class: &Bound<'_, PyType>) -> Option<&'static Peer> {
+    class.mro().iter().find_map(|class| {
+        let module = class.getattr(intern!(class.py(), "__module__")).ok()?;
+        module.cast::<PyString>().ok()?.to_str().ok().and_then(of_module)
+    })
+}
+
+/// Refuses an array that a struct would not describe as it is.
+///
+/// # Errors
+/// `BufferError` that names the property.
+pub fn refuse_unsaid(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<()> {
+    for property in peer.unsaid {
+        if property.is_true_of(object)? {
+            let name = property.name;
+            return Err(PyBufferError::new_err(format!(
+                "DLPack cannot say of an array of {} that `{name}` is true; resolve or detach it first",
+                peer.root
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// The table for people to read: a tuple of `estafette.Peer`.
+#[pyfunction]
+pub fn peers(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    let class = py.import("estafette._reports")?.getattr("Peer")?;
+    let rows = PEERS.iter().map(|peer| {
+        class.call1((
+            peer.root,
+            peer.legacy == Legacy::Writable,
+            peer.immutable,
+            peer.read_only == ReadOnly::Honoured,
+            match peer.stream {
+                Stream::Honoured => "honoured",
+                Stream::Ignored => "ignored",
+                Stream::HostOnly => "host only",
+            },
+            match peer.omitted {
+                Omitted::DefaultStream => "default stream",
+                Omitted::HostWait => "host wait",
+                Omitted::NoSync => "no synchronization",
+            },
+            match peer.null_stream {
+                NullStream::DefaultStream => "default stream",
+                NullStream::Unknown => "unknown",
+            },
+            peer.source,
+        ))
+    });
+    PyTuple::new(py, rows.collect::<PyResult<Vec<_>>>()?)
+}

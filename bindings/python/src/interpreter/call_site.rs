@@ -1,0 +1,130 @@
+//! Where in a Python program a call comes from.
+
+use estafette::{CallSite, LeaseOwner};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::exchange::peers::{self, Peer};
+use crate::interpreter::attached::Attached;
+use crate::interpreter::fastcall;
+use crate::interpreter::lease_sites;
+
+/// The nearest Python frames to look at for the caller: a library that asks for us has few of its own.
+const FRAMES_MAX: usize = 8;
+
+/// Places whose text is kept. A program that exchanges in a loop does so from few; a new one takes the slot of an old one.
+const KEPT: usize = 128;
+
+/// Who calls into this package from Python.
+pub struct Caller {
+    /// The function and line outside any known library.
+    pub place: LeaseOwner,
+    /// Whether it is this package, on behalf of the function of an operation.
+    pub is_body: bool,
+    /// The innermost library on the way.
+    pub library: Option<&'static Peer>,
+}
+
+/// A place in code outside any known library.
+struct Site {
+    /// Keeps the code object, so that its address is nobody else's.
+    code: Py<PyAny>,
+    position: i32,
+    place: LeaseOwner,
+    is_body: bool,
+}
+
+static SITES: Attached<[Option<Site>; KEPT]> = Attached::new([const { None }; KEPT]);
+
+/// Looks at the calling frames.
+#[inline]
+pub fn caller(py: Python<'_>) -> Caller {
+    // SAFETY: the current frame, borrowed, or NULL.
+    let frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
+    let found = frame.map(|frame| look(py, frame));
+    match found {
+        Some(Ok(caller)) => {
+            Caller { place: caller.place.of_library(caller.library.map(|peer| &peer.root)), ..caller }
+        }
+        _ => Caller { place: "unknown Python code".into(), is_body: false, library: None },
+    }
+}
+
+fn look<'py>(py: Python<'py>, mut frame: Bound<'py, PyAny>) -> PyResult<Caller> {
+    let mut library: Option<&'static Peer> = None;
+    for _ in 0..FRAMES_MAX {
+        let (code, position) = (code_of(&frame), fastcall::position(&frame));
+        if let Some((place, is_body)) = kept(py, &code, position) {
+            return Ok(Caller { place, is_body, library });
+        }
+        // Code that is run by `exec` may have no module.
+        let module = frame.getattr(intern!(py, "f_globals"))?.get_item(intern!(py, "__name__")).ok();
+        let module = module.as_ref().and_then(|module| module.cast::<PyString>().ok()?.to_str().ok());
+        let is_body = module == Some("estafette._body");
+        let peer = module.and_then(peers::of_module);
+        let next = frame.getattr(intern!(py, "f_back"))?;
+        if peer.is_none() || next.is_none() {
+            let place = text(&frame, &code)?;
+            if peer.is_none() {
+                keep(py, Site { code: code.unbind(), position, place: place.clone(), is_body });
+            }
+            return Ok(Caller { place, is_body, library });
+        }
+        library = library.or(peer);
+        frame = next;
+    }
+    let place = text(&frame, &code_of(&frame))?;
+    Ok(Caller { place, is_body: false, library })
+}
+
+fn code_of<'py>(frame: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
+    // SAFETY: a live frame; its code is a new reference and never NULL.
+    unsafe { Bound::from_owned_ptr(frame.py(), ffi::PyFrame_GetCode(frame.as_ptr().cast()).cast()) }
+}
+
+/// "function (file:line)".
+fn text(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<LeaseOwner> {
+    let py = frame.py();
+    // SAFETY: a live frame.
+    let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
+    let file = code.getattr(intern!(py, "co_filename"))?;
+    let file = file.cast::<PyString>()?.to_str()?;
+    let short = file.rsplit(['/', '\\']).next().unwrap_or(file);
+    let name = code.getattr(intern!(py, "co_name"))?;
+    let name = name.cast::<PyString>()?.to_str()?;
+    let place = LeaseOwner::from(format!("{name} ({short}:{line})"));
+    Ok(if lease_sites::are_recorded() {
+        let line = line.try_into().unwrap_or_default();
+        place.at(CallSite { file: file.to_owned(), line, function: name.to_owned() })
+    } else {
+        place
+    })
+}
+
+fn slot(code: &Bound<'_, PyAny>, position: i32) -> usize {
+    // Objects are aligned to 16 bytes, and code objects are some hundred bytes long.
+    let address = code.as_ptr() as usize >> 4;
+    (address ^ (address >> 7)).wrapping_add(position as usize) % KEPT
+}
+
+fn kept(py: Python<'_>, code: &Bound<'_, PyAny>, position: i32) -> Option<(LeaseOwner, bool)> {
+    // SAFETY: compares addresses and clones a text.
+    unsafe {
+        SITES.with(py, |sites| {
+            let site = sites[slot(code, position)].as_ref()?;
+            let same = site.code.as_ptr() == code.as_ptr() && site.position == position;
+            // One that was kept before the switch was turned is formatted anew.
+            let told = site.place.site().is_some() == lease_sites::are_recorded();
+            (same && told).then(|| (site.place.clone(), site.is_body))
+        })
+    }
+}
+
+fn keep(py: Python<'_>, site: Site) {
+    let slot = slot(site.code.bind(py), site.position);
+    // SAFETY: exchanges two values; the old one is dropped afterwards.
+    let old = unsafe { SITES.with(py, |sites| sites[slot].replace(site)) };
+    drop(old);
+}

@@ -1,0 +1,201 @@
+//! The interpreter's exit, with whatever is still open.
+//!
+//! 1. What is in flight runs to its end, as with `concurrent.futures`. That is waited for twice: before Python joins its
+//!    threads, as bodies may need them, and after, for what those threads have submitted. The wait ends when no operation has
+//!    ended for a while, when only leases hold up what is left, or by Ctrl-C; then what is left is named on the standard error.
+//! 2. Failures that nothing has looked at are reported.
+//! 3. The gate closes: operations that have not begun fail instead of calling Python. Those that run get a moment to end,
+//!    then an exception. One that is in C for longer stays there when it comes back to the finalizing interpreter (`stay.rs`).
+//! 4. The reaper runs the deleters that are due, which may need the interpreter, and stops; later ones leak. The process
+//!    ends anyway.
+//!
+//! What other libraries still hold of ours stays valid to the end: nothing is freed here.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use estafette::exchange::reaper;
+use estafette::{Engine, Error, Status, Waiting};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::PyKeyboardInterrupt;
+use pyo3::prelude::*;
+
+use crate::classes::handle::{EngineHandle, Shared};
+use crate::interpreter::guard;
+use crate::interpreter::interrupt;
+use crate::interpreter::process;
+use crate::submission::body;
+
+/// How long the exit waits while no operation ends, and how long functions that run then may take to end by themselves.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long they may take once they were interrupted.
+const LAST_GRACE: Duration = Duration::from_secs(1);
+
+/// How long deleters that are due may take.
+const DELETERS: Duration = Duration::from_secs(5);
+
+/// Time between two looks at what is in flight.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// So many operations are named; the rest is counted.
+const NAMED: usize = 10;
+
+/// The engines of this process that are there.
+static ENGINES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// What is in flight is not waited for any longer, and was named.
+static ABANDONED: AtomicBool = AtomicBool::new(false);
+
+fn engines() -> MutexGuard<'static, Vec<Weak<Shared>>> {
+    ENGINES.lock()
+}
+
+/// Called when an engine was made: the exit waits for its operations.
+pub fn watch(engine: &EngineHandle) {
+    let mut engines = engines();
+    engines.retain(|known| known.strong_count() > 0);
+    engines.push(Arc::downgrade(&engine.shared));
+}
+
+/// Called by `threading`, on the main thread, before it joins the threads of the program.
+#[pyfunction]
+#[pyo3(name = "_before_threads_end")]
+pub fn before_threads_end(py: Python<'_>) {
+    if !process::is_engines_child() {
+        finish(py, false);
+    }
+}
+
+/// Called by `atexit`, on the main thread.
+#[pyfunction]
+#[pyo3(name = "_at_exit")]
+pub fn at_exit(py: Python<'_>) {
+    if process::is_engines_child() {
+        return;
+    }
+    finish(py, true);
+    for shared in there() {
+        if let Some(engine) = shared.engine.try_get() {
+            engine.unretrieved().report();
+        }
+    }
+    // What was abandoned had its time.
+    let grace = if ABANDONED.load(Ordering::Relaxed) { Duration::ZERO } else { GRACE };
+    if !guard::close(py, grace) {
+        body::interrupt_all(py);
+        guard::close(py, LAST_GRACE);
+    }
+    py.detach(|| {
+        reaper().flush(DELETERS);
+        reaper().stop(DELETERS);
+    });
+}
+
+fn there() -> Vec<Arc<Shared>> {
+    engines().iter().filter_map(Weak::upgrade).collect()
+}
+
+/// Waits for what is in flight. In the `last` wait nothing is left that could return a lease.
+fn finish(py: Python<'_>, last: bool) {
+    if ABANDONED.load(Ordering::Relaxed) {
+        return;
+    }
+    let shared = there();
+    let engines: Vec<&Engine> = shared.iter().filter_map(|shared| shared.engine.try_get()).collect();
+    if in_flight(&engines) == 0 {
+        return;
+    }
+    let outcome = guard::detach(py, || wait(&engines));
+    // What a signal handler has raised ends the wait, and no more: the exit goes on.
+    let interrupted = interrupt::take().is_some();
+    match outcome {
+        Outcome::Ended => {}
+        Outcome::Held if !last => {}
+        Outcome::Held | Outcome::Stuck => {
+            ABANDONED.store(true, Ordering::Relaxed);
+            let said = say_abandoned(py, &engines, interrupted).or_else(|error| {
+                // Ctrl-C while this was said must not hide it.
+                let again = error.is_instance_of::<PyKeyboardInterrupt>(py);
+                if again { say_abandoned(py, &engines, true) } else { Err(error) }
+            });
+            if let Err(error) = said {
+                error.write_unraisable(py, None);
+            }
+        }
+    }
+}
+
+enum Outcome {
+    /// Nothing is in flight.
+    Ended,
+    /// Only leases hold up what is.
+    Held,
+    /// No operation has ended for [`GRACE`], or the wait was interrupted.
+    Stuck,
+}
+
+fn in_flight(engines: &[&Engine]) -> usize {
+    engines.iter().map(|engine| engine.stats().in_flight).sum()
+}
+
+fn wait(engines: &[&Engine]) -> Outcome {
+    let mut fewest = usize::MAX;
+    let mut until = Instant::now() + GRACE;
+    loop {
+        for engine in engines {
+            if let Err(Error::Interrupted) = engine.wait_all(Some(LOOK)) {
+                return Outcome::Stuck;
+            }
+        }
+        let left = in_flight(engines);
+        if left == 0 {
+            return Outcome::Ended;
+        }
+        // Operations that submit others could go on for ever, so what counts is that there are fewer.
+        if left < fewest {
+            fewest = left;
+            until = Instant::now() + GRACE;
+        }
+        if engines.iter().all(|engine| is_held(engine)) {
+            return Outcome::Held;
+        }
+        if Instant::now() >= until {
+            return Outcome::Stuck;
+        }
+    }
+}
+
+/// Whether nothing of the engine runs or may run: what is in flight is behind leases.
+fn is_held(engine: &Engine) -> bool {
+    let waiting = in_order(engine);
+    // Operations without operands are not among them, and none of those waits for anything.
+    waiting.len() == engine.stats().in_flight
+        && waiting.iter().all(|op| matches!(op.status, Status::Waiting | Status::Cancelled))
+}
+
+/// The operations in flight, without leases.
+fn in_order(engine: &Engine) -> Vec<Waiting> {
+    let mut operations = engine.diagnose().operations;
+    operations.retain(|op| op.lease.is_none() && op.name != "ready");
+    operations
+}
+
+fn say_abandoned(py: Python<'_>, engines: &[&Engine], interrupted: bool) -> PyResult<()> {
+    let (operations, in_flight) = guard::detach(py, || {
+        let operations: Vec<Waiting> = engines.iter().flat_map(|engine| in_order(engine)).collect();
+        (operations, in_flight(engines))
+    });
+    let mut lines: Vec<String> = operations.iter().map(Waiting::to_string).collect();
+    // Operations without operands are not among those in order.
+    for (op, function) in body::all_running(py) {
+        if operations.iter().all(|known| known.id != op) {
+            lines.push(format!("operation {op} is running {}", function.bind(py).repr()?));
+        }
+    }
+    lines.truncate(NAMED);
+    let more = in_flight.saturating_sub(lines.len());
+    py.import("estafette._failures")?.call_method1("say_abandoned", (lines, more, interrupted))?;
+    Ok(())
+}

@@ -1,0 +1,135 @@
+//! The gate between threads of the engine and the interpreter.
+//!
+//! A thread that waits for the Python lock while the interpreter finalizes is ended by CPython where it stands, which
+//! tears down Rust frames and aborts the process (before 3.14; from then on it hangs). So every thread that is not
+//! Python's own goes through this gate, and the interpreter's exit closes it and waits until nobody is inside:
+//!
+//! 1. [`attach`] steps in, takes the Python lock, runs, lets go of it, and steps out. After the gate was closed it does
+//!    nothing.
+//! 2. [`detach`] lets go of the Python lock for a wait. A Python thread that comes back from one steps in until it has
+//!    the lock; when the gate is closed it stays away for good, as the interpreter will not be there. The main thread,
+//!    which runs the exit, always comes back.
+//! 3. [`close`] closes the gate, then waits, without the Python lock, until nobody is inside.
+//!
+//! A thread that is inside, in code of the program in C, cannot be interrupted, and is not waited for without end. Where it comes back
+//! to a finalizing interpreter it [stays](crate::interpreter::finalization) instead of being torn down.
+//!
+//! The race excluded: a thread that has looked at an open gate cannot ask for the lock after `close` has returned, since
+//! looking and stepping in are one step. That, and forks, are the business of [`Rundown`], which has models.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use estafette_sync::rundown::Rundown;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::interpreter::process;
+use crate::interpreter::thread_state;
+
+static GATE: Rundown = Rundown::new();
+
+thread_local! {
+    /// How often this thread is inside; only the first time counts.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static MAIN: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// Being inside; dropping it steps out.
+struct Inside(());
+
+impl Inside {
+    fn enter() -> Option<Self> {
+        if process::is_engines_child() {
+            // The lock may be held for ever, by a thread that is not here.
+            return None;
+        }
+        let depth = DEPTH.get();
+        if depth == 0 && !GATE.enter() {
+            return None;
+        }
+        DEPTH.set(depth + 1);
+        Some(Self(()))
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let depth = DEPTH.get() - 1;
+        DEPTH.set(depth);
+        if depth == 0 {
+            GATE.leave();
+        }
+    }
+}
+
+/// Runs `f` with the Python lock; `None`, without running it, when the interpreter is on its way out.
+pub fn attach<R>(f: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    let _inside = Inside::enter()?;
+    thread_state::keep();
+    Python::try_attach(f)
+}
+
+/// Runs `f` inside the gate, if that is open, without the Python lock.
+pub fn inside(f: impl FnOnce()) {
+    if let Some(_inside) = Inside::enter() {
+        f();
+    }
+}
+
+/// Runs `f` without the Python lock, on this thread.
+pub fn detach<R: Send>(py: Python<'_>, f: impl FnOnce() -> R + Send) -> R {
+    let main = is_main(py);
+    let (value, inside) = py.detach(|| {
+        let value = f();
+        // In a forked child the thread that forked is the main one, whatever it was before.
+        let free = main || process::is_engines_child();
+        let inside = if free { None } else { Some(Inside::enter().unwrap_or_else(|| stay_away())) };
+        (value, inside)
+    });
+    // The lock is back: from here on the thread is Python's own again.
+    drop(inside);
+    estafette::trace::wait_has_lock();
+    value
+}
+
+/// The interpreter this thread wants to go back to is finalizing. Whatever the thread was doing, it ends with the process.
+fn stay_away() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Whether this is Python's main thread, the one that handles signals and runs the exit.
+pub fn is_main(py: Python<'_>) -> bool {
+    MAIN.get().unwrap_or_else(|| {
+        let main = ident(py).and_then(|ident| Ok(ident == main_ident(py)?)).unwrap_or(false);
+        MAIN.set(Some(main));
+        main
+    })
+}
+
+/// As [`is_main`], without the Python lock: false as long as nobody has asked with it.
+pub fn is_known_main() -> bool {
+    MAIN.get().unwrap_or(false)
+}
+
+/// Python's name for the calling thread.
+pub fn ident(py: Python<'_>) -> PyResult<u64> {
+    static GET_IDENT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    GET_IDENT.import(py, "threading", "get_ident")?.call0()?.extract()
+}
+
+fn main_ident(py: Python<'_>) -> PyResult<u64> {
+    py.import("threading")?.call_method0("main_thread")?.getattr("ident")?.extract()
+}
+
+/// Closes the gate and waits until nobody is inside, at most `timeout`; says whether that was so.
+pub fn close(py: Python<'_>, timeout: Duration) -> bool {
+    py.detach(|| GATE.close(timeout))
+}
+
+/// Whether the interpreter is on its way out.
+pub fn is_closed() -> bool {
+    GATE.is_closed()
+}

@@ -1,0 +1,88 @@
+//! Whether leases note the line of Python code that takes them, and what becomes of their memory there.
+//!
+//! Off, a lease has the text that its owner is known by, and costs nothing more. On, it has file, line and function as well,
+//! and the type of the object behind it where that passes through our hands. It is for the whole process: a library that
+//! takes a lease knows no engine.
+
+use std::sync::Arc;
+
+use estafette::{Lease, trace};
+use estafette_sync::sync::atomic::{AtomicBool, Ordering};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::exchange::peers;
+use crate::interpreter::attached::Attached;
+
+static RECORDED: AtomicBool = AtomicBool::new(false);
+
+/// Whether they are recorded.
+pub fn are_recorded() -> bool {
+    RECORDED.load(Ordering::Relaxed)
+}
+
+/// Whether leases taken from now on note the file, line and function that take them, and the type of the object that they
+/// are for where that is known. Says what it was before. Off, as it is at first, taking a lease costs less.
+///
+/// See `Diagnosis` and `Lease` for where it is shown.
+///
+///     >>> before = est.record_call_sites()
+///     >>> t = eng.zeros(3, "float32")
+///     >>> array = np.from_dlpack(t)
+///     >>> op = eng.submit(lambda x: x.fill(1), writes=[t], using=np.from_dlpack, name="fill")
+///     >>> (waiting,) = [op for op in eng.diagnose().operations if op.name == "fill"]
+///     >>> lease = waiting.blocked_by[0].lease
+///     >>> lease.access, lease.line, lease.function
+///     ('read', 1, '<module>')
+///     >>> est.record_call_sites(before)
+///     True
+#[pyfunction]
+#[pyo3(signature = (on = true, /))]
+pub fn record_call_sites(on: bool) -> bool {
+    RECORDED.swap(on, Ordering::Relaxed)
+}
+
+/// Notes what has become of leased memory, and in a recording whose it is.
+pub fn note_object(lease: &Lease, object: &Bound<'_, PyAny>) {
+    if trace::is_open() {
+        let library = peers::of(object).peer().root;
+        if !library.is_empty() {
+            lease.note_library(library);
+        }
+    }
+    if are_recorded()
+        && let Some(name) = name_of(&object.get_type())
+    {
+        lease.note_object(name);
+    }
+}
+
+/// Types whose names are kept. Programs exchange few kinds of objects; a new one takes the slot of an old one.
+const KEPT: usize = 32;
+
+/// One slot each: a type and its name.
+type Names = [Option<(Py<PyType>, Arc<str>)>; KEPT];
+
+static NAMES: Attached<Names> = Attached::new([const { None }; KEPT]);
+
+/// The full name of a type.
+fn name_of(kind: &Bound<'_, PyType>) -> Option<Arc<str>> {
+    let py = kind.py();
+    // Type objects are aligned to 16 bytes, and some hundred bytes long.
+    let slot = kind.as_ptr().addr() / 16;
+    let slot = (slot ^ (slot / 64)) % KEPT;
+    let known = |names: &mut Names| {
+        let (known, name) = names[slot].as_ref()?;
+        (known.as_ptr() == kind.as_ptr()).then(|| Arc::clone(name))
+    };
+    // SAFETY: compares addresses and clones a text.
+    if let Some(name) = unsafe { NAMES.with(py, known) } {
+        return Some(name);
+    }
+    let name: Arc<str> = kind.fully_qualified_name().ok()?.to_string_lossy().into();
+    let new = (kind.clone().unbind(), Arc::clone(&name));
+    // SAFETY: exchanges two values; the old one is dropped afterwards.
+    let old = unsafe { NAMES.with(py, |names| names[slot].replace(new)) };
+    drop(old);
+    Some(name)
+}

@@ -1,0 +1,28 @@
+//! What goes around the interpreter, for speed or for safety: states of threads, calls in the faster forms of CPython, exit, fork and
+//! signals. Nothing here decides what an operation or an exchange does; each file gives its reason, with figures where it is speed.
+//!
+//! | part | what it has |
+//! |---|---|
+//! | `attached` | State that the Python lock protects |
+//! | `call_site` | Where in a Python program a call comes from |
+//! | `dlpack_method` | `Tensor.__dlpack__` for the usual call: keywords only, and nothing asked for but a version |
+//! | `exit` | The interpreter's exit, with whatever is still open |
+//! | `fastcall` | Calls that CPython has a faster form of than the stable interface of 3.11 knows |
+//! | `finalization` | Calls of Python code that a thread may come back from when the interpreter is finalizing |
+//! | `guard` | The gate between threads of the engine and the interpreter |
+//! | `interrupt` | Ctrl-C during a blocking wait |
+//! | `lease_sites` | Whether leases note the line of Python code that takes them, and what becomes of their memory there |
+//! | `process` | What must not be touched in a forked child |
+//! | `thread_state` | The states that Python keeps of threads of the engine |
+
+pub(crate) mod attached;
+pub(crate) mod call_site;
+pub(crate) mod dlpack_method;
+pub(crate) mod exit;
+pub(crate) mod fastcall;
+pub(crate) mod finalization;
+pub(crate) mod guard;
+pub(crate) mod interrupt;
+pub(crate) mod lease_sites;
+pub(crate) mod process;
+pub(crate) mod thread_state;

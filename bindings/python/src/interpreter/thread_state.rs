@@ -1,0 +1,121 @@
+//! The states that Python keeps of threads of the engine.
+//!
+//! Taking the Python lock on a thread that Python does not know makes a thread state, and letting go of the lock deletes it:
+//! a microsecond each time, and whatever the body left in a `threading.local` is gone. So such a thread gets a state that
+//! lasts, at its first use of Python, and gives it back when it ends.
+//!
+//! There is a second reason. CPython before 3.12 hangs in a forked child when the fork comes while another thread makes or
+//! deletes a state, which needs no Python lock (`_PyEval_ReInitThreads` takes a lock that nobody in the child holds). So
+//! both happen in turn with forks: [`before_fork`] waits until nobody is at it, and keeps them away.
+
+use std::cell::{Cell, RefCell};
+
+use estafette_sync::sync::{Condvar, Mutex};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::interpreter::guard;
+use crate::interpreter::process;
+
+/// Whether somebody makes or deletes a thread state, or forks.
+static BUSY: Mutex<bool> = Mutex::new(false);
+static IDLE: Condvar = Condvar::new();
+
+thread_local! {
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
+    /// Whether this thread has a state that lasts, ours or Python's own.
+    static KNOWN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A turn at thread states.
+struct Turn(());
+
+impl Turn {
+    /// Must not be called with the Python lock: whoever has the turn may be waiting for it.
+    fn take() -> Self {
+        let mut busy = BUSY.lock();
+        while *busy {
+            busy = IDLE.wait(busy);
+        }
+        *busy = true;
+        Self(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *BUSY.lock() = false;
+        IDLE.notify_one();
+    }
+}
+
+/// A thread state that outlasts single uses of Python.
+struct Kept(());
+
+/// Makes sure that the calling thread has a state that lasts. Called inside the gate.
+pub fn keep() {
+    if KNOWN.get() {
+        return;
+    }
+    KNOWN.set(true);
+    // SAFETY: asks for this thread's state, which may be NULL.
+    if !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null() {
+        return;
+    }
+    let turn = Turn::take();
+    // SAFETY: the gate is open, so the interpreter is there. The state made here is given back in `drop`; the lock is let
+    // go of at once, as after any `PyEval_SaveThread`.
+    unsafe {
+        ffi::PyGILState_Ensure();
+        ffi::PyEval_SaveThread();
+    }
+    drop(turn);
+    KEPT.set(Some(Kept(())));
+}
+
+/// As [`keep`], for a thread that is about to run code that uses Python by itself.
+pub fn prepare() {
+    guard::inside(keep);
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // The thread ends. When the interpreter does too, the state is the interpreter's to clear.
+        guard::inside(|| {
+            let turn = Turn::take();
+            // SAFETY: the state made in `keep` is this thread's. The first release undoes this `Ensure` and keeps the lock;
+            // the second one has been owed since `keep`, and deletes the state.
+            unsafe {
+                ffi::PyGILState_Ensure();
+                ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_LOCKED);
+                ffi::PyGILState_Release(ffi::PyGILState_STATE::PyGILState_UNLOCKED);
+            }
+            drop(turn);
+        });
+    }
+}
+
+/// Called by Python before a fork, on the thread that forks.
+#[pyfunction]
+#[pyo3(name = "_before_fork")]
+pub fn before_fork(py: Python<'_>) {
+    std::mem::forget(py.detach(Turn::take));
+}
+
+/// Called by Python after a fork in the parent, on the thread that forked.
+#[pyfunction]
+#[pyo3(name = "_after_fork_in_parent")]
+pub fn after_fork_in_parent() {
+    drop(Turn(()));
+}
+
+/// Called by Python after a fork in the child, on its only thread.
+#[pyfunction]
+#[pyo3(name = "_after_fork_in_child")]
+pub fn after_fork_in_child() {
+    // A child may have an engine of its own when its parent had none; then nobody else can have had the turn, or its
+    // lock. Otherwise nothing here uses either.
+    if !process::is_engines_child() {
+        drop(Turn(()));
+    }
+}

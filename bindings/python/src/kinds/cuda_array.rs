@@ -1,0 +1,174 @@
+//! The CUDA array interface, version 3, in both directions (numba/numba: docs/source/cuda/cuda_array_interface.rst).
+//!
+//! It describes memory in a dictionary that keeps nothing alive. So of an import the object itself is kept, until the last use
+//! of the memory is over. Of an export nobody tells when the consumer is done: the dictionary of a tensor is a view without a
+//! lease, read-only in what it says, and counted as an exchange that could not be ordered; that of a view (`t.read()`,
+//! `eng.access`) is covered by the view's lease, and that of an operand, in the function of an operation, by the operation.
+
+use std::ptr;
+use std::sync::Arc;
+
+use estafette::devices::cuda::CudaRuntime;
+use estafette::devices::{DLDevice, DeviceType, FenceSet};
+use estafette::exchange::ManagedTensor;
+use estafette::{Access, Consumer, Layout, Tensor};
+use pyo3::exceptions::{PyAttributeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyTuple};
+
+use crate::error::{OrRaise, raise, to_py};
+use crate::exchange::array_interface::{self, Dictionary};
+use crate::exchange::export::until_defined;
+use crate::exchange::peers::{Peer, Unnamed};
+use crate::exchange::typestr;
+use crate::exchange::unordered::{self, Reason};
+use crate::interpreter::guard;
+use crate::kinds::stream;
+use crate::submission::body;
+
+const NAME: &str = "__cuda_array_interface__";
+/// The version whose producers name a stream.
+const WITH_STREAM: i64 = 3;
+
+/// Whether an object is to be taken by this interface: it does not speak DLPack, or not in its own library's name.
+pub fn is_to_be_asked(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<bool> {
+    if peer.interface_first && object.hasattr(NAME)? {
+        return Ok(true);
+    }
+    array_interface::is_all_there_is(object, NAME)
+}
+
+/// Takes over the memory behind an object that has the interface, and keeps the object.
+///
+/// # Errors
+/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for a mask, and for memory that no CUDA
+/// device here knows.
+pub fn take(object: &Bound<'_, PyAny>, peer: &Peer) -> PyResult<(ManagedTensor, FenceSet)> {
+    let py = object.py();
+    let interface = Dictionary::of(object, NAME)?;
+    if interface.entry("mask")?.is_some() {
+        return Err(raise(
+            py,
+            "ExchangeError",
+            "a masked array is no tensor (`mask` of `__cuda_array_interface__`)",
+        ));
+    }
+    let version: i64 = interface.needed("version")?.extract()?;
+    let shape: Vec<i64> = interface.needed("shape")?.extract()?;
+    let (address, read_only): (usize, bool) = interface.needed("data")?.extract()?;
+    let dtype = typestr::parse(&interface.needed("typestr")?.extract::<String>()?, NAME)?;
+    let device = if address == 0 { first_device(py)? } else { device_of(py, address)? };
+    let layout = match interface.entry("strides")? {
+        None => Layout::contiguous(dtype, device, &shape),
+        Some(strides) => {
+            let size = dtype.itemsize() as i64;
+            let strides: Vec<i64> = strides.extract()?;
+            if strides.iter().any(|stride| stride % size != 0) {
+                return Err(PyValueError::new_err(format!(
+                    "strides {strides:?} of `__cuda_array_interface__` are no multiples of the {size} bytes of an element"
+                )));
+            }
+            let strides: Vec<i64> = strides.into_iter().map(|stride| stride / size).collect();
+            Layout::strided(dtype, device, &shape, &strides)
+        }
+    };
+    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    // Its own words: without an entry no synchronization is needed. Before version 3 there was none to have.
+    let of_default = version < WITH_STREAM || peer.unnamed == Unnamed::DefaultStream;
+    let stream = match interface.entry("stream")? {
+        Some(stream) if peer.unnamed == Unnamed::DefaultStream && is_zero(&stream) => Some(stream::LEGACY),
+        Some(stream) => Some(stream::cuda_handle(&stream)?),
+        None => of_default.then_some(stream::LEGACY),
+    };
+    let ready = match stream {
+        Some(stream) => FenceSet::from_iter(stream::fence_of(py, device, stream)?),
+        None => FenceSet::default(),
+    };
+    let data = ptr::with_exposed_provenance_mut(address);
+    // SAFETY: the object vouches for its memory as long as it lives.
+    Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
+}
+
+fn is_zero(stream: &Bound<'_, PyAny>) -> bool {
+    !stream.is_instance_of::<PyBool>() && stream.extract::<i64>().is_ok_and(|number| number == 0)
+}
+
+/// Where memory is, by the driver's account.
+fn device_of(py: Python<'_>, address: usize) -> PyResult<DLDevice> {
+    let found =
+        guard::detach(py, || CudaRuntime::get().ok()?.pointer_info(ptr::with_exposed_provenance(address)));
+    found.map(|info| info.device).ok_or_else(|| {
+        let message = format!("no CUDA device here knows the memory at {address:#x}");
+        raise(py, "ExchangeError", message)
+    })
+}
+
+fn first_device(py: Python<'_>) -> PyResult<DLDevice> {
+    let device = DLDevice::new(DeviceType::CUDA, 0);
+    stream::device_of(py, device).map(|_| device)
+}
+
+/// The dictionary of `tensor` for a consumer, whose stream is to be ordered after the one that it names. `leased` says whether a
+/// lease covers it, and what it allows.
+///
+/// # Errors
+/// `AttributeError` for memory that is not CUDA's, so that the tensor seems not to have the interface, and for types that it has
+/// no name for; the failure of the tensor.
+pub fn describe<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    leased: Option<Access>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let scope = if leased.is_none() { body::current_scope(py)? } else { None };
+    let operand = scope.as_ref().and_then(|scope| {
+        let scope = scope.get().scope();
+        Some((scope.describe(tensor)?, scope.queue()))
+    });
+    if leased.is_none() && operand.is_none() {
+        until_defined(py, tensor)?;
+    }
+    let place = tensor.device().or_raise(py)?;
+    if !stream::is_cuda(place) {
+        return Err(PyAttributeError::new_err(format!(
+            "memory on {place} has no `__cuda_array_interface__`"
+        )));
+    }
+    let dtype = tensor.dtype().or_raise(py)?;
+    let typestr = typestr::of(dtype).ok_or_else(|| {
+        PyAttributeError::new_err(format!(
+            "`__cuda_array_interface__` has no name for elements of type {dtype}"
+        ))
+    })?;
+    let device = DLDevice::new(DeviceType::CUDA, place.device_id);
+    let device =
+        stream::device_of(py, device)?.ok_or_else(|| PyAttributeError::new_err("there is no CUDA driver"))?;
+    let (access, queue) = match (operand, leased) {
+        // What it comes after was left to the operation's queue; on the host it has been waited for.
+        (Some((access, queue)), _) => (access, queue),
+        // A queue of ours that lives as long as the process: the consumer puts himself behind it.
+        (None, Some(access)) => (access, Some(device.default_queue())),
+        (None, None) => {
+            let queue = device.default_queue();
+            // The lease is over when the waits are enqueued.
+            let consumer = Consumer::Queue(Arc::clone(&queue));
+            let lease = guard::detach(py, || {
+                tensor.lease(Access::Read, "a CUDA array interface").for_consumer(&consumer).wait(None)
+            });
+            drop(lease.or_raise(py)?);
+            unordered::note(py, false, Reason::Untracked, place.to_string());
+            (Access::Read, Some(queue))
+        }
+    };
+    let layout = tensor.layout().or_raise(py)?;
+    let size = dtype.itemsize() as i64;
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", WITH_STREAM)?;
+    dictionary.set_item("shape", PyTuple::new(py, layout.shape().iter())?)?;
+    dictionary.set_item("typestr", typestr)?;
+    dictionary.set_item("strides", PyTuple::new(py, layout.strides().iter().map(|stride| stride * size))?)?;
+    let empty = layout.is_empty();
+    let address = if empty { 0 } else { tensor.data_ptr().or_raise(py)?.expose_provenance() };
+    dictionary.set_item("data", (address, access != Access::Write))?;
+    dictionary.set_item("stream", queue.map(|queue| queue.native()))?;
+    Ok(dictionary)
+}

@@ -1,0 +1,245 @@
+//! SYCL in Python: queues of dpctl, arrays whose memory is USM, and the device table.
+//!
+//! dpctl is never imported here. A queue is anything with `addressof_ref` and `sycl_context` (a `dpctl.SyclQueue`), or the
+//! capsule of one; what is behind it is used through dpctl's C interface, which is in the process as soon as there is one.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use estafette::devices::sycl::{self, SyclQueue, SyclRuntime};
+use estafette::devices::table::{self, Entry};
+use estafette::devices::{DLDevice, DeviceError, DeviceType, Fence, Queue};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::error::raise;
+use crate::interpreter::guard;
+
+/// Tells the loader where the package dpctl of this environment lies, without importing it. Once, and only if the library is not
+/// in the process yet.
+fn suggest(py: Python<'_>) -> PyResult<()> {
+    static DONE: PyOnceLock<()> = PyOnceLock::new();
+    DONE.get_or_try_init(py, || {
+        if SyclRuntime::is_loaded() {
+            return Ok(());
+        }
+        let spec = py.import("importlib.util")?.call_method1("find_spec", ("dpctl",))?;
+        if spec.is_none() {
+            return Ok(());
+        }
+        for folder in spec.getattr("submodule_search_locations")?.try_iter()? {
+            let file = std::path::PathBuf::from(folder?.extract::<String>()?);
+            sycl::suggest_library(file.join("libDPCTLSyclInterface.so"));
+        }
+        Ok(())
+    })
+    .copied()
+}
+
+/// What `device` stands for, of a kind that is looked up in the device table; `None` for other kinds.
+///
+/// # Errors
+/// `BufferError` for a number that nobody has registered, or that is registered no more.
+pub fn resolve(py: Python<'_>, device: DLDevice) -> PyResult<Option<Entry>> {
+    if device.device_type != DeviceType::ONE_API {
+        return Ok(None);
+    }
+    suggest(py)?;
+    let entry = guard::detach(py, || table::resolve(device));
+    entry.map(Some).map_err(|error| raise(py, "ExchangeError", error.to_string()))
+}
+
+/// A device as people write it: `"oneapi:0"`, and `"sycl"`, `"sycl:cpu"` or `"sycl:gpu"` for the first one (of that kind).
+///
+/// # Errors
+/// `ValueError` if there is no such device.
+pub fn parse(py: Python<'_>, text: &str) -> PyResult<Option<DLDevice>> {
+    let (family, which) = text.split_once(':').unwrap_or((text, ""));
+    if !matches!(family, "sycl" | "oneapi") {
+        return Ok(None);
+    }
+    if let Ok(number) = which.parse() {
+        return Ok(Some(DLDevice::new(DeviceType::ONE_API, number)));
+    }
+    suggest(py)?;
+    let runtime = guard::detach(py, SyclRuntime::get)
+        .map_err(|error| PyValueError::new_err(format!("device {text}: {error}")))?;
+    let fits = |name: &str| which.is_empty() || name.ends_with(&format!(":{which})"));
+    let found = runtime.devices().iter().find(|device| fits(estafette::devices::Device::name(&***device)));
+    match found {
+        Some(device) => Ok(Some(estafette::devices::Device::id(&**device))),
+        None => Err(PyValueError::new_err(format!("device {text}: there is no such device"))),
+    }
+}
+
+/// The queue that dpctl and dpnp use on the device `id` unless they are told otherwise, which dpctl keeps for everybody, and dpctl's
+/// object of it.
+///
+/// # Errors
+/// `ValueError` for a registered context, of which dpctl keeps none; `BufferError` for a number that nobody has registered;
+/// `ImportError` without dpctl.
+pub fn common_queue<'py>(py: Python<'py>, id: DLDevice) -> PyResult<(Arc<SyclQueue>, Bound<'py, PyAny>)> {
+    resolve(py, id)?;
+    let none = || {
+        let message =
+            format!("on={id}: of a registered context name the queue, for example a dpctl.SyclQueue");
+        PyValueError::new_err(message)
+    };
+    if id.device_id >= table::FIRST_REGISTERED {
+        return Err(none());
+    }
+    let device = py.import("dpctl")?.call_method0("get_devices")?.get_item(id.device_id)?;
+    let manager = py.import("dpctl._sycl_queue_manager")?;
+    let queue = manager.call_method1("get_device_cached_queue", (device,))?;
+    Ok((queue_on(&queue, Some(id))?.ok_or_else(none)?, queue))
+}
+
+/// The pointer to the `sycl::context` of a `dpctl.SyclContext` or of its capsule; `None` for anything else.
+pub fn context_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
+    let py = object.py();
+    if let Ok(capsule) = object.cast::<PyCapsule>() {
+        let pointer = capsule.pointer_checked(Some(c"SyclContextRef"));
+        return pointer
+            .map(Some)
+            .map_err(|_| PyTypeError::new_err("this capsule holds no SYCL context (`SyclContextRef`)"));
+    }
+    if object.hasattr(intern!(py, "sycl_context"))? {
+        return Ok(None);
+    }
+    let Some(address) = object.getattr_opt(intern!(py, "addressof_ref"))? else { return Ok(None) };
+    Ok(NonNull::new(ptr::with_exposed_provenance_mut(address.call0()?.extract::<usize>()?)))
+}
+
+/// The number of the first device of `context`, a live context, if the device table knows it.
+pub fn device_of_context(py: Python<'_>, context: NonNull<c_void>) -> PyResult<Option<DLDevice>> {
+    suggest(py)?;
+    let entries = guard::detach(py, table::entries);
+    let found = entries.iter().find(|entry| {
+        let device = entry.device.as_ref().map(|device| &**device as &dyn std::any::Any);
+        // SAFETY: the object is alive and vouches for its pointer.
+        device
+            .and_then(|device| device.downcast_ref::<sycl::SyclDevice>())
+            .is_some_and(|device| unsafe { device.is_of_context(context) })
+    });
+    Ok(found.map(|entry| entry.id))
+}
+
+/// The pointer to the `sycl::queue` of a `dpctl.SyclQueue` or of its capsule; `None` for anything else.
+fn pointer_of(object: &Bound<'_, PyAny>) -> PyResult<Option<NonNull<c_void>>> {
+    let py = object.py();
+    let named = |capsule: &Bound<'_, PyCapsule>| {
+        let pointer = capsule.pointer_checked(Some(c"SyclQueueRef"));
+        pointer.map_err(|_| PyTypeError::new_err("this capsule holds no SYCL queue (`SyclQueueRef`)"))
+    };
+    if let Ok(capsule) = object.cast::<PyCapsule>() {
+        if capsule.pointer_checked(Some(c"SyclContextRef")).is_ok() {
+            return Ok(None);
+        }
+        return named(capsule).map(Some);
+    }
+    if !object.hasattr(intern!(py, "sycl_context"))? {
+        return Ok(None);
+    }
+    let Some(address) = object.getattr_opt(intern!(py, "addressof_ref"))? else { return Ok(None) };
+    Ok(NonNull::new(ptr::with_exposed_provenance_mut(address.call0()?.extract::<usize>()?)))
+}
+
+/// A queue of somebody else's as one of `device`, acquired now; `None` if the object is no queue.
+///
+/// # Errors
+/// `ValueError` for a queue of another context or device.
+pub fn queue_on(object: &Bound<'_, PyAny>, device: Option<DLDevice>) -> PyResult<Option<Arc<SyclQueue>>> {
+    let py = object.py();
+    let Some(pointer) = pointer_of(object)? else { return Ok(None) };
+    suggest(py)?;
+    let invalid = |error: DeviceError| PyValueError::new_err(error.to_string());
+    let mut entries = guard::detach(py, table::entries);
+    entries.retain(|entry| device.is_none_or(|device| device == entry.id));
+    let mut refused = None;
+    for entry in entries {
+        let Some(device) = &entry.device else { continue };
+        let device: &dyn std::any::Any = &**device;
+        let Some(device) = device.downcast_ref::<sycl::SyclDevice>() else { continue };
+        // SAFETY: the object is alive and vouches for its pointer.
+        match unsafe { device.foreign_queue(pointer) } {
+            Ok(queue) => return Ok(Some(queue)),
+            Err(error) => refused = Some(error),
+        }
+    }
+    Err(invalid(refused.unwrap_or_else(|| {
+        let message = "the queue is of a context that the device table does not know; register it";
+        DeviceError::new(estafette::devices::DeviceErrorKind::Invalid, message)
+    })))
+}
+
+/// The fence of the work that an array's library has enqueued for it so far: a barrier on the queue that the array names.
+/// Its protocol methods do not order anything (a stream of `None` means "no synchronization" there), so this does.
+///
+/// # Errors
+/// `BufferError` for an array that names no queue.
+pub fn acquire(object: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<Fence> {
+    let py = object.py();
+    let queue = match object.getattr_opt(intern!(py, "sycl_queue"))? {
+        Some(queue) => Some(queue),
+        None => match object.getattr_opt(intern!(py, "__sycl_usm_array_interface__"))? {
+            Some(interface) => Some(interface.get_item("syclobj")?),
+            None => None,
+        },
+    };
+    let queue = queue.map(|queue| queue_on(&queue, Some(device))).transpose()?.flatten();
+    let queue = queue.ok_or_else(|| {
+        let message = format!("memory on {device} from an array that names no queue cannot be ordered");
+        raise(py, "ExchangeError", message)
+    })?;
+    queue.record().map_err(|error| raise(py, "ExchangeError", error.to_string()))
+}
+
+/// The device table, and whatever else has memory: a tuple of `estafette.DeviceInfo`. Loads the SYCL runtime if there is one.
+#[pyfunction]
+pub fn devices(py: Python<'_>) -> PyResult<Bound<'_, PyTuple>> {
+    suggest(py)?;
+    let class = py.import("estafette._reports")?.getattr("DeviceInfo")?;
+    let entries = guard::detach(py, table::entries);
+    let host = class.call1(((1, 0), "host", true, 0_usize, 0_usize))?;
+    let rows = entries.iter().map(|entry| {
+        let name = entry.device.as_ref().map_or("a context", |device| device.name());
+        let host = entry.device.as_ref().is_some_and(|device| device.host_accessible());
+        let id = (entry.id.device_type.0, entry.id.device_id);
+        class.call1((id, name, host, entry.context, entry.registrations))
+    });
+    let rows = std::iter::once(Ok(host)).chain(rows).collect::<PyResult<Vec<_>>>()?;
+    PyTuple::new(py, rows)
+}
+
+/// Gives a native context a number that can travel in DLPack: the `(type, id)` pair. `context` is a `dpctl.SyclContext`, or a
+/// pointer. The context must stay alive until `unregister_context`.
+#[pyfunction]
+#[pyo3(signature = (context, /, *, device_type = 14))]
+pub fn register_context(context: &Bound<'_, PyAny>, device_type: i32) -> PyResult<(i32, i32)> {
+    let py = context.py();
+    let address = match context.getattr_opt(intern!(py, "addressof_ref"))? {
+        Some(address) => address.call0()?.extract::<usize>()?,
+        None => context.extract().map_err(|_| {
+            PyTypeError::new_err("a context is a dpctl.SyclContext or the address of a native context")
+        })?,
+    };
+    let context = NonNull::new(ptr::with_exposed_provenance_mut(address))
+        .ok_or_else(|| PyValueError::new_err("the address of a context is not 0"))?;
+    suggest(py)?;
+    // SAFETY: the caller vouches for the pointer, as documented.
+    let id = unsafe { table::register(DeviceType(device_type), context) };
+    let id = id.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    Ok((id.device_type.0, id.device_id))
+}
+
+/// Ends one registration of a context.
+#[pyfunction]
+#[pyo3(signature = (device, /))]
+pub fn unregister_context(device: (i32, i32)) -> PyResult<()> {
+    let id = DLDevice::new(DeviceType(device.0), device.1);
+    table::unregister(id).map_err(|error| PyValueError::new_err(error.to_string()))
+}

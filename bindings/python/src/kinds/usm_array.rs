@@ -1,0 +1,188 @@
+//! The SYCL USM array interface, version 1, in both directions (IntelPython/dpctl: docs, "USM memory manager and array
+//! interface"): shape, strides and offset in elements, and `syclobj`, what the memory's context is known by.
+//!
+//! It keeps nothing alive and says nothing of order. So of an import the object itself is kept until the last use of the memory is
+//! over, and what its queue had by then comes first, where `syclobj` is one. Of an export nobody tells when the consumer is done:
+//! the dictionary of a tensor is that of memory that is ready, without a lease, and counted as an exchange that could not be
+//! ordered.
+
+use std::ptr::{self, NonNull};
+
+use estafette::devices::sycl::SyclDevice;
+use estafette::devices::{DLDevice, Device, DeviceType, FenceSet, Queue, table};
+use estafette::exchange::ManagedTensor;
+use estafette::{Access, Layout, Tensor};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use crate::asyncio::running_loop;
+use crate::error::{OrRaise, raise, to_py};
+use crate::exchange::array_interface::{self, Dictionary};
+use crate::exchange::export::until_defined;
+use crate::exchange::typestr;
+use crate::exchange::unordered::{self, Reason};
+use crate::interpreter::guard;
+use crate::kinds::sycl;
+use crate::submission::body::would_block;
+
+const NAME: &str = "__sycl_usm_array_interface__";
+const VERSION: i64 = 1;
+
+/// Whether an object speaks this interface and not DLPack, as `dpctl.memory`'s do.
+pub fn is_all_there_is(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    array_interface::is_all_there_is(object, NAME)
+}
+
+/// Takes over the memory behind an object that has the interface, and keeps the object.
+///
+/// # Errors
+/// `TypeError` and `ValueError` for a dictionary that breaks the rules; `BufferError` for memory that is not USM of the context that
+/// it names, or of a context that the device table does not know.
+pub fn take(object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, FenceSet)> {
+    let py = object.py();
+    let interface = Dictionary::of(object, NAME)?;
+    let version: i64 = interface.needed("version")?.extract()?;
+    if version != VERSION {
+        return Err(PyValueError::new_err(format!("`{NAME}` is of version {version}; {VERSION} is known")));
+    }
+    let shape: Vec<i64> = interface.needed("shape")?.extract()?;
+    let (address, read_only): (usize, bool) = interface.needed("data")?.extract()?;
+    let dtype = typestr::parse(&interface.needed("typestr")?.extract::<String>()?, NAME)?;
+    let named = interface.needed("syclobj")?;
+    let (id, device) = device_of(&named)?;
+    let ready = ready_at(&named, id)?;
+    let strides: Option<Vec<i64>> =
+        interface.entry("strides")?.map(|strides| strides.extract()).transpose()?;
+    let layout = match strides {
+        None => Layout::contiguous(dtype, id, &shape),
+        Some(strides) => Layout::strided(dtype, id, &shape, &strides),
+    };
+    let layout = layout.map_err(|error| to_py(py, &error.into()))?;
+    let offset: i64 = interface.entry("offset")?.map_or(Ok(0), |offset| offset.extract())?;
+    let bytes = isize::try_from(offset).ok().and_then(|offset| offset.checked_mul(dtype.itemsize() as isize));
+    let first = bytes.and_then(|bytes| address.checked_add_signed(bytes)).ok_or_else(|| {
+        PyValueError::new_err(format!("offset {offset} of `{NAME}` leads out of the address space"))
+    })?;
+    let data: *mut u8 = ptr::with_exposed_provenance_mut(first);
+    let empty = layout.is_empty();
+    let known = device.downcast::<SyclDevice>().is_some_and(|device| device.usm_kind_of(data).is_some());
+    if !empty && !known {
+        let message = format!("the memory at {first:#x} is no unified shared memory of the context of {id}");
+        return Err(raise(py, "ExchangeError", message));
+    }
+    // SAFETY: the object vouches for its memory as long as it lives.
+    Ok((unsafe { array_interface::kept_by(object, &layout, data, read_only) }, ready))
+}
+
+/// When the memory may be read: when what its queue had by now is done. Of one that names no queue, its maker vouches for it.
+fn ready_at(named: &Bound<'_, PyAny>, device: DLDevice) -> PyResult<FenceSet> {
+    if named.is_instance_of::<PyString>() {
+        return Ok(FenceSet::default());
+    }
+    let Some(queue) = sycl::queue_on(named, Some(device))? else { return Ok(FenceSet::default()) };
+    let fence = queue.record().map_err(|error| raise(named.py(), "ExchangeError", error.to_string()))?;
+    Ok(FenceSet::from(fence))
+}
+
+/// The device that `syclobj` stands for: a queue or its capsule, a context, or a device's filter string.
+fn device_of(named: &Bound<'_, PyAny>) -> PyResult<(DLDevice, Known)> {
+    let py = named.py();
+    if let Ok(text) = named.cast::<PyString>() {
+        let dpctl = py.import("dpctl")?;
+        let device = dpctl.call_method1("SyclDevice", (text,))?;
+        let number: i32 = dpctl.call_method0("get_devices")?.call_method1("index", (device,))?.extract()?;
+        return entry(py, DLDevice::new(DeviceType::ONE_API, number));
+    }
+    if let Some(queue) = sycl::queue_on(named, None)? {
+        return entry(py, queue.device());
+    }
+    let context = sycl::context_of(named)?.ok_or_else(|| {
+        PyTypeError::new_err(format!(
+            "`syclobj` of `{NAME}` is {}: no SYCL queue, context or filter string",
+            named.repr().map_or_else(|_| "an object".into(), |text| text.to_string())
+        ))
+    })?;
+    sycl::device_of_context(py, context)?.map_or_else(
+        || {
+            let message = "the memory is of a context that the device table does not know; register it";
+            Err(raise(py, "ExchangeError", message.to_owned()))
+        },
+        |id| entry(py, id),
+    )
+}
+
+/// A device of the table.
+struct Known(std::sync::Arc<dyn Device>);
+
+impl Known {
+    fn downcast<D: Device>(&self) -> Option<&D> {
+        let device: &dyn std::any::Any = &*self.0;
+        device.downcast_ref()
+    }
+}
+
+fn entry(py: Python<'_>, id: DLDevice) -> PyResult<(DLDevice, Known)> {
+    let entry = guard::detach(py, || table::resolve(id));
+    let device = entry.map_err(|error| raise(py, "ExchangeError", error.to_string()))?.device;
+    let device =
+        device.ok_or_else(|| raise(py, "ExchangeError", format!("{id} is a context without a device")))?;
+    Ok((id, Known(device)))
+}
+
+/// The dictionary of `tensor`, whose data is there. `leased` says whether a lease covers it, and what it allows.
+///
+/// # Errors
+/// `AttributeError` for memory that is not SYCL's, so that the tensor seems not to have the interface, for types that it has no name
+/// for, and without dpctl; the failure of the tensor; `WouldBlockError` where waiting would stop an event loop.
+pub fn describe<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    leased: Option<Access>,
+) -> PyResult<Bound<'py, PyDict>> {
+    if leased.is_none() {
+        until_defined(py, tensor)?;
+    }
+    let place = tensor.device().or_raise(py)?;
+    let lacks = |why: String| PyAttributeError::new_err(format!("no `{NAME}`: {why}"));
+    if place.device_type != DeviceType::ONE_API {
+        return Err(lacks(format!("the memory is on {place}")));
+    }
+    let dtype = tensor.dtype().or_raise(py)?;
+    let typestr =
+        typestr::of(dtype).ok_or_else(|| lacks(format!("it has no name for elements of type {dtype}")))?;
+    let (_, device) = entry(py, place)?;
+    let device =
+        device.downcast::<SyclDevice>().ok_or_else(|| lacks(format!("{place} is no SYCL device")))?;
+    // A context and no queue of ours: dpctl enqueues on its own.
+    let context = NonNull::new(ptr::with_exposed_provenance_mut(device.native_context()))
+        .ok_or_else(|| lacks("the context is gone".into()))?;
+    let dpctl = py.import("dpctl").map_err(|_| lacks("dpctl is not here".into()))?;
+    // SAFETY: a live context for as long as the device lives; dpctl copies it below.
+    let capsule = unsafe {
+        Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyCapsule_New(context.as_ptr(), c"SyclContextRef".as_ptr(), None),
+        )
+    }?;
+    let context = dpctl.call_method1("SyclContext", (capsule,))?;
+    if leased.is_none() {
+        if !tensor.is_ready() && running_loop::get(py)?.is_some() {
+            return Err(would_block(py, "the tensor"));
+        }
+        guard::detach(py, || tensor.wait()).or_raise(py)?;
+        unordered::note(py, false, Reason::Untracked, place.to_string());
+    }
+    let layout = tensor.layout().or_raise(py)?;
+    let dictionary = PyDict::new(py);
+    dictionary.set_item("version", VERSION)?;
+    dictionary.set_item("typestr", typestr)?;
+    dictionary.set_item("shape", PyTuple::new(py, layout.shape())?)?;
+    dictionary.set_item("strides", PyTuple::new(py, layout.strides())?)?;
+    dictionary.set_item("offset", 0)?;
+    let address = tensor.data_ptr().or_raise(py)?.expose_provenance();
+    dictionary.set_item("data", (address, leased != Some(Access::Write)))?;
+    dictionary.set_item("syclobj", context)?;
+    Ok(dictionary)
+}

@@ -1,0 +1,642 @@
+//! Running the Python functions of operations.
+//!
+//! A plain function runs on a worker of the engine, in a copy of the submitter's context. An `async def` function, or the
+//! coroutine that a plain function returns, runs as a task on the submitter's event loop; the worker only sends it there. Either way the operation is named by a
+//! context variable, so that an export inside the body is known to belong to it, wherever the body takes it.
+
+use std::sync::Arc;
+
+use estafette::devices::{DeviceError, Fence, FenceSet, Order, Queue};
+use estafette::{BodyResult, Completion, Produced, Scope, Tensor, trace};
+use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
+use estafette_sync::sync::{Mutex, MutexGuard};
+use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
+use pyo3::ffi;
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
+
+use crate::asyncio::running_loop;
+use crate::classes::tensor::PyTensor;
+use crate::error::{Raised, finalizing, raise};
+use crate::exchange::import::{self, IMPORTED, Taken, Wanted};
+use crate::exchange::peers;
+use crate::interpreter::fastcall;
+use crate::interpreter::guard;
+use crate::interpreter::process;
+use crate::kinds::stream;
+use crate::submission::function_kind::{
+    FunctionKind, is_coroutine, never_runs, refuse_coroutine, refuse_generator, refuse_masked,
+};
+
+/// A function of `estafette/_body.py`.
+pub fn helper<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("estafette._body").map(Bound::unbind))?;
+    module.bind(py).getattr(name)
+}
+
+/// What becomes of a function's result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing: the operation is what it does to its operands.
+    Ignored,
+    /// It becomes the promised tensor.
+    Produced,
+}
+
+/// The queue that a function enqueues on.
+pub struct On {
+    pub queue: Arc<dyn Queue>,
+    /// Who keeps it alive, if it is somebody else's: until the end of the operation is marked there.
+    owner: Option<Py<PyAny>>,
+}
+
+impl On {
+    /// A queue of ours.
+    pub fn ours(queue: Arc<dyn Queue>) -> Arc<Self> {
+        Arc::new(Self { queue, owner: None })
+    }
+
+    /// A queue of somebody else's, which `owner` keeps alive.
+    pub fn theirs(queue: Arc<dyn Queue>, owner: &Bound<'_, PyAny>) -> Arc<Self> {
+        Arc::new(Self { queue, owner: Some(owner.clone().unbind()) })
+    }
+}
+
+impl Drop for On {
+    fn drop(&mut self) {
+        let mut owner = self.owner.take();
+        if owner.is_some() {
+            // With the gate closed it is left to the interpreter that is going away.
+            guard::attach(|_| drop(owner.take()));
+            std::mem::forget(owner);
+        }
+    }
+}
+
+/// The body of an operation, waiting for its turn. One that never gets it, since the operation is skipped, lets go of its
+/// Python objects with the Python lock: they may hold leases that somebody waits for.
+pub struct Body {
+    parts: Option<Parts>,
+}
+
+struct Parts {
+    function: Py<PyAny>,
+    using: Option<Py<PyAny>>,
+    /// `Tensor` objects in the order of the function's arguments.
+    tensors: Py<PyTuple>,
+    context: Py<PyAny>,
+    /// The submitter's event loop, if one was running.
+    event_loop: Option<Py<PyAny>>,
+    /// Whether calling the function gives a coroutine, for the event loop.
+    is_async: bool,
+    result: Use,
+    /// Where the function enqueues: what is there when it returns is a part of the operation.
+    on: Option<Arc<On>>,
+}
+
+impl Body {
+    /// # Errors
+    /// `TypeError` when `function` cannot be called; `RuntimeError` for an `async def` function without a running loop.
+    pub fn new(
+        function: &Bound<'_, PyAny>,
+        using: Option<&Bound<'_, PyAny>>,
+        tensors: &Bound<'_, PyTuple>,
+        result: Use,
+    ) -> PyResult<Self> {
+        let py = function.py();
+        if !function.is_callable() {
+            return Err(PyTypeError::new_err(format!("{} is not callable", function.repr()?)));
+        }
+        if let Some(using) = using
+            && !using.is_callable()
+        {
+            let message =
+                format!("`using` is a function that makes arrays of tensors, not {}", using.repr()?);
+            return Err(PyTypeError::new_err(message));
+        }
+        let kind = FunctionKind::of(function)?;
+        if kind == FunctionKind::Generator {
+            return Err(never_runs(&format!("{} is a generator function", function.repr()?)));
+        }
+        let (event_loop, is_async) = (running_loop::get(py)?, kind == FunctionKind::Async);
+        if is_async && event_loop.is_none() {
+            return Err(PyRuntimeError::new_err(
+                "an `async def` function runs on the event loop of its submitter, and none is running",
+            ));
+        }
+        let parts = Parts {
+            function: function.clone().unbind(),
+            using: using.map(|using| using.clone().unbind()),
+            tensors: tensors.clone().unbind(),
+            context: copy_context(py)?,
+            event_loop: event_loop.map(Bound::unbind),
+            is_async,
+            result,
+            on: None,
+        };
+        Ok(Self { parts: Some(parts) })
+    }
+
+    /// Makes what the function enqueues there a part of the operation.
+    ///
+    /// # Errors
+    /// `TypeError` for an `async def` function on a CUDA stream: the thread of its event loop runs other tasks meanwhile, and
+    /// has one current stream.
+    pub fn on(mut self, on: Option<Arc<On>>) -> PyResult<Self> {
+        if let Some(parts) = &mut self.parts {
+            let cuda = on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
+            if cuda && parts.is_async {
+                return Err(PyTypeError::new_err("an `async def` function cannot run on a CUDA stream"));
+            }
+            parts.on = on;
+        }
+        Ok(self)
+    }
+
+    /// A second body for another attempt to submit.
+    pub fn clone_ref(&self, py: Python<'_>) -> Self {
+        let parts = self.parts.as_ref().map(|parts| Parts {
+            function: parts.function.clone_ref(py),
+            using: parts.using.as_ref().map(|using| using.clone_ref(py)),
+            tensors: parts.tensors.clone_ref(py),
+            context: parts.context.clone_ref(py),
+            event_loop: parts.event_loop.as_ref().map(|event_loop| event_loop.clone_ref(py)),
+            is_async: parts.is_async,
+            result: parts.result,
+            on: parts.on.clone(),
+        });
+        Self { parts }
+    }
+
+    /// Drops a body that is not needed, where the Python lock is known to be held.
+    pub fn drop_attached(mut self, _py: Python<'_>) {
+        self.parts = None;
+    }
+
+    /// Runs or sends off the function; called by the engine on one of its workers, without the Python lock.
+    pub fn start(mut self, completion: Completion) {
+        let Some(parts) = &self.parts else { return };
+        let (result, on) = (parts.result, parts.on.clone());
+        start(completion, result, on, |_py| Ok(self.parts.take()));
+    }
+}
+
+/// Runs or sends off the function of what `parts` gives.
+fn start(
+    completion: Completion,
+    result: Use,
+    on: Option<Arc<On>>,
+    parts: impl FnOnce(Python<'_>) -> PyResult<Option<Parts>>,
+) {
+    // Completing may copy memory and hand on work, so it happens without the Python lock; by then the views of a plain
+    // body are gone, unless somebody kept them.
+    let scope = completion.scope().clone();
+    let completion = Pending::new(completion, result, on, &scope);
+    trace::body_wants_lock(scope.id());
+    let outcome = guard::attach(|py| {
+        trace::body_has_lock(scope.id());
+        match parts(py) {
+            Ok(parts) => parts.map(|parts| parts.call(py, scope, completion.clone())),
+            Err(error) => Some(Some(Err(Raised::body_error(py, error)))),
+        }
+    });
+    match outcome.flatten() {
+        Some(Some(outcome)) => completion.end(outcome),
+        Some(None) => {}
+        None => completion.end(Err(finalizing())),
+    }
+}
+
+/// The body of a node of a program, which is called by every replay.
+pub struct Repeated {
+    result: Use,
+    on: Option<Arc<On>>,
+    /// Held for as long as it takes to take references, and never waited for: the garbage collector may come in between.
+    body: Mutex<Body>,
+}
+
+impl Repeated {
+    pub fn new(body: Body) -> Arc<Self> {
+        let on = body.parts.as_ref().and_then(|parts| parts.on.clone());
+        Arc::new(Self { result: Use::Ignored, on, body: Mutex::new(body) })
+    }
+
+    /// As [`Body::start`], in a copy of the recorder's context of its own: calls may overlap.
+    pub fn start(&self, completion: Completion) {
+        start(completion, self.result, self.on.clone(), |py| {
+            let mut again = self.body().clone_ref(py);
+            if let Some(parts) = &mut again.parts {
+                parts.context = parts.context.call_method0(py, intern!(py, "copy"))?;
+            }
+            Ok(again.parts.take())
+        });
+    }
+
+    fn body(&self) -> MutexGuard<'_, Body> {
+        self.body.lock()
+    }
+
+    /// Shows the garbage collector what it holds.
+    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Some(body) = self.body.try_lock() else { return Ok(()) };
+        let Some(parts) = &body.parts else { return Ok(()) };
+        visit.call(&parts.function)?;
+        visit.call(&parts.using)?;
+        visit.call(&parts.tensors)?;
+        visit.call(&parts.context)?;
+        visit.call(&parts.event_loop)
+    }
+
+    /// Lets go of what it holds. It does nothing from then on.
+    pub fn clear(&self) {
+        let parts = self.body.try_lock().and_then(|mut body| body.parts.take());
+        drop(parts);
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some(parts) = self.parts.take() {
+            let mut parts = Some(parts);
+            // With the gate closed they are left to the interpreter that is going away.
+            guard::attach(|_| drop(parts.take()));
+            std::mem::forget(parts);
+        }
+    }
+}
+
+impl Parts {
+    /// Gives the outcome of a plain function; `None` when an asynchronous one is on its way.
+    fn call(self, py: Python<'_>, scope: Scope, completion: Pending) -> Option<BodyResult<Option<Late>>> {
+        if trace::is_open() {
+            self.note_library(py, &scope);
+        }
+        let outcome = if self.is_async {
+            self.send_off(py, scope, completion).map(|()| None)
+        } else {
+            self.run(py, scope).and_then(|value| self.take(&value, completion))
+        };
+        match outcome {
+            Ok(None) => None,
+            Ok(Some(produced)) => Some(Ok(produced)),
+            Err(error) => Some(Err(Raised::body_error(py, error))),
+        }
+    }
+
+    /// What a plain function has returned; `None` for a coroutine, which goes to the event loop of the submitter.
+    fn take(&self, value: &Bound<'_, PyAny>, completion: Pending) -> PyResult<Option<Option<Late>>> {
+        if !is_coroutine(value)? {
+            return take_late(value, self.result, self.on.is_some()).map(Some);
+        }
+        let py = value.py();
+        let on_cuda = self.on.as_ref().is_some_and(|on| stream::is_cuda(on.queue.device()));
+        let event_loop = self.event_loop.as_ref().filter(|_| !on_cuda);
+        let Some(event_loop) = event_loop else { return Err(refuse_coroutine(value, on_cuda)) };
+        let done = Bound::new(py, TaskDone { completion, result: self.result })?;
+        let start = helper(py, "start_coroutine")?;
+        let arguments = (start, value, event_loop, &self.context, done);
+        event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments).inspect_err(|_| {
+            // The event loop is closed. Nothing awaits the coroutine, which would warn of that.
+            let _ = value.call_method0(intern!(py, "close"));
+        })?;
+        Ok(None)
+    }
+
+    /// Tells the journal which library's arrays the function gets.
+    fn note_library(&self, py: Python<'_>, scope: &Scope) {
+        let module =
+            self.using.as_ref().and_then(|using| using.bind(py).getattr(intern!(py, "__module__")).ok());
+        let module = module.and_then(|module| module.extract::<String>().ok());
+        if let Some(peer) = module.as_deref().and_then(peers::of_module) {
+            trace::body_uses(scope.id(), peer.root);
+        }
+    }
+
+    /// Runs a plain function; what it returns is no generator, but may be a coroutine.
+    fn run<'py>(&self, py: Python<'py>, scope: Scope) -> PyResult<Bound<'py, PyAny>> {
+        let _running = Running::note(self.function.bind(py), scope.id())?;
+        let scope = Bound::new(py, OperationScope::new(scope))?;
+        // A node of a graph is given another queue than it was recorded with.
+        let queue = if self.on.is_some() { scope.get().scope().queue() } else { None };
+        let run_in_context = self.context.bind(py).getattr(intern!(py, "run"))?;
+        let value = match queue.filter(|queue| stream::is_cuda(queue.device())) {
+            Some(queue) => {
+                let place = (queue.native(), queue.device().device_id);
+                let run = helper(py, "run_on_cuda")?;
+                let arguments = (run, scope, &self.function, &self.using, &self.tensors, place);
+                fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
+            }
+            None => {
+                let arguments = (helper(py, "run")?, scope, &self.function, &self.using, &self.tensors);
+                fastcall::call(&run_in_context, &arguments.into_pyobject(py)?)?
+            }
+        };
+        refuse_generator(&value)?;
+        Ok(value)
+    }
+
+    fn send_off(&self, py: Python<'_>, scope: Scope, completion: Pending) -> PyResult<()> {
+        let event_loop =
+            self.event_loop.as_ref().expect("an `async def` function is submitted on an event loop");
+        let scope = Bound::new(py, OperationScope::new(scope))?;
+        let done = Bound::new(py, TaskDone { completion, result: self.result })?;
+        let start = helper(py, "start_async")?;
+        let arguments =
+            (start, scope, &self.function, &self.using, &self.tensors, event_loop, &self.context, done);
+        event_loop.call_method1(py, intern!(py, "call_soon_threadsafe"), arguments)?;
+        Ok(())
+    }
+}
+
+/// A plain body that runs right now.
+struct RunningBody {
+    /// Python's name of its thread.
+    thread: u64,
+    /// Identity of its operation.
+    op: u64,
+    function: Py<PyAny>,
+}
+
+/// Held for as long as it takes to add or remove one, and never while Python runs.
+static RUNNING: Mutex<Vec<RunningBody>> = Mutex::new(Vec::new());
+
+fn running() -> MutexGuard<'static, Vec<RunningBody>> {
+    RUNNING.lock()
+}
+
+/// A plain body on its way through a thread; dropped when it has ended.
+struct Running {
+    thread: u64,
+}
+
+impl Running {
+    fn note(function: &Bound<'_, PyAny>, op: u64) -> PyResult<Self> {
+        let thread = guard::ident(function.py())?;
+        running().push(RunningBody { thread, op, function: function.clone().unbind() });
+        Ok(Self { thread })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let ended = {
+            let mut running = running();
+            let at = running.iter().rposition(|body| body.thread == self.thread);
+            at.map(|at| running.swap_remove(at))
+        };
+        // Its function may go with it.
+        drop(ended);
+    }
+}
+
+/// Raises `SystemExit` in every plain body that runs; what is not in Python code notices when it comes back to it.
+pub fn interrupt_all(py: Python<'_>) {
+    let threads: Vec<u64> = running().iter().map(|body| body.thread).collect();
+    let exit = py.get_type::<PySystemExit>();
+    for thread in threads {
+        // SAFETY: called with the Python lock; a thread that is gone is not found and not touched.
+        unsafe { ffi::PyThreadState_SetAsyncExc(thread as std::ffi::c_long, exit.as_ptr()) };
+    }
+}
+
+/// The operations whose plain bodies run right now, with their functions.
+pub fn all_running(py: Python<'_>) -> Vec<(u64, Py<PyAny>)> {
+    running().iter().map(|body| (body.op, body.function.clone_ref(py))).collect()
+}
+
+/// Runs a plain function as the operation of `scope`, each of `tensors` through `using`.
+pub fn run_plain<'py>(
+    scope: &Scope,
+    function: &Bound<'py, PyAny>,
+    using: Option<&Bound<'py, PyAny>>,
+    tensors: Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = function.py();
+    let parts = Parts {
+        function: function.clone().unbind(),
+        using: using.map(|using| using.clone().unbind()),
+        tensors: tensors.unbind(),
+        context: copy_context(py)?,
+        event_loop: None,
+        is_async: false,
+        result: Use::Ignored,
+        on: None,
+    };
+    let value = parts.run(py, scope.clone())?;
+    if is_coroutine(&value)? {
+        return Err(refuse_coroutine(&value, false));
+    }
+    Ok(value)
+}
+
+fn copy_context(py: Python<'_>) -> PyResult<Py<PyAny>> {
+    static COPY_CONTEXT: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    Ok(COPY_CONTEXT.import(py, "contextvars", "copy_context")?.call0()?.unbind())
+}
+
+/// A result, and what has to be done before it is there.
+pub struct Late {
+    produced: Produced,
+    ready: FenceSet,
+}
+
+/// What a function has returned, taken over from the library that made it.
+pub fn take_result(value: &Bound<'_, PyAny>, wanted: Use) -> PyResult<Option<Produced>> {
+    Ok(take_late(value, wanted, false)?.map(|late| late.produced))
+}
+
+/// As [`take_result`]; what the result waits for is left to a function's queue, or waited for.
+fn take_late(value: &Bound<'_, PyAny>, wanted: Use, on_device: bool) -> PyResult<Option<Late>> {
+    if wanted == Use::Ignored {
+        return Ok(None);
+    }
+    if let Ok(tensor) = value.cast::<PyTensor>() {
+        let produced = Produced::from(tensor.get().tensor(value.py())?.clone());
+        return Ok(Some(Late { produced, ready: FenceSet::default() }));
+    }
+    refuse_masked(value)?;
+    let array = if is_numpy_scalar(value)? {
+        Some(value.call_method0(intern!(value.py(), "__array__"))?)
+    } else {
+        None
+    };
+    let Taken { managed, immutable, mut ready } =
+        import::take(array.as_ref().unwrap_or(value), &Wanted::default())?;
+    if !ready.is_empty() && !on_device {
+        // A result is there when it is handed on.
+        let waiting = std::mem::take(&mut ready);
+        guard::detach(value.py(), || {
+            waiting.into_iter().try_for_each(|fence| fence.wait_timeout(None).unwrap_or(Ok(())))
+        })
+        .map_err(|error| raise(value.py(), "DeviceError", error.to_string()))?;
+    }
+    IMPORTED.fetch_add(1, Ordering::Relaxed);
+    let produced = if immutable { Produced::immutable(managed) } else { Produced::from(managed) };
+    Ok(Some(Late { produced, ready }))
+}
+
+/// Whether it is what NumPy gives for an array without dimensions, such as `x.sum()`, which does not speak DLPack.
+fn is_numpy_scalar(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(peers::of(value).peer().root == "numpy" && !value.hasattr(intern!(value.py(), "__dlpack__"))?)
+}
+
+/// The duty to complete, shared by those of whom one will.
+#[derive(Clone)]
+struct Pending {
+    completion: Arc<Mutex<Option<Completion>>>,
+    result: Use,
+    /// Where the function enqueues.
+    queue: Option<Arc<dyn Queue>>,
+    /// Keeps somebody else's queue until the end is marked there.
+    _on: Option<Arc<On>>,
+}
+
+impl Pending {
+    fn new(completion: Completion, result: Use, on: Option<Arc<On>>, scope: &Scope) -> Self {
+        let queue = on.as_ref().and_then(|_| scope.queue());
+        Self { completion: Arc::new(Mutex::new(Some(completion))), result, queue, _on: on }
+    }
+
+    fn is_told(&self) -> bool {
+        self.completion.lock().is_none()
+    }
+
+    /// The fence of what a function has left on its queue, which its result is behind.
+    fn left_on(queue: &dyn Queue, late: Option<&Late>) -> Result<Fence, DeviceError> {
+        for fence in late.iter().flat_map(|late| &late.ready) {
+            if queue.order_after(fence)? == Order::Host {
+                fence.wait_timeout(None).unwrap_or(Ok(()))?;
+            }
+        }
+        queue.record()
+    }
+
+    fn end(&self, outcome: BodyResult<Option<Late>>) {
+        let taken = self.completion.lock().take();
+        let Some(completion) = taken else { return };
+        let late = outcome.as_ref().ok().and_then(|late| late.as_ref());
+        let fence = self.queue.as_ref().map(|queue| Self::left_on(&**queue, late));
+        let (fence, outcome) = match fence {
+            None => (None, outcome),
+            Some(Ok(fence)) => (Some(fence), outcome),
+            // What it has left runs on, and nobody will know when it ends.
+            Some(Err(error)) => (Some(estafette::lost(error.clone())), outcome.and(Err(error.into()))),
+        };
+        match (self.result, outcome, &fence) {
+            (Use::Ignored, outcome, None) => completion.complete(outcome.map(drop)),
+            // Nobody may use the operands before what was enqueued is done, even if the function then failed.
+            (Use::Ignored, outcome, Some(fence)) => completion.complete_after_with(fence, outcome.map(drop)),
+            (Use::Produced, Ok(Some(late)), None) => completion.produce(Ok(late.produced)),
+            (Use::Produced, Ok(Some(late)), Some(fence)) => {
+                completion.produce_after(fence, Ok(late.produced))
+            }
+            (Use::Produced, Ok(None), _) => completion.produce(Err("the function gave no result".into())),
+            (Use::Produced, Err(error), None) => completion.produce(Err(error)),
+            (Use::Produced, Err(error), Some(fence)) => completion.produce_after(fence, Err(error)),
+        }
+    }
+}
+
+/// Names the running operation in the context variable.
+#[pyclass(frozen, module = "estafette._estafette", name = "_OperationScope")]
+pub struct OperationScope {
+    scope: Scope,
+}
+
+/// How many scopes there are. While there is none, nobody needs to ask whether the calling code belongs to one.
+static SCOPES: AtomicUsize = AtomicUsize::new(0);
+
+impl OperationScope {
+    fn new(scope: Scope) -> Self {
+        SCOPES.fetch_add(1, Ordering::Relaxed);
+        Self { scope }
+    }
+
+    pub fn scope(&self) -> &Scope {
+        &self.scope
+    }
+}
+
+impl Drop for OperationScope {
+    fn drop(&mut self) {
+        SCOPES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The scope of the operation whose body the calling code belongs to.
+pub fn current_scope<'py>(py: Python<'py>) -> PyResult<Option<Bound<'py, OperationScope>>> {
+    static VARIABLE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    // A scope that this code belongs to was made before, with the Python lock, which is held.
+    if SCOPES.load(Ordering::Relaxed) == 0 {
+        return Ok(None);
+    }
+    let variable = VARIABLE.get_or_try_init(py, || {
+        py.import("estafette._body")?.getattr(intern!(py, "operation")).map(Bound::unbind)
+    })?;
+    let current = fastcall::context_value(variable.bind(py))?;
+    Ok(current.and_then(|current| current.cast_into::<OperationScope>().ok()))
+}
+
+/// Whether the calling code belongs to the body of an operation that has `tensor` as an operand.
+pub fn has_operand(py: Python<'_>, tensor: &Tensor) -> PyResult<bool> {
+    Ok(current_scope(py)?.is_some_and(|scope| scope.get().scope().access_of(tensor).is_some()))
+}
+
+/// Called by the event loop with the finished task of an asynchronous body.
+#[pyclass(frozen, module = "estafette._estafette", name = "_TaskDone")]
+struct TaskDone {
+    completion: Pending,
+    result: Use,
+}
+
+impl Drop for TaskDone {
+    fn drop(&mut self) {
+        if process::is_engines_child() {
+            // The operation is the parent's.
+            return std::mem::forget(self.completion.clone());
+        }
+        if self.completion.is_told() {
+            return;
+        }
+        guard::attach(|py| {
+            let lost = "the task of its `async def` function was dropped before it had ended, as one is whose event loop is closed";
+            guard::detach(py, || self.completion.end(Err(lost.into())));
+        });
+    }
+}
+
+#[pymethods]
+impl TaskDone {
+    fn __call__(&self, task: &Bound<'_, PyAny>) {
+        let py = task.py();
+        let outcome = task
+            .call_method0(intern!(py, "result"))
+            .and_then(|value| take_late(&value, self.result, self.completion.queue.is_some()));
+        let outcome = outcome.map_err(|error| Raised::body_error(py, error));
+        guard::detach(py, || self.completion.end(outcome));
+    }
+}
+
+/// Runs `f` as the operation whose body the calling code belongs to, so that waits in it know whom they must not wait
+/// for. A plain body runs as it anyway; this is for asynchronous ones, whose steps share a thread with other tasks.
+pub fn within<T>(py: Python<'_>, f: impl FnOnce() -> T) -> PyResult<T> {
+    Ok(match current_scope(py)? {
+        Some(scope) => scope.get().scope().enter(f),
+        None => f(),
+    })
+}
+
+/// The error for a synchronous wait where it would stop an event loop.
+pub fn would_block(py: Python<'_>, what: &str) -> PyErr {
+    raise(
+        py,
+        "WouldBlockError",
+        format!(
+            "{what} is not ready, and waiting for it here would stop the running event loop; use `await`"
+        ),
+    )
+}

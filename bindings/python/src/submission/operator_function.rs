@@ -1,0 +1,209 @@
+//! Python functions as operators.
+
+use std::sync::Arc;
+
+use estafette::operators::{Implementation, Invocation, OperatorKind};
+use estafette::{Produced, Tensor};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::classes::handle::{EngineHandle, Shared};
+use crate::classes::tensor::PyTensor;
+use crate::error::{OrRaise, Raised, finalizing};
+use crate::interpreter::guard;
+use crate::interpreter::process::Own;
+use crate::submission::body::{self, Use, take_result};
+use crate::submission::function_kind::{FunctionKind, never_runs};
+use crate::submission::submission_args::{name_of, parse_like};
+use crate::unretrieved::Failures;
+
+/// A Python function, and how it is called.
+pub struct OperatorFunction {
+    parts: Option<Parts>,
+}
+
+struct Parts {
+    function: Py<PyAny>,
+    using: Option<Py<PyAny>>,
+    infer: Option<Py<PyAny>>,
+}
+
+impl OperatorFunction {
+    /// # Errors
+    /// `TypeError` for what cannot be called, and for `async def` functions: nobody says on which event loop they run.
+    pub fn new(
+        function: &Bound<'_, PyAny>,
+        using: Option<Bound<'_, PyAny>>,
+        infer: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        for callable in [Some(function), using.as_ref(), infer.as_ref()].into_iter().flatten() {
+            if !callable.is_callable() {
+                return Err(PyTypeError::new_err(format!("{} is not callable", callable.repr()?)));
+            }
+            match FunctionKind::of(callable)? {
+                FunctionKind::Plain => {}
+                FunctionKind::Generator => {
+                    return Err(never_runs(&format!("{} is a generator function", callable.repr()?)));
+                }
+                FunctionKind::Async => {
+                    let message =
+                        format!("{} is asynchronous: operators are plain functions", callable.repr()?);
+                    return Err(PyTypeError::new_err(message));
+                }
+            }
+        }
+        let parts = Parts {
+            function: function.clone().unbind(),
+            using: using.map(Bound::unbind),
+            infer: infer.map(Bound::unbind),
+        };
+        Ok(Self { parts: Some(parts) })
+    }
+}
+
+impl Drop for OperatorFunction {
+    fn drop(&mut self) {
+        // The last call may end on a thread without the Python lock. With the gate closed the objects are left to the
+        // interpreter that is going away.
+        let mut parts = self.parts.take();
+        guard::attach(|_| drop(parts.take()));
+        std::mem::forget(parts);
+    }
+}
+
+impl Implementation for OperatorFunction {
+    fn start(&self, invocation: Invocation) {
+        let Some(parts) = &self.parts else { return };
+        let outcome =
+            guard::attach(|py| parts.run(py, &invocation).map_err(|error| Raised::body_error(py, error)));
+        // Without the Python lock, as finishing may copy memory and hands on work; by then the views are gone.
+        invocation.finish(outcome.unwrap_or_else(|| Err(finalizing())));
+    }
+
+    fn takes_a_lock(&self) -> bool {
+        true
+    }
+}
+
+impl Parts {
+    fn run(&self, py: Python<'_>, call: &Invocation) -> PyResult<Vec<Produced>> {
+        let engine = call.engine().clone();
+        let lease_timeout = engine.lease_timeout();
+        // The tensors that it is for end no engine.
+        let failures = Failures::Log;
+        let shared = Shared { engine: Own::new(engine), lease_timeout, failures };
+        let handle = EngineHandle { shared: Arc::new(shared) };
+        let object = |tensor: &Tensor| Bound::new(py, PyTensor::new(tensor.clone(), handle.clone()));
+        let inputs = call.inputs().iter().map(object).collect::<PyResult<Vec<_>>>()?;
+        let mut arguments: Vec<Bound<'_, PyAny>> =
+            inputs.iter().map(|input| input.as_any().clone()).collect();
+        let attributes = decode(py, call)?;
+        let outputs = call.operator().signature().outputs;
+        let mut fresh = Vec::new();
+        if let Some(infer) = &self.infer {
+            let described = infer.bind(py).call(PyTuple::new(py, &inputs)?, Some(&attributes))?;
+            for (at, (dtype, shape)) in described_outputs(&described, outputs)?.into_iter().enumerate() {
+                match call.outputs().get(at) {
+                    Some(given) => check_fit(py, call, at, given, dtype, &shape)?,
+                    None => fresh.push(call.engine().zeros(&shape, dtype).or_raise(py)?),
+                }
+            }
+        }
+        for given in call.outputs() {
+            arguments.push(object(given)?.into_any());
+        }
+        for made in &fresh {
+            // Nobody else has it, so the lease is there at once.
+            arguments.push(object(made)?.call_method0("for_write")?);
+        }
+        drop(inputs);
+        let function = with_attributes(self.function.bind(py), &attributes)?;
+        let using = self.using.as_ref().map(|using| using.bind(py));
+        let value = body::run_plain(call.scope(), &function, using, PyTuple::new(py, arguments)?)?;
+        match call.operator().signature().kind {
+            OperatorKind::Allocating if outputs == 1 => {
+                Ok(take_result(&value, Use::Produced)?.into_iter().collect())
+            }
+            OperatorKind::Allocating => {
+                let mut produced = Vec::new();
+                for item in value.try_iter()? {
+                    produced.extend(take_result(&item?, Use::Produced)?);
+                }
+                Ok(produced)
+            }
+            OperatorKind::Destination | OperatorKind::Inferred => {
+                Ok(fresh.into_iter().map(Produced::from).collect())
+            }
+        }
+    }
+}
+
+/// The function with the options of a call.
+fn with_attributes<'py>(
+    function: &Bound<'py, PyAny>,
+    attributes: &Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if attributes.is_empty() {
+        return Ok(function.clone());
+    }
+    function.py().import("functools")?.getattr("partial")?.call((function,), Some(attributes))
+}
+
+/// What `infer` has said: a pair for one output, else a sequence of pairs.
+fn described_outputs(
+    described: &Bound<'_, PyAny>,
+    outputs: usize,
+) -> PyResult<Vec<(estafette::DType, Vec<i64>)>> {
+    if outputs == 1 {
+        return Ok(vec![parse_like(described)?]);
+    }
+    let pairs = described.try_iter()?.map(|pair| parse_like(&pair?)).collect::<PyResult<Vec<_>>>()?;
+    if pairs.len() != outputs {
+        return Err(PyValueError::new_err(format!(
+            "`infer` described {} outputs, not {outputs}",
+            pairs.len()
+        )));
+    }
+    Ok(pairs)
+}
+
+fn check_fit(
+    py: Python<'_>,
+    call: &Invocation,
+    at: usize,
+    given: &Tensor,
+    dtype: estafette::DType,
+    shape: &[i64],
+) -> PyResult<()> {
+    let (is_dtype, is_shape) = (given.dtype().or_raise(py)?, given.shape().or_raise(py)?);
+    if is_dtype == dtype && is_shape.as_slice() == shape {
+        return Ok(());
+    }
+    Err(PyValueError::new_err(format!(
+        "output {at} of operator `{}` is {dtype} {shape:?}, but was given {is_dtype} {:?} to write",
+        call.operator().name(),
+        is_shape.as_slice()
+    )))
+}
+
+/// The options of a call as text, for operators of any language.
+///
+/// # Errors
+/// `TypeError` for what is no plain data.
+pub fn encode(attributes: &Bound<'_, PyDict>) -> PyResult<Vec<(String, String)>> {
+    attributes.py().import("estafette._operators")?.getattr("encode")?.call1((attributes,))?.extract()
+}
+
+/// The options of a call as Python has them.
+fn decode<'py>(py: Python<'py>, call: &Invocation) -> PyResult<Bound<'py, PyDict>> {
+    let texts: Vec<(&str, &str)> = call.attributes().iter().collect();
+    Ok(py.import("estafette._operators")?.getattr("decode")?.call1((texts,))?.cast_into()?)
+}
+
+/// Where a function comes from.
+pub fn origin(function: &Bound<'_, PyAny>) -> PyResult<String> {
+    let name = name_of(function)?;
+    let module = function.getattr("__module__").and_then(|module| module.extract::<String>());
+    Ok(module.map_or_else(|_| name.clone(), |module| format!("{module}.{name}")))
+}

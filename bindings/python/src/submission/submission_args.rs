@@ -1,0 +1,258 @@
+//! What a submission asks for, read from the arguments of `submit` and `call`.
+
+use std::sync::Arc;
+
+use estafette::devices::{DLDevice, DeviceType, Queue};
+use estafette::{Engine, OpBuilder, Tensor, Tensors, Variable};
+use estafette_sync::sync::OnceLock;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use crate::arguments;
+use crate::arguments::{not_a_tensor, parse_dtype, parse_shape};
+use crate::classes::tensor::PyTensor;
+use crate::classes::variable::PyVariable;
+use crate::exchange::import::parse_device;
+use crate::kinds::stream;
+use crate::kinds::sycl;
+use crate::submission::body::{Body, On, Use};
+use crate::submission::submission_mutex;
+
+/// The operands of an operation, sorted.
+#[derive(Default, Clone)]
+pub struct Operands {
+    pub reads: Vec<Tensor>,
+    pub writes: Vec<Tensor>,
+    pub read_vars: Vec<Variable>,
+    pub write_vars: Vec<Variable>,
+}
+
+impl Operands {
+    fn is_empty(&self) -> bool {
+        self.reads.is_empty()
+            && self.writes.is_empty()
+            && self.read_vars.is_empty()
+            && self.write_vars.is_empty()
+    }
+}
+
+/// What a submission asks for.
+#[derive(Clone)]
+pub struct Order {
+    pub operands: Operands,
+    pub name: String,
+    pub priority: i32,
+    pub alias_of: Vec<Tensor>,
+    pub like: Option<(estafette::DType, Vec<i64>)>,
+    pub copy: Option<bool>,
+    /// The queue that the function enqueues on.
+    pub queue: Option<Arc<dyn Queue>>,
+    /// An operation without operands gets a variable of its own, or nobody would see it in a diagnosis.
+    pub own: OnceLock<Variable>,
+}
+
+impl Order {
+    fn describe<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
+        let Operands { reads, read_vars, write_vars, .. } = &self.operands;
+        let read_vars: Vec<&Variable> = read_vars.iter().collect();
+        let mut write_vars: Vec<&Variable> = write_vars.iter().collect();
+        write_vars.extend(self.operands.is_empty().then(|| self.own.get_or_init(|| engine.var())));
+        let builder = engine
+            .op(self.name.clone())
+            .reads_slice(reads)
+            .reads_vars(&read_vars)
+            .writes_vars(&write_vars)
+            .priority(self.priority)
+            .worker_only();
+        match &self.queue {
+            Some(queue) => builder.on(queue),
+            None => builder,
+        }
+    }
+
+    pub fn operation<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors, Tensors> {
+        self.describe(engine).writes_slice(&self.operands.writes)
+    }
+
+    pub fn promise<'e>(&'e self, engine: &'e Engine) -> OpBuilder<'e, Tensors> {
+        let alias_of: Vec<&Tensor> = self.alias_of.iter().collect();
+        let mut builder = self.describe(engine).alias_of(&alias_of);
+        if let Some((dtype, shape)) = &self.like {
+            builder = builder.like(*dtype, shape);
+        }
+        match self.copy {
+            None => builder,
+            Some(true) => builder.always_copy(),
+            Some(false) => builder.no_copy(),
+        }
+    }
+}
+
+/// What `submit` asks for, and the body.
+pub fn of_submit(
+    function: &Bound<'_, PyAny>,
+    reads: Option<&Bound<'_, PyAny>>,
+    writes: Option<&Bound<'_, PyAny>>,
+    using: Option<&Bound<'_, PyAny>>,
+    name: Option<String>,
+    on: Option<&Bound<'_, PyAny>>,
+    priority: i32,
+) -> PyResult<(Order, Body)> {
+    let py = function.py();
+    let on = queue_of(on)?;
+    let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
+    let mut operands = Operands::default();
+    operands.write_vars.extend(queue.as_deref().and_then(submission_mutex::on));
+    let mut objects: Vec<Bound<'_, PyAny>> = Vec::new();
+    for (list, write) in [(reads, false), (writes, true)] {
+        let Some(list) = list else { continue };
+        for item in arguments::list(if write { "writes" } else { "reads" }, list)? {
+            let item = item?;
+            if let Ok(tensor) = item.cast::<PyTensor>() {
+                let tensors = if write { &mut operands.writes } else { &mut operands.reads };
+                tensors.push(tensor.get().tensor(py)?.clone());
+                objects.push(item);
+            } else if let Ok(variable) = item.cast::<PyVariable>() {
+                let variables = if write { &mut operands.write_vars } else { &mut operands.read_vars };
+                variables.push(variable.get().variable.get(py)?.clone());
+            } else {
+                return Err(not_a_tensor(&item));
+            }
+        }
+    }
+    let body = Body::new(function, using, &PyTuple::new(py, objects)?, Use::Ignored)?.on(on)?;
+    let name = name.map_or_else(|| name_of(function), Ok)?;
+    Ok((
+        Order {
+            operands,
+            name,
+            priority,
+            alias_of: Vec::new(),
+            like: None,
+            copy: None,
+            queue,
+            own: OnceLock::new(),
+        },
+        body,
+    ))
+}
+
+/// The options of a call that concern its result.
+#[derive(Default)]
+pub struct ResultOptions<'a, 'py> {
+    pub alias_of: Option<&'a Bound<'py, PyAny>>,
+    pub like: Option<&'a Bound<'py, PyAny>>,
+    pub copy: Option<bool>,
+}
+
+/// What `call` asks for, and the body.
+pub fn of_call(
+    function: &Bound<'_, PyAny>,
+    tensors: &Bound<'_, PyTuple>,
+    using: Option<&Bound<'_, PyAny>>,
+    result: &ResultOptions<'_, '_>,
+    name: Option<String>,
+    on: Option<&Bound<'_, PyAny>>,
+    priority: i32,
+) -> PyResult<(Order, Body)> {
+    let py = function.py();
+    let on = queue_of(on)?;
+    let queue = on.as_ref().map(|on| Arc::clone(&on.queue));
+    let mut operands = Operands::default();
+    operands.write_vars.extend(queue.as_deref().and_then(submission_mutex::on));
+    for item in tensors {
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        operands.reads.push(tensor.get().tensor(py)?.clone());
+    }
+    let body = Body::new(function, using, tensors, Use::Produced)?.on(on)?;
+    let name = name.map_or_else(|| name_of(function), Ok)?;
+    Ok((Order { operands, priority, queue, ..of_delivery(name, result)? }, body))
+}
+
+/// What a result asks for that somebody else will bring.
+pub fn of_delivery(name: String, result: &ResultOptions<'_, '_>) -> PyResult<Order> {
+    Ok(Order {
+        operands: Operands::default(),
+        name,
+        priority: 0,
+        alias_of: tensors_of("alias_of", result.alias_of)?,
+        like: result.like.map(parse_like).transpose()?,
+        copy: result.copy,
+        queue: None,
+        own: OnceLock::new(),
+    })
+}
+
+/// The tensors of a list that may be missing.
+fn tensors_of(name: &str, list: Option<&Bound<'_, PyAny>>) -> PyResult<Vec<Tensor>> {
+    let Some(list) = list else { return Ok(Vec::new()) };
+    let tensor_of = |item: PyResult<Bound<'_, PyAny>>| {
+        let item = item?;
+        let tensor = item.cast::<PyTensor>().map_err(|_| not_a_tensor(&item))?;
+        Ok(tensor.get().tensor(item.py())?.clone())
+    };
+    arguments::list(name, list)?.map(tensor_of).collect()
+}
+
+/// `(shape, dtype)`, or something that has both.
+pub fn parse_like(like: &Bound<'_, PyAny>) -> PyResult<(estafette::DType, Vec<i64>)> {
+    let (shape, dtype) = match like.cast::<PyTuple>() {
+        Ok(pair) if pair.len() == 2 => (pair.get_item(0)?, pair.get_item(1)?),
+        _ => match (like.getattr_opt("shape")?, like.getattr_opt("dtype")?) {
+            (Some(shape), Some(dtype)) => (shape, dtype),
+            _ => {
+                return Err(PyTypeError::new_err(format!(
+                    "what a result is like is a pair (shape, dtype), or something that has both, not {}",
+                    like.repr()?
+                )));
+            }
+        },
+    };
+    Ok((parse_dtype(&dtype)?, parse_shape(&shape)?))
+}
+
+/// The queue that an operation's function enqueues on; `None` for functions that do their work themselves, on the host.
+///
+/// # Errors
+/// `ValueError` for what is neither the host, nor a device, nor a queue; `BufferError` for a device that is not there.
+fn queue_of(on: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Arc<On>>> {
+    let Some(on) = on else { return Ok(None) };
+    if let Some(queue) = stream::queue_of(on)? {
+        return Ok(Some(On::theirs(queue, on)));
+    }
+    if let Some(queue) = sycl::queue_on(on, None)? {
+        return Ok(Some(On::theirs(queue, on)));
+    }
+    let device = parse_device(on)?;
+    if device == DLDevice::CPU {
+        return Ok(None);
+    }
+    if device.device_type == DeviceType::ONE_API {
+        // What SYCL's libraries enqueue goes to a queue that they agree on, not to one of ours.
+        let (queue, owner) = sycl::common_queue(on.py(), device)?;
+        return Ok(Some(On::theirs(queue, &owner)));
+    }
+    match stream::device_of(on.py(), device)? {
+        Some(device) => Ok(Some(On::ours(device.default_queue()))),
+        None => Err(PyValueError::new_err(format!(
+            "on={}: name a device with queues, or the queue that the function enqueues on: a dpctl.SyclQueue, or a CUDA stream",
+            on.repr()?
+        ))),
+    }
+}
+
+/// What a function calls itself.
+pub fn name_of(function: &Bound<'_, PyAny>) -> PyResult<String> {
+    for attribute in ["__qualname__", "__name__"] {
+        if let Ok(name) = function.getattr(attribute).and_then(|name| name.extract()) {
+            return Ok(name);
+        }
+    }
+    if let Ok(inner) = function.getattr("func") {
+        // `functools.partial`
+        return name_of(&inner);
+    }
+    let kind: Bound<'_, PyType> = function.get_type();
+    Ok(kind.name()?.to_string())
+}

@@ -1,0 +1,293 @@
+//! No locked instruction while one thread has the graph for itself.
+//!
+//! Two thirds of what a short operation costs are locked instructions that keep out threads which do not exist. So a graph may
+//! be *biased* towards the first thread that uses it: that thread enters and leaves with plain stores, and inside it reads and
+//! writes bits and counters plainly. The first other thread that comes ends this for good, and from then on everybody takes
+//! bits. (Biased locking as in Kawachiya, Koseki and Onodera, "Lock Reservation", 2002, for a whole graph at once.)
+//!
+//! ```text
+//! UNCLAIMED ──first thread──► its token ──another thread──► REVOKING ──the owner is outside──► SHARED
+//!     └──────────────────────────────── share() ──────────────────────────────────────────────────▲
+//! ```
+//!
+//! # Why nobody meets inside
+//! The owner says that it is inside, fences (the light side of [`estafette_sync::barrier`]), and looks whether it still is the
+//! owner; who takes that away says so, fences (the heavy side), and waits until the owner is outside. Whichever fence comes
+//! first, either the owner sees that it is not the owner any more, leaves, and waits for `SHARED`; or the other one sees it
+//! inside. StepKind the owner did inside is published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release)
+//! to everybody else (Acquire).
+//!
+//! Nobody waits for anything inside: bits are not taken there, and every other lock of the graph is taken outside, or is one
+//! whose holders never enter.
+//!
+//! # Why no section is inside another one
+//! A section lends state to closures, which must not come back. One that does is refused by a panic: the owner finds its own token
+//! in `inside`, whether the bias lasts or is being ended. It cannot have ended, since the thread that ends it waits for the section.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::sync::atomic::{AtomicU64, Ordering};
+use estafette_sync::{barrier, thread};
+
+use crate::reentry;
+
+/// Everybody takes bits. For good.
+const SHARED: u64 = 0;
+/// Nobody has come yet.
+const UNCLAIMED: u64 = 1;
+/// Somebody waits until the owner is outside.
+const REVOKING: u64 = 2;
+/// Tokens of threads are greater.
+const FIRST_TOKEN: u64 = 3;
+
+/// No thread is in a section.
+const OUTSIDE: u64 = 0;
+
+/// Who has the graph for itself.
+pub(crate) struct BiasedLock {
+    owner: AtomicU64,
+    /// The owner's token while it is in a section, else [`OUTSIDE`]. Only the owner writes it.
+    inside: AtomicU64,
+}
+
+/// A stretch in which the calling thread takes bits and gives them back, never within another one. Having one does not mean to
+/// be alone.
+pub(crate) struct CriticalSection {
+    /// Of a graph that is never freed; `None` for a thread that is not alone.
+    biased: Option<NonNull<BiasedLock>>,
+}
+
+impl BiasedLock {
+    /// For a graph that is never biased.
+    pub(crate) fn shared() -> Self {
+        Self { owner: AtomicU64::new(SHARED), inside: AtomicU64::new(OUTSIDE) }
+    }
+
+    /// For a graph that is never freed. Without a fence that only one side pays for, there is nothing to gain.
+    pub(crate) fn unclaimed() -> Self {
+        let owner = if barrier::is_asymmetric() { UNCLAIMED } else { SHARED };
+        Self { owner: AtomicU64::new(owner), inside: AtomicU64::new(OUTSIDE) }
+    }
+
+    /// Enters. The graph is never freed if it was made [`unclaimed`](Self::unclaimed).
+    ///
+    /// # Panics
+    /// If the thread has the graph for itself and is in a section already.
+    #[inline(always)]
+    pub(crate) fn enter(&self) -> CriticalSection {
+        // Acquire: after `SHARED`, what the last owner did is visible.
+        let owner = self.owner.load(Ordering::Acquire);
+        if owner == SHARED {
+            return CriticalSection { biased: None };
+        }
+        if owner == TOKEN.with(Cell::get) {
+            // A plain load of the thread's own line: within a section nothing else would keep this one out.
+            if self.inside.load(Ordering::Relaxed) != OUTSIDE {
+                reentry::panic_reentered();
+            }
+            self.inside.store(owner, Ordering::Relaxed);
+            barrier::light();
+            if self.owner.load(Ordering::Relaxed) == owner {
+                return CriticalSection { biased: Some(NonNull::from(self)) };
+            }
+            self.inside.store(OUTSIDE, Ordering::Release);
+        }
+        self.enter_slow()
+    }
+
+    #[cold]
+    fn enter_slow(&self) -> CriticalSection {
+        let token = token();
+        self.refuse_inside(token);
+        let owner = self.owner.load(Ordering::Relaxed);
+        if owner == UNCLAIMED && self.becomes(owner, token) || owner == token {
+            return self.enter();
+        }
+        self.share();
+        CriticalSection { biased: None }
+    }
+
+    /// Ends the bias.
+    ///
+    /// # Panics
+    /// If the thread is in a section: it would wait for itself to leave.
+    #[cold]
+    pub(crate) fn share(&self) {
+        self.refuse_inside(token());
+        loop {
+            match self.owner.load(Ordering::Acquire) {
+                SHARED => return,
+                REVOKING if is_abandoned() => self.owner.store(SHARED, Ordering::Relaxed),
+                REVOKING => thread::yield_now(),
+                UNCLAIMED if self.becomes(UNCLAIMED, SHARED) => return,
+                owner if self.becomes(owner, REVOKING) => {
+                    barrier::heavy();
+                    // An owner that was not taken along into a forked child never comes out, and is not there.
+                    while self.inside.load(Ordering::Acquire) != OUTSIDE && !is_abandoned() {
+                        thread::yield_now();
+                    }
+                    self.owner.store(SHARED, Ordering::Release);
+                    return;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// A thread whose bias is being ended finds its own token here, for as long as its section lasts.
+    fn refuse_inside(&self, token: u64) {
+        if self.inside.load(Ordering::Relaxed) == token {
+            reentry::panic_reentered();
+        }
+    }
+
+    fn becomes(&self, before: u64, after: u64) -> bool {
+        self.owner.compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+impl CriticalSection {
+    /// Of nothing.
+    pub(crate) const NONE: Self = Self { biased: None };
+
+    /// Whether the thread has the graph for itself, so that it need not take bits.
+    #[inline(always)]
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.biased.is_some()
+    }
+}
+
+impl Drop for CriticalSection {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(biased) = self.biased {
+            // SAFETY: the graph is never freed.
+            unsafe { biased.as_ref() }.inside.store(OUTSIDE, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(not(any(estafette_loom, estafette_shuttle)))]
+thread_local! {
+    /// A number that no other thread has had; 0 before it is asked for.
+    static TOKEN: Cell<u64> = const { Cell::new(0) };
+}
+
+// A model's threads are not threads of the process.
+#[cfg(any(estafette_loom, estafette_shuttle))]
+estafette_sync::thread_local! {
+    static TOKEN: Cell<u64> = Cell::new(0);
+}
+
+fn token() -> u64 {
+    // Takes part in no protocol, so not a model's: every number is given out once, which is all.
+    static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(FIRST_TOKEN);
+    TOKEN.with(|token| {
+        if token.get() == 0 {
+            token.set(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        }
+        token.get()
+    })
+}
+
+/// Models: `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --lib --release`.
+#[cfg(all(test, estafette_loom))]
+mod models {
+    use estafette_sync::cell::UnsafeCell;
+    use estafette_sync::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// StepKind only one thread may be at: plainly for whoever is alone, and under a lock for all others.
+    struct Guarded {
+        biased: BiasedLock,
+        lock: Mutex<()>,
+        value: UnsafeCell<usize>,
+    }
+
+    // SAFETY: that this holds is what the models check.
+    unsafe impl Sync for Guarded {}
+    // SAFETY: as above.
+    unsafe impl Send for Guarded {}
+
+    impl Guarded {
+        fn new() -> Arc<Self> {
+            let (lock, value) = (Mutex::new(()), UnsafeCell::new(0));
+            Arc::new(Self { biased: BiasedLock::unclaimed(), lock, value })
+        }
+
+        /// Adds one; true for a thread that was alone.
+        fn add(&self) -> bool {
+            let section = self.biased.enter();
+            let _locked = (!section.is_exclusive()).then(|| self.lock.lock());
+            // SAFETY: claimed by the protocol, and watched by loom.
+            self.value.with_mut(|value| unsafe { *value += 1 });
+            section.is_exclusive()
+        }
+
+        fn value(&self) -> usize {
+            // SAFETY: everybody else has ended.
+            self.value.with(|value| unsafe { *value })
+        }
+    }
+
+    fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(preemptions);
+        // Threads that wait for the owner look again and again.
+        builder.max_branches = 100_000;
+        builder.check(f);
+    }
+
+    #[test]
+    fn the_owner_and_a_second_thread_never_meet_inside() {
+        let alone = std::sync::Arc::new(std::sync::Mutex::new([0; 3]));
+        let seen = std::sync::Arc::clone(&alone);
+        model(3, move || {
+            let guarded = Guarded::new();
+            assert!(guarded.add(), "the first thread is alone");
+            let other = {
+                let guarded = Arc::clone(&guarded);
+                thread::spawn(move || assert!(!guarded.add(), "the second one is not"))
+            };
+            let mine = [guarded.add(), guarded.add()].map(usize::from).iter().sum::<usize>();
+            other.join().expect("the other thread ends well");
+            assert!(!guarded.add(), "nobody is alone ever after");
+            assert_eq!(guarded.value(), 5);
+            seen.lock().expect("no model panics under it")[mine] += 1;
+        });
+        // Before, between and after the owner's two: the model has seen the second thread come at each time.
+        assert!(alone.lock().expect("no model panics under it").iter().all(|times| *times > 0));
+    }
+
+    #[test]
+    fn two_threads_take_an_unclaimed_graph_at_once() {
+        model(3, || {
+            let guarded = Guarded::new();
+            let other = {
+                let guarded = Arc::clone(&guarded);
+                thread::spawn(move || (guarded.add(), guarded.add()))
+            };
+            let _ = guarded.add();
+            other.join().expect("the other thread ends well");
+            assert_eq!(guarded.value(), 3);
+        });
+    }
+
+    #[test]
+    fn two_threads_end_the_bias_of_a_third() {
+        model(2, || {
+            let guarded = Guarded::new();
+            guarded.add();
+            let others = [(); 2].map(|()| {
+                let guarded = Arc::clone(&guarded);
+                thread::spawn(move || assert!(!guarded.add()))
+            });
+            guarded.add();
+            others.into_iter().for_each(|other| other.join().expect("the other thread ends well"));
+            assert_eq!(guarded.value(), 4);
+        });
+    }
+}

@@ -1,0 +1,216 @@
+//! A consistent picture of what is queued, as plain data, and the questions it answers: who waits for whom, and why.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::id::{OpId, VarId};
+use crate::operation::access::Mode;
+
+/// StepKind was queued at one moment. Plain data: nothing in it is locked or kept alive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot<D> {
+    /// Every operation in one of the queues, ascending by id.
+    pub ops: Vec<OpView<D>>,
+    /// Every variable with a non-empty queue, ascending by id.
+    pub vars: Vec<VarView>,
+}
+
+/// One operation of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpView<D> {
+    /// The operation.
+    pub id: OpId,
+    /// StepKind the caller's `describe` said of its payload.
+    pub label: D,
+    /// Whether all its accesses are granted: it may run, or runs, or is completing.
+    pub granted: bool,
+    /// Variable, mode, and whether this access is granted; ascending by variable. All accesses of an operation that
+    /// waits; of one that is granted those that lie on variables of the snapshot and are not completed yet.
+    pub accesses: Vec<(VarId, Mode, bool)>,
+}
+
+/// The queue of one variable of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VarView {
+    /// The variable.
+    pub id: VarId,
+    /// Operation, mode, and whether this access is granted, in submission order; granted ones stay until completed.
+    pub queue: Vec<(OpId, Mode, bool)>,
+}
+
+/// StepKind an operation directly waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Blocker {
+    /// The operation that must complete first.
+    pub op: OpId,
+    /// The variable both use.
+    pub var: VarId,
+    /// How they conflict on it.
+    pub kind: Hazard,
+}
+
+/// Why two accesses of one variable keep their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Hazard {
+    /// Read after write.
+    Raw,
+    /// Write after read.
+    War,
+    /// Write after write.
+    Waw,
+}
+
+impl Hazard {
+    /// Three letters: `RAW`, `WAR` or `WAW`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "RAW",
+            Self::War => "WAR",
+            Self::Waw => "WAW",
+        }
+    }
+}
+
+impl std::fmt::Display for Hazard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Raw => "read after write",
+            Self::War => "write after read",
+            Self::Waw => "write after write",
+        })
+    }
+}
+
+impl<D> Snapshot<D> {
+    /// The operation with this id, if it was queued. Logarithmic.
+    pub fn op(&self, id: OpId) -> Option<&OpView<D>> {
+        self.ops.binary_search_by_key(&id, |op| op.id).ok().map(|index| &self.ops[index])
+    }
+
+    /// The variable with this id, if anything was queued on it. Logarithmic.
+    pub fn var(&self, id: VarId) -> Option<&VarView> {
+        self.vars.binary_search_by_key(&id, |var| var.id).ok().map(|index| &self.vars[index])
+    }
+
+    /// StepKind the operation directly waits for: on each variable where it is not granted, the write ahead of it, or for
+    /// a write the reads since then. Empty if it is granted or unknown.
+    pub fn blockers(&self, id: OpId) -> Vec<Blocker> {
+        self.op(id).map_or_else(Vec::new, |op| self.explained().blockers(op))
+    }
+
+    /// For asking what many operations wait for, without going through their queues for each of them.
+    pub fn explained(&self) -> Explained<'_, D> {
+        Explained { places: Places::new(self) }
+    }
+
+    /// Everything the operation transitively waits for, nearest first, without itself.
+    pub fn ancestors(&self, id: OpId) -> Vec<OpId> {
+        self.ancestors_of([id])
+    }
+
+    /// Everything that these operations transitively wait for, without themselves. Walks what they have in common once.
+    pub fn ancestors_of(&self, ids: impl IntoIterator<Item = OpId>) -> Vec<OpId> {
+        let mut places = Places::new(self);
+        let mut fence_set: VecDeque<OpId> = ids.into_iter().collect();
+        let mut seen: HashSet<OpId> = fence_set.iter().copied().collect();
+        let mut found = Vec::new();
+        while let Some(id) = fence_set.pop_front() {
+            let Some(op) = self.op(id) else { continue };
+            for (var, _, _) in op.accesses.iter().filter(|(_, _, granted)| !granted) {
+                for blocker in places.blockers(*var, id) {
+                    if seen.insert(blocker.op) {
+                        found.push(blocker.op);
+                        fence_set.push_back(blocker.op);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// The operations that must move for this one ever to be granted: the granted ones among its ancestors. Empty
+    /// only if the operation is granted itself, or unknown.
+    pub fn leaves(&self, id: OpId) -> Vec<OpId> {
+        let mut leaves = self.ancestors(id);
+        leaves.retain(|ancestor| self.op(*ancestor).is_some_and(|op| op.granted));
+        leaves
+    }
+}
+
+/// Why the operations of a snapshot wait. See [`Snapshot::explained`].
+pub struct Explained<'a, D> {
+    places: Places<'a, D>,
+}
+
+impl<D> Explained<'_, D> {
+    /// As [`Snapshot::blockers`].
+    pub fn blockers(&mut self, op: &OpView<D>) -> Vec<Blocker> {
+        let waiting = op.accesses.iter().filter(|(_, _, granted)| !granted);
+        waiting.flat_map(|(var, _, _)| self.places.blockers(*var, op.id)).collect()
+    }
+}
+
+impl<D> std::fmt::Debug for Explained<'_, D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Explained").finish_non_exhaustive()
+    }
+}
+
+impl VarView {
+    /// The accesses that the one at `position` directly waits for, given the last write ahead of it.
+    fn ahead_of(&self, position: usize, write_ahead: Option<usize>) -> impl Iterator<Item = Blocker> {
+        let (_, mine, _) = self.queue[position];
+        let reads = write_ahead.map_or(0, |write| write + 1)..position;
+        let nearest = match write_ahead {
+            _ if mine.is_exclusive() && !reads.is_empty() => reads,
+            Some(write) => write..write + 1,
+            None => 0..0,
+        };
+        // Granted accesses do not wait for each other: if the nearest conflict is granted, all granted ones count.
+        let granted = self.queue.get(nearest.start).is_some_and(|(_, _, granted)| *granted);
+        let range = if granted { 0..nearest.end } else { nearest };
+        self.queue[range].iter().filter_map(move |(op, theirs, _)| {
+            let kind = match (theirs.is_exclusive(), mine.is_exclusive()) {
+                (true, true) => Hazard::Waw,
+                (true, false) => Hazard::Raw,
+                (false, true) => Hazard::War,
+                (false, false) => return None,
+            };
+            Some(Blocker { op: *op, var: self.id, kind })
+        })
+    }
+}
+
+/// Where each access lies in its queue, so that walking a long chain does not search a queue again at every step.
+/// Filled queue by queue, as the walk comes to them.
+struct Places<'a, D> {
+    snapshot: &'a Snapshot<D>,
+    queues: HashMap<VarId, HashMap<OpId, Place>>,
+}
+
+/// A position, and that of the last write ahead of it.
+type Place = (usize, Option<usize>);
+
+impl<'a, D> Places<'a, D> {
+    fn new(snapshot: &'a Snapshot<D>) -> Self {
+        Self { snapshot, queues: HashMap::new() }
+    }
+
+    fn blockers(&mut self, var: VarId, op: OpId) -> impl Iterator<Item = Blocker> + use<'a, D> {
+        let view = self.snapshot.var(var);
+        let places = self.queues.entry(var).or_insert_with(|| {
+            let mut write_ahead = None;
+            let queue = view.map_or(&[][..], |view| &view.queue).iter().enumerate();
+            let places = queue.map(|(position, (op, mode, _))| {
+                let ahead = write_ahead;
+                if mode.is_exclusive() {
+                    write_ahead = Some(position);
+                }
+                (*op, (position, ahead))
+            });
+            places.collect()
+        });
+        let place = places.get(&op).copied();
+        let found = view.zip(place);
+        found.into_iter().flat_map(|(view, (position, write_ahead))| view.ahead_of(position, write_ahead))
+    }
+}

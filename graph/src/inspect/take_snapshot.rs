@@ -1,0 +1,222 @@
+//! Taking a snapshot: which bits to hold so that the picture is of one moment.
+//!
+//! The bits of a set of variables are taken in the order of their ranks, as by every submitter, so a survey cannot be part
+//! of a circle. If an operation found in their queues also waits elsewhere, the bits of those variables are taken as well, without
+//! waiting for them, which could be for ever. Those that another thread has make the survey give all bits back and begin
+//! again with the larger set. When nothing is missing, the bits held show one moment.
+//!
+//! A survey of all variables first finds those that have something in their queues, one after the other. The registry is locked
+//! only to copy parts of its list: nodes that go meanwhile are [kept](crate::registry::Survey) until the survey ends.
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+
+use crate::addresses::{Map, Set};
+use crate::biased_lock::CriticalSection;
+use crate::graph::{Graph, GraphState};
+use crate::id::{OpId, VarId};
+use crate::inspect::dependents::Pinned;
+use crate::inspect::snapshot::{OpView, Snapshot, VarView};
+use crate::operation::access::{Access, Mode};
+use crate::operation::block::{Block, BlockPtr};
+use crate::reentry::Lending;
+use crate::variable::var::VarNode;
+
+type Node<V, T> = NonNull<VarNode<V, T>>;
+
+impl<V, T> Graph<V, T> {
+    /// A consistent picture of everything that is queued.
+    ///
+    /// Submissions and completions on the variables in the picture spin meanwhile, so this is for diagnosis. `describe` is called
+    /// afterwards, under no bit and no lock, once per operation; operations that it looks at may have completed by then.
+    pub fn snapshot<D>(&self, describe: impl Fn(&T) -> D) -> Snapshot<D> {
+        self.snapshot_with(describe, |_, _| ())
+    }
+
+    /// As [`snapshot`](Self::snapshot), with the [holds](crate::Var::try_pin): `holders` gets the state of each variable that is held, under
+    /// the bit, and adds a number (from [`Graph::next_id`]) and a description for each. They appear as granted operations that
+    /// read this variable, ahead of its queue.
+    pub fn snapshot_with<D>(
+        &self,
+        describe: impl Fn(&T) -> D,
+        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
+    ) -> Snapshot<D> {
+        let raw = self.collect(holders);
+        let ops = raw.ops.iter().map(|found| {
+            let label = describe(found.op.payload());
+            OpView { id: found.op.id(), label, granted: found.granted, accesses: found.accesses.clone() }
+        });
+        let mut ops: Vec<_> = ops.collect();
+        ops.extend(raw.pins.into_iter().map(|(var, id, label)| {
+            let accesses = vec![(var, Mode::Read, true)];
+            OpView { id, label, granted: true, accesses }
+        }));
+        ops.sort_unstable_by_key(|op| op.id);
+        Snapshot { ops, vars: raw.vars }
+    }
+
+    fn collect<D>(&self, holders: impl Fn(&mut V, &mut Vec<(OpId, D)>)) -> RawSnapshot<'_, V, T, D> {
+        let mut set: Vec<Node<V, T>> = Vec::new();
+        let scan = self.state.registry().scan();
+        // SAFETY: the survey keeps the nodes.
+        scan.each(|node| set.extend(unsafe { VarNode::is_busy(node) }.then_some(node)));
+        loop {
+            // SAFETY: the survey keeps the nodes.
+            let mut vars_locked = unsafe { LockedVars::new(&mut set, &self.state) };
+            let missing = vars_locked.grow();
+            if missing.is_empty() {
+                return vars_locked.read(&self.state, holders);
+            }
+            drop(vars_locked);
+            set.extend(missing);
+        }
+    }
+}
+
+/// StepKind a survey found. The operations are referenced, so that they can be described after the bits are given back.
+struct RawSnapshot<'g, V, T, D> {
+    ops: Vec<Found<'g, V, T>>,
+    vars: Vec<VarView>,
+    pins: Vec<(VarId, OpId, D)>,
+}
+
+struct Found<'g, V, T> {
+    op: Pinned<'g, V, T>,
+    granted: bool,
+    accesses: Vec<(VarId, Mode, bool)>,
+}
+
+/// The bits of a set of variables.
+struct LockedVars<'a, V, T> {
+    set: &'a mut Vec<Node<V, T>>,
+    members: Set<Node<V, T>>,
+    /// Left after the bits were given back.
+    section: CriticalSection,
+}
+
+impl<'a, V, T> LockedVars<'a, V, T> {
+    /// Takes the bits.
+    ///
+    /// # Safety
+    /// The memory of the nodes, and of whatever they lead to, is kept until the bits are given back.
+    unsafe fn new(set: &'a mut Vec<Node<V, T>>, graph: &GraphState<V, T>) -> Self {
+        // SAFETY: forwarded to the caller.
+        set.sort_unstable_by_key(|node| unsafe { VarNode::lock_rank(*node) });
+        set.dedup();
+        let members = set.iter().copied().collect();
+        let section = graph.biased.enter();
+        for node in &*set {
+            // SAFETY: forwarded to the caller. The word is read again when the bit is given back.
+            let _ = unsafe { node.as_ref() }.lock.lock_within(&section, || graph.address());
+        }
+        Self { set, members, section }
+    }
+
+    /// Adds the variables on which operations in the queues of the set wait, and so on. Gives those whose bits another thread has.
+    ///
+    /// An operation that is granted may be completing: some of its variables may be gone already, and none of them
+    /// explains anything. One that waits can only become granted through a variable outside of the set; if it does
+    /// so now, and is through with a variable already, that variable has nothing of it in its queue.
+    fn grow(&mut self) -> Vec<Node<V, T>> {
+        let (mut seen, mut missing) = (Set::default(), Vec::new());
+        let mut at = 0;
+        while let Some(node) = self.set.get(at).copied() {
+            at += 1;
+            // SAFETY: the node's bit is held, so the operations in its queue are in flight. An operation that waits has completed no
+            // access, so its variables were alive just now, and the survey keeps their memory.
+            unsafe {
+                for (access, _) in node.as_ref().queue.iter() {
+                    let op = Access::op(access);
+                    if op.as_ref().is_granted() || !seen.insert(op) {
+                        continue;
+                    }
+                    for access in Block::accesses(op) {
+                        let other = access.as_ref().target().node();
+                        if !self.members.insert(other) {
+                            continue;
+                        }
+                        match other.as_ref().lock.try_lock_within(&self.section) {
+                            Some(_) => self.set.push(other),
+                            None => missing.push(other),
+                        }
+                    }
+                }
+            }
+        }
+        missing
+    }
+
+    /// The queues of the set, and references to every operation in them.
+    fn read<'g, D>(
+        &self,
+        graph: &'g GraphState<V, T>,
+        holders: impl Fn(&mut V, &mut Vec<(OpId, D)>),
+    ) -> RawSnapshot<'g, V, T, D> {
+        let mut ops: Vec<Found<'g, V, T>> = Vec::new();
+        let mut vars: HashMap<VarId, VarView> = HashMap::new();
+        let mut pins = Vec::new();
+        let mut indices: Map<BlockPtr<V, T>, usize> = Map::default();
+        self.each_pinned(|var, state| {
+            let mut found = Vec::new();
+            holders(state, &mut found);
+            let queue = found.iter().map(|(id, _)| (*id, Mode::Read, true)).collect();
+            vars.insert(var, VarView { id: var, queue });
+            pins.extend(found.into_iter().map(|(id, label)| (var, id, label)));
+        });
+        self.each(|node, op, mode, granted| {
+            // SAFETY: the node's bit is held, and the operation is in its queue.
+            let (var, id): (VarId, OpId) = unsafe { (node.as_ref().id(), op.as_ref().id()) };
+            let view = vars.entry(var).or_insert_with(|| VarView { id: var, queue: Vec::new() });
+            view.queue.push((id, mode, granted));
+            let index = *indices.entry(op).or_insert_with(|| {
+                // SAFETY: as above.
+                let op = unsafe { Pinned::new(op, graph) };
+                ops.push(Found { granted: op.is_granted(), op, accesses: Vec::new() });
+                ops.len() - 1
+            });
+            ops[index].accesses.push((var, mode, granted));
+        });
+        let mut vars: Vec<VarView> = vars.into_values().filter(|view| !view.queue.is_empty()).collect();
+        vars.sort_unstable_by_key(|view| view.id);
+        for found in &mut ops {
+            found.accesses.sort_unstable_by_key(|(var, _, _)| *var);
+        }
+        RawSnapshot { ops, vars, pins }
+    }
+
+    /// The state of every variable in the set that is held.
+    fn each_pinned(&self, mut f: impl FnMut(VarId, &mut V)) {
+        for node in &*self.set {
+            // SAFETY: the bit is held.
+            unsafe {
+                let node = node.as_ref();
+                if node.queue.pins() > 0 {
+                    let _lending = Lending::of(node.graph.address());
+                    node.value(|state| f(node.id(), state));
+                }
+            }
+        }
+    }
+
+    /// Every access in the queues of the set.
+    fn each(&self, mut f: impl FnMut(Node<V, T>, BlockPtr<V, T>, Mode, bool)) {
+        for node in &*self.set {
+            // SAFETY: the bit is held, and accesses in the queue are in flight.
+            unsafe {
+                for (access, granted) in node.as_ref().queue.iter() {
+                    f(*node, Access::op(access), access.as_ref().target().mode(), granted);
+                }
+            }
+        }
+    }
+}
+
+impl<V, T> Drop for LockedVars<'_, V, T> {
+    fn drop(&mut self) {
+        for node in &*self.set {
+            // SAFETY: the bit is held and keeps the node alive.
+            let lock = unsafe { &node.as_ref().lock };
+            lock.unlock(lock.load_locked());
+        }
+    }
+}

@@ -1,0 +1,616 @@
+//! The memory of one operation: a slab block with its accesses, its payload and its two counters.
+
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+
+use estafette_sync::cell::UnsafeCell;
+use estafette_sync::sync::atomic::{AtomicU32, Ordering};
+
+use crate::biased_lock::CriticalSection;
+use crate::graph::GraphState;
+use crate::graph_ref::GraphRef;
+use crate::id::OpId;
+use crate::operation::access::{Access, Spilled, Target};
+use crate::operation::accesses::Accesses;
+use crate::operation::targets::{self, Targets};
+use crate::variable::var::VarNode;
+
+/// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation, which the
+/// block then keeps for its next operation.
+pub(crate) const INLINE: usize = 4;
+
+/// Spilled accesses a free block may keep memory for (1 KiB). More is given back, so that one operation over
+/// thousands of variables does not pin memory for ever.
+const SPILL_KEPT: usize = 32;
+
+/// In place of the number of accesses that wait: the operation leaves its queues, or has left them.
+const OVER: u32 = u32::MAX;
+
+/// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that wraps
+/// would free memory in use.
+const REFS_LIMIT: u32 = u32::MAX / 2;
+
+/// One operation, from submission until its last reference is gone.
+///
+/// In the order in which it is used, from the start of a cache line: what whoever grants it looks at comes first.
+#[repr(C, align(64))]
+pub(crate) struct Block<V, T> {
+    /// Accesses not granted. Written plainly by the submitter while it holds all bits; decremented under the bit of
+    /// the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being completed, or withdrawn.
+    pending: AtomicU32,
+    /// The operation in flight counts as one, each `OpRef` (and each snapshot looking at it) as one.
+    refs: AtomicU32,
+    /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
+    next: UnsafeCell<Option<BlockPtr<V, T>>>,
+    /// Keeps the slab alive for blocks that no queued access pins: without accesses, or with an `OpRef`.
+    owner: UnsafeCell<Option<GraphRef<V, T>>>,
+    /// Set by the submitter, constant while in flight or referenced.
+    id: UnsafeCell<u64>,
+    /// Set by the submitter, constant while in flight, but for accesses that are [withdrawn](Self::keep_writes).
+    fixed: UnsafeCell<Fixed<V, T>>,
+    pub(crate) inline: [Access<V, T>; INLINE],
+    /// Initialized while in flight or referenced.
+    payload: UnsafeCell<MaybeUninit<T>>,
+}
+
+pub(crate) type BlockPtr<V, T> = NonNull<Block<V, T>>;
+
+struct Fixed<V, T> {
+    /// Accesses. If there are more than [`INLINE`], they are all spilled.
+    len: u32,
+    /// Whether the owner was set before the operation was appended.
+    owned: bool,
+    /// Made by the first operation in this block that needs it.
+    spill: Option<Box<Spill<V, T>>>,
+}
+
+struct Spill<V, T> {
+    accesses: Vec<Spilled<V, T>>,
+}
+
+/// An owned block whose last reference is gone. Goes back to its slab when dropped.
+struct RecycleOnDrop<V, T>(BlockPtr<V, T>);
+
+impl<V, T> Drop for RecycleOnDrop<V, T> {
+    #[cold]
+    fn drop(&mut self) {
+        self.return_to_slab();
+    }
+}
+
+impl<V, T> RecycleOnDrop<V, T> {
+    #[inline(always)]
+    fn return_to_slab(&self) {
+        // SAFETY: the block is ours alone.
+        unsafe {
+            let block = self.0.as_ref();
+            block.trim();
+            // StepKind need not be counted stays with the block, for its next operation.
+            let immortal = block.owner.with(|owner| (*owner).as_ref().and_then(GraphRef::immortal));
+            match immortal {
+                Some(graph) => graph.as_ref().slab.give(self.0),
+                None => self.return_to_counted_slab(),
+            }
+        }
+    }
+
+    #[cold]
+    fn return_to_counted_slab(&self) {
+        // SAFETY: the block is ours alone.
+        let owner = unsafe { self.0.as_ref().owner.with_mut(|owner| (*owner).take()) };
+        let owner = owner.expect("an owned block has an owner until it goes back");
+        owner.get().slab.give(self.0);
+    }
+}
+
+/// StepKind is left of an operation when its block goes back to the slab. Dropped by the caller outside every bit.
+#[must_use]
+pub(crate) struct LeftOver<V, T> {
+    _payload: T,
+    _owner: Option<GraphRef<V, T>>,
+}
+
+impl<V, T> Block<V, T> {
+    pub(crate) fn empty() -> Self {
+        Self {
+            pending: AtomicU32::new(0),
+            refs: AtomicU32::new(0),
+            next: UnsafeCell::new(None),
+            owner: UnsafeCell::new(None),
+            id: UnsafeCell::new(0),
+            fixed: UnsafeCell::new(Fixed { len: 0, owned: false, spill: None }),
+            inline: std::array::from_fn(|_| Access::empty()),
+            payload: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// Makes a block that was just taken from the slab an operation, still without accesses. `refs` counts the operation
+    /// itself and the references that the caller makes at once.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[inline]
+    pub(crate) unsafe fn begin(this: BlockPtr<V, T>, id: u64, payload: T, refs: u32) {
+        // SAFETY: forwarded to the caller; the payload is initialized here.
+        unsafe { Self::begin_with(this, id, |place| place.write(payload), refs) };
+    }
+
+    /// As [`begin`](Self::begin), with a payload that `init` writes to its place. If that panics, the block is lost.
+    ///
+    /// # Safety
+    /// The caller owns the block, and `init` initializes the payload.
+    #[inline(always)]
+    pub(crate) unsafe fn begin_with(this: BlockPtr<V, T>, id: u64, init: impl FnOnce(*mut T), refs: u32) {
+        // SAFETY: the caller owns the block, so nobody else looks at it.
+        unsafe {
+            let block = this.as_ref();
+            block.refs.store(refs, Ordering::Relaxed);
+            block.id.with_mut(|place| *place = id);
+            block.fixed.with_mut(|fixed| {
+                (*fixed).len = 0;
+                (*fixed).owned = false;
+            });
+            block.payload.with_mut(|payload| init((*payload).as_mut_ptr()));
+        }
+    }
+
+    /// Sets the accesses to `targets`; may be repeated until the operation is appended.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[inline]
+    pub(crate) unsafe fn set_targets(this: BlockPtr<V, T>, targets: &[Target<V, T>]) {
+        // SAFETY: the caller owns the block.
+        let block = unsafe { this.as_ref() };
+        // SAFETY: as above.
+        block.fixed.with_mut(|fixed| unsafe {
+            (*fixed).len = targets.len() as u32;
+            if targets.len() > INLINE {
+                let spilled = targets.iter().map(|target| Spilled::new(*target, this));
+                (*fixed).spill_again().extend(spilled);
+            }
+        });
+        if targets.len() <= INLINE {
+            for (slot, target) in targets.iter().enumerate() {
+                // SAFETY: the caller owns the block.
+                unsafe { block.inline[slot].set_inline_target(*target, slot) };
+            }
+        }
+    }
+
+    /// Adds `target` to the accesses of an operation that is not complete yet: unsorted, and perhaps again.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[inline(always)]
+    pub(crate) unsafe fn add_target(this: BlockPtr<V, T>, target: Target<V, T>) {
+        // SAFETY: the caller owns the block.
+        unsafe {
+            let block = this.as_ref();
+            let len = block.len();
+            if len >= INLINE {
+                return Self::add_spilled_target(this, target);
+            }
+            block.inline[len].set_inline_target(target, len);
+            block.fixed.with_mut(|fixed| (*fixed).len += 1);
+        }
+    }
+
+    /// As [`add_target`](Self::add_target), beyond the inline accesses.
+    ///
+    /// # Safety
+    /// The caller owns the block.
+    #[cold]
+    unsafe fn add_spilled_target(this: BlockPtr<V, T>, target: Target<V, T>) {
+        // SAFETY: the caller owns the block.
+        unsafe {
+            let block = this.as_ref();
+            block.fixed.with_mut(|fixed| {
+                if (*fixed).len as usize == INLINE {
+                    let inline = block.inline.iter().map(|access| Spilled::new(access.target(), this));
+                    (*fixed).spill_again().extend(inline);
+                }
+                let spill = (*fixed).spill.as_mut().expect("made for the last inline one");
+                spill.accesses.push(Spilled::new(target, this));
+                (*fixed).len += 1;
+            });
+        }
+    }
+
+    /// The accesses, with pointers that lead back to the block.
+    ///
+    /// # Safety
+    /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the iterator itself does
+    /// not look at the block again.
+    #[inline(always)]
+    pub(crate) unsafe fn accesses(this: BlockPtr<V, T>) -> Accesses<V, T> {
+        // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer and from
+        // the vector's buffer, so they may be walked back (`Access::op`).
+        unsafe {
+            (*this.as_ptr()).fixed.with(|fixed| {
+                let left = (*fixed).len as usize;
+                if left <= INLINE {
+                    let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
+                    Accesses { next: NonNull::new_unchecked(first), left, stride: size_of::<Access<V, T>>() }
+                } else {
+                    let spill = (*fixed).spill.as_ref().expect("there are more than fit inline");
+                    let first = spill.accesses.as_ptr().cast_mut().cast();
+                    Accesses { next: NonNull::new_unchecked(first), left, stride: size_of::<Spilled<V, T>>() }
+                }
+            })
+        }
+    }
+
+    /// Moves the accesses that write to the front, and forgets the others.
+    ///
+    /// # Safety
+    /// The operation waits. The caller holds the bits of the variables that it writes, and the registry's lock, so that no other thread
+    /// looks at its accesses; those that read are in no queue.
+    pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
+        // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was moved already, or is
+        // an inline one of an operation whose accesses were spilled.
+        unsafe {
+            let accesses = Self::accesses(this);
+            let kept: Vec<_> = accesses.filter(|access| access.as_ref().target().is_exclusive()).collect();
+            let inline = kept.len() <= INLINE;
+            let mut places = accesses;
+            for (place, from) in kept.iter().enumerate() {
+                let to = if inline {
+                    let first = (&raw mut (*this.as_ptr()).inline).cast::<Access<V, T>>();
+                    Some(NonNull::new_unchecked(first.add(place)))
+                } else {
+                    places.next()
+                };
+                if let Some(to) = to.filter(|to| to != from) {
+                    Access::move_to(*from, to, inline.then_some(place));
+                }
+            }
+            this.as_ref().fixed.with_mut(|fixed| {
+                (*fixed).len = kept.len() as u32;
+                if inline {
+                    (*fixed).spill = None;
+                }
+            });
+        }
+    }
+
+    /// Sorts the accesses by variable and merges those of one variable.
+    ///
+    /// # Safety
+    /// The caller owns the block, which is in no queue, and keeps the variables alive.
+    #[inline(always)]
+    pub(crate) unsafe fn normalize(this: BlockPtr<V, T>) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let len = this.as_ref().len();
+            if len > 1 {
+                let sorted = match len {
+                    2 => Self::sort_inline::<2>(this),
+                    3 => Self::sort_inline::<3>(this),
+                    4 => Self::sort_inline::<4>(this),
+                    _ => false,
+                };
+                if !sorted {
+                    Self::normalize_any(this);
+                }
+            }
+        }
+    }
+
+    /// As [`normalize`](Self::normalize), for exactly `N` inline accesses; false if some of them need to be merged.
+    ///
+    /// # Safety
+    /// As for [`normalize`](Self::normalize).
+    #[inline(always)]
+    unsafe fn sort_inline<const N: usize>(this: BlockPtr<V, T>) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let inline = &this.as_ref().inline;
+            let mut targets: [Target<V, T>; N] = std::array::from_fn(|slot| inline[slot].target());
+            targets::sort_few(&mut targets);
+            for slot in 0..N {
+                inline[slot].set_inline_target(targets[slot], slot);
+            }
+            targets.windows(2).all(|pair| pair[0].node() != pair[1].node())
+        }
+    }
+
+    /// As [`normalize`](Self::normalize), however many there are.
+    ///
+    /// # Safety
+    /// As for [`normalize`](Self::normalize).
+    #[cold]
+    unsafe fn normalize_any(this: BlockPtr<V, T>) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let mut targets: Targets<V, T> =
+                Self::accesses(this).map(|access| access.as_ref().target()).collect();
+            targets.normalize();
+            Self::set_targets(this, targets.as_slice());
+        }
+    }
+
+    /// # Safety
+    /// The operation is in flight, or referenced.
+    #[inline]
+    pub(crate) unsafe fn id(&self) -> OpId {
+        // SAFETY: constant while in flight.
+        OpId::new(self.id.with(|id| unsafe { *id }))
+    }
+
+    /// How many distinct variables the operation uses.
+    ///
+    /// # Safety
+    /// The operation is in flight.
+    #[inline]
+    pub(crate) unsafe fn len(&self) -> usize {
+        // SAFETY: constant while in flight.
+        self.fixed.with(|fixed| unsafe { (*fixed).len as usize })
+    }
+
+    /// # Safety
+    /// The operation is in flight, or referenced, for as long as the result is used.
+    #[inline]
+    pub(crate) unsafe fn payload(&self) -> &T {
+        // SAFETY: written before the operation became visible, read out only when the last reference is gone.
+        self.payload.with(|payload| unsafe { (*payload).assume_init_ref() })
+    }
+
+    /// # Safety
+    /// The caller owns the block, alone, and `begin` was called.
+    #[expect(clippy::mut_from_ref, reason = "the caller has the block alone")]
+    #[inline]
+    pub(crate) unsafe fn payload_mut(&self) -> &mut T {
+        // SAFETY: forwarded to the caller.
+        self.payload.with_mut(|payload| unsafe { (*payload).assume_init_mut() })
+    }
+
+    /// States how many accesses are not granted. Plain: the submitter holds all bits, and releasing them publishes it.
+    #[inline]
+    pub(crate) fn set_pending(&self, count: u32) {
+        self.pending.store(count, Ordering::Relaxed);
+    }
+
+    /// How many accesses wait.
+    pub(crate) fn pending(&self) -> u32 {
+        match self.pending.load(Ordering::Acquire) {
+            OVER => 0,
+            pending => pending,
+        }
+    }
+
+    /// Whether no access waits: the operation is granted, or over.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.pending() == 0
+    }
+
+    /// States that the operation leaves its queues. Plain: the first bit that is given back afterwards publishes it.
+    #[inline(always)]
+    pub(crate) fn set_over(&self) {
+        self.pending.store(OVER, Ordering::Relaxed);
+    }
+
+    /// Whether the operation leaves its queues, or has left them. Asked under the bit of one of its variables, the answer "no"
+    /// says that it is in that variable's queue until the bit is given back.
+    pub(crate) fn is_over(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == OVER
+    }
+
+    /// Grants one access. True: it was the last, and the caller now owns the operation.
+    ///
+    /// Acquire and release: the last granter sees everything done before the other grants. When one is left it is
+    /// ours, or nobody else is there, nobody else writes the counter, and the locked instruction is saved.
+    #[inline(always)]
+    pub(crate) fn grant_one(&self, section: &CriticalSection) -> bool {
+        let pending = self.pending.load(Ordering::Acquire);
+        if pending == 1 || section.is_exclusive() {
+            self.pending.store(pending - 1, Ordering::Relaxed);
+            return pending == 1;
+        }
+        self.pending.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Counts one more reference. Relaxed suffices: the caller already has one, or pins the operation.
+    #[inline]
+    pub(crate) fn retain(&self) {
+        if self.refs.fetch_add(1, Ordering::Relaxed) > REFS_LIMIT {
+            std::process::abort();
+        }
+    }
+
+    /// Gives up the second of the two references that the block began with, before anybody else has seen it.
+    #[inline]
+    pub(crate) fn forget_reference(&self) {
+        self.refs.store(1, Ordering::Relaxed);
+    }
+
+    /// Whether there are references beside the caller's.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.refs.load(Ordering::Acquire) > 1
+    }
+
+    /// Gives one reference up. True: it was the last, and the caller must recycle the block.
+    ///
+    /// Acquire and release as in `Arc`. Reading 1 means that it is ours and nobody can make another.
+    #[inline]
+    fn release_reference(&self) -> bool {
+        self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Gives one reference to an owned block up; if it was the last, drops the payload in place and puts the block back
+    /// into its slab.
+    ///
+    /// # Safety
+    /// The caller holds a reference, which is gone afterwards, and no bit. The block is owned.
+    #[inline(always)]
+    pub(crate) unsafe fn release_owned(this: BlockPtr<V, T>) {
+        // SAFETY: our reference keeps the block.
+        unsafe {
+            if this.as_ref().release_reference() {
+                Self::recycle(this);
+            }
+        }
+    }
+
+    /// Drops the payload of an owned block in place, and puts the block back into its slab.
+    ///
+    /// # Safety
+    /// The caller holds the last reference, which is gone afterwards, and no bit. The block is owned.
+    #[inline(always)]
+    pub(crate) unsafe fn recycle(this: BlockPtr<V, T>) {
+        // Goes back also when the payload's drop panics.
+        let vacated = RecycleOnDrop(this);
+        // SAFETY: the block is ours alone, and its payload is initialized since `begin`.
+        unsafe { vacated.0.as_ref().payload.with_mut(|payload| (*payload).assume_init_drop()) };
+        vacated.return_to_slab();
+        std::mem::forget(vacated);
+    }
+
+    /// Gives the operation's reference to a block without owner up; if it was the last, puts the block back into its slab.
+    ///
+    /// # Safety
+    /// The caller holds a reference, which is gone afterwards; the block must not be touched any more. `pinned` is the
+    /// owner of its slab, kept alive by the caller.
+    pub(crate) unsafe fn release_pinned(
+        this: BlockPtr<V, T>,
+        pinned: &GraphState<V, T>,
+    ) -> Option<LeftOver<V, T>> {
+        // SAFETY: our reference keeps the block.
+        let block = unsafe { this.as_ref() };
+        if !block.release_reference() {
+            return None;
+        }
+        // SAFETY: the last reference is gone, so the block is ours alone; the payload is initialized since `begin`.
+        let payload = unsafe {
+            block.trim();
+            block.payload.with_mut(|payload| (*payload).assume_init_read())
+        };
+        // SAFETY: as above.
+        let owner = block.owner.with_mut(|owner| unsafe { (*owner).take() });
+        pinned.slab.give(this);
+        Some(LeftOver { _payload: payload, _owner: owner })
+    }
+
+    /// Empties the list of spilled accesses.
+    ///
+    /// # Safety
+    /// The caller has the block for itself.
+    #[inline(always)]
+    unsafe fn trim(&self) {
+        // SAFETY: forwarded to the caller.
+        self.fixed.with_mut(|fixed| unsafe {
+            if (*fixed).len as usize > INLINE {
+                (*fixed).trim();
+            }
+        });
+    }
+
+    /// Whether the block keeps its own slab alive.
+    ///
+    /// # Safety
+    /// The caller owns the operation.
+    #[inline]
+    pub(crate) unsafe fn is_owned(&self) -> bool {
+        // SAFETY: only the owner of the operation sets it.
+        self.owner.with(|owner| unsafe { (*owner).is_some() })
+    }
+
+    /// Whether the owner was set before the operation was appended: constant while in flight, so anybody who pins the
+    /// operation may ask.
+    ///
+    /// # Safety
+    /// The operation is in flight.
+    pub(crate) unsafe fn is_owned_since_submission(&self) -> bool {
+        // SAFETY: constant while in flight.
+        self.fixed.with(|fixed| unsafe { (*fixed).owned })
+    }
+
+    /// StepKind keeps the block's slab alive.
+    ///
+    /// # Safety
+    /// The operation is referenced, and owned since its submission.
+    pub(crate) unsafe fn owner(&self) -> &GraphState<V, T> {
+        // SAFETY: an owner that was set before the operation was appended stays until the block goes back to its slab.
+        let owner = self.owner.with(|owner| unsafe { (*owner).as_ref() });
+        owner.expect("an operation that waits and has a reference owns its slab").get()
+    }
+
+    /// [`own`](Self::own), before the operation is appended.
+    ///
+    /// # Safety
+    /// The caller owns the block, which is in no queue.
+    #[inline]
+    pub(crate) unsafe fn own_early(&self, owner: GraphRef<V, T>) {
+        // SAFETY: the caller owns the block.
+        unsafe {
+            self.own(owner);
+            self.fixed.with_mut(|fixed| (*fixed).owned = true);
+        }
+    }
+
+    /// Makes the block keep its slab alive.
+    ///
+    /// # Safety
+    /// The caller owns the operation, and no `OpRef` exists that could be dropped meanwhile, or the owner is set.
+    #[inline]
+    pub(crate) unsafe fn own(&self, new: GraphRef<V, T>) {
+        // SAFETY: the caller owns the operation.
+        self.owner.with_mut(|owner| unsafe {
+            if (*owner).is_none() {
+                *owner = Some(new);
+            }
+        });
+    }
+
+    /// Fails for a variable of another graph than the owner's.
+    ///
+    /// # Safety
+    /// The caller owns the operation, which is owned.
+    #[inline(always)]
+    pub(crate) unsafe fn assert_mine(&self, node: &VarNode<V, T>) {
+        // SAFETY: only the owner of the operation sets it.
+        let mine = self.owner.with(|owner| unsafe {
+            (*owner).as_ref().is_some_and(|owner| std::ptr::eq(owner.get(), node.graph.get()))
+        });
+        assert!(mine, "{} belongs to another graph", node.id());
+    }
+
+    /// Lends the link to the next block.
+    ///
+    /// # Safety
+    /// The caller owns the list in which the block is.
+    #[inline]
+    pub(crate) unsafe fn next<R>(&self, f: impl FnOnce(&mut Option<BlockPtr<V, T>>) -> R) -> R {
+        // SAFETY: a block is in at most one list, and that list is the caller's.
+        self.next.with_mut(|next| f(unsafe { &mut *next }))
+    }
+}
+
+impl<V, T> Fixed<V, T> {
+    /// The place of spilled accesses, empty.
+    #[cold]
+    fn spill_again(&mut self) -> &mut Vec<Spilled<V, T>> {
+        let spill = self.spill.get_or_insert_with(|| Box::new(Spill { accesses: Vec::new() }));
+        spill.accesses.clear();
+        &mut spill.accesses
+    }
+
+    /// Gives up what is too much to keep.
+    #[cold]
+    fn trim(&mut self) {
+        if self.spill.as_ref().is_some_and(|spill| spill.accesses.capacity() > SPILL_KEPT) {
+            self.spill = None;
+        }
+    }
+}
+
+impl<V, T> fmt::Debug for Block<V, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Block")
+            .field("pending", &self.pending)
+            .field("refs", &self.refs)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,223 @@
+//! Blocks and operation numbers that a thread keeps for itself, so that taking and giving them needs no lock.
+//!
+//! Only for an immortal slab: a thread's magazine outlives every handle of the graph, and may be emptied when the thread
+//! ends. A thread has one magazine; one that uses several immortal slabs in turn empties it at every change.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+
+#[cfg(estafette_shuttle)]
+use estafette_sync::thread_local;
+
+use crate::operation::block::BlockPtr;
+use crate::operation::slab::{List, Slab};
+use crate::prefetch::prefetch;
+
+/// Blocks that move between a thread and its shard at once. A thread keeps at most twice as many, in two lists (as in
+/// Bonwick and Adams, "Magazines and Vmem", 2001): a full one goes as it is.
+pub(crate) const BATCH: usize = 64;
+
+thread_local! {
+    /// Has no destructor, which would have to be looked for at every use; [`EMPTYING`] has it.
+    static MAGAZINE: Magazine = const {
+        Magazine {
+            source: Cell::new(None),
+            head: Cell::new(None),
+            tail: Cell::new(None),
+            count: Cell::new(0),
+            spare: Cell::new(None),
+            next_id: Cell::new(0),
+            end_id: Cell::new(0),
+        }
+    };
+    static FLUSH_AT_EXIT: FlushAtExit = const { FlushAtExit };
+}
+
+/// The calling thread's magazine.
+#[inline(always)]
+fn magazine<'a>() -> &'a Magazine {
+    // SAFETY: it has no destructor, so it lives as long as its thread; `Magazine` is not `Sync`, so the reference stays there.
+    MAGAZINE.with(|magazine| unsafe { &*std::ptr::from_ref(magazine) })
+}
+
+/// StepKind a thread keeps. Without types, since a thread-local cannot be generic.
+struct Magazine {
+    source: Cell<Option<Source>>,
+    /// Free blocks, linked. The tail is meaningful only while there is a head.
+    head: Cell<Option<NonNull<()>>>,
+    tail: Cell<Option<NonNull<()>>>,
+    count: Cell<usize>,
+    /// [`BATCH`] more, by their ends.
+    spare: Cell<Option<(NonNull<()>, NonNull<()>)>>,
+    /// Numbers for operations, from the first up to the second.
+    next_id: Cell<u64>,
+    end_id: Cell<u64>,
+}
+
+/// Whose blocks these are, and how they are given back.
+type Source = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
+
+impl Magazine {
+    fn flush(&self) {
+        if let Some((slab, flush)) = self.source.take() {
+            // SAFETY: the function was put there together with the slab and its blocks.
+            unsafe { flush(self, slab) }
+        }
+        // Numbers that were not used are gone.
+        self.end_id.set(self.next_id.get());
+    }
+}
+
+/// Empties the magazine of a thread that ends.
+struct FlushAtExit;
+
+impl Drop for FlushAtExit {
+    fn drop(&mut self) {
+        MAGAZINE.with(Magazine::flush);
+    }
+}
+
+/// The magazine of the calling thread, with its types, while it belongs to `slab`.
+struct TypedMagazine<'a, V, T> {
+    magazine: &'a Magazine,
+    slab: &'a Slab<V, T>,
+}
+
+impl<V, T> Slab<V, T> {
+    /// Takes a block and a number from the thread's magazine; `None` when the thread is ending and has none any more.
+    #[inline(always)]
+    pub(crate) fn take_from_magazine(&self) -> Option<(BlockPtr<V, T>, u64)> {
+        let magazine = magazine();
+        let typed = self.load(magazine)?;
+        let mut id = magazine.next_id.get();
+        if magazine.head.get().is_none() || id == magazine.end_id.get() {
+            typed.refill();
+            id = magazine.next_id.get();
+        }
+        magazine.next_id.set(id + 1);
+        Some((typed.pop(), id))
+    }
+
+    /// Takes a number from the thread's magazine; `None` when the thread is ending.
+    #[inline]
+    pub(crate) fn number_from_magazine(&self) -> Option<u64> {
+        let magazine = magazine();
+        let typed = self.load(magazine)?;
+        if magazine.next_id.get() == magazine.end_id.get() {
+            typed.refill();
+        }
+        Some(magazine.next_id.replace(magazine.next_id.get() + 1))
+    }
+
+    /// Gives a block to the thread's magazine; false when the thread is ending.
+    #[inline(always)]
+    pub(crate) fn give_to_magazine(&self, block: BlockPtr<V, T>) -> bool {
+        let magazine = magazine();
+        let Some(typed) = self.load(magazine) else { return false };
+        if magazine.count.get() >= BATCH {
+            typed.set_aside();
+        }
+        typed.push(block);
+        true
+    }
+
+    /// The thread's magazine, which is for this slab from now on.
+    #[inline(always)]
+    fn load<'a>(&'a self, magazine: &'a Magazine) -> Option<TypedMagazine<'a, V, T>> {
+        let mine = magazine.source.get().is_some_and(|(slab, _)| slab == NonNull::from(self).cast());
+        (mine || self.adopt(magazine)).then_some(TypedMagazine { magazine, slab: self })
+    }
+
+    /// Makes it this slab's magazine, unless the thread is ending: nobody would empty it.
+    #[cold]
+    fn adopt(&self, magazine: &Magazine) -> bool {
+        let lives = FLUSH_AT_EXIT.try_with(|_| ()).is_ok();
+        magazine.flush();
+        if lives {
+            magazine.source.set(Some((NonNull::from(self).cast(), flush::<V, T>)));
+        }
+        lives
+    }
+}
+
+/// # Safety
+/// StepKind is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
+unsafe fn flush<V, T>(magazine: &Magazine, slab: NonNull<()>) {
+    // SAFETY: an immortal slab is never freed.
+    let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };
+    let typed = TypedMagazine { magazine, slab };
+    if let Some(spare) = typed.take_spare() {
+        slab.give_list(spare);
+    }
+    slab.give_list(typed.take_list());
+}
+
+impl<V, T> TypedMagazine<'_, V, T> {
+    #[inline(always)]
+    fn push(&self, block: BlockPtr<V, T>) {
+        let head = self.magazine.head.get().map(NonNull::cast);
+        // SAFETY: the block is free, in no list, and given to us.
+        unsafe { block.as_ref().next(|next| *next = head) };
+        if head.is_none() {
+            self.magazine.tail.set(Some(block.cast()));
+        }
+        self.magazine.head.set(Some(block.cast()));
+        self.magazine.count.set(self.magazine.count.get() + 1);
+    }
+
+    #[inline(always)]
+    fn pop(&self) -> BlockPtr<V, T> {
+        let head: BlockPtr<V, T> = self.magazine.head.get().expect("refilled when it was empty").cast();
+        // SAFETY: blocks in the magazine are free, and it is ours.
+        let next = unsafe { head.as_ref().next(Option::take) };
+        if let Some(next) = next {
+            // After much traffic the list jumps around in memory.
+            prefetch::<4, _>(next);
+        }
+        self.magazine.head.set(next.map(NonNull::cast));
+        self.magazine.count.set(self.magazine.count.get() - 1);
+        head
+    }
+
+    /// Takes out what is being filled.
+    fn take_list(&self) -> List<V, T> {
+        self.magazine.count.set(0);
+        match (self.magazine.head.take(), self.magazine.tail.take()) {
+            (Some(head), Some(tail)) => List::between(head.cast(), tail.cast()),
+            _ => List::EMPTY,
+        }
+    }
+
+    fn take_spare(&self) -> Option<List<V, T>> {
+        let (head, tail) = self.magazine.spare.take()?;
+        Some(List::between(head.cast(), tail.cast()))
+    }
+
+    /// StepKind is being filled is full: it becomes the spare list, and what that was goes to the slab.
+    #[cold]
+    fn set_aside(&self) {
+        if let Some(spare) = self.take_spare() {
+            self.slab.give_list(spare);
+        }
+        self.magazine.spare.set(self.magazine.head.take().zip(self.magazine.tail.take()));
+        self.magazine.count.set(0);
+    }
+
+    /// Takes blocks or numbers from the slab, whichever have run out.
+    #[cold]
+    fn refill(&self) {
+        if self.magazine.next_id.get() == self.magazine.end_id.get() {
+            let (next, end) = self.slab.reserve_ids();
+            self.magazine.next_id.set(next);
+            self.magazine.end_id.set(end);
+        }
+        if self.magazine.head.get().is_none() {
+            let spare = self.take_spare().map(|spare| (spare, BATCH));
+            let (list, count) = spare.unwrap_or_else(|| self.slab.take_list(BATCH));
+            let (head, tail) = list.ends().expect("a slab gives at least one block");
+            self.magazine.head.set(Some(head.cast()));
+            self.magazine.tail.set(Some(tail.cast()));
+            self.magazine.count.set(count);
+        }
+    }
+}

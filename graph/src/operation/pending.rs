@@ -1,0 +1,148 @@
+//! An operation that is described in the place where it will live.
+//!
+//! A description is passed from call to call while it grows. If it were a value of its own, it would be copied each time,
+//! and each copy reads wide what was just written narrow, which processors punish more than a locked instruction.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
+
+use crate::graph::Graph;
+use crate::graph_ref::GraphRef;
+use crate::id::{OpId, VarId};
+use crate::operation::access::{Mode, Target};
+use crate::operation::block::{Block, BlockPtr};
+use crate::operation::granted::Granted;
+use crate::operation::op_ref::OpRef;
+use crate::operation::submit;
+use crate::variable::var::Var;
+
+/// An operation that has not been submitted. Dropping it drops its payload.
+#[must_use = "a pending_op does nothing until it is submitted"]
+pub struct PendingOp<'a, V, T> {
+    /// Owned, with one reference for the operation and one for the `OpRef`.
+    block: BlockPtr<V, T>,
+    /// The handles of its variables outlive the pending_op. No more than one pointer is passed around: two words written one by one
+    /// and read as one make the processor wait.
+    handles: PhantomData<&'a Var<V, T>>,
+}
+
+impl<V, T> Graph<V, T> {
+    /// Begins to describe an operation. `init` writes the payload to where it stays.
+    ///
+    /// # Safety
+    /// `init` initializes the payload.
+    #[inline(always)]
+    pub unsafe fn begin_op(&self, init: impl FnOnce(*mut T)) -> PendingOp<'_, V, T> {
+        let (block, id) = self.state.slab.take();
+        // SAFETY: the slab gave the block to us, and it is in no queue.
+        unsafe {
+            Block::begin_with(block, id, init, 2);
+            block.as_ref().own_early(GraphRef::new(&self.state));
+        }
+        PendingOp { block, handles: PhantomData }
+    }
+}
+
+impl<'a, V, T> PendingOp<'a, V, T> {
+    /// The payload.
+    #[inline(always)]
+    pub fn payload(&self) -> &T {
+        // SAFETY: initialized by `begin`; the block is ours.
+        unsafe { (*self.block.as_ptr()).payload() }
+    }
+
+    /// The payload.
+    #[inline(always)]
+    pub fn payload_mut(&mut self) -> &mut T {
+        // SAFETY: as for `payload`, and we are borrowed exclusively.
+        unsafe { (*self.block.as_ptr()).payload_mut() }
+    }
+
+    /// The name that the operation has from its submission on.
+    pub fn id(&self) -> OpId {
+        // SAFETY: `begin` has given it; the block is ours.
+        unsafe { self.block.as_ref().id() }
+    }
+
+    /// StepKind was added so far, one by one.
+    pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
+        // SAFETY: the block is ours, and the handles of its variables outlive the pending_op.
+        let accesses = unsafe { Block::accesses(self.block) };
+        accesses.map(|access| {
+            // SAFETY: as above.
+            let target = unsafe { access.as_ref().target() };
+            // SAFETY: as above.
+            (unsafe { target.node().as_ref() }.id(), target.mode())
+        })
+    }
+
+    /// Adds a variable; may be repeated. A read and a write of one variable are an update.
+    ///
+    /// # Panics
+    /// If the variable belongs to another graph.
+    #[inline(always)]
+    pub fn access(&mut self, var: &'a Var<V, T>, mode: Mode) {
+        // SAFETY: the handle keeps the node; the block is ours.
+        unsafe {
+            self.block.as_ref().assert_mine(var.node().as_ref());
+            Block::add_target(self.block, Target::new(var.node(), mode));
+        }
+    }
+
+    /// Appends the operation to the queues of all its variables, as [`Graph::submit_ref`] does.
+    #[inline(always)]
+    pub fn submit(self) -> (OpRef<V, T>, Option<Granted<V, T>>) {
+        let block = self.block;
+        mem::forget(self);
+        // SAFETY: the block is ours until it is appended. One of its references is for the result, so that it outlives a
+        // completion on another thread. The variables' handles outlive the pending_op.
+        unsafe { (OpRef::new(block), append_drafted(block)) }
+    }
+
+    /// As [`submit`](Self::submit), without a reference.
+    #[inline(always)]
+    pub fn submit_unreferenced(self) -> Option<Granted<V, T>> {
+        let block = self.block;
+        mem::forget(self);
+        // SAFETY: the block is ours until it is appended, and so are both its references, of which one is given up.
+        unsafe {
+            block.as_ref().forget_reference();
+            append_drafted(block)
+        }
+    }
+}
+
+/// # Safety
+/// The caller owns the block, and holds handles of the variables that it was aimed at.
+#[inline(always)]
+unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        Block::normalize(block);
+        submit::append(block)
+    }
+}
+
+impl<V, T> Drop for PendingOp<'_, V, T> {
+    fn drop(&mut self) {
+        // SAFETY: both references are ours, and nobody else has seen the block.
+        unsafe {
+            drop(OpRef::new(self.block));
+            Block::release_owned(self.block);
+        }
+    }
+}
+
+impl<V, T> fmt::Debug for PendingOp<'_, V, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // SAFETY: the block is ours.
+        let accesses = unsafe { self.block.as_ref().len() };
+        f.debug_struct("PendingOp").field("accesses", &accesses).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the pending_op owns its block, and borrows handles.
+unsafe impl<V: Send, T: Send + Sync> Send for PendingOp<'_, V, T> {}
+// SAFETY: shared, it lends its payload only.
+unsafe impl<V: Send, T: Send + Sync> Sync for PendingOp<'_, V, T> {}

@@ -1,0 +1,163 @@
+//! Withdrawal: an operation that waits leaves its queues as if it had not been submitted.
+//!
+//! An operation that nothing needs any more (a request that timed out, a question that was dropped) must not keep others
+//! waiting until its turn comes. While its variables' bits are held together, no access of it can be granted, so it either
+//! waits, and is taken out, or has been granted already, and stays.
+
+use estafette_sync::abandoned::is_abandoned;
+
+use crate::biased_lock::CriticalSection;
+use crate::operation::access::{AccessPtr, Mode};
+use crate::operation::accesses::Accesses;
+use crate::operation::block::Block;
+use crate::operation::completed::Completed;
+use crate::operation::granted::{DeliverGranted, Granted, grant_next};
+use crate::operation::op_ref::OpRef;
+use crate::operation::submit;
+use crate::variable::collapse::Group;
+use crate::variable::var::VarNode;
+
+impl<V, T> OpRef<V, T> {
+    /// Takes the operation out of its queues if it waits: it will never be granted, and what waited behind it may go on. False
+    /// if it is granted or over, or was withdrawn before: then nothing has happened.
+    ///
+    /// `ready` gets every operation that is granted by this, while no bit is held; operations that wait for the same variable
+    /// come in the order of their submission. The variables' `V` and flags are not touched; last, the `V` of variables that
+    /// ended with this operation are dropped, as by [`Granted::complete`].
+    ///
+    /// If `ready` panics, the remaining operations are still handed to it.
+    #[must_use = "an operation that was not withdrawn is granted, or will be"]
+    pub fn withdraw(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
+        self.withdraw_what(What::All, ready)
+    }
+
+    /// As [`withdraw`](Self::withdraw), of an operation that only reads. One that also writes keeps its places in the queues of the
+    /// variables that it writes, and leaves the others: it is granted as soon as it has its writes, perhaps at once, and then
+    /// `ready` gets it, too. The result is false for it.
+    pub fn withdraw_reads(&self, ready: impl FnMut(Granted<V, T>)) -> bool {
+        self.withdraw_what(What::Reads, ready)
+    }
+
+    fn withdraw_what(&self, what: What, ready: impl FnMut(Granted<V, T>)) -> bool {
+        // A withdrawn operation and a completed one look as a granted one does. In a forked child, locks may be held for ever.
+        if self.as_block().is_granted() || is_abandoned() {
+            return false;
+        }
+        let mut ended = Completed::new();
+        let withdrawn = self.leave_queues(what, &mut ended);
+        DeliverGranted::new(&mut ended, ready).rest();
+        // Gives the operation's reference to itself up; ours keeps the payload.
+        drop(ended.take_shared());
+        withdrawn
+    }
+
+    fn leave_queues(&self, what: What, ended: &mut Completed<V, T>) -> bool {
+        // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
+        // it from being recycled.
+        let graph = unsafe { self.as_block().owner() };
+        let live = graph.registry().lock();
+        if self.as_block().is_granted() {
+            return false;
+        }
+        // SAFETY: no access of an operation that waits has been completed, so each of its variables was alive just now, and
+        // none can be freed while the registry is locked. All bits are taken in the order of submitters, each is given back
+        // once, and while they are held no other thread grants or completes an access of the operation.
+        let withdrawn = unsafe {
+            let accesses = Block::accesses(self.block());
+            let section = submit::enter(accesses);
+            for access in accesses {
+                // The word is read again when the bit is given back.
+                let _ =
+                    access.as_ref().target().node().as_ref().lock.lock_within(&section, || graph.address());
+            }
+            if self.as_block().is_granted() {
+                unlock_all(accesses);
+                false
+            } else if what == What::All || accesses.clone().all(|access| reads(access)) {
+                self.as_block().set_over();
+                ended.own = Some(self.block());
+                accesses.for_each(|access| leave_queue(&section, access, ended));
+                true
+            } else {
+                self.leave_read_queues(accesses, &section, ended);
+                false
+            }
+        };
+        drop(live);
+        withdrawn
+    }
+
+    /// Takes the reads out, and gives all bits back.
+    ///
+    /// # Safety
+    /// The caller has taken the bits of all accesses, within `section`, and has locked the registry. The operation waits.
+    unsafe fn leave_read_queues(
+        &self,
+        accesses: Accesses<V, T>,
+        section: &CriticalSection,
+        ended: &mut Completed<V, T>,
+    ) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let waits = |access: &AccessPtr<V, T>| {
+                !reads(*access) && !access.as_ref().target().node().as_ref().queue.is_granted_write(*access)
+            };
+            let pending = accesses.filter(waits).count() as u32;
+            self.as_block().set_pending(pending);
+            accesses.filter(|access| reads(*access)).for_each(|access| leave_queue(section, access, ended));
+            Block::keep_writes(self.block());
+            if pending == 0 {
+                ended.push(self.block());
+            }
+            unlock_all(Block::accesses(self.block()));
+        }
+    }
+}
+
+/// What of an operation is withdrawn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    All,
+    Reads,
+}
+
+/// # Safety
+/// The access is of an operation that waits, and its variable's bit is held.
+unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
+    // SAFETY: forwarded to the caller.
+    unsafe { !access.as_ref().target().is_exclusive() }
+}
+
+/// Gives the bits of all accesses back.
+///
+/// # Safety
+/// The caller has taken them, and uses no access afterwards.
+unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
+    // SAFETY: forwarded to the caller. An iterator does not look at the block.
+    accesses.for_each(|access| unsafe { drop(VarNode::guard_locked(access.as_ref().target().node())) });
+}
+
+/// Takes one access out, granted or not, lets go what waited for it, and gives the bit back.
+///
+/// # Safety
+/// The caller has taken the bit of the access's variable, within `section`, and owns the operation, which is not granted. `ended`
+/// is used when no bit is held.
+unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, ended: &mut Completed<V, T>) {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let target = access.as_ref().target();
+        let mut guard = VarNode::guard_locked(target.node());
+        if guard.word.group() && target.is_exclusive() {
+            Group::withdraws(&mut guard, access);
+        }
+        guard.queue(|queue| queue.withdraw(access, target.is_exclusive()));
+        let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
+        if guard.word.group() {
+            // No write was completed, but the queue may be empty now.
+            Group::completed(&mut guard, Mode::Read, &mut ended.rare().dead);
+        }
+        if empty && guard.word.orphaned() {
+            ended.rare().dead.retire(target.node());
+        }
+    }
+}

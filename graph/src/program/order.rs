@@ -1,0 +1,119 @@
+//! StepKind never changes from run to run.
+
+use std::collections::HashMap;
+
+use crate::id::VarId;
+use crate::program::log::ProgramLog;
+
+/// Who comes after whom in a recorded program. Operations are numbered in the order of log, from 0.
+#[derive(Clone, Debug)]
+pub struct ProgramOrder {
+    successors: Lists,
+    readers: Lists,
+    predecessors: Box<[u32]>,
+}
+
+impl ProgramOrder {
+    /// Works the order out, without dependences that follow from others
+    /// ([`ProgramLog::reduced`](crate::program::log::ProgramLog::reduced)). Times in the log are ignored.
+    ///
+    /// # Panics
+    /// For 2³² or more operations or dependences.
+    pub fn of(log: &ProgramLog) -> Self {
+        let len = log.ops().len();
+        let edges = log.reduced();
+        let mut predecessors = vec![0; len];
+        for &(before, after) in &edges {
+            assert!(before < after, "dependences lead from earlier to later operations");
+            predecessors[after] += 1;
+        }
+        Self {
+            successors: Lists::new(len, &edges),
+            readers: Lists::new(len, &flow(log)),
+            predecessors: predecessors.into(),
+        }
+    }
+
+    /// Number of operations.
+    pub fn len(&self) -> usize {
+        self.predecessors.len()
+    }
+
+    /// Whether there is no operation.
+    pub fn is_empty(&self) -> bool {
+        self.predecessors.is_empty()
+    }
+
+    /// How many operations must end right before `op`: those that have it among their [`successors`](Self::successors).
+    #[inline]
+    pub fn predecessors(&self, op: u32) -> u32 {
+        self.predecessors[op as usize]
+    }
+
+    /// Operations that wait for `op` and for which nothing else stands in for it, ascending.
+    #[inline]
+    pub fn successors(&self, op: u32) -> &[u32] {
+        self.successors.of(op)
+    }
+
+    /// Operations that look at something as `op` left it, ascending. They are what its failure concerns: an operation
+    /// that only overwrites comes later, but does not look.
+    #[inline]
+    pub fn readers(&self, op: u32) -> &[u32] {
+        self.readers.of(op)
+    }
+
+    /// Whether every operation waits for the one before, so that never two may run at once.
+    pub fn is_chain(&self) -> bool {
+        // Nothing can stand in for a dependence of neighbours, so none of these is ever left out.
+        (1..self.predecessors.len()).all(|op| {
+            let op = u32::try_from(op).expect("checked when the lists were made");
+            self.successors(op - 1).first() == Some(&op)
+        })
+    }
+}
+
+/// Pairs of an operation and another one that reads what the first has written, ascending, each once.
+fn flow(log: &ProgramLog) -> Vec<(usize, usize)> {
+    let mut writers: HashMap<VarId, usize> = HashMap::new();
+    let mut pairs = Vec::new();
+    for (index, op) in log.ops().iter().enumerate() {
+        for (var, mode) in &op.accesses {
+            if mode.reads()
+                && let Some(writer) = writers.get(var)
+            {
+                pairs.push((*writer, index));
+            }
+            if mode.is_exclusive() {
+                writers.insert(*var, index);
+            }
+        }
+    }
+    pairs.sort_unstable();
+    pairs.dedup();
+    pairs
+}
+
+/// A list of operations for each operation, one behind the other in memory.
+#[derive(Clone, Debug)]
+struct Lists {
+    /// Where the list of each operation begins; one more for where the last one ends.
+    starts: Box<[u32]>,
+    items: Box<[u32]>,
+}
+
+impl Lists {
+    /// From ascending pairs of an operation and a member of its list.
+    fn new(len: usize, pairs: &[(usize, usize)]) -> Self {
+        let number =
+            |number: usize| u32::try_from(number).expect("fewer than 2^32 operations and dependences");
+        let starts = (0..=len).map(|op| number(pairs.partition_point(|(from, _)| *from < op)));
+        Self { starts: starts.collect(), items: pairs.iter().map(|(_, to)| number(*to)).collect() }
+    }
+
+    #[inline]
+    fn of(&self, op: u32) -> &[u32] {
+        let op = op as usize;
+        &self.items[self.starts[op] as usize..self.starts[op + 1] as usize]
+    }
+}

@@ -1,0 +1,392 @@
+//! The queue of a variable: its accesses in submission order, the granted ones first.
+
+use std::ptr::NonNull;
+
+use estafette_sync::cell::UnsafeCell;
+
+use crate::operation::access::{Access, AccessPtr, Link, Links, Mode};
+use crate::prefetch::prefetch;
+
+/// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last, and linking and
+/// unlinking need no branch, which would be anybody's guess.
+///
+/// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off it. Granted
+/// accesses stay until they are completed, so that a stuck graph can always be explained. Beside them there may be *holds*:
+/// granted reads that are only counted, and come before everything that waits.
+///
+/// All methods belong to the holder of the variable's bit.
+pub(crate) struct Queue<V, T> {
+    /// Before the first access and behind the last.
+    ends: UnsafeCell<Links<V, T>>,
+    state: UnsafeCell<State<V, T>>,
+}
+
+struct State<V, T> {
+    /// The first access that is not granted; everything behind it is not granted either. The queue's own link if there is none.
+    waiting: Link<V, T>,
+    /// Writes in the ring, granted or not.
+    writes: u32,
+    /// Granted reads without an operation, which are not in the ring.
+    pins: u32,
+}
+
+impl<V, T> Queue<V, T> {
+    /// Of a variable that is still to be [placed](Self::place).
+    pub(crate) fn new() -> Self {
+        Self {
+            ends: UnsafeCell::new(Links::UNLINKED),
+            state: UnsafeCell::new(State { waiting: Link::dangling(), writes: 0, pins: 0 }),
+        }
+    }
+
+    /// Closes the ring, empty, now that the queue stays where it is.
+    pub(crate) fn close_ring(&self) {
+        let end = self.end();
+        // SAFETY: nobody else knows of the queue yet.
+        unsafe {
+            self.ends.with_mut(|ends| *ends = Links { previous: end, next: end });
+            self.state.with_mut(|state| (*state).waiting = end);
+        }
+    }
+
+    #[inline(always)]
+    fn end(&self) -> Link<V, T> {
+        NonNull::from(&self.ends)
+    }
+
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    unsafe fn first(&self) -> Link<V, T> {
+        // SAFETY: forwarded to the caller.
+        self.ends.with(|ends| unsafe { (*ends).next })
+    }
+
+    /// Lends the state.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, and `f` does not come back here.
+    #[inline(always)]
+    unsafe fn state<R>(&self, f: impl FnOnce(&mut State<V, T>) -> R) -> R {
+        // SAFETY: forwarded to the caller.
+        self.state.with_mut(|state| f(unsafe { &mut *state }))
+    }
+
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn is_empty(&self) -> bool {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.first() == self.end() }
+    }
+
+    /// Unfinished writes.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn writes(&self) -> u32 {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.state(|state| state.writes) }
+    }
+
+    /// Granted reads without an operation.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn pins(&self) -> u32 {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.state(|state| state.pins) }
+    }
+
+    /// Counts a read without an operation, if a read would be granted at once.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn try_pin(&self) -> bool {
+        let end = self.end();
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            self.state(|state| {
+                // A count that is full refuses, as if a write were in the way.
+                let granted = (state.waiting == end) & (state.writes == 0) & (state.pins < u32::MAX);
+                state.pins += u32::from(granted);
+                granted
+            })
+        }
+    }
+
+    /// Takes back one [`hold`](self::try_pin); then the queue [advances](Self::advance).
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[inline(always)]
+    pub(crate) unsafe fn unpin(&self) {
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            self.state(|state| {
+                state.pins = state.pins.checked_sub(1).expect("a hold ends once");
+            });
+        }
+    }
+
+    /// Links `access` at the end. True: it is granted at once.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit and owns `access`, which is in no list.
+    #[inline(always)]
+    pub(crate) unsafe fn append(&self, access: AccessPtr<V, T>, exclusive: bool) -> bool {
+        let end = self.end();
+        // SAFETY: forwarded to the caller; whatever is linked here is ours by the bit.
+        unsafe {
+            let link = Access::link(access);
+            let (last, empty) = self.ends.with(|ends| ((*ends).previous, (*ends).next == end));
+            let granted = self.state(|state| {
+                let none_waits = state.waiting == end;
+                // Where nobody waits, everything queued is granted, and without a write it is a run of reads.
+                let granted =
+                    if exclusive { empty & (state.pins == 0) } else { none_waits & (state.writes == 0) };
+                if none_waits & !granted {
+                    state.waiting = link;
+                }
+                state.writes += u32::from(exclusive);
+                granted
+            });
+            link.as_ref().with_mut(|links| *links = Links { previous: last, next: end });
+            last.as_ref().with_mut(|links| (*links).next = link);
+            self.ends.with_mut(|ends| (*ends).previous = link);
+            granted
+        }
+    }
+
+    /// Links `access`, granted, behind `neighbour`.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `neighbour` is in this list and granted; the caller owns `access`, which is
+    /// in no list.
+    pub(crate) unsafe fn insert_behind(
+        &self,
+        neighbour: AccessPtr<V, T>,
+        access: AccessPtr<V, T>,
+        mode: Mode,
+    ) {
+        // SAFETY: the neighbours are linked here and we hold the bit; `access` is ours.
+        unsafe {
+            let (before, link) = (Access::link(neighbour), Access::link(access));
+            let behind = before.as_ref().with(|links| (*links).next);
+            link.as_ref().with_mut(|links| *links = Links { previous: before, next: behind });
+            before.as_ref().with_mut(|links| (*links).next = link);
+            behind.as_ref().with_mut(|links| (*links).previous = link);
+            self.state(|state| {
+                debug_assert!(state.waiting != before, "only a granted access has granted neighbours");
+                state.writes += u32::from(mode.is_exclusive());
+            });
+        }
+    }
+
+    /// Takes a granted access out.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `access` is in this list and granted.
+    #[inline(always)]
+    pub(crate) unsafe fn unlink(&self, access: AccessPtr<V, T>, exclusive: bool) {
+        // SAFETY: the access and its neighbours are linked here, and we hold the bit.
+        unsafe {
+            let link = Access::link(access);
+            let (previous, next) = link.as_ref().with(|links| ((*links).previous, (*links).next));
+            previous.as_ref().with_mut(|links| (*links).next = next);
+            next.as_ref().with_mut(|links| (*links).previous = previous);
+            self.state(|state| {
+                debug_assert!(state.waiting != link, "only granted accesses are completed");
+                state.writes -= u32::from(exclusive);
+            });
+        }
+    }
+
+    /// Takes an access out, granted or not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `access` is in this list.
+    pub(crate) unsafe fn withdraw(&self, access: AccessPtr<V, T>, exclusive: bool) {
+        let link = Access::link(access);
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let next = Self::next(link);
+            self.state(|state| {
+                if state.waiting == link {
+                    state.waiting = next;
+                }
+            });
+            self.unlink(access, exclusive);
+        }
+    }
+
+    /// Puts `to` where `from` is.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `from` is in this list; the caller owns `to`, which is in no list.
+    pub(crate) unsafe fn replace(&self, from: AccessPtr<V, T>, to: AccessPtr<V, T>) {
+        let (old, new) = (Access::link(from), Access::link(to));
+        // SAFETY: the access and its neighbours are linked here, and we hold the bit.
+        unsafe {
+            let (previous, next) = old.as_ref().with(|links| ((*links).previous, (*links).next));
+            new.as_ref().with_mut(|links| *links = Links { previous, next });
+            previous.as_ref().with_mut(|links| (*links).next = new);
+            next.as_ref().with_mut(|links| (*links).previous = new);
+            self.state(|state| {
+                if state.waiting == old {
+                    state.waiting = new;
+                }
+            });
+        }
+    }
+
+    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so its granted write is the
+    /// first of the queue.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `write` is in this list.
+    pub(crate) unsafe fn is_granted_write(&self, write: AccessPtr<V, T>) -> bool {
+        let link = Access::link(write);
+        // SAFETY: forwarded to the caller.
+        unsafe { self.first() == link && self.state(|state| state.waiting != link) }
+    }
+
+    /// How many writes are ahead of `access`, granted or not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit; `access` is in this list.
+    pub(crate) unsafe fn writes_ahead_of(&self, access: AccessPtr<V, T>) -> u64 {
+        // SAFETY: the bit is held, so linked accesses are in flight.
+        let ahead = unsafe {
+            let ahead = self.iter().take_while(|(linked, _)| *linked != access);
+            ahead.filter(|(linked, _)| linked.as_ref().target().is_exclusive()).count()
+        };
+        ahead as u64
+    }
+
+    /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`. That is
+    /// the next write if nothing granted is left, or the next run of reads if only reads are.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[inline(always)]
+    pub(crate) unsafe fn advance(&self, exclusive: bool, mut grant: impl FnMut(AccessPtr<V, T>)) {
+        let end = self.end();
+        // SAFETY: linked accesses are in flight and we hold the bit; a granted operation cannot leave this list
+        // before we give the bit back, so reading `next` after the grant is sound too.
+        unsafe {
+            let mut waiting = self.state(|state| state.waiting);
+            if waiting == end {
+                return;
+            }
+            let idle = self.first() == waiting;
+            if Access::of(waiting).as_ref().target().is_exclusive() {
+                if !idle || self.pins() > 0 {
+                    return;
+                }
+                grant(Access::of(waiting));
+                waiting = Self::next(waiting);
+                // StepKind was submitted long ago has left the cache.
+                prefetch::<1, _>(waiting);
+            } else {
+                let joins = idle || exclusive && self.only_reads_are_granted();
+                if !joins {
+                    return;
+                }
+                while waiting != end && !Access::of(waiting).as_ref().target().is_exclusive() {
+                    grant(Access::of(waiting));
+                    waiting = Self::next(waiting);
+                }
+            }
+            self.state(|state| state.waiting = waiting);
+        }
+    }
+
+    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind only if it
+    /// was split.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit.
+    #[cold]
+    unsafe fn only_reads_are_granted(&self) -> bool {
+        // SAFETY: the bit is held, so linked accesses are in flight.
+        unsafe {
+            self.iter()
+                .take_while(|(_, granted)| *granted)
+                .all(|(access, _)| access.as_ref().target().mode() == Mode::Read)
+        }
+    }
+
+    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted access it is not.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    pub(crate) unsafe fn ahead_of(
+        &self,
+        access: AccessPtr<V, T>,
+    ) -> impl Iterator<Item = (AccessPtr<V, T>, bool)> + use<'_, V, T> {
+        let end = self.end();
+        // SAFETY: forwarded to the caller.
+        let waiting = unsafe { self.state(|state| state.waiting) };
+        let mut granted = false;
+        let mut behind = Access::link(access);
+        std::iter::from_fn(move || {
+            granted |= behind == waiting;
+            // SAFETY: the link is in this ring, and the caller holds the bit.
+            behind = unsafe { behind.as_ref() }.with(|links| unsafe { (*links).previous });
+            // SAFETY: every link but the queue's own is an access's.
+            (behind != end).then(|| (unsafe { Access::of(behind) }, granted))
+        })
+    }
+
+    /// Every access in order, and whether it is granted.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, also while it uses the iterator.
+    pub(crate) unsafe fn iter(&self) -> impl Iterator<Item = (AccessPtr<V, T>, bool)> + use<'_, V, T> {
+        let end = self.end();
+        let mut granted = true;
+        // SAFETY: forwarded to the caller.
+        let (first, waiting) = unsafe { (self.first(), self.state(|state| state.waiting)) };
+        // SAFETY: as above.
+        std::iter::successors(Some(first), |link| Some(unsafe { Self::next(*link) }))
+            .take_while(move |link| *link != end)
+            .map(move |link| {
+                granted &= waiting != link;
+                // SAFETY: every link but the queue's own is an access's.
+                (unsafe { Access::of(link) }, granted)
+            })
+    }
+
+    /// The accesses behind `access`, in order.
+    ///
+    /// # Safety
+    /// The caller holds the variable's bit, also while it uses the iterator; `access` is in this list.
+    pub(crate) unsafe fn behind(
+        &self,
+        access: AccessPtr<V, T>,
+    ) -> impl Iterator<Item = AccessPtr<V, T>> + use<'_, V, T> {
+        let end = self.end();
+        // SAFETY: the links are in this ring, and the caller holds the bit.
+        let first = unsafe { Self::next(Access::link(access)) };
+        // SAFETY: as above.
+        std::iter::successors(Some(first), |link| Some(unsafe { Self::next(*link) }))
+            .take_while(move |link| *link != end)
+            // SAFETY: every link but the queue's own is an access's.
+            .map(|link| unsafe { Access::of(link) })
+    }
+
+    /// # Safety
+    /// The caller holds the bit of the variable in whose ring the link is.
+    #[inline(always)]
+    unsafe fn next(link: Link<V, T>) -> Link<V, T> {
+        // SAFETY: forwarded to the caller.
+        unsafe { link.as_ref() }.with(|links| unsafe { (*links).next })
+    }
+}

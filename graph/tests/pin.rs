@@ -1,0 +1,119 @@
+//! Reads without an operation.
+
+use estafette_graph::{Granted, Graph, Hazard, Mode, OpId, Var};
+
+type Queues = Graph<Vec<OpId>, &'static str>;
+
+fn pin(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
+    let id = graph.next_id();
+    let held = var.try_pin(|holders, _| {
+        holders.push(id);
+        true
+    });
+    assert!(held, "nothing is in the way");
+    id
+}
+
+/// Ends a hold and gives the names of what is granted by that, completed in turn.
+fn end(var: &Var<Vec<OpId>, &'static str>, id: OpId) -> Vec<&'static str> {
+    let mut granted: Vec<Granted<_, _>> = Vec::new();
+    var.unpin(|holders, _| holders.retain(|holder| *holder != id), |op| granted.push(op));
+    let mut names = Vec::new();
+    while let Some(op) = granted.pop() {
+        names.push(*op.payload());
+        op.complete(|_| (), |op| granted.push(op));
+    }
+    names
+}
+
+#[test]
+fn a_write_waits_for_every_hold_and_reads_do_not() {
+    let graph = Queues::new();
+    let var = graph.var(Vec::new());
+    let (first, second) = (pin(&graph, &var), pin(&graph, &var));
+    assert!(var.is_quiet(), "a reader leaves no write behind");
+    let read = graph.submit("read", [(&var, Mode::Read)]).expect("readers do not wait for readers");
+    assert!(graph.submit("write", [(&var, Mode::Write)]).is_none());
+    assert!(graph.submit("late", [(&var, Mode::Read)]).is_none(), "no writer starves");
+    assert!(!var.try_pin(|_, _| unreachable!("not asked")), "a hold does not overtake a writer either");
+    assert!(end(&var, second).is_empty());
+    assert!(end(&var, first).is_empty(), "a reader is left");
+    let mut granted = Vec::new();
+    read.complete(|_| (), |op| granted.push(op));
+    let write = granted.pop().expect("the last reader has gone");
+    assert!(!var.try_pin(|_, _| true), "a write is under way");
+    write.complete(|_| (), |op| granted.push(op));
+    granted.pop().expect("the late reader").complete(|_| (), |_| unreachable!());
+}
+
+#[test]
+fn the_last_hold_lets_the_writer_in_when_it_is_later_than_the_last_read() {
+    let graph = Queues::new();
+    let var = graph.var(Vec::new());
+    let id = pin(&graph, &var);
+    let read = graph.submit("read", [(&var, Mode::Read)]).expect("granted");
+    assert!(graph.submit("write", [(&var, Mode::Update)]).is_none());
+    read.complete(|_| (), |_| unreachable!("the hold is in the way"));
+    assert_eq!(end(&var, id), ["write"]);
+    assert!(var.is_quiet());
+}
+
+#[test]
+fn a_hold_may_be_refused_by_what_the_variable_carries() {
+    let graph = Queues::new();
+    let var = graph.var(Vec::new());
+    var.with_state(|_, flags| *flags = 5);
+    assert!(!var.try_pin(|_, flags| flags == 0));
+    graph.submit("write", [(&var, Mode::Write)]).expect("not held").complete(|_| (), |_| unreachable!());
+    assert!(var.try_pin(|_, flags| flags == 5));
+    var.unpin(|_, flags| *flags = 0, |_| unreachable!());
+    assert_eq!(var.flags(), 0);
+}
+
+#[test]
+fn what_was_collapsed_and_its_group_cannot_be_held() {
+    let graph = Queues::new();
+    let (member, group) = (graph.var(Vec::new()), graph.var(Vec::new()));
+    let id = pin(&graph, &member);
+    assert!(graph.collapse("collapse", &[&member], &group).is_none(), "the collapse is a write");
+    assert!(!member.try_pin(|_, _| true) && !group.try_pin(|_, _| true));
+    assert_eq!(end(&member, id), ["collapse"], "a hold ends where it began");
+    assert!(!member.try_pin(|_, _| true) && !group.try_pin(|_, _| true));
+}
+
+#[test]
+#[should_panic(expected = "a hold ends once")]
+fn a_hold_that_is_not_there_cannot_end() {
+    Queues::new().var(Vec::new()).unpin(|_, _| (), |_| ());
+}
+
+#[test]
+fn a_picture_names_the_holders_that_block_a_write() {
+    let graph = Queues::new();
+    let (held, free) = (graph.var(Vec::new()), graph.var(Vec::new()));
+    let ids = [pin(&graph, &held), pin(&graph, &held)];
+    let picture = || {
+        let label = |holders: &mut Vec<OpId>, found: &mut Vec<_>| {
+            found.extend(holders.iter().map(|id| (*id, "hold")))
+        };
+        graph.snapshot_with(|name| *name, label)
+    };
+    let idle = picture();
+    assert_eq!((idle.ops.len(), idle.vars.len()), (2, 1));
+    assert!(graph.submit("write", [(&held, Mode::Write), (&free, Mode::Write)]).is_none());
+    let snapshot = picture();
+    let write = snapshot.ops.iter().find(|op| op.label == "write").expect("queued").id;
+    let mut leaves = snapshot.leaves(write);
+    leaves.sort();
+    assert_eq!(leaves, ids);
+    assert!(
+        snapshot
+            .blockers(write)
+            .iter()
+            .all(|blocker| blocker.kind == Hazard::War && blocker.var == held.id())
+    );
+    assert!(ids.iter().all(|id| snapshot.op(*id).is_some_and(|op| op.granted && op.label == "hold")));
+    assert_eq!(end(&held, ids[0]), [""; 0]);
+    assert_eq!(end(&held, ids[1]), ["write"]);
+    assert!(picture().ops.is_empty());
+}
