@@ -10,8 +10,8 @@ async fn main() -> Result<(), Error> {
     let x = engine.from_vec(vec![1.0_f32, 2.0, 3.0, 4.0], &[4])?;
     let y = engine.zeros(&[4], DType::F32)?;
 
-    // The body runs when all earlier operations on `x` and `y` allow it; `run` does not wait for that. `permit` awaits
-    // only while the engine's limit of operations in flight is reached.
+    // The body runs when all earlier operations on `x` and `y` allow it; `run` does not wait for that.
+    // `permit` awaits only while the engine's limit of operations in flight is reached.
     engine.op("double").reads([&x]).writes([&y]).permit().await?.run(|[x], [mut y]| {
         for (y, x) in y.as_mut_slice::<f32>()?.iter_mut().zip(x.as_slice::<f32>()?) {
             *y = 2.0 * x;
@@ -29,7 +29,8 @@ async fn main() -> Result<(), Error> {
         Ok(Produced::from_vec(vec![mean], &[1])?)
     })?;
 
-    // Works on any executor, and blocks no thread. A failed operation would return its error here, with its name.
+    // Works on any executor, and blocks no thread. A failed operation would return its error here, with its
+    // name.
     mean.ready().await?;
     println!("mean of {:?} is {:?}", y.to_vec::<f32>()?, mean.to_vec::<f32>()?);
 

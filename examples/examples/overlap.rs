@@ -1,13 +1,12 @@
 //! Two queues of one device at work at the same time, while the host waits for nothing.
 //!
-//! Frames are uploaded on one queue and summed on another, through two buffers in turn. The operations declare only
-//! what they read and write. The engine finds out where one queue must wait for the other, and makes the queue wait
-//! *on the device*: `add 0` waits for `upload 0`, whose data it reads; `upload 2` waits for `add 0`, which still reads
-//! the buffer; and so on.
+//! Frames are uploaded on one queue and summed on another, through two buffers in turn. The operations
+//! declare only what they read and write. The engine finds out where one queue must wait for the other, and
+//! makes the queue wait *on the device*: `add 0` waits for `upload 0`, whose data it reads; `upload 2` waits
+//! for `add 0`, which still reads the buffer; and so on.
 //!
-//! The device is simulated, so the example runs on any machine: device work takes time, and device memory is host
-//! memory. Run it with
-//! `cargo run --release --example overlap`.
+//! The device is simulated, so the example runs on any machine: device work takes time, and device memory is
+//! host memory. Run it with `cargo run --release --example overlap`.
 
 use std::time::Instant;
 

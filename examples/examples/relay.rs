@@ -11,12 +11,12 @@
 //!  sum     (ndarray)   result = energy summed along each row                  a new ndarray array
 //! ```
 //!
-//! All frames share one baseline, so the order matters: frame 7 must not be centred with what was learned from frame 8.
-//! No lock or channel below enforces that order. The operations declare what they read and write, and the results
-//! equal those of the plain loop ([`plain_loop`]) bit by bit.
+//! All frames share one baseline, so the order matters: frame 7 must not be centred with what was learned
+//! from frame 8. No lock or channel below enforces that order. The operations declare what they read and
+//! write, and the results equal those of the plain loop ([`plain_loop`]) bit by bit.
 //!
-//! Run it with `cargo run --release --example relay`. At the end it prints where the time went, and writes the timeline
-//! to `relay.html`.
+//! Run it with `cargo run --release --example relay`. At the end it prints where the time went, and writes
+//! the timeline to `relay.html`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -161,7 +161,8 @@ async fn submit_centre(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result
     Ok(())
 }
 
-/// arrow must own the memory that it reads, so this body takes no view: it borrows its operand as a DLPack tensor.
+/// arrow must own the memory that it reads, so this body takes no view: it borrows its operand as a DLPack
+/// tensor.
 async fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
     let (frame, trail) = (frame.clone(), stage.ledger.trail());
     let energy_trail = trail.clone();
@@ -239,14 +240,16 @@ async fn main() -> Result {
     let camera = tokio::spawn(camera(stage.clone(), frames_in));
     let desk = tokio::spawn(desk(stage.clone(), frames_out, results_in));
     let archive = archive(stage, results_out, expected).await;
-    // A stage that fails closes its channels, so the other stages end as well. Earlier stages report their errors first.
+    // A stage that fails closes its channels, so the other stages end as well. Earlier stages report their
+    // errors first.
     camera.await??;
     desk.await??;
     let archive = archive?;
     let relay = since.elapsed();
 
     engine.shutdown().await;
-    // The last operands are dropped a moment after their operations have ended, and deleters run on another thread.
+    // The last operands are dropped a moment after their operations have ended, and deleters run on another
+    // thread.
     let since = Instant::now();
     while !all_is_back(&ledger) && since.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(1)).await;

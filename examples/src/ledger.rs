@@ -61,7 +61,8 @@ impl Ledger {
 
 /// The path of one tensor through the libraries. Clones follow the same tensor.
 ///
-/// A trail holds the address at which the producer of the tensor has put the data, and compares it at each crossing.
+/// A trail holds the address at which the producer of the tensor has put the data, and compares it at each
+/// crossing.
 #[derive(Clone, Debug)]
 pub struct Trail {
     ledger: Ledger,

@@ -22,8 +22,9 @@ pub fn to_dlpack<T: Element, D: Dimension + 'static>(
         drop(array);
         trail.ends();
     };
-    // SAFETY: the array owns initialized memory as its own shape and strides describe it. It moves into `owner`, which
-    // leaves the memory at its address and gives no other code access to it until the deleter is called.
+    // SAFETY: the array owns initialized memory as its own shape and strides describe it. It moves into
+    // `owner`, which leaves the memory at its address and gives no other code access to it until the deleter
+    // is called.
     Ok(unsafe { export(&layout, data.cast(), ExportFlags::default(), Abi::Versioned, owner) })
 }
 
