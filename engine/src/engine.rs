@@ -21,7 +21,7 @@ use crate::core::error::Error;
 use crate::core::operation::{Kind, Name, OpHandle};
 use crate::core::unretrieved::Unretrieved;
 use crate::exchange::quarantine::{self, QuarantineStats};
-use crate::exchange::{DType, Element, Home, ManagedTensor, handed_back, reaper};
+use crate::exchange::{DType, Element, ManagedTensor, ReleaseStream, handed_back, reaper};
 use crate::import;
 use crate::lease::owner::LeaseInfo;
 use crate::operation::builder::OpBuilder;
@@ -81,15 +81,15 @@ impl Drop for Handle {
             return std::mem::forget(self.core.clone());
         }
         // Without workers nothing else would ever run what is ready.
-        if self.core.alone() && !std::thread::panicking() {
+        if self.core.has_no_workers() && !std::thread::panicking() {
             while self.core.help_any() {}
         }
         self.core.failures.close();
         self.core.detach();
-        if self.core.alone() && !self.core.is_over() {
+        if self.core.has_no_workers() && !self.core.is_over() {
             self.core.stand_ins.want_to_the_end(&self.core);
         }
-        self.core.leave();
+        self.core.clear_thread_cache();
     }
 }
 
@@ -277,7 +277,7 @@ pub struct Stats {
     /// Bytes of host memory that this process keeps pinned for copies from and to devices to go through.
     pub staging_bytes: u64,
     /// Tensors of other libraries whose memory this process gave back while its last use was pending, behind a wait of their
-    /// allocator's stream ([`Engine::import_homing`]).
+    /// allocator's stream ([`Engine::import_stream_ordered`]).
     pub handed_back: u64,
 }
 
@@ -325,7 +325,7 @@ impl Engine {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     pub fn submit_many<T>(&self, submit: impl FnOnce() -> T) -> T {
-        coalesced::hold(self.core(), submit)
+        coalesced::hold_back(self.core(), submit)
     }
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
@@ -397,15 +397,15 @@ impl Engine {
     /// As [`import`](Self::import); [`Error::Invalid`] for a home on another device than the memory.
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`Home::new`] says of this memory.
-    pub unsafe fn import_homing(
+    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`ReleaseStream::new`] says of this memory.
+    pub unsafe fn import_stream_ordered(
         &self,
         managed: ManagedTensor,
         ready: FenceSet,
         read_only: bool,
-        home: Home,
+        home: ReleaseStream,
     ) -> Result<Tensor, Error> {
-        import::import_homing(self.core(), managed, ready, read_only, home)
+        import::import_stream_ordered(self.core(), managed, ready, read_only, home)
     }
 
     /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.
@@ -488,7 +488,7 @@ impl Engine {
     /// workers, or where that is [forbidden](crate::set_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
-        if !core.alone() || core.check_fork().is_err() || !core.help_any() {
+        if !core.has_no_workers() || core.check_fork().is_err() || !core.help_any() {
             return false;
         }
         while core.help_any() {}
@@ -554,10 +554,10 @@ impl Engine {
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
-        let mut listening = core.bell.listen_async();
+        let mut listening = core.notifier.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
-            listening.wake_at_ring(cx.waker());
+            listening.register_waker(cx.waker());
             if core.in_flight() == 0 {
                 return std::task::Poll::Ready(());
             }

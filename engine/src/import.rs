@@ -9,7 +9,7 @@ use crate::copy;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::Error;
-use crate::exchange::{DType, Element, Home, Layout, ManagedTensor, Space, Storage, reaper};
+use crate::exchange::{AddressSpace, DType, Element, Layout, ManagedTensor, ReleaseStream, Storage, reaper};
 use crate::lease::{Access, Lease};
 use crate::tensor::alias_map::{self, Origin, Placement};
 use crate::tensor::handle::{Definition, Tensor, TensorInner};
@@ -119,12 +119,12 @@ pub(crate) fn import(
 }
 
 /// As [`import`], of memory whose allocator works in the order of a stream.
-pub(crate) fn import_homing(
+pub(crate) fn import_stream_ordered(
     core: &CoreRef,
     managed: ManagedTensor,
     ready: FenceSet,
     read_only: bool,
-    home: Home,
+    home: ReleaseStream,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let layout = describe(core, &managed)?;
@@ -136,7 +136,7 @@ pub(crate) fn import_homing(
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    let arrival = Arrival { layout, data, storage: Storage::homing(managed, home), read_only };
+    let arrival = Arrival { layout, data, storage: Storage::stream_ordered(managed, home), read_only };
     Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 
@@ -274,7 +274,7 @@ fn shared_with_cuda(core: &Core, layout: &Layout) -> Result<Option<Allocation>, 
 fn enter(core: &CoreRef, arrival: Arrival, ready: FenceSet, origin: impl FnOnce() -> Origin) -> Tensor {
     let Arrival { layout, data, storage, read_only } = arrival;
     let range = layout.byte_range(data);
-    let space = Space::of(layout.device());
+    let space = AddressSpace::of(layout.device());
     let Placement { vars, placed, lease } = alias_map::place(core, space, range, &ready, origin);
     let read_only = read_only || lease.as_ref().is_some_and(|lease| lease.access() == crate::Access::Read);
     let host = host_can_use(core, layout.device(), data);
@@ -333,7 +333,7 @@ pub(crate) fn define(
         }
     }
     let range = arrival.layout.byte_range(arrival.data);
-    let space = Space::of(arrival.layout.device());
+    let space = AddressSpace::of(arrival.layout.device());
     let own = &target.vars[0];
     let placed = match copying {
         Copying::Always => Err(0),
@@ -352,7 +352,7 @@ pub(crate) fn define(
             let after: FenceSet = fence.iter().cloned().collect();
             later = fence;
             let range = copy.layout.byte_range(copy.data);
-            let space = Space::of(copy.layout.device());
+            let space = AddressSpace::of(copy.layout.device());
             let Ok(placed) = alias_map::place_result(space, range, own, &target.vars) else {
                 reaper().release(after, copy.storage);
                 return Err(Error::Conflict(

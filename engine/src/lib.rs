@@ -103,7 +103,7 @@ pub use operation::operands::{Operands, Tensors};
 pub use operation::submit::lost;
 pub use operation::submit_permit::SubmitPermit;
 pub use program::{CheckedNode, NodeBuilder, Program, ProgramBuilder};
-pub use stream::Acquisition;
+pub use stream::ImportStream;
 pub use tensor::alias_map::Origin;
 pub use tensor::guards::{ReadGuard, WriteGuard};
 pub use tensor::handle::{Tensor, TensorState};

@@ -65,16 +65,16 @@ impl Spares {
     }
 }
 
-/// A queue of ours that a producer orders its work before, for one tensor. See [`Engine::acquisition`].
+/// A queue of ours that a producer orders its work before, for one tensor. See [`Engine::import_stream`].
 #[derive(Debug)]
-pub struct Acquisition {
+pub struct ImportStream {
     device: Arc<dyn Device>,
     queue: Arc<dyn Queue>,
     stream: usize,
 }
 
-impl Acquisition {
-    /// As [`Engine::acquisition`], on a device by itself.
+impl ImportStream {
+    /// As [`Engine::import_stream`], on a device by itself.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device whose queues have no handles; [`Error::Device`] when it gives no queue.
@@ -117,14 +117,14 @@ impl Engine {
         Ok(device_with_streams(self.core(), device)?.default_queue())
     }
 
-    /// A queue of `device` for a producer to order its work before: give it [`Acquisition::stream`], and import with
-    /// [`Acquisition::fence`].
+    /// A queue of `device` for a producer to order its work before: give it [`ImportStream::stream`], and import with
+    /// [`ImportStream::fence`].
     ///
     /// # Errors
     /// [`Error::Invalid`] for a device that the engine does not have or whose queues have no handles; [`Error::Device`] when it
     /// gives no queue.
-    pub fn acquisition(&self, device: DLDevice) -> Result<Acquisition, Error> {
-        Acquisition::on(device_with_streams(self.core(), device)?)
+    pub fn import_stream(&self, device: DLDevice) -> Result<ImportStream, Error> {
+        ImportStream::on(device_with_streams(self.core(), device)?)
     }
 
     /// The fence of what is enqueued by now on somebody else's stream.

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use estafette::Engine;
 use estafette::devices::host::{self, Completer};
 use estafette::devices::{DeviceError, DeviceErrorKind, Fence};
-use estafette::exchange::promise;
+use estafette::exchange::foreign_fence;
 
 use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, place, text};
 use crate::handles::Table;
@@ -17,7 +17,7 @@ use crate::status::estafette_status;
 use crate::tensor::{estafette_tensor, tensor};
 
 /// The struct, under its name in C.
-pub use estafette::exchange::promise::RawFence as estafette_fence;
+pub use estafette::exchange::foreign_fence::RawFence as estafette_fence;
 
 /// The caller's fence as ours.
 ///
@@ -71,7 +71,7 @@ pub unsafe extern "C" fn estafette_writable_fence(
         let tensor = self::tensor(tensor, "tensor")?;
         let out = place(out, "out")?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(promise::export(tensor.writable_fence(), None)) };
+        unsafe { out.write(foreign_fence::export(tensor.writable_fence(), None)) };
         DONE
     })
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn estafette_op_fence(
         let out = place(out, "out")?;
         let fence = slots::end_fence(op)?;
         // SAFETY: writable, by contract.
-        unsafe { out.write(promise::export(fence, None)) };
+        unsafe { out.write(foreign_fence::export(fence, None)) };
         DONE
     })
 }
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn estafette_promise_create(
         let (completer, fence) = host::promise(name.to_string());
         // SAFETY: writable, by contract.
         unsafe {
-            place_of_fence.write(promise::export(fence, None));
+            place_of_fence.write(foreign_fence::export(fence, None));
             out.write(vacant.fill(completer));
         }
         DONE

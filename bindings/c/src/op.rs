@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use estafette::exchange::callback;
-use estafette::exchange::promise::RawFence;
+use estafette::exchange::foreign_fence::RawFence;
 use estafette::{ManagedTensor, Produced};
 
 use crate::dlpack::DLManagedTensorVersioned;

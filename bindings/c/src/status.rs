@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use estafette::exchange::promise;
+use estafette::exchange::foreign_fence;
 use estafette::{Error, devices};
 
 /// What a call returns: 0 for done, positive for "not yet", negative for an error, whose text `estafette_last_error` gives.
@@ -47,14 +47,14 @@ use estafette_status::*;
 
 // The fences of the engine speak the same numbers.
 const _: () = assert!(
-    promise::OK == ESTAFETTE_OK as i32
-        && promise::PENDING == ESTAFETTE_PENDING as i32
-        && promise::TIMEOUT == ESTAFETTE_TIMEOUT as i32
-        && promise::INVALID == ESTAFETTE_INVALID as i32
-        && promise::FAILED == ESTAFETTE_FAILED as i32
-        && promise::DEVICE == ESTAFETTE_DEVICE as i32
-        && promise::CANCELLED == ESTAFETTE_CANCELLED as i32
-        && promise::WOULD_DEADLOCK == ESTAFETTE_WOULD_DEADLOCK as i32
+    foreign_fence::OK == ESTAFETTE_OK as i32
+        && foreign_fence::PENDING == ESTAFETTE_PENDING as i32
+        && foreign_fence::TIMEOUT == ESTAFETTE_TIMEOUT as i32
+        && foreign_fence::INVALID == ESTAFETTE_INVALID as i32
+        && foreign_fence::FAILED == ESTAFETTE_FAILED as i32
+        && foreign_fence::DEVICE == ESTAFETTE_DEVICE as i32
+        && foreign_fence::CANCELLED == ESTAFETTE_CANCELLED as i32
+        && foreign_fence::WOULD_DEADLOCK == ESTAFETTE_WOULD_DEADLOCK as i32
 );
 
 impl estafette_status {

@@ -205,7 +205,7 @@ pub unsafe extern "C" fn estafette_tensor_release_after(
         let held = self::tensor(tensor, "tensor")?;
         if let Some(fence) = NonNull::new(fence.cast_mut()) {
             // SAFETY: by contract of this function.
-            let fence = unsafe { estafette::exchange::promise::import(fence, &[]) }?;
+            let fence = unsafe { estafette::exchange::foreign_fence::import(fence, &[]) }?;
             held.used_until(&fence)?;
         }
         drop(held);

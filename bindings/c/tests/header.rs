@@ -18,7 +18,7 @@ fn generate() -> String {
     let builder = cbindgen::Builder::new()
         .with_config(config)
         .with_src(folder().join("src/lib.rs"))
-        .with_src(folder().join("../../engine/src/exchange/promise.rs"))
+        .with_src(folder().join("../../engine/src/exchange/foreign_fence.rs"))
         .with_src(folder().join("../../engine/src/operators/abi.rs"))
         .with_src(folder().join("../../engine/src/operators/library.rs"));
     let mut text = Vec::new();

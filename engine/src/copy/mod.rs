@@ -11,8 +11,8 @@
 //! What only the host can read or write is settled there before the operation begins. So is what was not there yet when the copy
 //! was asked for, as nobody knew which queue to wait on.
 
-mod lanes;
 mod pack;
+mod queue_pool;
 pub(crate) mod staging;
 mod transfer;
 
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 use estafette_devices::{DLDevice, Device, DeviceType, Fence, Order};
 
-use self::lanes::Turn;
+use self::queue_pool::Turn;
 use self::transfer::{Address, Kept, download, upload};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;

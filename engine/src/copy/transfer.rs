@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use estafette_devices::{Device, DeviceError, Fence, FenceSet};
 
-use super::lanes::Turn;
+use super::queue_pool::Turn;
 use super::staging::{Piece, Staging};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;

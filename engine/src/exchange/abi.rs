@@ -29,7 +29,7 @@ pub use export::{ExportFlags, export};
 
 use super::dtype::DType;
 use super::fork;
-use super::invalid::InvalidTensor;
+use super::invalid_tensor::InvalidTensor;
 use super::layout::{Layout, NDIM_MAX, has_addresses};
 
 /// The version that exported tensors carry, and the only major version that imported ones may.
@@ -54,7 +54,7 @@ pub struct ManagedTensor {
     managed: NonNull<c_void>,
     generation: u32,
     abi: Abi,
-    prompt: bool,
+    inline_deleter: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -180,17 +180,17 @@ impl ManagedTensor {
     }
 
     /// Says of the deleter that it is quick and needs no lock but the Python one, so that it may be called right where the
-    /// memory falls out of use, in a scope of [`promptly`](super::reaper::promptly), instead of on the reaper's thread. That
+    /// memory falls out of use, in a scope of [`with_inline_deleters`](super::reaper::with_inline_deleters), instead of on the reaper's thread. That
     /// is knowledge about the producer, which no struct has.
     #[must_use]
-    pub fn with_prompt_deleter(mut self) -> Self {
-        self.prompt = true;
+    pub fn with_inline_deleter(mut self) -> Self {
+        self.inline_deleter = true;
         self
     }
 
-    /// See [`with_prompt_deleter`](Self::with_prompt_deleter).
-    pub(super) fn has_prompt_deleter(&self) -> bool {
-        self.prompt
+    /// See [`with_inline_deleter`](Self::with_inline_deleter).
+    pub(super) fn has_inline_deleter(&self) -> bool {
+        self.inline_deleter
     }
 
     /// Checks everything that the producer wrote and describes it in our words.
@@ -243,7 +243,7 @@ impl ManagedTensor {
             Raw::Legacy(tensor) => (tensor.cast(), Abi::Legacy),
             Raw::Versioned(tensor) => (tensor.cast(), Abi::Versioned),
         };
-        Self { managed, abi, generation: fork::generation(), prompt: false }
+        Self { managed, abi, generation: fork::generation(), inline_deleter: false }
     }
 
     #[inline]

@@ -1,45 +1,45 @@
-//! The bottom half of the exchange: what a tensor from outside *is* (type, layout, address range), who owns
-//! its memory, and who gives it back and when. It knows fences, so that memory outlives its last use on a
-//! device; it knows neither operations nor the graph.
+//! Memory from outside: what a tensor *is* (type, layout, addresses), who owns its memory, and who releases it and when.
+//! This layer knows fences, so that memory outlives its last use on a device. It knows neither operations nor the graph.
 //!
 //! | file | its one idea |
 //! |---|---|
-//! | [`dtype`] | element types, as DLPack writes them; unknown ones are opaque, not refused |
+//! | [`dtype`] | element types, as DLPack writes them; unknown types are opaque, not refused |
 //! | [`layout`] | shape, strides and the addresses they touch, valid by construction |
-//! | [`invalid`] | the one error of validation: a field and what is wrong with it |
+//! | [`invalid_tensor`] | the one error of validation: a field and what is wrong with it |
 //! | [`abi`] | the DLPack structs: import, export, one deleter call. The only place that knows `dlpark` |
 //! | [`arrow`] | arrays of Arrow's C device interface, as managed tensors and back |
-//! | [`promise`] | fences of other schedulers, and ours for them, as a struct of C functions |
-//! | [`storage`] | what keeps memory alive |
-//! | [`ranges`] | who else knows memory that overlaps this one |
-//! | [`Home`] | streams in whose order memory is given out again |
-//! | [`mod@reaper`] | the thread that runs foreign deleters, holding no lock |
-//! | [`quarantine`] | memory that a consumer gave back while its device work may still run |
-//! | [`callback`] | which threads run code of others that must not wait |
+//! | [`foreign_fence`] | fences of other schedulers, and fences for them, as a struct of C functions |
+//! | [`storage`] | the owner that keeps memory alive |
+//! | [`interval_map`] | values by address range, and which of them overlap |
+//! | [`ReleaseStream`] | the stream in whose order an allocator reuses memory |
+//! | [`mod@reaper`] | the threads that run foreign deleters and hold no lock |
+//! | [`quarantine`] | memory that a consumer released while its device work may still run |
+//! | [`callback`] | which threads run foreign callbacks, which must not wait |
 //! | [`fork`] | what must not run in a forked child |
+//! | `log_panic` | calls to foreign code whose panic has no receiver |
 
 pub mod abi;
 pub mod arrow;
 pub mod callback;
 pub mod dtype;
+pub mod foreign_fence;
 pub mod fork;
-pub mod invalid;
+pub mod interval_map;
+pub mod invalid_tensor;
 pub mod layout;
-pub mod promise;
 pub mod quarantine;
-pub mod ranges;
 pub mod reaper;
 pub mod storage;
 
-mod contain;
-mod home;
+mod log_panic;
+mod release_stream;
 
 pub use abi::{Abi, ExportFlags, ManagedTensor, export, table};
 pub use dtype::{BF16Bits, DType, Element, F16Bits};
-pub use home::Home;
-pub(crate) use home::handed_back;
-pub use invalid::InvalidTensor;
+pub use interval_map::{AddressSpace, IntervalKey, IntervalMap, Resolution};
+pub use invalid_tensor::InvalidTensor;
 pub use layout::Layout;
-pub use ranges::{Answer, Key, Ranges, Space};
-pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, promptly, reaper};
+pub use reaper::{Reaper, ReaperStats, Release, ReleaseStatus, reaper, with_inline_deleters};
+pub use release_stream::ReleaseStream;
+pub(crate) use release_stream::handed_back;
 pub use storage::Storage;

@@ -6,7 +6,7 @@
 //! # The way of a storage
 //! 1. *Handed over* by [`Reaper::release`] with the fences that its memory still carries.
 //! 2. *Waiting* in the [`Reactor`] until every fence has settled. Nothing here blocks meanwhile. Memory with a
-//!    [`Home`](super::Home) skips this step if the stream there can be made to wait instead.
+//!    [`ReleaseStream`](super::ReleaseStream) skips this step if the stream there can be made to wait instead.
 //! 3. *Ready*: in the thread's queue. Then dropped (*released*), or *leaked* where dropping it could do harm:
 //!
 //! | leaked because | why that is right |
@@ -39,11 +39,11 @@
 //! The lock of the queue comes before that of a thread's `Lane`. A thread is overtaken under both, while it is in a
 //! deleter, and sees that at its next step, before it takes anything.
 
-mod lane;
-mod prompt;
+mod inline;
 mod queue;
 mod slow;
 mod thread;
+mod thread_state;
 
 use std::fmt;
 use std::mem::{self, ManuallyDrop};
@@ -53,7 +53,7 @@ use estafette_devices::{DeviceError, DeviceErrorKind, FenceSet, FenceState, Reac
 use estafette_sync::sync::atomic::Ordering;
 use estafette_sync::sync::{Arc, OnceLock};
 
-pub use self::prompt::promptly;
+pub use self::inline::with_inline_deleters;
 use self::queue::{Phase, Queue, Ready, Ticket};
 pub use self::slow::{Release, ReleaseStatus, What};
 use self::thread::Shared;
@@ -114,7 +114,7 @@ impl Reaper {
     ///
     /// Never blocks, and runs no foreign code on this thread that was not declared prompt. Plain memory of our own whose
     /// fences are known to be done is freed right here, which is cheaper than handing it over; so is foreign memory with a
-    /// prompt deleter in a scope of [`promptly`]. Must not be called under a lock that a fence's subscriber may take.
+    /// prompt deleter in a scope of [`with_inline_deleters`]. Must not be called under a lock that a fence's subscriber may take.
     pub fn release(&self, fence_set: FenceSet, storage: Storage) {
         self.release_of(fence_set, storage, What::default);
     }
@@ -126,7 +126,9 @@ impl Reaper {
             return self.shared.leak(storage);
         }
         fence_set.prune();
-        if !fence_set.is_empty() && !storage.home().is_some_and(|home| home.waits_for(&fence_set)) {
+        if !fence_set.is_empty()
+            && !storage.release_stream().is_some_and(|release_stream| release_stream.waits_for(&fence_set))
+        {
             return self.release_after(fence_set, storage, what());
         }
         if !storage.runs_foreign_code() {
@@ -134,9 +136,9 @@ impl Reaper {
             self.shared.released.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        if storage.is_prompt()
+        if storage.has_inline_deleter()
             && !self.shared.stopped.load(Ordering::Relaxed)
-            && let Some(_turn) = prompt::take_turn()
+            && let Some(_turn) = inline::take_turn()
         {
             return self.shared.release(storage);
         }

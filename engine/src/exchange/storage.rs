@@ -13,7 +13,7 @@ use estafette_devices::{Allocation, DeviceType};
 use super::abi::ManagedTensor;
 use super::dtype::Element;
 use super::fork;
-use super::home::Home;
+use super::release_stream::ReleaseStream;
 
 /// The owner of a tensor's memory. Dropping it gives the memory back.
 pub struct Storage {
@@ -25,7 +25,7 @@ pub struct Storage {
 enum Owner {
     Foreign(ManagedTensor),
     /// A foreign tensor whose allocator works in stream order.
-    Homing(Box<(ManagedTensor, Home)>),
+    StreamOrdered(Box<(ManagedTensor, ReleaseStream)>),
     Device(Allocation),
     Vec(RawVec),
     Any {
@@ -47,9 +47,9 @@ impl Storage {
         Self::new(Owner::Foreign(tensor))
     }
 
-    /// The same, of an allocator that works in the order of the stream `home`.
-    pub fn homing(tensor: ManagedTensor, home: Home) -> Self {
-        Self::new(Owner::Homing(Box::new((tensor, home))))
+    /// The same, of an allocator that works in the order of the stream `release_stream`.
+    pub fn stream_ordered(tensor: ManagedTensor, release_stream: ReleaseStream) -> Self {
+        Self::new(Owner::StreamOrdered(Box::new((tensor, release_stream))))
     }
 
     /// Memory allocated from a device.
@@ -72,7 +72,7 @@ impl Storage {
     pub fn data(&self) -> *mut u8 {
         match &self.owner {
             Owner::Foreign(tensor) => tensor.data(),
-            Owner::Homing(homing) => homing.0.data(),
+            Owner::StreamOrdered(stream_ordered) => stream_ordered.0.data(),
             Owner::Device(allocation) => allocation.ptr().as_ptr(),
             Owner::Vec(vec) => vec.data.as_ptr(),
             Owner::Any { data, .. } => *data,
@@ -83,15 +83,15 @@ impl Storage {
     pub fn as_foreign(&self) -> Option<&ManagedTensor> {
         match &self.owner {
             Owner::Foreign(tensor) => Some(tensor),
-            Owner::Homing(homing) => Some(&homing.0),
+            Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.0),
             _ => None,
         }
     }
 
     /// Where the allocator takes it back in stream order.
-    pub(super) fn home(&self) -> Option<&Home> {
+    pub(super) fn release_stream(&self) -> Option<&ReleaseStream> {
         match &self.owner {
-            Owner::Homing(homing) => Some(&homing.1),
+            Owner::StreamOrdered(stream_ordered) => Some(&stream_ordered.1),
             _ => None,
         }
     }
@@ -101,15 +101,15 @@ impl Storage {
     /// be freed anywhere.
     pub fn runs_foreign_code(&self) -> bool {
         match &self.owner {
-            Owner::Foreign(_) | Owner::Homing(_) | Owner::Any { .. } => true,
+            Owner::Foreign(_) | Owner::StreamOrdered(_) | Owner::Any { .. } => true,
             Owner::Device(allocation) => allocation.device().device_type != DeviceType::CPU,
             Owner::Vec(_) => false,
         }
     }
 
     /// Whether the code that we do not know is known after all to be quick, and to need no lock but the Python one.
-    pub fn is_prompt(&self) -> bool {
-        self.as_foreign().is_some_and(ManagedTensor::has_prompt_deleter)
+    pub fn has_inline_deleter(&self) -> bool {
+        self.as_foreign().is_some_and(ManagedTensor::has_inline_deleter)
     }
 
     /// Whether it was made before a fork and this is the child.
@@ -126,7 +126,9 @@ impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.owner {
             Owner::Foreign(tensor) => f.debug_tuple("Foreign").field(tensor).finish(),
-            Owner::Homing(homing) => f.debug_tuple("Homing").field(&homing.0).field(&homing.1).finish(),
+            Owner::StreamOrdered(stream_ordered) => {
+                f.debug_tuple("StreamOrdered").field(&stream_ordered.0).field(&stream_ordered.1).finish()
+            }
             Owner::Device(allocation) => f.debug_tuple("Device").field(allocation).finish(),
             Owner::Vec(vec) => write!(f, "Vec({:p})", vec.data),
             Owner::Any { data, .. } => write!(f, "Owned({data:p})"),

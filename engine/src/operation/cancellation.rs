@@ -95,8 +95,8 @@ impl Walk {
 
     /// Notifies the probes.
     fn end(self) {
-        for (signal, cause) in self.notified {
-            signal.set(Err(cause.into_error()));
+        for (one_shot, cause) in self.notified {
+            one_shot.set(Err(cause.into_error()));
         }
     }
 }
@@ -226,11 +226,11 @@ impl Verdicts {
 
     /// Finds out whether a cancelled operation makes `probe` fail, and notes that failure.
     fn look_back(&self, probe: Op, walk: &mut Walk) {
-        let signal = probe.payload().probe().cloned();
-        if let Some((signal, root)) = signal.zip(self.cancelled_source_of(probe, walk))
+        let one_shot = probe.payload().probe().cloned();
+        if let Some((one_shot, root)) = one_shot.zip(self.cancelled_source_of(probe, walk))
             && let Some(cause) = self.cancelled.get(&root)
         {
-            walk.notified.push((signal, cause.clone()));
+            walk.notified.push((one_shot, cause.clone()));
         }
     }
 

@@ -6,7 +6,7 @@
 use estafette_graph::VarId;
 
 use crate::core::error::Error;
-use crate::exchange::Space;
+use crate::exchange::AddressSpace;
 use crate::tensor::handle::Tensor;
 
 /// Up to this many pairs are compared one by one, without an allocation. Sorting is as fast for more pairs.
@@ -83,7 +83,7 @@ impl From<Conflict> for Error {
 /// Address range of an operand.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
-    space: Space,
+    space: AddressSpace,
     start: usize,
     end: usize,
     written: bool,
@@ -94,7 +94,7 @@ impl Extent {
     fn of(tensor: &Tensor, written: bool) -> Option<Self> {
         let definition = tensor.inner.definition().ok()?;
         let range = definition.layout.byte_range(definition.data);
-        let space = Space::of(definition.layout.device());
+        let space = AddressSpace::of(definition.layout.device());
         Some(Self { space, start: range.start, end: range.end, written })
     }
 }

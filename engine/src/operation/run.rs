@@ -96,9 +96,9 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
 /// Runs an operation on the thread that submitted it.
 #[inline]
 fn run_at_once(granted: OpGranted) {
-    if !granted.payload().core.is_flowing() {
+    if !granted.payload().core.is_caller_running() {
         let core = granted.payload().core.clone();
-        core.flow();
+        core.begin_caller_runs();
         return execute(granted);
     }
     if granted.payload().core.pool.has_priorities() {

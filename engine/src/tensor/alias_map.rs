@@ -19,7 +19,7 @@ use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::graph;
 use crate::core::operation::{Kind, Name, OpGranted, OpState, OpVar};
 use crate::core::var_state::{Ending, Replaced, VarState};
-use crate::exchange::{Answer, Key, Ranges, Space};
+use crate::exchange::{AddressSpace, IntervalKey, IntervalMap, Resolution};
 use crate::lease::LeaseState;
 use crate::operation::run::{self, ReadyList};
 use crate::tensor::handle::VarSet;
@@ -144,9 +144,9 @@ impl std::fmt::Debug for Region {
 }
 
 /// The process-wide map.
-pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
+pub(crate) fn regions() -> &'static IntervalMap<Arc<Region>> {
     estafette_sync::statics! {
-        static REGIONS: Ranges<Arc<Region>> = Ranges::new();
+        static REGIONS: IntervalMap<Arc<Region>> = IntervalMap::new();
     }
     &REGIONS
 }
@@ -155,7 +155,7 @@ pub(crate) fn regions() -> &'static Ranges<Arc<Region>> {
 #[derive(Debug)]
 pub(crate) struct Placed {
     pub(crate) region: Arc<Region>,
-    key: Option<Key>,
+    key: Option<IntervalKey>,
 }
 
 impl Drop for Placed {
@@ -194,7 +194,7 @@ pub(crate) struct Placement {
 /// only where it matters: when a lease of that memory is open.
 pub(crate) fn place(
     core: &CoreRef,
-    space: Space,
+    space: AddressSpace,
     range: Range<usize>,
     ready: &FenceSet,
     origin: impl FnOnce() -> Origin,
@@ -210,7 +210,7 @@ pub(crate) fn place(
 /// As [`place`]; `None` when the origin matters and is not known yet.
 fn try_place(
     core: &CoreRef,
-    space: Space,
+    space: AddressSpace,
     range: Range<usize>,
     ready: &FenceSet,
     origin: Option<Origin>,
@@ -224,13 +224,13 @@ fn try_place(
                 .find_map(|region| region.covering(&range, origin, &mut keep).map(|lease| (region, lease)))
         };
         let lent = match origin {
-            None if lent(Origin::Lent).is_some() => return (Answer::Nothing, None),
+            None if lent(Origin::Lent).is_some() => return (Resolution::Nothing, None),
             None | Some(Origin::Owner) => None,
             Some(origin) => lent(origin),
         };
         if let Some((region, lease)) = lent {
             let vars = VarSet::from_iter([lease.scope().clone()]);
-            return (Answer::Nothing, Some((vars, Arc::clone(region), Some(lease))));
+            return (Resolution::Nothing, Some((vars, Arc::clone(region), Some(lease))));
         }
         let mut vars = VarSet::new();
         let mut known = HashSet::new();
@@ -266,10 +266,10 @@ fn try_place(
         };
         let equal = |known: &Arc<Region>| known.range == range && known.own().id() == own.id();
         if let Some(place) = found.iter().position(equal) {
-            return (Answer::Share(place), Some((vars, Arc::clone(&found[place]), None)));
+            return (Resolution::Share(place), Some((vars, Arc::clone(&found[place]), None)));
         }
         let region = Region::new(range.clone(), own);
-        (Answer::Insert(Arc::clone(&region)), Some((vars, region, None)))
+        (Resolution::Insert(Arc::clone(&region)), Some((vars, region, None)))
     });
     drop(keep);
     let (vars, region, lease) = placed?;
@@ -288,7 +288,7 @@ fn try_place(
 /// Enters the memory of a produced result, ordered by `own`. Gives back the overlapping entries instead, when there are
 /// any that `allowed` does not order.
 pub(crate) fn place_result(
-    space: Space,
+    space: AddressSpace,
     range: Range<usize>,
     own: &OpVar,
     allowed: &[OpVar],
@@ -303,10 +303,10 @@ pub(crate) fn place_result(
             })
             .count();
         if strangers > 0 {
-            return (Answer::Nothing, Err(strangers));
+            return (Resolution::Nothing, Err(strangers));
         }
         let region = Region::new(range, own.clone());
-        (Answer::Insert(Arc::clone(&region)), Ok(region))
+        (Resolution::Insert(Arc::clone(&region)), Ok(region))
     });
     result.map(|region| Placed { region, key })
 }

@@ -22,9 +22,9 @@ use crate::core::context::{self, Helping};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::{Core, graph};
 use crate::core::error::{Error, LeaseHeld};
-use crate::core::oneshot::{Delivered, Signal};
+use crate::core::one_shot::{Delivered, OneShot};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
-use crate::exchange::{callback, promise, reaper};
+use crate::exchange::{callback, foreign_fence, reaper};
 use crate::lease::LeaseState;
 use crate::lease::owner::LeaseInfo;
 use crate::operation::run;
@@ -108,7 +108,7 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         Looked::Failed(error) => Err(*error),
         Looked::Probing(probe) => {
             let core = &tensor.inner.core;
-            let waited = block(core, &probe.handle, "a tensor", &probe.signal, timeout);
+            let waited = block(core, &probe.handle, "a tensor", &probe.one_shot, timeout);
             if probe.handle.payload().noted {
                 hooks::resumed(probe.handle.id().get(), true);
             }
@@ -122,10 +122,10 @@ pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
     what: &str,
-    signal: &Signal<V>,
+    one_shot: &OneShot<V>,
     timeout: Option<Duration>,
 ) -> Result<V, Error> {
-    if let Some(value) = signal.get() {
+    if let Some(value) = one_shot.get() {
         return Ok(value);
     }
     core.check_fork()?;
@@ -133,7 +133,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         return Err(Error::Timeout(Duration::ZERO));
     }
     callback::check()?;
-    core.stop_flow();
+    core.end_caller_runs();
     let helps = timeout.is_none() && context::may_help();
     let deadline = timeout.and_then(clock::deadline);
     let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
@@ -153,7 +153,7 @@ pub(crate) fn block<V: Clone + Delivered>(
     let mut watched: Option<Watched<'_, V>> = None;
     let mut is_wanted = false;
     loop {
-        if let Some(value) = signal.get() {
+        if let Some(value) = one_shot.get() {
             return Ok(value);
         }
         if helps {
@@ -178,11 +178,11 @@ pub(crate) fn block<V: Clone + Delivered>(
         }
         if is_wanted || now >= next_look {
             core.check_interrupt()?;
-            promise::stand_in_for_queries();
+            foreign_fence::stand_in_for_queries();
             let looks_itself = inside
                 || watch.held_since.is_some()
                 || (helps && needed.without_workers().next().is_some())
-                || !awaits::has_clerk();
+                || !awaits::has_watcher();
             let looks = is_wanted || (looks_itself && now >= looks_from);
             // Not where the end of the wait is as near as that of the look may be.
             if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
@@ -208,7 +208,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
         if helps && needed.without_workers().next().is_some() {
             // Work that arrived before this thread listened has not woken it.
-            sleep_until_work(signal, needed.without_workers(), wake, || {
+            sleep_until_work(one_shot, needed.without_workers(), wake, || {
                 let helped = needed.help(context::begin_help(), false);
                 if !helped {
                     cover.get_or_insert_with(|| core.cover());
@@ -217,9 +217,9 @@ pub(crate) fn block<V: Clone + Delivered>(
             });
         } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
             // It takes long, and nothing is wrong so far.
-            let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause, helps));
+            let watched = watched.get_or_insert_with(|| Watched::new(one_shot, waiting, pause, helps));
             // A signal handler of the language can only be asked for here.
-            let asks = core.may_be_interrupted() || !awaits::has_clerk();
+            let asks = core.may_be_interrupted() || !awaits::has_watcher();
             let wake = if asks { Some(wake) } else { deadline };
             is_wanted = context::blocking(|| watched.wait_until(wake));
         } else {
@@ -230,7 +230,7 @@ pub(crate) fn block<V: Clone + Delivered>(
                     continue;
                 }
             }
-            if let Some(value) = context::blocking(|| signal.wait_until(Some(wake))) {
+            if let Some(value) = context::blocking(|| one_shot.wait_until(Some(wake))) {
                 return Ok(value);
             }
         }
@@ -253,7 +253,9 @@ impl Relief {
     fn see_to(&mut self, seen: &Look, what: &str) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
         let is_left = |op: &OpState| {
-            is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()) && op.core.pool.has_work()
+            is_ready_work(op)
+                && (op.core.has_no_workers() || op.core.pool.is_stuck())
+                && op.core.pool.has_work()
         };
         for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
             let Some(missing) = self.stand_ins.want(&op.core) else { continue };
@@ -280,11 +282,11 @@ impl Relief {
 pub(crate) fn block_on_op(
     core: &CoreRef,
     op: &OpHandle,
-    signal: &Signal<Result<(), crate::OperationError>>,
+    one_shot: &OneShot<Result<(), crate::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let what = format!("operation `{}`", shown(op.payload().name.as_str()));
-    block(core, op, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
+    block(core, op, &what, one_shot, timeout)?.map_err(crate::OperationError::into_error)
 }
 
 /// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
@@ -315,7 +317,7 @@ struct Needed {
 impl Needed {
     /// The engines that have no workers, so that the waiting thread runs what it needs there.
     fn without_workers(&self) -> impl Iterator<Item = &CoreRef> {
-        self.cores.iter().filter(|core| core.alone())
+        self.cores.iter().filter(|core| core.has_no_workers())
     }
 
     /// Has a stand-in run what is ready in each of the engines that has no workers.
@@ -330,8 +332,8 @@ impl Needed {
     /// It is what is near, but for engines without workers: there the waiting thread runs what is needed itself, or has to know
     /// the engines that have something to run for it.
     fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
-        let others = others_without_workers(core.alone());
-        let limit = match (others, core.alone()) {
+        let others = others_without_workers(core.has_no_workers());
+        let limit = match (others, core.has_no_workers()) {
             (true, _) => EVERYTHING,
             (false, true) => HELP_SCAN_MAX * ACCESSES_PER_OP,
             (false, false) => NEAR,
@@ -359,7 +361,12 @@ impl Needed {
             }
         }
         let complete = look.is_complete();
-        Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
+        Self {
+            too_many: ops.len() > HELP_SCAN_MAX || (own.has_no_workers() && !complete),
+            ops,
+            cores,
+            complete,
+        }
     }
 
     /// Whether `op` is one of those, or a helper of one.
@@ -371,7 +378,7 @@ impl Needed {
     fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
         let Some(_helping) = helping else { return false };
         let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
-            let alone = core.alone();
+            let alone = core.has_no_workers();
             core.pool.take_matching(|job| {
                 let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
                 let needed = if self.too_many { alone } else { self.names(&job.0) };

@@ -18,7 +18,7 @@ use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
 use crate::core::error::{Error, LeaseHeld};
-use crate::core::event_count::Bell;
+use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, Phase};
 use crate::core::wakers::locks_are_lost;
 use crate::lease::owner::LeaseInfo;
@@ -49,7 +49,7 @@ pub(crate) struct Detector {
 pub(crate) struct Checks<'a> {
     detector: &'a Detector,
     /// What the other threads listen to.
-    bell: &'a Bell,
+    notifier: &'a Notifier,
     /// The thread checks for itself, whatever others do.
     alone: bool,
     /// It checks for all.
@@ -64,12 +64,12 @@ pub(crate) struct Checks<'a> {
 }
 
 impl<'a> Checks<'a> {
-    /// For a wait of the calling thread that `bell` ends.
-    pub(crate) fn new(detector: &'a Detector, bell: &'a Bell, lease_timeout: Duration) -> Self {
+    /// For a wait of the calling thread that `notifier` ends.
+    pub(crate) fn new(detector: &'a Detector, notifier: &'a Notifier, lease_timeout: Duration) -> Self {
         let pause_last = (lease_timeout / PAUSES_PER_TIMEOUT).clamp(CHECK_FIRST, CHECK_LAST);
         Self {
             detector,
-            bell,
+            notifier,
             alone: context::current().is_some(),
             is_in_charge: false,
             has_slept: false,
@@ -127,7 +127,7 @@ impl<'a> Checks<'a> {
     /// The next pause of a wait in `core` is longer, unless an engine without workers may have something to run for it: nothing but a
     /// check finds that.
     pub(crate) fn back_off(&mut self, core: &Core) {
-        if !others_without_workers(core.alone()) {
+        if !others_without_workers(core.has_no_workers()) {
             self.pause = (self.pause * 2).min(self.pause_last);
         }
     }
@@ -140,17 +140,17 @@ impl<'a> Checks<'a> {
 
     /// Has another thread check, if this one does so for all. The caller may be away for any time.
     pub(crate) fn hand_over(&mut self) {
-        // In a forked child no other thread waits, and the bell may be locked for ever.
+        // In a forked child no other thread waits, and the notifier may be locked for ever.
         if std::mem::take(&mut self.is_in_charge) && !locks_are_lost() {
             self.detector.is_taken.store(false, Ordering::SeqCst);
-            self.bell.ring();
+            self.notifier.notify();
         }
     }
 
     /// Notes whether a check found a standstill, of which the others have to hear.
     fn found(&self, stands_still: bool) {
         if self.detector.stands_still.swap(stands_still, Ordering::SeqCst) != stands_still && stands_still {
-            self.bell.ring();
+            self.notifier.notify();
         }
     }
 
@@ -247,7 +247,10 @@ fn check_idle_progress(core: &Core) -> Result<bool, Error> {
 pub(crate) fn without_workers(core: &Core) -> SmallVec<[CoreRef; 1]> {
     let snapshot = picture();
     let ready = |op: &&OpView<Seen>| {
-        op.granted && op.label.phase == Phase::Queued && op.label.home.alone() && op.label.core != core.id
+        op.granted
+            && op.label.phase == Phase::Queued
+            && op.label.home.has_no_workers()
+            && op.label.core != core.id
     };
     let mut found: SmallVec<[CoreRef; 1]> = SmallVec::new();
     if snapshot.ops.iter().any(|op| ready(&op)) {

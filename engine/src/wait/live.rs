@@ -128,7 +128,7 @@ impl StallWatch {
             let mut reported = Reported::default();
             while ended.sleep(pause) {
                 let Some(diagnosis) = watched.upgrade().map(|watched| diagnose(&watched)) else { return };
-                tell(&diagnosis, limit, &mut reported, &on_stall);
+                notify(&diagnosis, limit, &mut reported, &on_stall);
             }
         })?;
         Ok(watch)
@@ -142,7 +142,7 @@ struct Reported {
     releases: HashSet<u64>,
 }
 
-fn tell(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
+fn notify(diagnosis: &Diagnosis, limit: Duration, reported: &mut Reported, on_stall: &OnStall) {
     let stalled = |op: &&Waiting| matches!(op.status, Status::Waiting | Status::Granted) && op.age >= limit;
     let stalled = diagnosis.operations.iter().filter(stalled).map(|op| (op.id, Stall::Operation(op)));
     report_new(stalled.collect(), &mut reported.operations, on_stall);

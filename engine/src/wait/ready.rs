@@ -14,7 +14,7 @@ use estafette_graph::{Mode, OpId};
 use smallvec::SmallVec;
 
 use crate::core::error::Error;
-use crate::core::oneshot::Signal;
+use crate::core::one_shot::OneShot;
 use crate::core::operation::{self, EndKeys, Kind, Name, OpGranted, OpHandle, Role};
 use crate::core::var_state::{Ending, FAILED, WRITE_FENCES};
 use crate::core::wakers::WakerKey;
@@ -26,11 +26,11 @@ use crate::trace::hooks;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::blocking;
 
-pub(crate) type ReadySignal = Signal<Result<(), Error>>;
+pub(crate) type ReadySignal = OneShot<Result<(), Error>>;
 
 /// A probe on its way. Dropping it while it waits takes it out of its queues.
 pub(crate) struct Probe {
-    pub(crate) signal: Arc<ReadySignal>,
+    pub(crate) one_shot: Arc<ReadySignal>,
     pub(crate) handle: OpHandle,
     pending: Pending,
 }
@@ -67,16 +67,16 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
     if let Err(error) = tensor.core.check_fork() {
         return Looked::Failed(Box::new(error));
     }
-    let signal = Arc::new(Signal::new());
+    let one_shot = Arc::new(OneShot::new());
     let mut pending_op = operation::pending_op(&tensor.core, Name::Static("ready"), Kind::Probe);
-    pending_op.payload_mut().set_role(Role::Probe(Arc::clone(&signal)));
+    pending_op.payload_mut().set_role(Role::Probe(Arc::clone(&one_shot)));
     tensor.vars.iter().for_each(|var| pending_op.access(var, Mode::Read));
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
     }
     cancellation::probe_enters();
     let (handle, granted) = pending_op.submit();
-    let probe = Probe { signal, handle, pending: Pending::default() };
+    let probe = Probe { one_shot, handle, pending: Pending::default() };
     if let Some(granted) = granted {
         run::dispatch_one(granted);
     } else if let Err(error) = blocking::check_self_wait(&probe.handle) {
@@ -90,7 +90,7 @@ fn look_closely_or_probe(tensor: &TensorInner) -> Looked {
 /// Handles a granted probe: takes the version's failure or fences along and leaves the graph.
 pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
     let state = granted.payload();
-    let signal = state.probe().cloned().expect("every probe is submitted with its signal");
+    let one_shot = state.probe().cloned().expect("every probe is submitted with its signal");
     cancellation::probe_leaves();
     let mut fences = FenceSet::default();
     let mut failure = None;
@@ -106,25 +106,25 @@ pub(crate) fn probe_granted(granted: OpGranted, ready: &mut ReadyList) {
         granted.accesses().filter_map(|access| access.with_state(|s, _| s.writer_tag())).collect();
     let noted = state.noted.then(|| granted.id());
     run::complete(granted, &Ending::Looked, None, ready);
-    let tell = move |signal: &ReadySignal, outcome| {
+    let tell = move |one_shot: &ReadySignal, outcome| {
         if let Some(id) = noted {
             hooks::observed(id);
         }
-        signal.set(outcome);
+        one_shot.set(outcome);
     };
     match failure {
-        Some(failure) => tell(&signal, Err(failure.into_error())),
-        None if fences.is_empty() => tell(&signal, Ok(())),
+        Some(failure) => tell(&one_shot, Err(failure.into_error())),
+        None if fences.is_empty() => tell(&one_shot, Ok(())),
         None => {
             // The signal goes with its last waiter: a subscription without a waiter leaves the reactor's lists, too.
-            let (signal, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
+            let (one_shot, wanted) = (Arc::downgrade(&one_shot), Arc::downgrade(&one_shot));
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |settled| {
-                let Some(signal) = signal.upgrade() else { return };
+                let Some(one_shot) = one_shot.upgrade() else { return };
                 let outcome = settled.map_err(|error| {
                     crate::core::var_state::device_failure(writers.first(), error).into_error()
                 });
-                tell(&signal, outcome);
+                tell(&one_shot, outcome);
             });
         }
     }
@@ -160,7 +160,7 @@ impl Probe {
     /// Apart, so that the answer for a tensor that is ready is made where it is awaited.
     #[inline(never)]
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
-        let polled = match self.signal.poll_alone(cx) {
+        let polled = match self.one_shot.poll_alone(cx) {
             Poll::Ready(outcome) => Poll::Ready(outcome),
             Poll::Pending => match self.pending.poll(cx, || Awaited::op("a tensor", &self.handle)) {
                 Some(error) => Poll::Ready(Err(error)),
@@ -220,7 +220,7 @@ impl Writable {
             var.with_state(|state, _| {
                 state.pins().each(|mut pin| {
                     held.push(pin.number());
-                    pins.push(pin.observer(|| Arc::new(Signal::new())));
+                    pins.push(pin.observer(|| Arc::new(OneShot::new())));
                 });
             });
             for handle in var.queued() {
@@ -279,20 +279,20 @@ impl Writable {
             self.pins.pop();
         }
         if self.fences.is_none() {
-            let signal = Arc::new(Signal::new());
+            let one_shot = Arc::new(OneShot::new());
             let fences = self.tensor.inner.all_fences();
             // As with a probe: a subscription without a waiter leaves the reactor's lists.
-            let (done, wanted) = (Arc::downgrade(&signal), Arc::downgrade(&signal));
+            let (done, wanted) = (Arc::downgrade(&one_shot), Arc::downgrade(&one_shot));
             let wanted = move || wanted.strong_count() > 0;
             Reactor::global().when_settled_if(&fences, wanted, move |_settled| {
                 if let Some(done) = done.upgrade() {
                     done.set(Ok(()));
                 }
             });
-            self.fences = Some(signal);
+            self.fences = Some(one_shot);
         }
         match &self.fences {
-            Some(signal) => signal.poll_alone(cx),
+            Some(one_shot) => one_shot.poll_alone(cx),
             None => Poll::Ready(Ok(())),
         }
     }

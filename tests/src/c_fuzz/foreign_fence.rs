@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI32, AtomicI64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use estafette::devices::DLDevice;
-use estafette::exchange::promise::{FENCE_VERSION, FenceCallback};
+use estafette::exchange::foreign_fence::{FENCE_VERSION, FenceCallback};
 use estafette_c::estafette_fence;
 
 use super::bytes::Bytes;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use estafette::devices::{DLDevice, Fence, FenceSet, host};
-use estafette::exchange::promise::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
+use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
 use estafette::{Engine, Error, ManagedTensor, Origin, Tensor};
 use estafette_sync::thread;
@@ -110,7 +110,7 @@ pub(super) fn fence(pending: Pending) -> (Settle, Fence) {
         release: Some(release),
     };
     // SAFETY: a struct as it is described; its context lives as long as something retains it.
-    let fence = unsafe { promise::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");
+    let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) }.expect("the struct is in order");
     (Settle::Foreign(done), fence)
 }
 

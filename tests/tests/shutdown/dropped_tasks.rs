@@ -1,4 +1,4 @@
-//! What several futures wait for keeps the waker of each of them once, and none of a future that was dropped.
+//! An event keeps one waker per waiting future, and none of a dropped future.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: waiting and windows.
+//! Hard cases: waiting and windows.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -255,7 +255,7 @@ fn helping_runs_only_what_the_awaited_tensor_needs() {
         Ok(())
     });
     let late = add(&engine, &y, 1.0);
-    // The reader of `x` is in the way of the write; `other` is nobody's business.
+    // The write waits for the reader of `x`, and not for `other`.
     needed.unwrap().wait().unwrap();
     assert_eq!(status(&engine, &unneeded[0]), Some(Status::Granted), "{}", engine.diagnose());
     assert_eq!(status(&engine, &unneeded[1]), None);
@@ -288,7 +288,7 @@ fn a_wait_helps_another_engine_whose_operations_its_tensor_needs() {
         let x = tensor(&one, 0.0);
         for _ in 0..10 {
             add(&one, &x, 1.0);
-            // Nobody but the waiting thread will ever run this.
+            // Only the waiting thread can run this operation.
             add(&two, &x, 1.0);
         }
         assert_eq!(get(&x), 20.0);

@@ -1,4 +1,4 @@
-//! Futures of the engine need no particular runtime: one story, told under every executor at hand.
+//! Futures of the engine need no particular runtime: the same program runs under several executors.
 
 use std::future::Future;
 use std::pin::pin;
@@ -42,7 +42,7 @@ async fn story(engine: Engine) -> Result<(), Error> {
         engine.lease_all(&[(x.clone(), Access::Read), (y.clone(), Access::Write)], "the story").await?;
     assert_eq!(leases.len(), 2);
     drop(leases);
-    // Many waiters of one thing, all of them told.
+    // Many waiters of one event: all are notified.
     let waits = (0..20).map(|_| chained.ready());
     add(&engine, &chained, 1.0);
     assert!(join_all(waits).await.iter().all(Result::is_ok));

@@ -1,4 +1,4 @@
-//! The engine while it runs: snapshots, the watchdog, and `tracing` for whoever collects it.
+//! The engine while it runs: snapshots, the watchdog, and `tracing` events.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -58,7 +58,7 @@ fn the_watchdog_tells_once_of_what_is_stalled_for_too_long() {
     assert!(told[0].contains("`write` waits for") && told[0].contains("the plotter"), "{told:?}");
 }
 
-/// Notes events and spans of ours: target, message, and the names of the fields.
+/// Collects events and spans of the engine: target, message, and the names of the fields.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,5 @@
-//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, windows are bounded.
+//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, windows are
+//! bounded.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -61,7 +62,7 @@ fn a_future_that_waits_holds_up_no_writer_and_dropping_it_cancels_only_the_waiti
     assert!(kept.iter_mut().all(|ready| ready.now_or_never().is_none()));
     drop((dropped, writable));
     write.open();
-    // Nobody polls the futures that are kept.
+    // The kept futures are never polled.
     later.wait().unwrap();
     kept.into_iter().for_each(|ready| block_on(ready).unwrap());
     assert_eq!(get(&x), 2.0);
@@ -326,7 +327,7 @@ fn a_result_declared_an_alias_shares_memory_and_order_with_what_it_views() {
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let memory = Memory::of(&[1.0, 2.0, 3.0]);
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let x = unsafe { engine.import(memory.tensor(0, 3, &deleted)) }.unwrap();
     let (view, count) = (memory.clone(), deleted.clone());
     let tail =

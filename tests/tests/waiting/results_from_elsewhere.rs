@@ -1,4 +1,4 @@
-//! Results that somebody else brings: an operation that is given its completion at once and ends when the result comes.
+//! Results from outside: an operation gets its completion at once, and ends when the result comes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use futures::executor::block_on;
 use tests::ops::{engine, get, look, set, status, tensor, until};
 use tests::watchdog::Watchdog;
 
-/// A tensor whose result is to come, and the completion to bring it with.
+/// A tensor whose result is pending, and the completion that delivers it.
 fn promised(engine: &Engine) -> (Tensor, Completion) {
     let slot = Arc::new(Mutex::new(None));
     let left = Arc::clone(&slot);

@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::time::Duration;
 
 use estafette::devices::DLDevice;
-use estafette::exchange::promptly;
+use estafette::exchange::with_inline_deleters;
 use estafette::{Access, Tensor, TensorState};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -39,23 +39,23 @@ use crate::submission::body::{self, would_block};
 /// writes wait until the array is gone.
 #[pyclass(frozen, module = "estafette", name = "Tensor", weakref)]
 pub struct PyTensor {
-    tensor: Prompt,
+    tensor: DroppedInline,
     engine: EngineHandle,
 }
 
 /// A tensor that is dropped as Python drops an object: with the Python lock, and with no lock of ours.
-struct Prompt(ManuallyDrop<Own<Tensor>>);
+struct DroppedInline(ManuallyDrop<Own<Tensor>>);
 
-impl Drop for Prompt {
+impl Drop for DroppedInline {
     fn drop(&mut self) {
         // SAFETY: dropped here, once, and not used afterwards.
-        promptly(|| unsafe { ManuallyDrop::drop(&mut self.0) });
+        with_inline_deleters(|| unsafe { ManuallyDrop::drop(&mut self.0) });
     }
 }
 
 impl PyTensor {
     pub fn new(tensor: Tensor, engine: EngineHandle) -> Self {
-        Self { tensor: Prompt(ManuallyDrop::new(Own::new(tensor))), engine }
+        Self { tensor: DroppedInline(ManuallyDrop::new(Own::new(tensor))), engine }
     }
 
     pub fn tensor(&self, py: Python<'_>) -> PyResult<&Tensor> {

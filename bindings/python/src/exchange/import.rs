@@ -1,6 +1,6 @@
 //! Taking tensors from other libraries, by the rules of the array API and DLPack's Python specification.
 
-use estafette::Acquisition;
+use estafette::ImportStream;
 use estafette::devices::{DLDevice, DeviceType, FenceSet};
 use estafette::exchange::ManagedTensor;
 use estafette_sync::sync::atomic::AtomicU64;
@@ -111,7 +111,7 @@ pub fn take(object: &Bound<'_, PyAny>, wanted: &Wanted) -> PyResult<Taken> {
     if device != DLDevice::CPU {
         note_device(py, device, peer, !ready.is_empty());
     } else if peer.prompt_deleter {
-        managed = managed.with_prompt_deleter();
+        managed = managed.with_inline_deleter();
     }
     Ok(Taken { managed, immutable, ready })
 }
@@ -220,8 +220,8 @@ fn through_protocol(
         return through_protocol(object, peer, &Wanted::default());
     }
     // Always named: what no stream means differs from producer to producer. Of a move to the host it must be none.
-    let acquisition = goal.map(|goal| stream::acquisition(py, goal)).transpose()?.flatten();
-    let stream = acquisition.as_ref().map(Acquisition::stream);
+    let import_stream = goal.map(|goal| stream::import_stream(py, goal)).transpose()?.flatten();
+    let stream = import_stream.as_ref().map(ImportStream::stream);
     let (answer, heeded) = ask(object, device, wanted, stream)?;
     let raw = answer.cast::<PyCapsule>().map_err(|_| {
         let kind = answer.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string());
@@ -234,9 +234,9 @@ fn through_protocol(
         return Ok((managed, ready));
     }
     let mut ready = FenceSet::default();
-    if let Some(acquisition) = acquisition {
+    if let Some(import_stream) = import_stream {
         // At once: what it stands for is this tensor, and no longer its producer's stream.
-        ready.insert(acquisition.fence().or_raise(py)?);
+        ready.insert(import_stream.fence().or_raise(py)?);
         if !heeded || peer.stream == Stream::Ignored {
             ready.extend(stream::fence_of(py, device, stream::LEGACY)?);
             unordered::note(py, true, Reason::IgnoredStream, name_of(peer));

@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
 
 use estafette::devices::{DLDevice, Fence, FenceState};
-use estafette::exchange::promise::RawFence;
+use estafette::exchange::foreign_fence::RawFence;
 use estafette::exchange::{Abi, ExportFlags, Layout, ManagedTensor, export};
 use estafette::{Completion, DType, Engine, Error, Tensor};
 use pyo3::exceptions::{PyBufferError, PyException, PyTypeError, PyValueError};

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use estafette::devices::cuda::CudaRuntime;
 use estafette::devices::{DLDevice, Device, DeviceType, Queue, table};
-use estafette::exchange::{Home, ManagedTensor};
-use estafette::{Acquisition, Consumer, Tensor};
+use estafette::exchange::{ManagedTensor, ReleaseStream};
+use estafette::{Consumer, ImportStream, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -175,7 +175,7 @@ fn of_protocol(stream: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
 ///
 /// # Errors
 /// `BufferError` when the device gives no queue.
-pub fn acquisition(py: Python<'_>, device: DLDevice) -> PyResult<Option<Acquisition>> {
+pub fn import_stream(py: Python<'_>, device: DLDevice) -> PyResult<Option<ImportStream>> {
     let device = match device {
         device if has_default_stream(device) => device,
         device if is_shared(device) => match cuda_for(device) {
@@ -185,7 +185,7 @@ pub fn acquisition(py: Python<'_>, device: DLDevice) -> PyResult<Option<Acquisit
         _ => return Ok(None),
     };
     let Some(device) = device_of(py, device)? else { return Ok(None) };
-    Acquisition::on(device).map(Some).or_raise(py)
+    ImportStream::on(device).map(Some).or_raise(py)
 }
 
 /// Refuses CUDA memory that the driver knows to be of another device than its struct says: everything would be ordered there.
@@ -232,7 +232,7 @@ pub fn fence_of(
 /// # Errors
 /// `ValueError` for memory of a device without streams, and for a stream that is none of that device or not the same on every
 /// thread; as [`cuda_handle`].
-pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<Home> {
+pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<ReleaseStream> {
     let py = stream.py();
     if !has_default_stream(device) {
         return Err(PyValueError::new_err(format!(
@@ -244,7 +244,7 @@ pub fn home(device: DLDevice, stream: &Bound<'_, PyAny>) -> PyResult<Home> {
     let found = found.ok_or_else(|| PyValueError::new_err(format!("freed_on: {device} is not available")))?;
     let keeper = Keeper(Some(stream.clone().unbind()));
     // SAFETY: the caller vouches for it, and the object keeps it alive.
-    let home = unsafe { Home::new(found, handle, Some(Box::new(keeper))) };
+    let home = unsafe { ReleaseStream::new(found, handle, Some(Box::new(keeper))) };
     home.map_err(|error| PyValueError::new_err(format!("freed_on: {error}")))
 }
 

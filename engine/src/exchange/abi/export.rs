@@ -7,7 +7,7 @@ use std::ptr::{self, NonNull};
 
 use estafette_devices::DeviceType;
 
-use super::super::contain::contain;
+use super::super::log_panic::log_panic;
 use super::{
     Abi, DLDataType, DLDataTypeCode, DLDeviceType, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
     DLTensor, DlpackFlags, Layout, ManagedTensor, Raw, RawDevice, VERSION, fork,
@@ -138,7 +138,7 @@ impl<M, F: FnOnce() + Send + 'static> Exported<M, F> {
             }
             let owner = ManuallyDrop::take(&mut (*start).owner);
             alloc::dealloc(start.cast(), Self::place((*start).ndim).0);
-            contain("owner of an exported tensor", owner);
+            log_panic("owner of an exported tensor", owner);
         }
     }
 }

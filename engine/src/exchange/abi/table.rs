@@ -16,7 +16,7 @@ pub use dlpark::ffi::{
 };
 
 use super::super::dtype::DType;
-use super::super::invalid::InvalidTensor;
+use super::super::invalid_tensor::InvalidTensor;
 use super::super::layout::{Layout, NDIM_MAX};
 use super::super::storage::Storage;
 use super::{

@@ -10,7 +10,7 @@ use std::fmt;
 use estafette_devices::{DLDevice, DeviceType};
 
 use super::super::fork;
-use super::super::invalid::InvalidTensor;
+use super::super::invalid_tensor::InvalidTensor;
 
 /// `struct ArrowSchema`.
 #[repr(C)]

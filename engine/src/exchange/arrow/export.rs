@@ -6,11 +6,11 @@ use std::ptr;
 use estafette_devices::{DLDevice, NativeEvent};
 
 use super::super::abi::ManagedTensor;
-use super::super::contain::contain;
 use super::super::dtype::DType;
 use super::super::fork;
-use super::super::invalid::InvalidTensor;
+use super::super::invalid_tensor::InvalidTensor;
 use super::super::layout::has_addresses;
+use super::super::log_panic::log_panic;
 use super::abi::{ArrowDeviceArray, ArrowSchema, HOST_ID, RawArray, RawDeviceArray, RawSchema};
 use super::format;
 
@@ -107,7 +107,7 @@ unsafe extern "C" fn release(array: *mut RawArray) {
         if (*held).generation != fork::generation() {
             return fork::count_leak();
         }
-        contain("the tensor behind an Arrow array", || drop(Box::from_raw(held)));
+        log_panic("the tensor behind an Arrow array", || drop(Box::from_raw(held)));
     }
 }
 

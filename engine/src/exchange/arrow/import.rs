@@ -7,7 +7,7 @@ use estafette_devices::DLDevice;
 
 use super::super::abi::{Abi, ExportFlags, ManagedTensor, export};
 use super::super::dtype::DType;
-use super::super::invalid::InvalidTensor;
+use super::super::invalid_tensor::InvalidTensor;
 use super::super::layout::{Layout, has_addresses};
 use super::abi::{ArrowDeviceArray, RawArray};
 use super::{event, format};

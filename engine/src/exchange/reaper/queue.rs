@@ -8,8 +8,8 @@ use estafette_sync::sync::Arc;
 use estafette_sync::thread;
 
 use super::Storage;
-use super::lane::Lane;
 use super::slow::What;
+use super::thread_state::Lane;
 use crate::core::clock::Coarse;
 
 /// The place of one storage in the books.

@@ -7,8 +7,8 @@ use estafette_devices::DLDevice;
 use estafette_sync::sync::Arc;
 
 use super::Reaper;
-use super::lane::Lane;
 use super::queue::{Phase, Queue};
+use super::thread_state::Lane;
 use crate::core::clock::Coarse;
 use crate::exchange::dtype::DType;
 use crate::exchange::layout::Layout;

@@ -385,11 +385,11 @@ fn the_reaper_of_the_process_is_one() {
     receiver.recv().unwrap();
 }
 
-mod prompt {
+mod inline_deleters {
     use super::*;
 
     use crate::exchange::abi::{Abi, ExportFlags, export};
-    use crate::exchange::{DType, Layout, ManagedTensor, promptly};
+    use crate::exchange::{DType, Layout, ManagedTensor, with_inline_deleters};
     use estafette_devices::DLDevice;
 
     /// A foreign tensor without elements whose deleter runs `f`.
@@ -409,15 +409,17 @@ mod prompt {
         let reaper = Reaper::new();
         let here = std::thread::current().id();
         let (sender, ran_on) = mpsc::channel();
-        let prompt = || Storage::foreign(foreign(noting(&sender)).with_prompt_deleter());
-        promptly(|| {
-            reaper.release(FenceSet::default(), prompt());
+        let storage = || Storage::foreign(foreign(noting(&sender)).with_inline_deleter());
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), storage());
             assert_eq!(ran_on.try_recv(), Ok(Some(here)));
         });
-        reaper.release(FenceSet::default(), prompt());
+        reaper.release(FenceSet::default(), storage());
         assert!(reaper.flush(LONG));
         assert_ne!(ran_on.recv(), Ok(Some(here)));
-        promptly(|| reaper.release(FenceSet::default(), Storage::foreign(foreign(noting(&sender)))));
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), Storage::foreign(foreign(noting(&sender))))
+        });
         assert!(reaper.flush(LONG));
         assert_ne!(ran_on.recv(), Ok(Some(here)));
         assert_eq!((reaper.stats().deleters, reaper.stats().released), (3, 3));
@@ -428,8 +430,8 @@ mod prompt {
         let reaper = Reaper::new();
         let (sender, ran_on) = mpsc::channel();
         let (completer, fence) = host::promise("pending");
-        promptly(|| {
-            let storage = Storage::foreign(foreign(noting(&sender)).with_prompt_deleter());
+        with_inline_deleters(|| {
+            let storage = Storage::foreign(foreign(noting(&sender)).with_inline_deleter());
             reaper.release(fence_set([&fence]), storage);
         });
         assert!(ran_on.try_recv().is_err());
@@ -445,12 +447,12 @@ mod prompt {
         let (sender, ran_on) = mpsc::channel();
         let (inner, again) = (noting(&sender), Arc::clone(&reaper));
         let outer = move || {
-            promptly(|| {
-                again.release(FenceSet::default(), Storage::foreign(foreign(inner).with_prompt_deleter()));
+            with_inline_deleters(|| {
+                again.release(FenceSet::default(), Storage::foreign(foreign(inner).with_inline_deleter()));
             });
         };
-        promptly(|| {
-            reaper.release(FenceSet::default(), Storage::foreign(foreign(outer).with_prompt_deleter()));
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), Storage::foreign(foreign(outer).with_inline_deleter()));
         });
         assert!(reaper.flush(LONG));
         assert_ne!(ran_on.recv(), Ok(Some(here)));
@@ -461,7 +463,9 @@ mod prompt {
         let reaper = Reaper::new();
         assert!(reaper.stop(LONG));
         let storage = foreign(|| panic!("the interpreter is gone"));
-        promptly(|| reaper.release(FenceSet::default(), Storage::foreign(storage.with_prompt_deleter())));
+        with_inline_deleters(|| {
+            reaper.release(FenceSet::default(), Storage::foreign(storage.with_inline_deleter()))
+        });
         assert_eq!((reaper.stats().deleters, reaper.stats().leaked), (0, 1));
     }
 }

@@ -11,10 +11,10 @@ use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread, valgrind};
 
 use super::super::abi::ManagedTensor;
-use super::super::contain::contain;
-use super::lane::{Lane, Overtaken, Run, Step, Underway};
+use super::super::log_panic::log_panic;
 use super::queue::{Follower, Phase, Queue, Ready, Rest};
 use super::slow::{SLOW, What};
+use super::thread_state::{Lane, Overtaken, Run, Step, Underway};
 use super::{BACKLOG, FenceSet, NAP, Storage, THREADS_MAX, Waiting, fork};
 
 pub(super) struct Shared {
@@ -167,7 +167,7 @@ impl Shared {
         while self.follow(&lane) {
             let hook = self.lock().on_start.filter(|_| mem::take(&mut is_new));
             if let Some(hook) = hook {
-                contain("start of the reaper", hook);
+                log_panic("start of the reaper", hook);
             }
             if !self.lead(&lane) || !self.is_back(&lane) {
                 return;
@@ -321,7 +321,7 @@ impl Shared {
         let device = foreign.and_then(of_deleter);
         // Where the device is broken the deleter is called all the same.
         let entered = device.as_deref().map(Entered::device);
-        contain("deleter", || valgrind::foreign(|| drop(storage)));
+        log_panic("deleter", || valgrind::foreign(|| drop(storage)));
         drop(entered);
         if foreign.is_some() {
             self.deleters.fetch_add(1, Ordering::Relaxed);

@@ -1,13 +1,13 @@
 //! The thread of the process that looks at what futures and threads wait for.
 //!
 //! # Deciding when to look
-//! 1. *Register*: enter the list (under its lock), then read [`Clerk::next`]; if that is later than the entry's own time, lower it under
-//!    the clerk's lock and wake the clerk.
-//! 2. *Look*: the clerk sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
+//! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]; if that is later than the entry's own time, lower it under
+//!    the watcher's lock and wake the watcher.
+//! 2. *Look*: the watcher sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
 //!    and sleeps until then.
 //!
-//! An entry that the clerk missed was entered after the lists were gone through, hence after `next` was *never*: its future read
-//! that, or a time that the clerk has set since then, and lowers it if need be.
+//! An entry that the watcher missed was entered after the lists were gone through, hence after `next` was *never*: its future read
+//! that, or a time that the watcher has set since then, and lowers it if need be.
 
 use std::panic::catch_unwind;
 
@@ -26,9 +26,9 @@ use crate::core::clock;
 use crate::core::coalesced;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
-use crate::core::oneshot::wake;
+use crate::core::one_shot::wake;
 use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
-use crate::exchange::promise;
+use crate::exchange::foreign_fence;
 use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
@@ -42,7 +42,7 @@ const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
 const WOKEN_MAX: usize = 8;
 
 /// The thread of the process that looks at pending futures. Started when first needed.
-pub(super) struct Clerk {
+pub(super) struct Watcher {
     started: Instant,
     /// There is such a thread. Where the system has refused it, the next wait that needs it tries again.
     is_running: AtomicBool,
@@ -54,14 +54,14 @@ pub(super) struct Clerk {
     woken: Condvar,
 }
 
-/// As `Clerk::next`: not before a future asks for it.
+/// As `Watcher::next`: not before a future asks for it.
 const NEVER: u64 = u64::MAX;
 
-pub(super) fn clerk() -> &'static Clerk {
+pub(super) fn watcher() -> &'static Watcher {
     estafette_sync::statics! {
-        static CLERK: OnceLock<Clerk> = OnceLock::new();
+        static WATCHER: OnceLock<Watcher> = OnceLock::new();
     }
-    let clerk = CLERK.get_or_init(|| Clerk {
+    let watcher = WATCHER.get_or_init(|| Watcher {
         started: Instant::now(),
         is_running: AtomicBool::new(false),
         refused: Mutex::new(false),
@@ -69,25 +69,25 @@ pub(super) fn clerk() -> &'static Clerk {
         sleep: Mutex::new(()),
         woken: Condvar::new(),
     });
-    if !clerk.is_running.load(Ordering::Acquire)
-        && let Some(error) = clerk.start()
+    if !watcher.is_running.load(Ordering::Acquire)
+        && let Some(error) = watcher.start()
     {
         tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
     }
-    clerk
+    watcher
 }
 
 /// Whether there is a thread that looks for those that wait. If it could not be started, blocked threads look themselves.
-pub(crate) fn has_clerk() -> bool {
-    clerk().is_running.load(Ordering::Acquire)
+pub(crate) fn has_watcher() -> bool {
+    watcher().is_running.load(Ordering::Acquire)
 }
 
-/// Has the clerk look at `when` or before.
+/// Has the watcher look at `when` or before.
 pub(crate) fn look_by(when: Instant) {
-    clerk().look_by(when);
+    watcher().look_by(when);
 }
 
-impl Clerk {
+impl Watcher {
     /// Starts the thread. Returns why the system has refused it, the first time.
     fn start(&'static self) -> Option<std::io::Error> {
         let mut refused = self.refused.lock();
@@ -120,8 +120,8 @@ impl Clerk {
         let mut not_before = Instant::now();
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
-            promise::stand_in_for_queries();
-            let mut next = coalesced::tell_others();
+            foreign_fence::stand_in_for_queries();
+            let mut next = coalesced::wake_those_of_other_threads();
             let now = Instant::now();
             let times = if now < not_before {
                 vec![not_before]
@@ -259,7 +259,7 @@ fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
         return Vec::new();
     }
     let helped = look.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
-    let left = look.reaches(|op| is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()));
+    let left = look.reaches(|op| is_ready_work(op) && (op.core.has_no_workers() || op.core.pool.is_stuck()));
     let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
     let threads = due
         .iter()

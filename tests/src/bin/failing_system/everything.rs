@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
-use estafette::exchange::promise::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
+use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
 use estafette::trace::{Journal, JournalOptions};
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
@@ -415,10 +415,10 @@ fn silent_fence() -> RawFence {
 
 /// An operation whose input is ready when a silent fence is. Gives how many tensors were imported, well or not.
 fn behind_a_silent_fence(account: &Account, engine: &Engine, deleted: &Deleted) -> usize {
-    promise::query_overdue_after(Duration::from_millis(1));
+    foreign_fence::query_overdue_after(Duration::from_millis(1));
     let raw = silent_fence();
     // SAFETY: a struct as it is described; its functions need no context.
-    let fence = unsafe { promise::import(NonNull::from(&raw), &[]) };
+    let fence = unsafe { foreign_fence::import(NonNull::from(&raw), &[]) };
     let Some(fence) = account.ok("a silent fence", fence) else { return 0 };
     // SAFETY: a fresh tensor that describes its memory truly. On an error its deleter has been called.
     let tensor = unsafe { engine.import_ordered(foreign::tensor(&[1.0], deleted), fence.into(), false) };

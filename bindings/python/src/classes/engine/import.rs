@@ -94,7 +94,7 @@ impl PyEngine {
         let take = || unsafe {
             match home {
                 None => engine.import_from(managed, ready, immutable, || origin::of(x)),
-                Some(home) => engine.import_homing(managed, ready, immutable, home),
+                Some(home) => engine.import_stream_ordered(managed, ready, immutable, home),
             }
         };
         let tensor = body::within(py, take)?.or_raise(py)?;

@@ -17,13 +17,13 @@ use super::layout::has_addresses;
 
 /// What two numbers must share to mean the same place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Space {
+pub enum AddressSpace {
     /// The unified virtual address space of the process: host memory of every kind, CUDA and ROCm memory of
     /// all devices, and oneAPI's USM. Their runtimes hand out addresses that are nobody else's, and the
     /// same memory is told under different device types (managed memory as CUDA by PyTorch, as CUDA-managed
     /// by CuPy, as host memory by NumPy). If a runtime ever did give two devices one address, their tensors
     /// would be ordered without need, which is harmless; the opposite mistake would be a race.
-    Addresses,
+    Unified,
     /// Handles of one device whose memory has no addresses (OpenCL, Vulkan, Metal), and devices we do not
     /// know.
     Handles {
@@ -34,37 +34,37 @@ pub enum Space {
     },
 }
 
-impl Space {
+impl AddressSpace {
     /// The space that data pointers of `device` belong to.
     pub fn of(device: DLDevice) -> Self {
         if has_addresses(device) {
-            return Self::Addresses;
+            return Self::Unified;
         }
         Self::Handles { device_type: device.device_type, device_id: device.device_id }
     }
 }
 
-/// An entry of [`Ranges`], for taking it out again.
+/// An entry of [`IntervalMap`], for taking it out again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Key {
-    space: Space,
+pub struct IntervalKey {
+    space: AddressSpace,
     class: usize,
     start: usize,
     /// Unique in the map, ascending; 0 for an empty range, which is kept nowhere.
     id: u64,
 }
 
-/// Ranges of memory with a value each; they may overlap and repeat. Thread-safe: one lock around everything.
+/// IntervalMap of memory with a value each; they may overlap and repeat. Thread-safe: one lock around everything.
 ///
 /// Values are cloned out under the lock and dropped outside of it; `Clone` must be short and call nothing
 /// foreign (an `Arc` or `Weak` is what it is made for). An empty range overlaps nothing.
-pub struct Ranges<V> {
+pub struct IntervalMap<V> {
     table: Mutex<Table<V>>,
 }
 
-/// What becomes of a range that is [resolved](Ranges::resolve).
+/// What becomes of a range that is [resolved](IntervalMap::resolve).
 #[derive(Debug)]
-pub enum Answer<V> {
+pub enum Resolution<V> {
     /// It is not entered.
     Nothing,
     /// An entry of its own.
@@ -73,29 +73,29 @@ pub enum Answer<V> {
     Share(usize),
 }
 
-/// What [`Ranges::overlapping`] finds, in the order of addresses, older entries first where they begin
+/// What [`IntervalMap::overlapping`] finds, in the order of addresses, older entries first where they begin
 /// together.
 pub type Overlapping<V> = SmallVec<[V; 4]>;
 
-impl<V: Clone> Ranges<V> {
+impl<V: Clone> IntervalMap<V> {
     /// An empty map.
     pub const fn new() -> Self {
         Self { table: Mutex::new(Table { spaces: BTreeMap::new(), ids: 0, len: 0 }) }
     }
 
     /// Adds a range.
-    pub fn insert(&self, space: Space, range: Range<usize>, value: V) -> Key {
+    pub fn insert(&self, space: AddressSpace, range: Range<usize>, value: V) -> IntervalKey {
         self.lock().insert(space, range, value)
     }
 
     /// Gives one use of an entry up; the last one takes it out. `None` before that, if it has been done already, or if the range
     /// was empty.
-    pub fn remove(&self, key: Key) -> Option<V> {
+    pub fn remove(&self, key: IntervalKey) -> Option<V> {
         self.lock().remove(key)
     }
 
     /// The values of all entries that share at least one byte with `range`.
-    pub fn overlapping(&self, space: Space, range: Range<usize>) -> Overlapping<V> {
+    pub fn overlapping(&self, space: AddressSpace, range: Range<usize>) -> Overlapping<V> {
         self.lock().overlapping(space, range)
     }
 
@@ -105,21 +105,21 @@ impl<V: Clone> Ranges<V> {
     /// `decide` runs under the lock: it must be short and call nothing foreign, nor this map.
     pub fn resolve<R>(
         &self,
-        space: Space,
+        space: AddressSpace,
         range: Range<usize>,
-        decide: impl FnOnce(&[V]) -> (Answer<V>, R),
-    ) -> (Option<Key>, R) {
+        decide: impl FnOnce(&[V]) -> (Resolution<V>, R),
+    ) -> (Option<IntervalKey>, R) {
         // Declared before the guard, so dropped after it: the last clone of a value may run code of the
         // engine's.
         let found: Overlapping<V>;
         let mut table = self.lock();
-        let (keys, values): (SmallVec<[Key; 4]>, _) = table.found(space, &range).into_iter().unzip();
+        let (keys, values): (SmallVec<[IntervalKey; 4]>, _) = table.found(space, &range).into_iter().unzip();
         found = values;
         let (answer, result) = decide(&found);
         let key = match answer {
-            Answer::Nothing => None,
-            Answer::Insert(value) => Some(table.insert(space, range, value)),
-            Answer::Share(place) => Some(table.share(keys[place])),
+            Resolution::Nothing => None,
+            Resolution::Insert(value) => Some(table.insert(space, range, value)),
+            Resolution::Share(place) => Some(table.share(keys[place])),
         };
         drop(table);
         (key, result)
@@ -141,15 +141,15 @@ impl<V: Clone> Ranges<V> {
     }
 }
 
-impl<V: Clone> Default for Ranges<V> {
+impl<V: Clone> Default for IntervalMap<V> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<V> fmt::Debug for Ranges<V> {
+impl<V> fmt::Debug for IntervalMap<V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ranges").finish_non_exhaustive()
+        f.debug_struct("IntervalMap").finish_non_exhaustive()
     }
 }
 
@@ -157,7 +157,7 @@ impl<V> fmt::Debug for Ranges<V> {
 const CLASSES: usize = usize::BITS as usize + 1;
 
 struct Table<V> {
-    spaces: BTreeMap<Space, Classes<V>>,
+    spaces: BTreeMap<AddressSpace, Classes<V>>,
     ids: u64,
     len: usize,
 }
@@ -175,27 +175,27 @@ struct Entry<V> {
 }
 
 impl<V: Clone> Table<V> {
-    fn insert(&mut self, space: Space, range: Range<usize>, value: V) -> Key {
+    fn insert(&mut self, space: AddressSpace, range: Range<usize>, value: V) -> IntervalKey {
         if range.is_empty() {
-            return Key { space, class: 0, start: range.start, id: 0 };
+            return IntervalKey { space, class: 0, start: range.start, id: 0 };
         }
         self.ids += 1;
         self.len += 1;
-        let key = Key { space, class: class_of(range.len()), start: range.start, id: self.ids };
+        let key = IntervalKey { space, class: class_of(range.len()), start: range.start, id: self.ids };
         let classes = self.spaces.entry(space).or_insert_with(Classes::new);
         classes.occupied |= 1 << key.class;
         classes.trees[key.class].insert((key.start, key.id), Entry { end: range.end, value, uses: 1 });
         key
     }
 
-    fn share(&mut self, key: Key) -> Key {
+    fn share(&mut self, key: IntervalKey) -> IntervalKey {
         let classes = self.spaces.get_mut(&key.space).expect("it was found there");
         let entry = classes.trees[key.class].get_mut(&(key.start, key.id)).expect("it was found there");
         entry.uses += 1;
         key
     }
 
-    fn remove(&mut self, key: Key) -> Option<V> {
+    fn remove(&mut self, key: IntervalKey) -> Option<V> {
         let classes = self.spaces.get_mut(&key.space)?;
         let tree = &mut classes.trees[key.class];
         let entry = tree.get_mut(&(key.start, key.id))?;
@@ -211,12 +211,12 @@ impl<V: Clone> Table<V> {
         Some(entry.value)
     }
 
-    fn overlapping(&self, space: Space, range: Range<usize>) -> Overlapping<V> {
+    fn overlapping(&self, space: AddressSpace, range: Range<usize>) -> Overlapping<V> {
         self.found(space, &range).into_iter().map(|(_, value)| value).collect()
     }
 
-    fn found(&self, space: Space, range: &Range<usize>) -> SmallVec<[(Key, V); 4]> {
-        let mut found: SmallVec<[(Key, &V); 4]> = SmallVec::new();
+    fn found(&self, space: AddressSpace, range: &Range<usize>) -> SmallVec<[(IntervalKey, V); 4]> {
+        let mut found: SmallVec<[(IntervalKey, &V); 4]> = SmallVec::new();
         let Some(classes) = self.spaces.get(&space).filter(|_| !range.is_empty()) else {
             return SmallVec::new();
         };
@@ -229,7 +229,7 @@ impl<V: Clone> Table<V> {
             found.extend(
                 candidates
                     .filter(|(_, entry)| entry.end > range.start)
-                    .map(|(&(start, id), entry)| (Key { space, class, start, id }, &entry.value)),
+                    .map(|(&(start, id), entry)| (IntervalKey { space, class, start, id }, &entry.value)),
             );
         }
         found.sort_unstable_by_key(|(key, _)| (key.start, key.id));
@@ -272,14 +272,14 @@ mod tests {
 
     #[test]
     fn touching_ranges_do_not_overlap_and_empty_ones_never_do() {
-        let ranges = Ranges::new();
-        let key = ranges.insert(Space::Addresses, 100..200, "a");
-        assert!(ranges.overlapping(Space::Addresses, 0..100).is_empty());
-        assert!(ranges.overlapping(Space::Addresses, 200..300).is_empty());
-        assert_eq!(ranges.overlapping(Space::Addresses, 199..200).as_slice(), ["a"]);
-        assert_eq!(ranges.overlapping(Space::Addresses, 0..usize::MAX).as_slice(), ["a"]);
-        assert!(ranges.overlapping(Space::Addresses, 150..150).is_empty());
-        let empty = ranges.insert(Space::Addresses, 150..150, "nothing");
+        let ranges = IntervalMap::new();
+        let key = ranges.insert(AddressSpace::Unified, 100..200, "a");
+        assert!(ranges.overlapping(AddressSpace::Unified, 0..100).is_empty());
+        assert!(ranges.overlapping(AddressSpace::Unified, 200..300).is_empty());
+        assert_eq!(ranges.overlapping(AddressSpace::Unified, 199..200).as_slice(), ["a"]);
+        assert_eq!(ranges.overlapping(AddressSpace::Unified, 0..usize::MAX).as_slice(), ["a"]);
+        assert!(ranges.overlapping(AddressSpace::Unified, 150..150).is_empty());
+        let empty = ranges.insert(AddressSpace::Unified, 150..150, "nothing");
         assert_eq!((ranges.len(), ranges.remove(empty)), (1, None));
         assert_eq!((ranges.remove(key), ranges.remove(key)), (Some("a"), None));
         assert!(ranges.is_empty());
@@ -287,33 +287,33 @@ mod tests {
 
     #[test]
     fn an_entry_with_several_uses_is_found_once_until_the_last_is_given_up() {
-        let ranges = Ranges::new();
-        let first = ranges.insert(Space::Addresses, 0..10, "a");
-        let share = |seen: &[&'static str]| (Answer::Share(0), seen.to_vec());
-        let (second, seen) = ranges.resolve(Space::Addresses, 0..10, share);
+        let ranges = IntervalMap::new();
+        let first = ranges.insert(AddressSpace::Unified, 0..10, "a");
+        let share = |seen: &[&'static str]| (Resolution::Share(0), seen.to_vec());
+        let (second, seen) = ranges.resolve(AddressSpace::Unified, 0..10, share);
         assert_eq!((second, seen, ranges.len()), (Some(first), vec!["a"], 1));
         assert_eq!(ranges.remove(first), None);
-        assert_eq!(ranges.overlapping(Space::Addresses, 5..6).as_slice(), ["a"]);
+        assert_eq!(ranges.overlapping(AddressSpace::Unified, 5..6).as_slice(), ["a"]);
         assert_eq!((ranges.remove(first), ranges.remove(first)), (Some("a"), None));
     }
 
     #[test]
     fn the_whole_address_space_is_a_range() {
-        let ranges = Ranges::new();
-        ranges.insert(Space::Addresses, 0..usize::MAX, 1);
-        ranges.insert(Space::Addresses, usize::MAX - 1..usize::MAX, 2);
-        assert_eq!(ranges.overlapping(Space::Addresses, usize::MAX - 1..usize::MAX).as_slice(), [1, 2]);
-        assert_eq!(ranges.overlapping(Space::Addresses, 5..6).as_slice(), [1]);
+        let ranges = IntervalMap::new();
+        ranges.insert(AddressSpace::Unified, 0..usize::MAX, 1);
+        ranges.insert(AddressSpace::Unified, usize::MAX - 1..usize::MAX, 2);
+        assert_eq!(ranges.overlapping(AddressSpace::Unified, usize::MAX - 1..usize::MAX).as_slice(), [1, 2]);
+        assert_eq!(ranges.overlapping(AddressSpace::Unified, 5..6).as_slice(), [1]);
     }
 
     #[test]
     fn kinds_of_memory_with_addresses_share_a_space_and_handles_do_not() {
-        let space = |device_type, id| Space::of(DLDevice::new(device_type, id));
+        let space = |device_type, id| AddressSpace::of(DLDevice::new(device_type, id));
         assert_eq!(space(DeviceType::CPU, 0), space(DeviceType::CUDA_MANAGED, 0));
         assert_eq!(space(DeviceType::CUDA, 0), space(DeviceType::CUDA_MANAGED, 0));
         assert_ne!(space(DeviceType::OPENCL, 0), space(DeviceType::OPENCL, 1));
-        assert_ne!(space(DeviceType(99), 0), Space::Addresses);
-        let ranges = Ranges::new();
+        assert_ne!(space(DeviceType(99), 0), AddressSpace::Unified);
+        let ranges = IntervalMap::new();
         ranges.insert(space(DeviceType::OPENCL, 0), 10..20, ());
         assert!(ranges.overlapping(space(DeviceType::OPENCL, 1), 10..20).is_empty());
     }
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn of_two_racing_resolvers_the_second_sees_the_first() {
         for round in 0..200 {
-            let ranges = Arc::new(Ranges::new());
+            let ranges = Arc::new(IntervalMap::new());
             let barrier = Arc::new(Barrier::new(2));
             let threads: Vec<_> = (0..2)
                 .map(|thread| {
@@ -330,7 +330,9 @@ mod tests {
                         barrier.wait();
                         let range = 100 + thread * 50..200 + thread * 50;
                         ranges
-                            .resolve(Space::Addresses, range, |seen| (Answer::Insert(thread), seen.to_vec()))
+                            .resolve(AddressSpace::Unified, range, |seen| {
+                                (Resolution::Insert(thread), seen.to_vec())
+                            })
                             .1
                     })
                 })
@@ -342,15 +344,15 @@ mod tests {
 
     #[test]
     fn resolve_may_decline_and_a_panic_in_it_changes_nothing() {
-        let ranges = Ranges::new();
-        ranges.insert(Space::Addresses, 0..10, 7);
-        let (key, seen) = ranges.resolve(Space::Addresses, 5..15, |seen| (Answer::Nothing, seen[0]));
+        let ranges = IntervalMap::new();
+        ranges.insert(AddressSpace::Unified, 0..10, 7);
+        let (key, seen) = ranges.resolve(AddressSpace::Unified, 5..15, |seen| (Resolution::Nothing, seen[0]));
         assert_eq!((key, seen, ranges.len()), (None, 7, 1));
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            ranges.resolve(Space::Addresses, 5..15, |_| -> (Answer<i32>, ()) { panic!("decide") })
+            ranges.resolve(AddressSpace::Unified, 5..15, |_| -> (Resolution<i32>, ()) { panic!("decide") })
         }));
         assert!(panicked.is_err());
-        assert_eq!(ranges.overlapping(Space::Addresses, 0..20).as_slice(), [7]);
+        assert_eq!(ranges.overlapping(AddressSpace::Unified, 0..20).as_slice(), [7]);
     }
 
     #[derive(Debug, Clone)]
@@ -381,9 +383,9 @@ mod tests {
 
         #[test]
         fn any_sequence_answers_like_a_plain_list(steps in steps()) {
-            let ranges = Ranges::new();
-            let mut oracle: Vec<(Range<usize>, Key, usize)> = Vec::new();
-            let expected = |oracle: &[(Range<usize>, Key, usize)], asked: &Range<usize>| -> Vec<usize> {
+            let ranges = IntervalMap::new();
+            let mut oracle: Vec<(Range<usize>, IntervalKey, usize)> = Vec::new();
+            let expected = |oracle: &[(Range<usize>, IntervalKey, usize)], asked: &Range<usize>| -> Vec<usize> {
                 let mut hits: Vec<_> = oracle
                     .iter()
                     .filter(|(range, ..)| range.start.max(asked.start) < range.end.min(asked.end))
@@ -396,7 +398,7 @@ mod tests {
                 let of = |start: usize, len: usize| start..start.saturating_add(len);
                 match step {
                     Step::Insert(start, len) => {
-                        let key = ranges.insert(Space::Addresses, of(start, len), value);
+                        let key = ranges.insert(AddressSpace::Unified, of(start, len), value);
                         if !of(start, len).is_empty() {
                             oracle.push((of(start, len), key, value));
                         }
@@ -407,19 +409,19 @@ mod tests {
                     }
                     Step::Remove(_) => prop_assert!(ranges.is_empty()),
                     Step::Ask(start, len) => {
-                        let found = ranges.overlapping(Space::Addresses, of(start, len));
+                        let found = ranges.overlapping(AddressSpace::Unified, of(start, len));
                         prop_assert_eq!(found.to_vec(), expected(&oracle, &of(start, len)));
                     }
                     Step::Resolve(start, len) => {
                         let range = of(start, len);
-                        let (key, seen) = ranges.resolve(Space::Addresses, range.clone(), |seen| {
-                            let own = |known: &(Range<usize>, Key, usize)| known.0 == range && known.2 == seen[0];
+                        let (key, seen) = ranges.resolve(AddressSpace::Unified, range.clone(), |seen| {
+                            let own = |known: &(Range<usize>, IntervalKey, usize)| known.0 == range && known.2 == seen[0];
                             let answer = if seen.is_empty() {
-                                Answer::Insert(value)
+                                Resolution::Insert(value)
                             } else if oracle.iter().any(own) {
-                                Answer::Share(0)
+                                Resolution::Share(0)
                             } else {
-                                Answer::Nothing
+                                Resolution::Nothing
                             };
                             (answer, seen.to_vec())
                         });
@@ -429,7 +431,7 @@ mod tests {
                         if let Some((range, key, value)) = shared {
                             // One more use of it, which is found once and is there until both are given up.
                             prop_assert_eq!(ranges.remove(key), None);
-                            prop_assert!(ranges.overlapping(Space::Addresses, range).contains(&value));
+                            prop_assert!(ranges.overlapping(AddressSpace::Unified, range).contains(&value));
                         } else if let Some(key) = key && !range.is_empty() {
                             oracle.push((range, key, value));
                         }

@@ -22,7 +22,7 @@ enum Place {
 }
 
 /// Runs `f`, which drops tensors where prompt deleters may run: no lock is held but Python's.
-pub fn promptly<R>(f: impl FnOnce() -> R) -> R {
+pub fn with_inline_deleters<R>(f: impl FnOnce() -> R) -> R {
     let before = PLACE.get();
     let _back = Back(before);
     if before == Place::Elsewhere {

@@ -7,7 +7,7 @@
 //!
 //! That is right for the stream that the allocator orders the block by, and for no other: on another one, the wait holds up
 //! those who have nothing to do with the block, and not those who get it next. Which stream it is, no exchange protocol
-//! says. So a [`Home`] is made by whoever knows.
+//! says. So a [`ReleaseStream`] is made by whoever knows.
 
 use std::any::Any;
 use std::fmt;
@@ -32,14 +32,14 @@ pub(crate) fn handed_back() -> u64 {
 }
 
 /// The stream in whose order the allocator of some memory gives it out again.
-pub struct Home {
+pub struct ReleaseStream {
     device: Arc<dyn Device>,
     stream: usize,
     /// What keeps the stream alive.
     _keeper: Option<Box<dyn Any + Send + Sync>>,
 }
 
-impl Home {
+impl ReleaseStream {
     /// The stream of `device` with that native handle. `keeper` is dropped after the last use of the handle.
     ///
     /// # Errors
@@ -86,8 +86,8 @@ impl Home {
     }
 }
 
-impl fmt::Debug for Home {
+impl fmt::Debug for ReleaseStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Home(stream {:#x} of {})", self.stream, self.device.id())
+        write!(f, "ReleaseStream({:#x} of {})", self.stream, self.device.id())
     }
 }
