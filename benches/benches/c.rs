@@ -1,4 +1,4 @@
-//! The C interface beside the Rust one: what the handles, the checks and the containment of panics cost.
+//! The C interface compared with the Rust one: the cost of handles, checks and containment of panics.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -17,7 +17,8 @@ const LEN: usize = 16;
 const FOREVER: u64 = u64::MAX;
 
 fn foreign(layout: &Layout, memory: &mut [f32]) -> ManagedTensor {
-    // SAFETY: the memory is as long as the layout, initialized, and outlives the bench run, which waits for the deleters.
+    // SAFETY: the memory is as long as the layout, initialized, and outlives the bench run, which waits for
+    // the deleters.
     unsafe { export(layout, memory.as_mut_ptr().cast(), ExportFlags::default(), Abi::Versioned, || ()) }
 }
 
@@ -34,12 +35,12 @@ fn engine() -> *mut estafette_engine {
         stack_size: 0,
     };
     let mut engine = ptr::null_mut();
-    // SAFETY: as the interface wants it.
+    // SAFETY: the arguments are valid, as the interface requires.
     assert_eq!(unsafe { estafette_engine_create(&raw const options, &raw mut engine) }, ESTAFETTE_OK);
     engine
 }
 
-/// Runs `pass` on ready-made tensors; making them and waiting for their deleters is not timed.
+/// Times `pass` on tensors made beforehand, without the time to make them and to wait for their deleters.
 fn passes(runs: u64, layout: &Layout, memory: &mut [f32], mut pass: impl FnMut(ManagedTensor)) -> Duration {
     let mut sum = Duration::ZERO;
     for _ in 0..runs {
@@ -61,7 +62,7 @@ fn import_query_release(c: &mut Criterion) {
     group.bench_function(BenchmarkId::from_parameter("Rust"), |b| {
         b.iter_custom(|runs| {
             passes(runs, &layout, &mut memory, |managed| {
-                // SAFETY: made by `foreign`, and nobody writes the memory.
+                // SAFETY: made by `foreign`, and no code writes the memory.
                 let tensor = unsafe { rust.import(managed) }.expect("a valid tensor");
                 assert!(tensor.is_ready());
             })
@@ -73,7 +74,7 @@ fn import_query_release(c: &mut Criterion) {
             passes(runs, &layout, &mut memory, |managed| {
                 let managed = managed.into_raw_versioned().expect("made so").cast();
                 let mut tensor = ptr::null_mut();
-                // SAFETY: as the interface wants it.
+                // SAFETY: the arguments are valid, as the interface requires.
                 unsafe {
                     assert_eq!(estafette_import(engine, managed, ptr::null(), &raw mut tensor), ESTAFETTE_OK);
                     assert_eq!(estafette_query(tensor), ESTAFETTE_OK);
@@ -108,12 +109,12 @@ fn submit_and_complete(c: &mut Criterion) {
     let engine = engine();
     let (shape, mut tensor) = ([LEN as i64], ptr::null_mut());
     let dtype = DLDataType { code: 2, bits: 32, lanes: 1 };
-    // SAFETY: as the interface wants it.
+    // SAFETY: the arguments are valid, as the interface requires.
     assert_eq!(unsafe { estafette_zeros(engine, shape.as_ptr(), 1, dtype, &raw mut tensor) }, ESTAFETTE_OK);
     group.bench_function(BenchmarkId::from_parameter("C"), |b| {
         b.iter(|| {
             for _ in 0..COUNT {
-                // SAFETY: as the interface wants it.
+                // SAFETY: the arguments are valid, as the interface requires.
                 let status = unsafe {
                     estafette_submit(
                         engine,

@@ -1,7 +1,7 @@
 //! The engine with empty bodies on plain variables: submit all operations, then wait for all of them.
 //!
-//! With no worker the waiting thread runs everything, so the figure is the whole cost of an operation on one core. With
-//! one worker, submission and execution overlap.
+//! With no worker the waiting thread runs everything, so the figure is the whole cost of an operation on one
+//! core. With one worker, submission and execution overlap.
 
 use std::hint::black_box;
 

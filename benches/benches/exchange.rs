@@ -1,6 +1,7 @@
-//! Taking tensors over and handing them out, without a foreign library in between: its cost is not ours.
+//! Imports and exports of tensors, without the cost of a foreign library.
 //!
-//! Deleters run on the reaper's thread. The figures of imports include them: each run ends when all have been called.
+//! Deleters run on the reaper's thread. The figures of imports include the deleters: each run ends when all
+//! were called.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,14 +16,15 @@ use futures::FutureExt;
 const TENSORS: usize = 1_000;
 const LEN: usize = 16;
 
-/// What a library would hand over, with memory that needs no freeing.
+/// A tensor as a library would export it, with memory that needs no deallocation.
 fn foreign(layout: &Layout, memory: &mut [f32]) -> ManagedTensor {
-    // SAFETY: the memory is as long as the layout, initialized, and outlives the bench run, which waits for the deleters.
+    // SAFETY: the memory is as long as the layout, initialized, and outlives the bench run, which waits for
+    // the deleters.
     unsafe { export(layout, memory.as_mut_ptr().cast(), ExportFlags::default(), Abi::Versioned, || ()) }
 }
 
 fn import(engine: &Engine, managed: ManagedTensor) -> Tensor {
-    // SAFETY: made by `foreign`, and nobody writes the memory.
+    // SAFETY: made by `foreign`, and no code writes the memory.
     unsafe { engine.import(managed) }.expect("a valid tensor")
 }
 

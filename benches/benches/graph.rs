@@ -1,7 +1,7 @@
 //! The bare graph on one thread: append all operations, then complete them as they are granted.
 //!
-//! What an operation carries is one word, and nothing runs: this is the cost of order alone. `ahead` is how many operations
-//! are appended before the first is completed, as a window would allow.
+//! An operation carries one word, and no body runs: this is the cost of ordering alone. `ahead` is the number
+//! of operations that are appended before the first one is completed, as an in-flight limit would allow.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -12,7 +12,7 @@ use estafette_graph::{Graph, Mode, Var};
 
 type Vars = Vec<Var<u64, usize>>;
 
-/// Submits everything, at most `ahead` operations ahead of what has been completed.
+/// Submits all operations, at most `ahead` operations ahead of the completed ones.
 fn run(graph: &Graph<u64, usize>, vars: &Vars, accesses: &[Access], ahead: usize) {
     let mut granted = VecDeque::with_capacity(ahead);
     let mut in_flight = 0;

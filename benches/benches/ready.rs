@@ -1,4 +1,4 @@
-//! Asking a finished tensor whether it is ready, in each of the forms that there are.
+//! Readiness queries of a finished tensor, in each form.
 
 use std::hint::black_box;
 

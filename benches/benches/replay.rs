@@ -1,7 +1,7 @@
 //! The stencil, recorded once and replayed: cost per node, of recording and of replaying.
 //!
-//! With no worker the waiting thread runs everything. Empty nodes are too short to share, so one thread runs them whatever the
-//! number of workers; nodes of 1 µs are shared by two workers.
+//! With no worker the waiting thread runs everything. Empty nodes are too short to share, so one thread runs
+//! them whatever the number of workers; nodes of 1 µs are shared by two workers.
 
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use benches::replay::{STEPS, WIDTHS, replay, stencil};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use estafette::Engine;
 
-/// A node that is worth sharing.
+/// Length of a node that is worth sharing.
 const LONG: Duration = Duration::from_micros(1);
 
 fn spin() {

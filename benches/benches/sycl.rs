@@ -1,6 +1,7 @@
-//! The figures of SYCL: completions observed without a blocked thread, chains, and queries per operation. Needs the runtime:
-//! `ESTAFETTE_DPCTL_LIBRARY`, and for the processor as the device `OCL_ICD_FILENAMES` and `OCL_ICD_VENDORS`. An argument,
-//! `latency` or `chain`, chooses one half.
+//! Figures of SYCL: completions observed without a blocked thread, chains, and queries per operation.
+//!
+//! Needs the runtime in `ESTAFETTE_DPCTL_LIBRARY`, and `OCL_ICD_FILENAMES` and `OCL_ICD_VENDORS` if the
+//! processor is the device. The argument `latency` or `chain` selects one half.
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, reason = "a bench")]
 
 use std::ffi::c_void;
@@ -30,7 +31,7 @@ fn show(what: &str, times: Vec<Duration>) -> f64 {
 
 type Object = *mut c_void;
 
-/// What somebody would call who does without the engine.
+/// Direct calls of the library, without the engine.
 struct ByHand {
     wait: unsafe extern "C" fn(Object),
     delete: unsafe extern "C" fn(Object),
@@ -54,7 +55,7 @@ impl ByHand {
         }
     }
 
-    /// A queue as SYCL makes them: out of order. It stays until the end of the process.
+    /// An out-of-order queue, as SYCL makes them by default. Leaked until the end of the process.
     fn out_of_order_queue(&self, like: &dyn Queue) -> Object {
         unsafe {
             let device = (self.device_of)(ptr::with_exposed_provenance_mut(like.native()));
@@ -77,7 +78,7 @@ impl ByHand {
     }
 }
 
-/// A copy, its fence, and what measures when it ran.
+/// A copy, its fence, and its timing.
 fn copy(
     device: &SyclDevice,
     queue: &Arc<dyn Queue>,
@@ -88,13 +89,14 @@ fn copy(
     (queue.record().unwrap(), timing)
 }
 
-/// Time from the end of the copy, as the device tells it, until `now_ns`.
+/// Time from the end of the copy, by the device's clock, until `now_ns`.
 fn since_end(timing: &dyn Timing, now_ns: u64) -> Duration {
     let span = timing.span().expect("the device tells when it has ended");
     Duration::from_nanos(now_ns.saturating_sub(span.ended_ns))
 }
 
-/// Time from one thread's waking another, which sleeps, until that runs: no completion that a sleeper waits for is seen sooner.
+/// Time from the wake-up of a sleeping thread until that thread runs: a lower bound for a completion that a
+/// sleeping thread awaits.
 fn wake_up() -> Vec<Duration> {
     let sleeper = std::thread::current();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -123,7 +125,7 @@ fn wake_up() -> Vec<Duration> {
 
 static WOKEN_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Time from the submission, and from the end on the device, until whoever waits runs.
+/// Time from the submission, and from the end on the device, until the waiting thread runs.
 fn latency(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     let queue = device.create_queue().unwrap();
     let floor = show("a sleeping thread, from being woken", wake_up());
@@ -168,8 +170,8 @@ fn latency(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     }
 }
 
-/// A chain of dependent copies: through the engine, on the device layer alone, and by hand with event lists, on queues of
-/// either kind.
+/// A chain of dependent copies: through the engine, on the device layer alone, and by hand with event lists,
+/// on queues of either kind.
 fn chain(device: &Arc<SyclDevice>, by_hand: &ByHand) {
     let engine = Engine::builder().workers(1).build().unwrap();
     for bytes in [64_usize, 64 << 10] {

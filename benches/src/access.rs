@@ -1,13 +1,13 @@
-//! Which variables an operation uses.
+//! The variables that an operation uses.
 
-/// Variables of a pattern that has many.
+/// Number of variables of the larger patterns.
 pub const VARIABLES: usize = 1_000;
 
-/// Most variables that an operation of any workload reads.
+/// Largest number of variables that an operation of a workload reads.
 pub const READS_MAX: usize = 5;
 
-/// Which variables an operation uses, as indices. Small, so that walking a long list of them costs the measured loop
-/// little.
+/// The variables that an operation uses, as indices. Small, so that a long list of them costs the measured
+/// loop little.
 #[derive(Debug, Clone, Copy)]
 pub struct Access {
     reads: [u16; READS_MAX],
@@ -34,7 +34,7 @@ impl Access {
         self.read_indices().iter().map(|read| usize::from(*read))
     }
 
-    /// As [`reads`](Self::reads), as they are kept.
+    /// As [`reads`](Self::reads), without a conversion.
     pub(crate) fn read_indices(&self) -> &[u16] {
         &self.reads[..usize::from(self.count)]
     }
@@ -49,7 +49,7 @@ fn small(index: usize) -> u16 {
     u16::try_from(index).expect("workloads have fewer than 65,536 variables")
 }
 
-/// Numbers that look random: splitmix64.
+/// Pseudo-random numbers: splitmix64.
 #[derive(Debug)]
 pub(crate) struct Dice(pub(crate) u64);
 
@@ -60,7 +60,7 @@ impl Dice {
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        // The remainder's bias is far below anything a bench could notice.
+        // The bias of the remainder is too small to matter for a bench.
         ((mixed ^ (mixed >> 31)) % limit as u64) as usize
     }
 }

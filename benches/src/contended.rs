@@ -1,5 +1,5 @@
-//! Several threads submit the random workload at once, to one engine: on the same variables, or each on variables of its
-//! own. In between, one thread does all of it, for comparison.
+//! Several threads submit the random workload to one engine at the same time: on the same variables, or each
+//! on its own variables. In turn, one thread submits all of it, for comparison.
 
 use std::time::{Duration, Instant};
 
@@ -40,14 +40,14 @@ pub(crate) const DISJOINT_4: Workload =
         run(settings, 4, Sharing::None)
     });
 
-/// Which variables a thread uses.
+/// Whether threads share variables.
 #[derive(Clone, Copy, PartialEq)]
 enum Sharing {
     All,
     None,
 }
 
-/// What one thread submits.
+/// The part of one thread.
 struct Share<'v> {
     variables: &'v [Variable],
     accesses: Vec<Access>,
@@ -69,7 +69,7 @@ fn run(settings: &Settings, threads: usize, sharing: Sharing) -> Result<Measured
     let alone = [share(&variables, n, 0)];
 
     let (mut together_ns, mut alone_ns) = (Vec::new(), Vec::new());
-    // The first round warms up. Both are measured in turn, so that a slow moment of the machine hits both.
+    // The first round warms up. Both are measured in turn, so a slow phase of the machine affects both.
     for round in 0..=settings.rounds {
         let one_thread = at_once(&engine, &variables, &alone, body)?;
         let all_threads = at_once(&engine, &variables, &shares, body)?;
@@ -88,7 +88,8 @@ fn share(variables: &[Variable], n: usize, thread: usize) -> Share<'_> {
     Share { variables, accesses: draw(n, variables.len(), SEED + thread as u64) }
 }
 
-/// Each share is submitted and waited for by a thread of its own; gives the time from the first start to the last end.
+/// Each share is submitted and awaited by its own thread. Returns the time from the first start to the last
+/// end.
 fn at_once(engine: &Engine, variables: &[Variable], shares: &[Share], body: Body) -> Result<Duration, Error> {
     let expected = shares.iter().map(|share| writes(&share.accesses)).sum();
     let start = Barrier::new(shares.len());

@@ -1,7 +1,8 @@
-//! The random workload built behind one closed gate, then opened: what it costs to push, to run and to keep.
+//! The random workload, submitted behind one closed gate that then opens: the costs of submitting, running
+//! and keeping operations.
 //!
-//! The first run of a fresh process counts, since it is the one that takes memory from the system; runs after it show
-//! what a warm pool gives.
+//! The first run of a fresh process counts, since it takes memory from the system. Later runs measure a warm
+//! pool.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +30,7 @@ pub(crate) const DEFERRED: Workload = Workload::plain(
 struct Once {
     push: Duration,
     run: Duration,
-    /// By how much the resident memory grew while pushing.
+    /// Growth of the resident memory during submission.
     grown: Option<u64>,
 }
 

@@ -1,6 +1,6 @@
-//! What can go wrong with a measurement.
+//! Errors of measurements.
 
-/// Why a workload gave no figures.
+/// The reason why a workload has no figures.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The engine refused something.
@@ -9,12 +9,12 @@ pub enum Error {
     /// The system refused something: a thread, a runtime.
     #[error("cannot start {what}: {error}")]
     Start {
-        /// What was to be started.
+        /// What could not be started.
         what: &'static str,
         /// The system's reason.
         error: std::io::Error,
     },
-    /// Not every operation left its mark, so a time would mean nothing.
+    /// Writes are missing or were repeated, so the time means nothing.
     #[error("{expected} writes were submitted, but {found} have finished: the engine lost or repeated some")]
     Lost {
         /// Writes that were submitted.
@@ -22,7 +22,7 @@ pub enum Error {
         /// Writes that the variables have seen.
         found: u64,
     },
-    /// What should have been held back was not.
+    /// Operations were not held back by the gate.
     #[error("{expected} operations should be pending behind the gate, but {pending} are")]
     NotPending {
         /// Operations submitted, and the gate.
@@ -33,7 +33,7 @@ pub enum Error {
     /// The gate's operation ended before its body started.
     #[error("the gate has ended before it was closed")]
     NoGate,
-    /// A finished tensor says that it is not.
+    /// A finished tensor is not ready.
     #[error("a finished tensor is not ready")]
     NotReady,
     /// A task ran before what it awaits was completed.
@@ -42,7 +42,7 @@ pub enum Error {
     /// A task has found a wrong input.
     #[error(transparent)]
     WrongInput(#[from] crate::metg::WrongInput),
-    /// Something that must outlive the measurement did not.
+    /// An object that must outlive the measurement is gone.
     #[error("{0} is gone before its time")]
     Died(&'static str),
 }

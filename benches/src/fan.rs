@@ -1,4 +1,4 @@
-//! One writer, then 16 readers that may run at once, and so on with the same variable.
+//! One writer, then 16 readers that may run at the same time, repeated on the same variable.
 
 use crate::access::Access;
 use crate::measure::by_accesses;

@@ -1,4 +1,4 @@
-//! Holding operations back until told otherwise.
+//! A gate: an operation that holds others back until it is opened.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,38 +10,40 @@ use estafette_sync::thread;
 
 use crate::error::Error;
 
-/// An operation that has started and ends when told to. What uses the same variables waits for it.
+/// An operation that has started, and that ends when it is opened. Operations on the same variables wait for
+/// it.
 #[derive(Debug)]
 pub(crate) struct Gate {
     completion: Completion,
 }
 
 impl Gate {
-    /// Submits the operation with `submit`, which gets its body, and waits until it has started; `workers` are those of
-    /// its engine.
+    /// Calls `submit` with the body of the operation, and waits until the operation has started. `workers` is
+    /// the number of workers of its engine.
     pub(crate) fn close<S>(workers: usize, submit: S) -> Result<Self, Error>
     where
         S: FnOnce(Box<dyn FnOnce(Completion) + Send>) -> Result<Op, EngineError>,
     {
         let (sender, receiver) = mpsc::channel();
         let op = submit(Box::new(move |completion| {
-            // Nobody listens only when this gate was given up, and then the completion ends it by being dropped.
+            // The receiver is gone only if the gate was dropped; the drop of the completion then ends the
+            // operation.
             let _ = sender.send(completion);
         }))?;
-        // Only where somebody must: an operation that has been polled has someone to tell at its end.
-        let received = if workers == 0 { started_by_us(op, &receiver) } else { receiver.recv().ok() };
+        // The operation is polled only without workers: a polled operation has a waker to call at its end.
+        let received = if workers == 0 { start_by_polling(op, &receiver) } else { receiver.recv().ok() };
         received.map(|completion| Self { completion }).ok_or(Error::NoGate)
     }
 
-    /// Ends the operation, well.
+    /// Ends the operation with success.
     pub(crate) fn open(self) {
         self.completion.complete(Ok(()));
     }
 }
 
-/// Without workers an operation starts when somebody waits: a poll helps, and never blocks. `None` when it has ended
-/// without a start.
-fn started_by_us(mut op: Op, started: &mpsc::Receiver<Completion>) -> Option<Completion> {
+/// Starts the operation in an engine without workers: a poll starts it, and never blocks. `None` if the
+/// operation has ended without a start.
+fn start_by_polling(mut op: Op, started: &mpsc::Receiver<Completion>) -> Option<Completion> {
     loop {
         let _ = Pin::new(&mut op).poll(&mut Context::from_waker(Waker::noop()));
         match started.try_recv() {

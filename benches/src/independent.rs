@@ -1,4 +1,4 @@
-//! Operations write all the variables in turn, so there is always much that may run.
+//! Operations write all variables in turn, so many operations are ready at any time.
 
 use crate::access::{Access, VARIABLES};
 use crate::measure::by_accesses;

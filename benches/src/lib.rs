@@ -1,10 +1,10 @@
-//! What the project measures itself by: the workloads of `estafette bench` and the criterion benches of the pieces.
+//! The workloads of `estafette bench`, and the criterion benches of single parts.
 //!
-//! A workload is one file and one line in [`WORKLOADS`]. It measures and gives a [`Record`]; it never prints and never
-//! reads arguments, which is the command's business (`bindings/cli`). The format of a record is described in `README.md`.
+//! A workload is one file and one line in [`WORKLOADS`]. A workload measures and returns a [`Record`]; the
+//! command (`bindings/cli`) reads arguments and prints. The format of a record is described in `README.md`.
 //!
-//! The criterion benches, one for each piece, share the access patterns: `cargo bench -p benches --bench graph` (or
-//! `engine`, `ready`, `exchange`, `replay`). Figures are in `results/`.
+//! The criterion benches share the access patterns: `cargo bench -p benches --bench graph` (or `engine`,
+//! `ready`, `exchange`, `replay`). Figures are in `results/`.
 
 mod access;
 mod chain;

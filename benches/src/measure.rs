@@ -1,4 +1,4 @@
-//! Timing runs, and looking that they did what they were timed for.
+//! Times runs, and checks that each run did its work.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ use crate::spin::Body;
 use crate::submit::submit_all;
 use crate::workload::{Measured, Settings};
 
-/// Measures a list of operations on `variables` plain variables: nanoseconds from the first submission until everything is
-/// done, per operation.
+/// Measures a list of operations on `variables` plain variables: nanoseconds per operation, from the first
+/// submission until the last operation has ended.
 pub(crate) fn by_accesses(
     settings: &Settings,
     variables: usize,
@@ -43,7 +43,7 @@ pub(crate) fn rounds(
     Ok(Quantity::of(samples))
 }
 
-/// Does `run`, after which the variables must have seen exactly `writes` more writes.
+/// Calls `run`, and checks that the variables have seen exactly `writes` more writes.
 pub(crate) fn checked<T>(
     variables: &[Variable],
     writes: u64,
@@ -61,12 +61,12 @@ pub(crate) fn some_variables(engine: &Engine, count: usize) -> Vec<Variable> {
     (0..count).map(|_| engine.var()).collect()
 }
 
-/// How many of the operations write.
+/// Number of operations that write.
 pub(crate) fn writes(accesses: &[Access]) -> u64 {
     accesses.iter().filter(|access| access.write().is_some()).count() as u64
 }
 
-/// Nanoseconds for each of `n`.
+/// Nanoseconds per operation of `n`.
 pub(crate) fn ns_each(time: Duration, n: usize) -> f64 {
     time.as_nanos() as f64 / n as f64
 }

@@ -1,9 +1,9 @@
-//! METG(50%), the minimum effective task granularity of Task Bench (Slaughter et al., SC20): how long tasks must be for
-//! the cores to spend half of their time in them.
+//! METG(50%), the minimum effective task granularity of Task Bench (Slaughter et al., SC20): the length of
+//! tasks at which the cores spend half of their time in task bodies.
 //!
-//! A grid of steps and points; each task reads what certain points of the step before have left (`pattern`), checks that
-//! it is exactly that, computes for a while and leaves its own mark (`grid`). The length at which the efficiency crosses one
-//! half is found by bisection (`bisection`).
+//! A grid has steps and points. Each task reads the marks of certain points of the step before (`pattern`),
+//! checks them, computes for a while, and leaves its own mark (`grid`). A bisection finds the length at which
+//! the efficiency crosses one half (`bisection`).
 
 mod bisection;
 mod grid;
@@ -25,19 +25,20 @@ use grid::Grid;
 pub use grid::WrongInput;
 use pattern::Pattern;
 
-/// Points of a step, as the figures of other engines are taken with; a power of two, as the FFT needs.
+/// Points of a step: the number used in the figures of other engines, and a power of two for the FFT.
 const WIDTH: usize = 32;
 
-/// Steps unless told otherwise.
+/// Default number of steps.
 const STEPS: usize = 1_000;
 
-/// Runs of which each point of the curve is the median: a worker that oversleeps once must not steer the bisection.
+/// Each point of the curve is the median of this many runs, since one late worker must not steer the
+/// bisection.
 const REPEATS: usize = 3;
 
-/// Bodies of one run last no longer than this, taken together: with long ones, fewer steps show as much.
+/// Upper bound of the total length of all bodies of one run. With long bodies, fewer steps are enough.
 const BODIES_NS_MAX: f64 = 100e6;
 
-/// Steps that a run keeps all the same, so that its beginning and end do not count.
+/// Least number of steps of a run, so that its beginning and end do not matter.
 const STEPS_LONG: usize = 50;
 
 pub(crate) const TRIVIAL: Workload = metg(
@@ -72,12 +73,12 @@ const fn metg(
     }
 }
 
-/// A worker for each core but the one of the submitting thread, which helps.
+/// One worker per core, except for the core of the submitting thread, which helps.
 fn other_cores() -> usize {
     cores() - 1
 }
 
-/// The cores there are.
+/// Number of cores.
 fn cores() -> usize {
     thread::available_parallelism().map_or(1, |cores| cores.get())
 }
@@ -87,7 +88,7 @@ fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, 
     let grid = Grid::leak(&engine, pattern, WIDTH, grids);
     let row = WIDTH * grids;
     let steps = (settings.n / row).max(1);
-    // The submitting thread counts as long as there is a core for it.
+    // The submitting thread counts if it has a core.
     let cores = cores().min(settings.workers + 1);
     let run_ns = |steps: usize, body: Body| {
         let took = checked(grid.variables(), (steps * row) as u64, || {
@@ -100,7 +101,7 @@ fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, 
         Ok(ns_each(took, steps * row))
     };
     let point = |body_ns: f64| -> Result<Point, Error> {
-        // Calibrated for each point: what a turn takes changes with what else the machine does.
+        // Calibrated for each point, since other load on the machine changes the length of a turn.
         let body = Spin::calibrate().lasting(body_ns);
         let enough = (BODIES_NS_MAX / (body_ns * row as f64)) as usize;
         let steps = steps.min(enough.max(STEPS_LONG));
@@ -120,7 +121,7 @@ fn run(settings: &Settings, pattern: Pattern, grids: usize) -> Result<Measured, 
             Crossing::Never => None,
         })
         .collect();
-    // One round without a crossing says that there is none to rely on.
+    // One round without a crossing makes the result unreliable.
     let metg = found_us.map_or(Quantity::Missing("efficiency stays below 50 %"), Quantity::of);
     let quantities =
         vec![("metg_us", metg), ("ns_per_op", ns_per_op), ("cores", Quantity::Number(cores as f64))];

@@ -1,10 +1,11 @@
-//! Every operation reads two variables and writes a third, all drawn at random; the same in every run.
+//! Every operation reads two variables and writes a third one. All are drawn at random, and are the same in
+//! every run.
 
 use crate::access::{Access, Dice, VARIABLES};
 use crate::measure::by_accesses;
 use crate::workload::{OPERATIONS_DEFAULT, Workload};
 
-/// Where the generator starts; programs that measure other engines start there too.
+/// Seed of the generator, also in the programs that measure other engines.
 pub(crate) const SEED: u64 = 0x5eed;
 
 pub(crate) const RANDOM: Workload = Workload::plain(

@@ -1,4 +1,4 @@
-//! Asking a finished tensor whether it is ready.
+//! Readiness queries of a finished tensor.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::measure::{ns_each, rounds};
 use crate::wake::runtime;
 use crate::workload::{Measured, Settings, Workload};
 
-/// Calls of one run, unless told otherwise.
+/// Default number of calls of one run.
 const CALLS: usize = 1_000_000;
 
 pub(crate) const IS_READY: Workload = Workload {

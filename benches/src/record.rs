@@ -1,4 +1,5 @@
-//! What a measurement gives, as a line for people and as a line of JSON. The format is described in `README.md`.
+//! The result of a measurement, as a line of text and as a line of JSON. The format is described in
+//! `README.md`.
 
 use std::fmt::Write;
 
@@ -28,14 +29,14 @@ impl Spread {
     }
 }
 
-/// One measured quantity; its name says its unit.
+/// One measured quantity. Its name ends with its unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantity {
     /// One sample for each round.
     Spread(Spread),
     /// A single number.
     Number(f64),
-    /// There is none, and why.
+    /// No value, with the reason.
     Missing(&'static str),
 }
 
@@ -54,7 +55,7 @@ impl Quantity {
         }
     }
 
-    /// How many times `other` this is.
+    /// This quantity divided by `other`.
     pub(crate) fn ratio_to(&self, other: &Self) -> Self {
         match (self.middle(), other.middle()) {
             (Some(ours), Some(theirs)) if theirs > 0.0 => Self::Number(ours / theirs),
@@ -107,7 +108,7 @@ impl Record {
         )
     }
 
-    /// A line for people.
+    /// A line of text.
     pub fn text(&self) -> String {
         let Self { workload, workers, n, rounds, quantities } = self;
         let mut line = format!("{workload:<22} {workers:>7} {n:>9} {rounds:>6} ");
@@ -130,7 +131,7 @@ impl Record {
     }
 }
 
-/// With as many digits as anybody can use. What JSON cannot say, infinity, becomes null.
+/// Prints a number with its significant digits. Infinity becomes null, since JSON has none.
 fn plain(number: f64) -> String {
     if number.is_finite() { format!("{}", (number * 1e3).round() / 1e3) } else { "null".into() }
 }

@@ -1,4 +1,4 @@
-//! Programs for measuring replays.
+//! The program whose replays are measured.
 
 use std::time::Instant;
 
@@ -41,11 +41,11 @@ fn run(settings: &Settings) -> Result<Measured, crate::Error> {
 /// Widths of the measured stencil.
 pub const WIDTHS: [usize; 3] = [8, 32, 64];
 
-/// The stencil as a program: `steps` × `width` nodes, each of which reads up to three neighbours of the step before and
-/// writes its own place, in two rows of variables that take turns. Every node calls `body`.
+/// The stencil as a program: `steps` × `width` nodes, each of which reads up to three neighbours of the step
+/// before and writes its own point. Two rows of variables alternate. Every node calls `body`.
 ///
 /// # Errors
-/// Those of recording; a running engine has none for plain variables.
+/// The errors of recording. Plain variables cause none in a running engine.
 pub fn stencil(
     engine: &Engine,
     width: usize,
@@ -74,7 +74,7 @@ pub fn stencil(
 /// Replays `program` once and waits for its end.
 ///
 /// # Errors
-/// Those of submitting and waiting, or of a node.
+/// The errors of submission, of the wait, and of nodes.
 pub fn replay(program: &Program) -> Result<(), Error> {
     program.replay()?.wait()
 }

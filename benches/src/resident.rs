@@ -1,7 +1,7 @@
-//! How much memory of this process is resident.
+//! Resident memory of this process.
 
-/// Resident bytes, where the system tells: `VmRSS` of `/proc/self/status`, which is in kilobytes where `statm` counts pages
-/// of a size that one would have to ask for.
+/// Resident bytes, from `VmRSS` in `/proc/self/status`. That value is in kilobytes; `statm` would count
+/// pages. `None` on systems without that file.
 pub(crate) fn bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     parse(&status)

@@ -1,12 +1,12 @@
-//! Bodies of a certain length: a counted loop, since reading the clock in it would cost more than short bodies last.
+//! Bodies of a given length: a counted loop, because a reading of the clock takes longer than a short body.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Turns of one timed loop while calibrating: some tenths of a millisecond.
+/// Turns of one loop of the calibration: some tenths of a millisecond.
 const TURNS: u64 = 200_000;
 
-/// Loops timed while calibrating. The quickest counts: whatever else runs only ever makes one slower.
+/// Loops of the calibration. The fastest counts, since other load only makes a loop slower.
 const LOOPS: usize = 20;
 
 /// The body of an operation.
@@ -19,7 +19,7 @@ impl Body {
     /// Returns at once.
     pub const EMPTY: Self = Self { turns: 0 };
 
-    /// A body that computes for `length_ns` nanoseconds on this machine, as it is clocked now.
+    /// A body that computes for `length_ns` nanoseconds at the present clock rate of this machine.
     pub(crate) fn lasting(length_ns: u64) -> Self {
         if length_ns == 0 { Self::EMPTY } else { Spin::calibrate().lasting(length_ns as f64) }
     }
@@ -28,10 +28,10 @@ impl Body {
         self.turns == 0
     }
 
-    /// Computes something useless that takes as long as the body shall last.
+    /// Computes a useless value for the length of the body.
     #[inline]
     pub(crate) fn run(self) {
-        // Each turn needs the result of the one before, so that the processor cannot overlap them.
+        // Each turn needs the result of the turn before, so the processor cannot overlap turns.
         let mut value = black_box(self.turns);
         for _ in 0..self.turns {
             value = value.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1);
@@ -40,7 +40,7 @@ impl Body {
     }
 }
 
-/// How long a turn takes.
+/// Length of a turn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spin {
     ns_per_turn: f64,
@@ -58,7 +58,7 @@ impl Spin {
         Self { ns_per_turn: quickest.as_nanos() as f64 / TURNS as f64 }
     }
 
-    /// The body whose length is nearest; at least one turn.
+    /// The body of the nearest length, of at least one turn.
     pub(crate) fn lasting(self, length_ns: f64) -> Body {
         Body { turns: ((length_ns / self.ns_per_turn).round() as u64).max(1) }
     }

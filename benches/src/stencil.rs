@@ -1,4 +1,4 @@
-//! A row of points, step by step: each point reads its neighbours and itself as the step before left them.
+//! A row of points, step by step. Each point reads its neighbours and itself, as the step before left them.
 //!
 //! Rows are double-buffered, so an operation also waits for the readers of the row that it overwrites.
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::measure::by_accesses;
 use crate::workload::{Measured, Settings, Workload};
 
-/// Steps unless told otherwise.
+/// Default number of steps.
 const STEPS: usize = 1_000;
 
 pub(crate) const WIDTH_8: Workload = Workload::plain(

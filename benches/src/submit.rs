@@ -1,11 +1,11 @@
-//! Submitting operations on plain variables.
+//! Submission of operations on plain variables.
 
 use estafette::{Engine, Error, OpBuilder, Variable};
 
 use crate::access::Access;
 use crate::spin::Body;
 
-/// Submits one operation, as a user would write it.
+/// Submits one operation in the form that a user would write.
 ///
 /// # Errors
 /// When the engine refuses it.
@@ -24,8 +24,8 @@ pub fn submit(engine: &Engine, variables: &[Variable], access: &Access, body: Bo
 
 /// Describes an operation that has no body yet.
 ///
-/// Each number of reads has its own line, as it would have in a program that knows what it reads: gathering them in a loop
-/// costs a good part of what a fast engine takes for the whole operation.
+/// Each number of reads has its own line, as in a program that knows its reads. A loop that collects them
+/// would cost a good part of what a fast engine takes for the whole operation.
 #[inline]
 pub(crate) fn describe<'e>(engine: &'e Engine, variables: &'e [Variable], access: &Access) -> OpBuilder<'e> {
     let op = engine.op("bench");

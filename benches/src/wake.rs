@@ -1,9 +1,8 @@
-//! From a completion to the awaiting task running, under tokio: on the same thread, and from another one. Tokio's own
-//! oneshot channel does the same in turn, so that a slow moment of the machine hits both.
+//! Time from a completion until the awaiting task runs, under tokio: on the same thread, and from another
+//! thread. Tokio's oneshot channel is measured in turn, so a slow phase of the machine affects both.
 //!
-//! The awaiting task has always been polled before the completion; across threads its thread has also been given time to
-//! fall asleep, as it would when it waits for something real. So across threads the system's wake-up of a sleeping
-//! thread is most of the time, for both.
+//! The awaiting task was polled before the completion. Across threads, its thread also had time to fall
+//! asleep, as in a real wait, so the system's wake-up of a sleeping thread is most of the time for both.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -23,10 +22,10 @@ use crate::gate::Gate;
 use crate::record::{Quantity, Spread};
 use crate::workload::{Measured, Settings, Workload};
 
-/// Wake-ups of one round, unless told otherwise.
+/// Default number of wake-ups of one round.
 const WAKES: usize = 1_000;
 
-/// How long a thread that has nothing left to do gets to fall asleep; several times what that takes.
+/// Time for a thread to fall asleep: several times what that takes.
 const SETTLE: Duration = Duration::from_micros(50);
 
 pub(crate) const SAME: Workload = waking(
@@ -67,8 +66,8 @@ fn run(settings: &Settings, completer: &Completer) -> Result<Measured, Error> {
     Ok(Measured { n: settings.n, quantities })
 }
 
-/// The wake-ups of a round, of each kind in turn. Gives the median of each in nanoseconds: the few that the system
-/// interrupts take a hundred times as long, and would be all that a mean shows.
+/// The wake-ups of a round, of each kind in turn. Returns the median of each in nanoseconds, because a mean
+/// would show only the few wake-ups that the system interrupts, which take a hundred times as long.
 async fn round_of(
     settings: &Settings,
     engine: &Engine,
@@ -90,7 +89,7 @@ async fn round_of(
     Ok((median(ours), median(oneshots)))
 }
 
-/// Nanoseconds from the moment when `end` is put into effect until a task that awaits `future` runs.
+/// Nanoseconds from the effect of `end` until a task that awaits `future` runs.
 async fn woken<F>(completer: &Completer, end: End, future: F) -> Result<f64, Error>
 where
     F: Future<Output = Result<(), Error>> + Send + 'static,
@@ -101,7 +100,7 @@ where
         let mut future = pin!(future);
         let outcome = poll_fn(|cx| {
             let outcome = future.as_mut().poll(cx);
-            // Release: whoever sees it also sees the waker that this poll has left.
+            // Release: a thread that sees the store also sees the waker of this poll.
             announce.store(true, Ordering::Release);
             outcome
         });
@@ -126,40 +125,40 @@ where
     Ok(took.as_nanos() as f64)
 }
 
-/// What ends a wait.
+/// How a wait ends.
 enum End {
     Gate(Gate),
     Oneshot(oneshot::Sender<()>),
 }
 
 impl End {
-    /// Ends the wait; gives the time just before.
+    /// Ends the wait. Returns the time just before.
     fn now(self) -> Instant {
         let began = Instant::now();
         match self {
             Self::Gate(gate) => gate.open(),
-            // A receiver that is gone has its own way of saying so.
+            // A receiver that is gone reports that itself.
             Self::Oneshot(sender) => drop(sender.send(())),
         }
         began
     }
 }
 
-/// Who ends waits: the thread that awaits, or another one, which ends when this is dropped.
+/// The thread that ends waits: the awaiting thread, or another one, which stops when this is dropped.
 enum Completer {
     Here,
     Other { ends: mpsc::Sender<(End, Arc<AtomicBool>)>, began: mpsc::Receiver<Instant> },
 }
 
 impl Completer {
-    /// Another thread, which ends each wait some time after its task has been polled.
+    /// Starts another thread, which ends each wait some time after its task was polled.
     fn start() -> Result<Self, Error> {
         let (ends, jobs) = mpsc::channel::<(End, Arc<AtomicBool>)>();
         let (times, began) = mpsc::channel();
         let complete = move || {
             for (end, polled) in jobs {
                 while !polled.load(Ordering::Acquire) {
-                    // On a single core the task needs this one to get there.
+                    // On a single core, the task needs the core of this thread.
                     thread::yield_now();
                 }
                 let settled = Instant::now() + SETTLE;

@@ -31,26 +31,26 @@ pub const WORKLOADS: &[Workload] = &[
     replay::REPLAY,
 ];
 
-/// Operations of a workload that has no number of its own: enough that start and end do not show.
+/// Default number of operations: large enough that start and end do not matter.
 pub(crate) const OPERATIONS_DEFAULT: usize = 500_000;
 
-/// Something to measure.
+/// A workload.
 #[derive(Debug)]
 pub struct Workload {
-    /// Its name; what comes before a `-` is a group.
+    /// Name. The part before a `-` is the name of a group.
     pub name: &'static str,
-    /// What it does, in a line.
+    /// Description in one line.
     pub about: &'static str,
-    /// Operations of one run, unless told otherwise.
+    /// Default number of operations of one run.
     pub n: usize,
-    /// Worker threads, unless told otherwise. With 0 the submitting thread runs everything.
+    /// Default number of worker threads. With 0 the submitting thread runs everything.
     pub workers: fn() -> usize,
-    /// Whether its operations can be given a body of a certain length.
+    /// True if operations can have a body of a given length.
     pub has_body: bool,
     pub(crate) run: fn(&Settings) -> Result<Measured, Error>,
 }
 
-/// How much of a workload to run.
+/// Size of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
     /// Operations of one run, at least 1.
@@ -63,16 +63,16 @@ pub struct Settings {
     pub rounds: usize,
 }
 
-/// What a run of a workload gives.
+/// Result of a workload.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// Operations there really were in one run.
+    /// Number of operations of one run.
     pub(crate) n: usize,
     pub(crate) quantities: Vec<(&'static str, Quantity)>,
 }
 
 impl Workload {
-    /// As most workloads are: alone unless told otherwise, with bodies of any length.
+    /// The usual form: no workers by default, and bodies of any length.
     pub(crate) const fn plain(
         name: &'static str,
         about: &'static str,
@@ -82,10 +82,10 @@ impl Workload {
         Self { name, about, n, workers: || 0, has_body: true, run }
     }
 
-    /// Runs it.
+    /// Runs the workload.
     ///
     /// # Errors
-    /// When the engine refuses something, or has not done what was asked of it.
+    /// When the engine refuses something, or has lost or repeated operations.
     pub fn measure(&self, settings: &Settings) -> Result<Record, Error> {
         let Measured { n, quantities } = (self.run)(settings)?;
         let Settings { workers, rounds, .. } = *settings;
@@ -93,7 +93,7 @@ impl Workload {
     }
 }
 
-/// The workload called `name`, or all whose names go on after it with a `-`; none when there are none.
+/// The workload called `name`, or all workloads of the group `name`. May be empty.
 pub fn named(name: &str) -> Vec<&'static Workload> {
     if let Some(workload) = WORKLOADS.iter().find(|workload| workload.name == name) {
         return vec![workload];

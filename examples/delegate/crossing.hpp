@@ -1,5 +1,5 @@
-// What the two frameworks need to hand tensors over: their notions of "ready" as fences, and their memory as DLPack structs.
-// Ordering, waiting and lifetimes are Estafette's business.
+// What the two frameworks provide for exchange: fences that say when a tensor is ready, and DLPack structs of their memory.
+// Estafette does the ordering, the waiting and the lifetimes.
 #pragma once
 
 #include <atomic>
@@ -16,12 +16,12 @@
 
 namespace crossing {
 
-// Throws with Estafette's words.
+// Throws Estafette's error text.
 inline void check(estafette_status status) {
   if (status < 0) throw std::runtime_error(estafette_last_error());
 }
 
-// A fence whose holders are counted. `State` is what it asks.
+// A fence with a reference count. `State` is the framework's state that the fence queries.
 template <typename State>
 struct Counted {
   explicit Counted(State state) : state(std::move(state)) {}
@@ -35,7 +35,7 @@ struct Counted {
     if (of(context).holders.fetch_sub(1) == 1) delete &of(context);
   }
 
-  // A struct with everything but the functions of the framework. The caller owns one count.
+  // A struct with all fields but the functions of the framework. The caller owns one reference.
   static estafette_fence fence(State state) {
     estafette_fence fence;
     std::memset(&fence, 0, sizeof fence);
@@ -49,7 +49,7 @@ struct Counted {
   }
 };
 
-// Mill calls back, so its fences push.
+// Mill calls back, so its fences notify.
 inline estafette_fence fence_of(const mill::Tensor &tensor) {
   using Fence = Counted<std::shared_ptr<mill::Event>>;
   estafette_fence fence = Fence::fence(tensor.ready);
@@ -68,7 +68,7 @@ inline estafette_fence fence_of(const mill::Tensor &tensor) {
     });
     return ESTAFETTE_OK;
   };
-  // Mill has no way to forget a callback; one that comes too late is ignored by whoever gets it.
+  // Mill cannot remove a callback. The receiver ignores a late one.
   fence.unsubscribe = [](void *, uint64_t) -> int32_t { return ESTAFETTE_PENDING; };
   fence.error = [](void *context) -> const char * {
     Fence &fence = Fence::of(context);
@@ -83,7 +83,7 @@ struct Ticket {
   uint64_t number;
 };
 
-// Tide can only be asked, and so can its fences.
+// Tide can only be polled, and so can its fences.
 inline estafette_fence fence_of(const tide::Loop &loop, uint64_t ticket) {
   using Fence = Counted<Ticket>;
   estafette_fence fence = Fence::fence(Ticket{&loop, ticket});
@@ -94,12 +94,12 @@ inline estafette_fence fence_of(const tide::Loop &loop, uint64_t ticket) {
   return fence;
 }
 
-// How many structs were made, and how many were given back.
+// Numbers of structs made and released.
 struct Counts {
   std::atomic<int> made{0}, given_back{0};
 };
 
-// A vector of a framework as a DLPack struct, which keeps the framework's tensor.
+// A vector of a framework as a DLPack struct, which keeps the framework's tensor alive.
 template <typename Tensor>
 DLManagedTensorVersioned *managed(std::shared_ptr<Tensor> tensor, DLDataType dtype, uint64_t flags, Counts &counts) {
   struct Export {

@@ -1,4 +1,4 @@
-// The two frameworks as one library that Python loads: each leg of the relay is a function, and none of them blocks.
+// The two frameworks as one library for Python: each leg of the relay is a function that never blocks.
 #include <chrono>
 #include <memory>
 #include <string>
@@ -11,7 +11,7 @@ namespace {
 
 thread_local std::string failure;
 
-// What a function could not do is told as text; the exception ends here.
+// Catches exceptions, and keeps their text for the caller.
 template <typename F>
 auto guarded(F inside) -> decltype(inside()) {
   try {
@@ -23,7 +23,7 @@ auto guarded(F inside) -> decltype(inside()) {
 }
 
 struct World {
-  // In the order in which they go away: the engine first, then the pool, whose tasks it may still have started.
+  // Destroyed in this order: the engine first, and then the pool, which may still run tasks of the engine.
   crossing::Counts counts;
   tide::Loop loop;
   mill::Pool pool{2};
@@ -44,7 +44,7 @@ struct World {
 using MillTensor = std::shared_ptr<mill::Tensor>;
 using TideTensor = std::shared_ptr<tide::Tensor>;
 
-// A tensor of Mill as one of Estafette's, ready when Mill says so.
+// A tensor of Mill as a tensor of Estafette, which is ready when Mill's tensor is.
 estafette_tensor *to_estafette(World &world, const MillTensor &tensor) {
   const DLDataType f32{kDLFloat, 32, 1};
   DLManagedTensorVersioned *managed = crossing::managed(tensor, f32, DLPACK_FLAG_BITMASK_READ_ONLY, world.counts);
@@ -57,7 +57,7 @@ estafette_tensor *to_estafette(World &world, const MillTensor &tensor) {
   return handle;
 }
 
-// A task of Mill in Estafette's schedule: it reads one tensor, sums it up, and says when it is done.
+// A task of Mill in Estafette's schedule: it sums a tensor, and reports its end.
 struct Sum {
   World *world;
   estafette_tensor *input;
@@ -79,14 +79,14 @@ void begin_sum(void *context, estafette_op *op) {
     for (int64_t at = 0; at < seen.shape[0]; at++) total += values[at];
     sum->out->values[0] = static_cast<float>(total);
     sum->out->ready->settle(nullptr);
-    // The context is dropped as soon as the end is told.
+    // The context is dropped as soon as the end is reported.
     estafette_op_complete(op, ESTAFETTE_OK, nullptr);
   });
 }
 
 void drop_sum(void *context) {
   auto sum = static_cast<Sum *>(context);
-  // Never called, because its input has failed: Mill's tensor fails too. One that was settled stays as it is.
+  // Never called if the input has failed: Mill's tensor fails then, unless it was settled before.
   std::string why = "its input has failed";
   sum->out->ready->settle(&why);
   estafette_tensor_release(sum->input);
@@ -119,7 +119,7 @@ MillTensor *mill_ramp(World *world, float start, int64_t length, int millisecond
   });
 }
 
-// Mill doubles a ramp: a dependence inside of Mill, which is none of Estafette's business.
+// Mill doubles a ramp: a dependence inside of Mill, which Estafette does not see.
 MillTensor *mill_double(World *world, MillTensor *input) {
   return guarded([=] {
     auto fill = [](const std::vector<MillTensor> &inputs, mill::Tensor &out) {
@@ -129,7 +129,7 @@ MillTensor *mill_double(World *world, MillTensor *input) {
   });
 }
 
-// Tide takes a tensor of Mill as doubles: a step that asks, in each turn, whether it may.
+// Tide reads a tensor of Mill as doubles: a step that polls the tensor in each turn.
 TideTensor *tide_take(World *world, MillTensor *input) {
   return guarded([=] {
     auto out = std::make_shared<tide::Tensor>((*input)->values.size());
@@ -151,7 +151,7 @@ TideTensor *tide_take(World *world, MillTensor *input) {
   });
 }
 
-// How many steps are left; -1 when one has failed.
+// Returns how many steps are left; -1 if a step has failed.
 int64_t tide_turn(World *world) {
   try {
     return static_cast<int64_t>(world->loop.turn());
@@ -169,7 +169,7 @@ DLManagedTensorVersioned *tide_managed(World *world, TideTensor *tensor) {
   });
 }
 
-// For `__estafette_promise__`: when it is ready. The caller gives it up by `fence_drop`.
+// For `__estafette_promise__`: the fence of a tensor of Tide. The caller releases the fence by `fence_drop`.
 estafette_fence *tide_fence(World *world, TideTensor *tensor) {
   return guarded([=] { return new estafette_fence(crossing::fence_of(world->loop, (*tensor)->ticket)); });
 }
@@ -181,7 +181,7 @@ void fence_drop(estafette_fence *fence) {
 
 void managed_delete(DLManagedTensorVersioned *managed) { managed->deleter(managed); }
 
-// Mill sums a tensor of somebody else up, when `ready` is done. It owns `managed`, whatever happens.
+// Mill sums a tensor of another library when `ready` is done. Takes `managed`, also on an error.
 MillTensor *mill_sum(World *world, DLManagedTensorVersioned *managed, const estafette_fence *ready) {
   return guarded([=]() -> MillTensor * {
     estafette_tensor *input = nullptr;
@@ -192,14 +192,14 @@ MillTensor *mill_sum(World *world, DLManagedTensorVersioned *managed, const esta
     auto sum = new Sum{world, input, out};
     estafette_status status =
         estafette_submit(world->engine, "mill sum", begin_sum, sum, drop_sum, &input, 1, nullptr, 0);
-    // On an error the context is still ours.
+    // On an error the caller of Estafette keeps the context.
     if (status < 0) drop_sum(sum);
     crossing::check(status);
     return new MillTensor(out);
   });
 }
 
-// 1 when it is ready, 0 when not, -1 when it has failed.
+// Returns 1 for a ready tensor, 0 for a pending one, and -1 for a failed one.
 int mill_query(MillTensor *tensor) {
   switch ((*tensor)->ready->state()) {
     case mill::Event::State::pending: return 0;

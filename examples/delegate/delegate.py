@@ -1,4 +1,4 @@
-"""A relay of two C++ frameworks and Python's libraries in one process; nobody blocks for anybody.
+"""A relay of two C++ frameworks and Python libraries in one process, without a thread that blocks.
 
 ::
 
@@ -65,7 +65,7 @@ _python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_voi
 _python.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
-# As destructors get them: an object that is going away must not be counted up.
+# Signatures for destructors, which must not take a new reference to their object.
 _raw = ctypes.PyDLL(None)
 _raw.PyCapsule_IsValid.argtypes = _raw.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 _raw.PyCapsule_GetPointer.restype = ctypes.c_void_p
@@ -74,7 +74,7 @@ MANAGED, USED, FENCE = b"dltensor_versioned", b"used_dltensor_versioned", b"esta
 
 
 class TideArray:
-    """A tensor of Tide for Python's libraries."""
+    """A tensor of Tide, for Python libraries."""
 
     def __init__(self, lib, world, tensor):
         self._lib, self._world, self._tensor = lib, world, tensor
@@ -86,7 +86,7 @@ class TideArray:
             elif _raw.PyCapsule_IsValid(capsule, FENCE):
                 lib.fence_drop(_raw.PyCapsule_GetPointer(capsule, FENCE))
 
-        # Kept as long as the library: a capsule may outlive this object.
+        # Lives as long as the library: a capsule may outlive this object.
         lib.__dict__.setdefault("kept", []).append(give_back)
         self._give_back = ctypes.cast(give_back, ctypes.c_void_p)
 
@@ -104,9 +104,9 @@ class TideArray:
 
 
 def hand_over(lib, world, tensor):
-    """A tensor of the Python package to Mill: its memory as it is, its readiness as a promise."""
+    """Passes a tensor of the Python package to Mill: its memory without a copy, and its readiness as a promise."""
     promise = tensor.__estafette_promise__
-    # Mill is told by the promise when it may read, so nobody has to wait for a lease here.
+    # The promise says when Mill may read, so no lease has to be awaited here.
     capsule = tensor.alias().__dlpack__(max_version=(1, 3))
     managed = _python.PyCapsule_GetPointer(capsule, MANAGED)
     _python.PyCapsule_SetName(capsule, USED)
@@ -114,7 +114,7 @@ def hand_over(lib, world, tensor):
 
 
 def squares():
-    """What squares a vector into another, and how it gets them, by library."""
+    """By library: a function that squares a vector into another one, and a function that borrows tensors."""
     yield "NumPy", np.from_dlpack, lambda x, y: np.multiply(x, x, out=y)
     if importlib.util.find_spec("torch"):
         import torch
@@ -138,7 +138,7 @@ def main(path):
     frames, drops = [], []
     with est.Engine(workers=2) as eng:
         for name, using, square in kinds:
-            # Libraries take their time at the first call.
+            # The first call of a library is slow.
             x, y = eng.zeros(1, "float64"), eng.zeros(1, "float64")
             eng.submit(square, reads=[x], writes=[y], using=using, name=name).wait()
 
@@ -157,7 +157,7 @@ def main(path):
         submitted = time.perf_counter() - began
         early = sum(lib.mill_query(total) for _, total in frames)
 
-        # Tide's loop has to be turned by somebody; between turns this thread is free.
+        # This thread turns Tide's loop, and is free between turns.
         turns = 0
         while not all(lib.mill_query(total) for _, total in frames):
             if lib.tide_turn(world) < 0:

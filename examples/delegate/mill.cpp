@@ -89,7 +89,7 @@ std::shared_ptr<Tensor> Pool::run(
     std::function<void(const std::vector<std::shared_ptr<Tensor>> &, Tensor &)> fill) {
   auto out = std::make_shared<Tensor>(length);
   auto waiting = std::make_shared<Waiting>();
-  // One more than the inputs, so that it does not begin while it is being described.
+  // One more than the inputs, so that the task does not begin before its description is complete.
   waiting->missing = inputs.size() + 1;
   auto one_less = [this, waiting, out, inputs, fill](const std::string *failure) {
     if (failure != nullptr) {

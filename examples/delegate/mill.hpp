@@ -1,5 +1,5 @@
-// Mill: a small framework with a scheduler of its own. Tasks run on a pool of threads; a tensor is ready when the event of
-// the task that fills it has settled, and whoever wants to know is called back. It knows nothing of Estafette.
+// Mill: a small framework with its own scheduler. Tasks run on a pool of threads. A tensor is ready when the event of the
+// task that fills it has settled, and callbacks report that. Mill knows nothing of Estafette.
 #pragma once
 
 #include <condition_variable>
@@ -14,16 +14,16 @@
 
 namespace mill {
 
-// Settles once, well or with a reason.
+// Settles once: with success, or with the reason of a failure.
 class Event {
  public:
   using Callback = std::function<void(const std::string *failure)>;
   enum class State { pending, done, failed };
 
   State state() const;
-  // The reason; empty unless it has failed.
+  // The reason of the failure. Empty without a failure.
   std::string failure() const;
-  // Calls `callback` when it settles; at once if it has.
+  // Calls `callback` when the event settles, or at once if it has settled.
   void then(Callback callback);
   void settle(const std::string *failure);
 
@@ -34,7 +34,7 @@ class Event {
   std::vector<Callback> waiting_;
 };
 
-// A vector of numbers that somebody fills.
+// A vector of numbers that a task fills.
 struct Tensor {
   explicit Tensor(size_t length) : values(length), ready(std::make_shared<Event>()) {}
   std::vector<float> values;
@@ -44,12 +44,12 @@ struct Tensor {
 class Pool {
  public:
   explicit Pool(unsigned threads);
-  // Runs what was pushed, then stops.
+  // Runs the tasks that were pushed, and stops.
   ~Pool();
 
   void push(std::function<void()> task);
 
-  // A tensor that `fill` writes when the inputs are ready. It may throw: then the tensor has failed, as it has when an input did.
+  // A tensor that `fill` writes when the inputs are ready. The tensor fails if `fill` throws or an input has failed.
   std::shared_ptr<Tensor> run(size_t length, std::vector<std::shared_ptr<Tensor>> inputs,
                               std::function<void(const std::vector<std::shared_ptr<Tensor>> &, Tensor &)> fill);
 

@@ -1,5 +1,5 @@
-// Tide: another small framework, with another notion of time. It has one thread, which turns a loop; a tensor is ready when
-// the loop has passed its ticket. Nobody is called back: one asks. It knows nothing of Estafette.
+// Tide: another small framework, with another notion of time. One thread turns a loop, and a tensor is ready when the loop
+// has passed the tensor's ticket. There are no callbacks, only polls. Tide knows nothing of Estafette.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,13 @@ namespace tide {
 struct Tensor {
   explicit Tensor(size_t length) : values(length) {}
   std::vector<double> values;
-  // It is ready when its loop has completed so many steps.
+  // The tensor is ready when its loop has completed this many steps.
   uint64_t ticket = 0;
 };
 
 class Loop {
  public:
-  // Tries a step. One that cannot be done yet says false, holds up the steps behind it, and is tried again in the next turn.
+  // Tries a step. A step that cannot run yet returns false, delays the steps behind it, and is tried again in the next turn.
   using Step = std::function<bool()>;
 
   uint64_t push(Step step) {
@@ -30,7 +30,7 @@ class Loop {
     return ++pushed_;
   }
 
-  // Does what can be done now; gives how many steps are left. Never blocks.
+  // Runs the steps that can run now. Returns how many steps are left. Never blocks.
   size_t turn() {
     while (!steps_.empty() && steps_.front()()) {
       steps_.pop_front();

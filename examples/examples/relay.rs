@@ -1,4 +1,4 @@
-//! A relay: frames run through operations written with two array crates, ndarray and arrow, and nobody copies.
+//! A relay: frames pass through operations written with two array crates, ndarray and arrow, without a copy.
 //!
 //! ```text
 //!  camera ──channel──► desk ──channel──► archive            three tokio tasks
@@ -11,12 +11,12 @@
 //!  sum     (ndarray)   result = energy summed along each row                  a new ndarray array
 //! ```
 //!
-//! All frames share one baseline, so the order matters: frame 7 must not be centred with what was learned from frame 8.
-//! Nobody below says so with a lock or a channel. The operations declare what they read and write, and the results are
-//! those of the plain loop ([`plain_loop`]), to the bit.
+//! All frames share one baseline, so the order matters: frame 7 must not be centred with what was learned
+//! from frame 8. No lock or channel below enforces that order. The operations declare what they read and
+//! write, and the results equal those of the plain loop ([`plain_loop`]) bit by bit.
 //!
-//! Run it with `cargo run --release --example relay`. At the end it says where the time went, and leaves the timeline in
-//! `relay.html`.
+//! Run it with `cargo run --release --example relay`. At the end it prints where the time went, and writes
+//! the timeline to `relay.html`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -40,15 +40,15 @@ const COLUMNS: usize = 256;
 /// Frames between two stages: enough to keep every stage busy, few enough that memory stays small.
 const DEPTH: usize = 8;
 
-/// Where the timeline goes.
+/// File of the timeline.
 const PAGE: &str = "relay.html";
 
-/// How long memory may take to come back at the end.
+/// Time limit for all memory to be released at the end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-// ---- The numerical work. It knows nothing of Estafette; the plain loop and the relay both call it. ----
+// ---- The numerical work, without Estafette. The plain loop and the relay both call it. ----
 
-/// What the camera sees at time `index`.
+/// The frame that the camera takes at time `index`.
 fn photograph(index: usize) -> Array2<f32> {
     Array2::from_shape_fn((ROWS, COLUMNS), |(row, column)| {
         ((index * 31 + row * 7 + column * 13) % 257) as f32 / 257.0
@@ -90,7 +90,7 @@ fn plain_loop() -> Result<Vec<Vec<f32>>> {
 
 // ---- The relay. ----
 
-/// A tensor with its trail, on which each crossing is checked.
+/// A tensor with its trail, which checks every crossing.
 #[derive(Clone)]
 struct Baton {
     tensor: Tensor,
@@ -110,22 +110,22 @@ async fn camera(stage: Stage, frames: mpsc::Sender<Baton>) -> Result {
         let trail = stage.ledger.trail();
         let tensor = with_ndarray::import(&stage.engine, photograph(index), &trail)?;
         if frames.send(Baton { tensor, trail }).await.is_err() {
-            break; // The next stage has ended; it knows why.
+            break; // The next stage has ended, and reports why.
         }
     }
     Ok(())
 }
 
-/// Second stage: describes what is to happen. It only submits, so it runs ahead of the work.
+/// Second stage: submits the operations. It waits for no result, so it runs ahead of the work.
 async fn desk(stage: Stage, mut frames: mpsc::Receiver<Baton>, results: mpsc::Sender<Baton>) -> Result {
     let trail = stage.ledger.trail();
     let tensor = with_ndarray::import(&stage.engine, Array1::<f32>::zeros(COLUMNS), &trail)?;
     let baseline = Baton { tensor, trail };
     while let Some(frame) = frames.recv().await {
-        submit_learn(&stage, &frame, &baseline)?;
-        submit_centre(&stage, &frame, &baseline)?;
-        let energy = submit_square(&stage, &frame)?;
-        if results.send(submit_sum(&stage, &energy)?).await.is_err() {
+        submit_learn(&stage, &frame, &baseline).await?;
+        submit_centre(&stage, &frame, &baseline).await?;
+        let energy = submit_square(&stage, &frame).await?;
+        if results.send(submit_sum(&stage, &energy).await?).await.is_err() {
             break;
         }
         // The handles of frame and energy end here; the operations keep what they need.
@@ -133,11 +133,11 @@ async fn desk(stage: Stage, mut frames: mpsc::Receiver<Baton>, results: mpsc::Se
     Ok(())
 }
 
-fn submit_learn(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
+async fn submit_learn(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
     let (frame_trail, baseline_trail) = (frame.trail.clone(), baseline.trail.clone());
     stage.ledger.submitted();
     let op = stage.engine.op("learn").reads([&frame.tensor]).updates([&baseline.tensor]);
-    op.run(move |[frame], [], [mut baseline]| {
+    op.permit().await?.run(move |[frame], [], [mut baseline]| {
         learn(
             with_ndarray::view_mut::<_, Ix1>(&mut baseline, &baseline_trail)?,
             with_ndarray::view::<_, Ix2>(&frame, &frame_trail)?,
@@ -147,11 +147,11 @@ fn submit_learn(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
     Ok(())
 }
 
-fn submit_centre(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
+async fn submit_centre(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
     let (frame_trail, baseline_trail) = (frame.trail.clone(), baseline.trail.clone());
     stage.ledger.submitted();
     let op = stage.engine.op("centre").reads([&baseline.tensor]).updates([&frame.tensor]);
-    op.run(move |[baseline], [], [mut frame]| {
+    op.permit().await?.run(move |[baseline], [], [mut frame]| {
         centre(
             with_ndarray::view_mut::<_, Ix2>(&mut frame, &frame_trail)?,
             with_ndarray::view::<_, Ix1>(&baseline, &baseline_trail)?,
@@ -161,13 +161,14 @@ fn submit_centre(stage: &Stage, frame: &Baton, baseline: &Baton) -> Result {
     Ok(())
 }
 
-/// arrow wants to own what it looks at, so this body does not take a view: it borrows its operand as a DLPack tensor.
-fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
+/// arrow must own the memory that it reads, so this body takes no view: it borrows its operand as a DLPack
+/// tensor.
+async fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
     let (frame, trail) = (frame.clone(), stage.ledger.trail());
     let energy_trail = trail.clone();
     stage.ledger.submitted();
     let op = stage.engine.op("square").reads([&frame.tensor]);
-    let tensor = op.produce_external(move |completion| {
+    let tensor = op.permit().await?.produce_external(move |completion| {
         let energy = with_arrow::borrow_operand(completion.scope(), &frame.tensor, &frame.trail)
             .and_then(|frame| square(&frame))
             .and_then(|energy| with_arrow::to_dlpack(energy, &[ROWS as i64, COLUMNS as i64], &energy_trail));
@@ -176,19 +177,19 @@ fn submit_square(stage: &Stage, frame: &Baton) -> Result<Baton> {
     Ok(Baton { tensor, trail })
 }
 
-fn submit_sum(stage: &Stage, energy: &Baton) -> Result<Baton> {
+async fn submit_sum(stage: &Stage, energy: &Baton) -> Result<Baton> {
     let (energy_trail, trail) = (energy.trail.clone(), stage.ledger.trail());
     let result_trail = trail.clone();
     stage.ledger.submitted();
     let op = stage.engine.op("sum").reads([&energy.tensor]);
-    let tensor = op.produce(move |[energy]| {
+    let tensor = op.permit().await?.produce(move |[energy]| {
         let energy = with_ndarray::view::<_, Ix2>(&energy, &energy_trail)?;
         with_ndarray::to_dlpack(sum(energy), &result_trail)
     })?;
     Ok(Baton { tensor, trail })
 }
 
-/// What the last stage has seen.
+/// Measurements of the last stage.
 #[derive(Default)]
 struct Archive {
     waited: Duration,
@@ -239,14 +240,16 @@ async fn main() -> Result {
     let camera = tokio::spawn(camera(stage.clone(), frames_in));
     let desk = tokio::spawn(desk(stage.clone(), frames_out, results_in));
     let archive = archive(stage, results_out, expected).await;
-    // A stage that fails closes its channels, so the others end as well; the one that fails by itself is asked first.
+    // A stage that fails closes its channels, so the other stages end as well. Earlier stages report their
+    // errors first.
     camera.await??;
     desk.await??;
     let archive = archive?;
     let relay = since.elapsed();
 
     engine.shutdown().await;
-    // The last operands are let go a moment after their operations have ended, and deleters run on a thread of their own.
+    // The last operands are dropped a moment after their operations have ended, and deleters run on another
+    // thread.
     let since = Instant::now();
     while !all_is_back(&ledger) && since.elapsed() < PATIENCE {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -255,7 +258,7 @@ async fn main() -> Result {
     journal.map_or(Ok(()), |journal| where_the_time_went(&journal.finish()))
 }
 
-/// Prints the short report, and leaves the page for a browser in the working directory.
+/// Prints the short report, and writes the HTML page to the working directory.
 fn where_the_time_went(recording: &Recording) -> Result {
     let report = estafette_report::report(recording);
     println!();

@@ -1,16 +1,16 @@
-"""The relay: handwritten digits run from NumPy to JAX to PyTorch and back to NumPy, and nobody stops.
+"""The relay: handwritten digits pass from NumPy to JAX to PyTorch and back to NumPy, and no thread blocks.
 
     NumPy                JAX                      PyTorch                   NumPy
     a batch of digits -> its principal parts   -> distance to each class -> the nearest class
     (imported view)      (a promise, `eng.call`)   (a buffer, `eng.submit`)   (a scoped read lease)
 
-Many batches are on their way at once; asyncio only waits for results. Every crossing is zero-copy, which is not claimed
-but measured: the pointer that a library sees is compared with the pointer that the tensor had before. At the end the
-predictions are compared with those of a plain loop, and every imported tensor must have been given back.
+Many batches are in flight at once; asyncio only waits for results. Every crossing is zero-copy, and the example checks
+that: it compares the pointer that a library sees with the pointer that the tensor had before. At the end it compares the
+predictions with those of a plain loop, and checks that every imported tensor was released.
 
-Run it with `python examples/python/relay.py`. At the end it says where the time went, and leaves the recording in
-`relay.pftrace` (for https://ui.perfetto.dev) and its timeline in `relay.html`. It needs NumPy. JAX and PyTorch take their legs if they are installed, and
-NumPy runs in their place if not; without scikit-learn, which has the digits, made-up patterns run instead.
+Run it with `python examples/python/relay.py`. At the end it prints where the time went, and writes a trace to
+`relay.pftrace` (for https://ui.perfetto.dev) and a timeline to `relay.html`. It needs NumPy. NumPy replaces JAX and
+PyTorch where they are not installed. The digits come from scikit-learn; without it, generated patterns replace them.
 """
 
 import argparse
@@ -31,22 +31,22 @@ from closing import Ledger, complain, settled_stats, show
 BATCH = 64
 PARTS = 16
 CLASSES = 10
-# JAX copies host memory that is aligned to less, so the track is laid out for it.
+# JAX copies host memory of a smaller alignment.
 ALIGNMENT = 64
 TRACE, PAGE = "relay.pftrace", "relay.html"
 
 
 class Runner:
-    """One library: how it borrows a tensor, and where it says that its memory is."""
+    """One library: how it borrows a tensor, and how it gives the address of its memory."""
 
     def __init__(self, name, from_dlpack, pointer, ledger):
         self.name = name
         self._from_dlpack, self._pointer, self._ledger = from_dlpack, pointer, ledger
 
     def borrow(self, tensor):
-        """What `using` calls for each operand of an operation."""
+        """Called by `using`, for each operand of an operation."""
         array = self._from_dlpack(tensor)
-        # A scoped view has no pointer of its own to compare with; a tensor has.
+        # Only a tensor has a pointer to compare with; a scoped view has none.
         if isinstance(tensor, est.Tensor):
             self._ledger.crossed(tensor.data_ptr, self._pointer(array), array.nbytes)
         return array
@@ -60,7 +60,7 @@ def numpy_pointer(array):
 
 
 def runners(ledger):
-    """The libraries of the three legs; NumPy runs for those that are missing."""
+    """The libraries of the three legs. NumPy replaces libraries that are missing."""
     first = Runner("NumPy", np.from_dlpack, numpy_pointer, ledger)
     second = third = first
     if importlib.util.find_spec("jax"):
@@ -107,7 +107,7 @@ def measure_with(runner, centres):
 
 
 def digits():
-    """The digits, 8 x 8 pixels each, with their labels: a whole number of batches, aligned."""
+    """The digits, of 8 x 8 pixels, and their labels: a whole number of batches, aligned."""
     if importlib.util.find_spec("sklearn"):
         from sklearn.datasets import load_digits
 
@@ -136,7 +136,7 @@ def train(images, labels):
 
 
 class Progress:
-    """A bar on a terminal, a line now and then elsewhere."""
+    """Progress: a bar on a terminal, and a line now and then elsewhere."""
 
     def __init__(self, total):
         self._total, self._done, self._shown = total, 0, -1
@@ -158,7 +158,7 @@ class Progress:
 
 
 async def relay(eng, rounds, in_flight, images, labels, model, ledger, legs):
-    """Sends every batch around `rounds` times, `in_flight` of them at once; gives the predictions."""
+    """Sends every batch around `rounds` times, `in_flight` of them at once. Returns the predictions."""
     first, second, third = legs
     mean, parts, centres = model
     project, measure = project_with(second, mean, parts), measure_with(third, centres)
@@ -166,7 +166,7 @@ async def relay(eng, rounds, in_flight, images, labels, model, ledger, legs):
     batches = [(turn, row) for turn in range(rounds) for row in range(0, len(labels), BATCH)]
     progress = Progress(len(batches))
     tensors = operations = 0
-    # Result buffers are used again and again: the engine lets nobody write one before its last reader is done.
+    # Result buffers are reused: the engine delays a write of a buffer until its last reader is done.
     buffers: asyncio.Queue[est.Tensor] = asyncio.Queue()
     for _ in range(in_flight):
         buffers.put_nowait(eng.empty((BATCH, CLASSES), "float32"))
@@ -187,9 +187,9 @@ async def relay(eng, rounds, in_flight, images, labels, model, ledger, legs):
                 made.append(second.pointer(result))
                 return result
 
-            projected = eng.call(leg, batch, using=second.borrow, name="project")
+            projected = await eng.call_async(leg, batch, using=second.borrow, name="project")
             distances = await buffers.get()
-            eng.submit(measure, reads=[projected], writes=[distances], using=third.borrow, name="measure")
+            await eng.submit_async(measure, reads=[projected], writes=[distances], using=third.borrow, name="measure")
             tensors, operations = tensors + 2, operations + 2
 
             began = time.perf_counter()
@@ -197,7 +197,7 @@ async def relay(eng, rounds, in_flight, images, labels, model, ledger, legs):
                 ledger.waited += time.perf_counter() - began
                 ledger.crossed(distances.data_ptr, numpy_pointer(view), view.nbytes)
                 predictions[turn, row : row + BATCH] = view.argmin(axis=1)
-                # A view that outlives its block would keep its lease.
+                # A view that outlives the block would keep the lease.
                 del view
             ledger.crossed(made[0], projected.data_ptr, BATCH * PARTS * 4)
             buffers.put_nowait(distances)
@@ -251,7 +251,7 @@ def main():
     if recording is not None:
         print("", recording.report(short=True, html=PAGE), f"the timeline: {PAGE}", sep="\n")
 
-    # Libraries add in different orders, so a digit half-way between two classes may go either way.
+    # Libraries add in different orders, so a digit half-way between two classes may get either.
     return complain(
         ("something was copied", ledger.copies != 0),
         ("not every imported tensor was given back", deleters != imported),

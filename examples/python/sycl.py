@@ -1,17 +1,18 @@
-"""Notes by ear, on two SYCL queues: NumPy plays them, dpnp cleans them, JAX hears which ones they were.
+"""Notes by ear, on two SYCL queues: NumPy plays notes, dpnp removes the noise, and JAX recognizes the notes.
 
     NumPy             queue "up"                queue "clean"           the host              NumPy
     a batch of    ->  a copy to the device  ->  dpnp: window and    ->  JAX: the loudest  ->  the notes
     noisy notes       (a queue operation)       soft clipping           frequency
     (imported view)                             (device memory)         (`eng.call`)          (a scoped read lease)
 
-While dpnp works on one batch, the next one is already being copied: nobody waits for a queue, and what must come first is
-passed between the two queues as events. Host memory is lent to the copy until the device has done it, and the device
-memory of a batch is used again as soon as its last reader is done. At the end the notes are compared with what plain NumPy
-hears, and every imported tensor must have been given back.
+While dpnp works on one batch, the next batch is copied. No thread waits for a queue: events order the two queues. Host
+memory is lent to the copy until the device has done the copy, and the device memory of a batch is reused when its last
+reader is done. At the end the example compares the notes with those that plain NumPy recognizes, and checks that every
+imported tensor was released.
 
-Run it with `python examples/python/sycl.py`. It needs dpnp and a SYCL device; `pip install dpnp intel-opencl-rt` makes one
-of the processor. Without them it says so and ends (with `--require`: fails). NumPy hears the notes where JAX is missing.
+Run it with `python examples/python/sycl.py`. It needs dpnp and a SYCL device; `pip install dpnp intel-opencl-rt` makes the
+processor one. Without them the example prints a message and ends (with `--require`: fails). NumPy replaces JAX where JAX is
+missing.
 """
 
 import argparse
@@ -23,7 +24,8 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Intel's OpenCL runtime from PyPI lies beside the interpreter. Another driver beside it may lack the memory that SYCL shares.
+# PyPI's package of Intel's OpenCL runtime is installed beside the interpreter. Other OpenCL drivers may lack the shared
+# memory that SYCL needs.
 _driver = Path(sys.prefix, "lib", "libintelocl.so")
 if _driver.exists() and "OCL_ICD_FILENAMES" not in os.environ:
     os.environ["OCL_ICD_FILENAMES"] = str(_driver)
@@ -35,7 +37,7 @@ import estafette as est
 from closing import Ledger, complain, settled_stats, show
 
 BATCH, LENGTH = 64, 4096
-# JAX copies host memory that is aligned to less.
+# JAX copies host memory of a smaller alignment.
 ALIGNMENT = 64
 
 
@@ -69,7 +71,7 @@ def loudest_with(library):
     import jax
 
     hear = jax.jit(lambda batch: abs(library.fft.rfft(batch)).argmax(axis=1).astype("int32"))
-    # Compiled here, so that the clock does not see it.
+    # Compiled before the measurement.
     hear(library.zeros((BATCH, LENGTH), "float32"))
     return hear
 
@@ -126,14 +128,14 @@ async def run(eng, device, library, hear, sound, in_flight, ledger):
         for index in todo:
             batch = eng.from_dlpack(sound[index])
             ledger.crossed(host_pointer(sound[index]), batch.data_ptr, sound[index].nbytes)
-            eng.submit(
+            await eng.submit_async(
                 device.upload, reads=[batch], writes=[raw], using=device.borrow(device.up), on=device.up, name="upload"
             )
-            # Functions that name one queue take turns there.
-            eng.submit(
+            # Functions on the same queue run one after the other.
+            await eng.submit_async(
                 device.filter, reads=[raw], writes=[cleaned], using=device.borrow(device.clean), on=device.clean, name="clean"
             )
-            # The way back is a queue operation too, since JAX sees the host's memory alone.
+            # The copy back is a queue operation too, since JAX reads host memory only.
             back = cleaned.to_host()
             ledger.move(sound[index].nbytes)
             made = []
@@ -144,7 +146,7 @@ async def run(eng, device, library, hear, sound, in_flight, ledger):
                 made.append(pointer(result))
                 return result
 
-            notes = eng.call(leg, back, using=borrow, name="hear")
+            notes = await eng.call_async(leg, back, using=borrow, name="hear")
             tensors, operations = tensors + 3, operations + 4
 
             began = time.perf_counter()
@@ -152,7 +154,7 @@ async def run(eng, device, library, hear, sound, in_flight, ledger):
                 ledger.waited += time.perf_counter() - began
                 ledger.crossed(made[0], host_pointer(view), view.nbytes)
                 heard[index] = view
-                # A view that outlives its block would keep its lease.
+                # A view that outlives the block would keep the lease.
                 del view
 
     await asyncio.gather(*(runner() for _ in range(in_flight)))
@@ -225,7 +227,7 @@ def main():
     ]
     show(rows)
 
-    # Libraries round differently, so of two frequencies that are equally loud either may win.
+    # Libraries round differently, so either of two equally loud frequencies may win.
     return complain(
         ("something was copied that is handed over", ledger.copies != 0),
         ("not every imported tensor was given back", deleters != imported),

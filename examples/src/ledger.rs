@@ -1,4 +1,4 @@
-//! Measuring what crossed a border, instead of claiming it.
+//! Measures what crosses from one library to another.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -17,21 +17,21 @@ struct Counters {
     given_back: AtomicU64,
 }
 
-/// What a [`Ledger`] has counted so far.
+/// Counters of a [`Ledger`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Totals {
-    /// How often a library got to see memory that another one had made.
+    /// How often a library saw memory that another library had allocated.
     pub crossings: u64,
-    /// Crossings after which the data was not where its maker had put it.
+    /// Crossings after which the address of the data had changed.
     pub copies: u64,
-    /// Bytes of the tensors that crossed, added up over all crossings.
+    /// Bytes of the tensors that crossed, summed over all crossings.
     pub bytes: u64,
     /// Operations submitted.
     pub operations: u64,
-    /// Tensors that an array crate has handed over as DLPack structs.
+    /// Tensors that an array crate has exported as DLPack structs.
     pub handed_over: u64,
-    /// Tensors of those whose deleter has run.
+    /// Exported tensors whose deleter has run.
     pub given_back: u64,
 }
 
@@ -41,7 +41,7 @@ impl Ledger {
         Trail { ledger: self.clone(), home: Arc::default() }
     }
 
-    /// An operation was submitted.
+    /// Counts a submitted operation.
     pub fn submitted(&self) {
         self.0.operations.fetch_add(1, Relaxed);
     }
@@ -59,10 +59,10 @@ impl Ledger {
     }
 }
 
-/// The way of one tensor through the libraries. Clones follow the same tensor.
+/// The path of one tensor through the libraries. Clones follow the same tensor.
 ///
-/// It knows the address at which the maker of the tensor has put the data; everybody who gets the tensor must find it
-/// there.
+/// A trail holds the address at which the producer of the tensor has put the data, and compares it at each
+/// crossing.
 #[derive(Clone, Debug)]
 pub struct Trail {
     ledger: Ledger,
@@ -70,14 +70,14 @@ pub struct Trail {
 }
 
 impl Trail {
-    /// A library, the maker, hands the tensor over with its data at `data`.
+    /// The producer exports the tensor, with its data at `data`.
     pub fn starts<T>(&self, data: *const T) {
         let first = self.home.set(data as usize).is_ok();
         assert!(first, "a trail has one start");
         self.ledger.0.handed_over.fetch_add(1, Relaxed);
     }
 
-    /// Another library sees the `len` elements at `data` now.
+    /// Another library gets the tensor, with `len` elements at `data`.
     pub fn crosses<T>(&self, data: *const T, len: usize) {
         let counters = &self.ledger.0;
         counters.crossings.fetch_add(1, Relaxed);
@@ -87,7 +87,7 @@ impl Trail {
         }
     }
 
-    /// The maker has its memory back: the deleter runs.
+    /// The deleter runs, so the producer has its memory back.
     pub fn ends(&self) {
         self.ledger.0.given_back.fetch_add(1, Relaxed);
     }

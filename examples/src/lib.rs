@@ -1,14 +1,15 @@
-//! What the examples of Estafette share: adapters between array crates and DLPack, and a ledger that measures.
+//! Code that the examples of Estafette share: adapters between array crates and DLPack, and a ledger that
+//! measures.
 //!
-//! | file | its one idea |
+//! | part | contents |
 //! |---|---|
 //! | [`with_ndarray`] | an ndarray array becomes a DLPack tensor and back, at the same address |
 //! | [`with_arrow`] | the same for arrow, whose arrays may own foreign memory |
 //! | [`ledger`] | counts crossings, and compares addresses at each of them |
 //!
-//! An adapter for another array crate looks like these: describe the array by a
-//! [`Layout`](estafette::Layout), say who owns the memory, and say how to look into it. That is also where all the
-//! `unsafe` of the examples is: array crates cannot know what the engine promises.
+//! An adapter for another array crate has the same three parts: describe the array by a
+//! [`Layout`](estafette::Layout), name the owner of the memory, and make a view of it. All `unsafe` code of
+//! the examples is in the adapters, because array crates cannot know what the engine guarantees.
 
 pub mod ledger;
 pub mod with_arrow;
@@ -16,5 +17,5 @@ pub mod with_ndarray;
 
 pub use ledger::{Ledger, Trail};
 
-/// The error of everybody: engine, array crates and runtime each have their own.
+/// One error type for the engine, the array crates and the runtime.
 pub type Result<T = ()> = std::result::Result<T, estafette::BodyError>;

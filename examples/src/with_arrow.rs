@@ -1,7 +1,7 @@
-//! arrow, whose arrays share their memory with anything that keeps it alive.
+//! The adapter for arrow, whose arrays share their memory with any owner that keeps it alive.
 //!
-//! An arrow buffer wants an owner that lives as long as the buffer, so what it borrows is not a view but a DLPack tensor:
-//! the *lease*. The memory is free for writers again when arrow has dropped its last reference.
+//! An arrow buffer needs an owner that lives as long as the buffer, so it borrows not a view but a DLPack
+//! tensor: a *lease*. Writers wait until arrow has dropped its last reference to the memory.
 
 use std::panic::AssertUnwindSafe;
 use std::ptr::NonNull;
@@ -15,12 +15,13 @@ use estafette::{Abi, Access, DType, ExportOptions, Layout, ManagedTensor, Scope,
 
 use crate::{Result, Trail};
 
-/// Wraps an array as a DLPack tensor of this shape (arrow itself knows only one dimension). The deleter drops the array.
+/// Wraps an array as a DLPack tensor of this shape (arrow itself knows only one dimension). The deleter drops
+/// the array.
 ///
 /// Arrow's memory is immutable and may be shared, so the tensor is read-only.
 ///
 /// # Errors
-/// The array has nulls, which DLPack cannot say, or another number of elements than the shape.
+/// The array has nulls, which DLPack cannot describe, or another number of elements than the shape.
 pub fn to_dlpack(array: Float32Array, shape: &[i64], trail: &Trail) -> Result<ManagedTensor> {
     let layout = Layout::contiguous(DType::F32, DLDevice::CPU, shape)?;
     if array.null_count() > 0 {
@@ -37,15 +38,18 @@ pub fn to_dlpack(array: Float32Array, shape: &[i64], trail: &Trail) -> Result<Ma
         trail.ends();
     };
     let flags = ExportFlags { read_only: true, ..ExportFlags::default() };
-    // SAFETY: the array holds as many initialized elements as the layout has, and it keeps them alive, unchanged, until
-    // `owner` is called; nobody writes through the pointer, since the tensor is read-only.
+    // SAFETY: the array holds as many initialized elements as the layout has, and it keeps them alive,
+    // unchanged, until `owner` is called; no consumer writes through the pointer, since the tensor is
+    // read-only.
     Ok(unsafe { export(&layout, data.cast_mut().cast(), flags, Abi::Versioned, owner) })
 }
 
-/// An operand of the running operation as an arrow array. It belongs to the operation; kept longer, it becomes a lease.
+/// An operand of the running operation as an arrow array. The array belongs to the operation; an array that
+/// outlives the operation becomes a lease.
 ///
 /// # Errors
-/// The operation does not read `operand`, or writes it; the tensor is not a contiguous one of `f32` on the host.
+/// The operation does not read `operand`, or writes it; the tensor is not a contiguous one of `f32` on the
+/// host.
 pub fn borrow_operand(scope: &Scope, operand: &Tensor, trail: &Trail) -> Result<Float32Array> {
     if scope.access_of(operand) != Some(Access::Read) {
         return Err(
@@ -68,7 +72,7 @@ pub async fn lease(tensor: &Tensor, trail: &Trail) -> Result<Float32Array> {
 }
 
 /// # Safety
-/// The memory must be initialized and nobody may write it until `lent` is dropped.
+/// The memory must be initialized, and no code may write it until `lent` is dropped.
 unsafe fn borrow(lent: ManagedTensor, trail: &Trail) -> Result<Float32Array> {
     let layout = lent.describe()?;
     let host = layout.device() == DLDevice::CPU;
@@ -78,8 +82,8 @@ unsafe fn borrow(lent: ManagedTensor, trail: &Trail) -> Result<Float32Array> {
     let len = layout.check_slice::<f32>(data.as_ptr())?;
     // The owner only has to be dropped; arrow asks for unwind safety because it cannot know that.
     let owner = Arc::new(AssertUnwindSafe(lent));
-    // SAFETY: `check_slice` has found `len` contiguous, aligned elements there. They stay where they are, and unwritten
-    // as the caller promises, until `owner` is dropped, which the buffer does last.
+    // SAFETY: `check_slice` has found `len` contiguous, aligned elements there. They stay where they are, and
+    // unwritten as the caller promises, until `owner` is dropped, which the buffer does last.
     let buffer = unsafe { Buffer::from_custom_allocation(data, len * size_of::<f32>(), owner) };
     let array = Float32Array::new(ScalarBuffer::new(buffer, 0, len), None);
     trail.crosses(array.values().as_ptr(), len);

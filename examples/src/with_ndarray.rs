@@ -1,4 +1,4 @@
-//! ndarray, which can own memory and borrow it.
+//! The adapter for ndarray, which can own memory and borrow it.
 
 use estafette::devices::DLDevice;
 use estafette::exchange::{ExportFlags, export};
@@ -22,8 +22,9 @@ pub fn to_dlpack<T: Element, D: Dimension + 'static>(
         drop(array);
         trail.ends();
     };
-    // SAFETY: the array owns initialized memory as its own shape and strides describe it. It moves into `owner`, which
-    // leaves the memory where it is and keeps everybody else away from it until the deleter is called.
+    // SAFETY: the array owns initialized memory as its own shape and strides describe it. It moves into
+    // `owner`, which leaves the memory at its address and gives no other code access to it until the deleter
+    // is called.
     Ok(unsafe { export(&layout, data.cast(), ExportFlags::default(), Abi::Versioned, owner) })
 }
 
@@ -35,7 +36,7 @@ pub fn import<T: Element, D: Dimension + 'static>(
 ) -> Result<Tensor> {
     let len = array.len();
     let managed = to_dlpack(array, trail)?;
-    // SAFETY: the tensor was made just now from an array that nobody else can reach any more.
+    // SAFETY: the tensor was made just now from an array that no other code can reach any more.
     let tensor = unsafe { engine.import(managed) }?;
     trail.crosses(tensor.data_ptr()?.cast::<T>(), len);
     Ok(tensor)
@@ -43,7 +44,7 @@ pub fn import<T: Element, D: Dimension + 'static>(
 
 /// An operand that the running operation reads, as an ndarray view of the same memory.
 pub fn view<'a, T: Element, D: Dimension>(operand: &View<'a>, trail: &Trail) -> Result<ArrayView<'a, T, D>> {
-    // The slice is checked for type, alignment and place; what is left to ndarray is the shape.
+    // `as_slice` checks type, alignment and device, so only the shape is left to ndarray.
     let view = ArrayView::from_shape(dimension(operand.shape()), operand.as_slice::<T>()?)?;
     trail.crosses(view.as_ptr(), view.len());
     Ok(view.into_dimensionality::<D>()?)
@@ -60,7 +61,7 @@ pub fn view_mut<'a, T: Element, D: Dimension>(
     Ok(view.into_dimensionality::<D>()?)
 }
 
-/// The engine's sizes are never negative, so none is lost here.
+/// Converts a shape. Sizes of tensors are never negative.
 fn dimension(shape: &[i64]) -> IxDyn {
     IxDyn(&shape.iter().map(|&size| size as usize).collect::<Vec<_>>())
 }

@@ -1,42 +1,42 @@
-//! Where a curve of efficiency crosses one half.
+//! Finds where a curve of efficiency crosses one half.
 
 /// One measured point of the curve.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Point {
     /// Wall time × cores / tasks, in nanoseconds.
     pub(super) granularity_ns: f64,
-    /// How much of that the bodies are, from 0 to 1.
+    /// Share of the bodies in that time, from 0 to 1.
     pub(super) efficiency: f64,
 }
 
-/// What the search finds.
+/// Result of the search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Crossing {
     /// The granularity in nanoseconds at which the efficiency is one half.
     At(f64),
-    /// Not even the longest bodies get there.
+    /// Even the longest bodies stay below.
     Never,
 }
 
-/// Where the search starts: about where good engines are.
+/// First length of the search: about the granularity of good engines.
 const FIRST_NS: f64 = 500.0;
 
-/// Lengths of bodies that are tried at most. Nobody does a task's work in the time of the shortest; with the longest, tasks
-/// of an engine that is worth measuring are nearly all body.
+/// Shortest and longest bodies. No engine needs as little per task as the shortest body takes; with the
+/// longest, tasks of any useful engine are nearly all body.
 const SHORTEST_NS: f64 = 4.0;
 const LONGEST_NS: f64 = 128_000.0;
 
 /// The search ends when the lengths on both sides of the crossing are closer than this factor.
 const CLOSE: f64 = 1.06;
 
-/// Searches for the crossing; `measure` gives the point for bodies of some nanoseconds.
+/// Searches for the crossing. `measure` returns the point for bodies of a length in nanoseconds.
 ///
 /// # Errors
-/// What `measure` gives.
+/// The error of `measure`.
 pub(super) fn crossing<E>(mut measure: impl FnMut(f64) -> Result<Point, E>) -> Result<Crossing, E> {
     let mut body_ns = FIRST_NS;
     let mut point = measure(body_ns)?;
-    // The two sides: below with too short a body, above with one that is long enough.
+    // The two sides of the crossing: too short a body below, long enough a body above.
     let (mut below, mut above) = if point.efficiency < 0.5 {
         loop {
             let below = (body_ns, point);
@@ -54,7 +54,7 @@ pub(super) fn crossing<E>(mut measure: impl FnMut(f64) -> Result<Point, E>) -> R
             let above = (body_ns, point);
             body_ns /= 2.0;
             if body_ns < SHORTEST_NS {
-                // Below what can be measured, so this is an upper bound.
+                // The crossing is below the shortest body, so this is an upper bound.
                 return Ok(Crossing::At(point.granularity_ns));
             }
             point = measure(body_ns)?;

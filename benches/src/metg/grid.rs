@@ -1,4 +1,4 @@
-//! The tasks, what they leave behind, and whether it is what the next ones need.
+//! The tasks, their marks, and the check of the marks by later tasks.
 
 use estafette::{Engine, Variable};
 use estafette_sync::sync::OnceLock;
@@ -9,25 +9,26 @@ use crate::measure::some_variables;
 use crate::metg::pattern::Pattern;
 use crate::spin::Body;
 
-/// Grids of points that are computed step by step; all steps of all runs share two rows.
+/// Grids of points, computed step by step. All steps of all runs share two rows.
 pub(super) struct Grid {
     /// Points of a step, of all grids together.
     row: usize,
     period: usize,
-    /// What tasks use, for both rows, each turn of the period and each point.
+    /// Accesses of the tasks: by row, turn of the period, and point.
     accesses: Vec<Access>,
-    /// As `accesses`, of tasks that read nothing since they begin a run.
+    /// As `accesses`, for the first step of a run, which reads nothing.
     beginnings: Vec<Access>,
-    /// One for each cell.
+    /// One variable per cell.
     variables: Vec<Variable>,
     cells: Vec<Cell>,
-    /// Steps of all runs so far. Numbers go on from run to run, so that what an earlier run has left is wrong in a later one.
+    /// Steps of all runs so far. Numbers continue from run to run, so marks of an earlier run are wrong in a
+    /// later one.
     steps: AtomicU64,
     wrong: OnceLock<WrongInput>,
 }
 
-/// What a task leaves: 16 bytes that say whose they are. The engine's order alone keeps tasks from reading it too early,
-/// so relaxed accesses suffice, and cost no more than plain ones.
+/// The mark of a task: 16 bytes that name the task. Only the engine's order keeps tasks from reading a mark
+/// too early, so relaxed accesses are enough, and cost no more than plain ones.
 #[derive(Default)]
 struct Cell {
     step: AtomicU64,
@@ -35,7 +36,7 @@ struct Cell {
     cell: AtomicU64,
 }
 
-/// A task has read something else than what the step before should have left.
+/// A task has read another mark than that of the step before.
 #[derive(Debug, Clone, Copy, thiserror::Error)]
 #[error(
     "cell {cell} should hold step {step}, but holds step {found_step} of cell {found_cell}: a task ran too early"
@@ -57,8 +58,8 @@ struct Task {
 }
 
 impl Grid {
-    /// Makes `grids` grids of `width` points. They stay for the rest of the process, on purpose: a task would have to
-    /// count its references otherwise, and that would be measured.
+    /// Makes `grids` grids of `width` points. They are leaked on purpose: otherwise tasks would count
+    /// references, and the bench would measure that.
     pub(super) fn leak(engine: &Engine, pattern: Pattern, width: usize, grids: usize) -> &'static Self {
         let (row, period) = (width * grids, pattern.period(width));
         let access = |parity: usize, turn: usize, point: usize| {
@@ -86,7 +87,7 @@ impl Grid {
         }))
     }
 
-    /// The variables that tasks write, one each.
+    /// The variables that tasks write, one per task.
     pub(super) fn variables(&self) -> &[Variable] {
         &self.variables
     }
@@ -107,7 +108,7 @@ impl Grid {
         Ok(())
     }
 
-    /// What the tasks of a step use, in the order of their points.
+    /// Accesses of the tasks of a step, in the order of their points.
     fn step(&self, step: u64, begins: bool) -> &[Access] {
         let (parity, turn) = ((step % 2) as usize, (step % self.period as u64) as usize);
         if begins {
@@ -125,10 +126,10 @@ impl Grid {
         })
     }
 
-    /// Whether every task so far has found what it needed, and the last step is complete.
+    /// Checks that every task has found the marks it needed, and that the last step is complete.
     ///
     /// # Errors
-    /// What the first task that has not found its input saw instead.
+    /// The wrong mark that the first failed task has found.
     pub(super) fn verify(&self) -> Result<(), WrongInput> {
         let last = self.steps.load(Ordering::Relaxed);
         let row = (last % 2) as usize * self.row;
@@ -136,14 +137,14 @@ impl Grid {
         self.wrong.get().map_or(Ok(()), |wrong| Err(*wrong))
     }
 
-    /// Notes when a cell is not as the given step leaves it.
+    /// Notes a cell that has not the mark of the given step.
     #[inline]
     fn expect(&self, step: u64, cell: usize) {
         let found = &self.cells[cell];
         let (found_step, found_cell) =
             (found.step.load(Ordering::Relaxed), found.cell.load(Ordering::Relaxed));
         if (found_step, found_cell) != (step, cell as u64) {
-            // Only the first is of interest: all that follows may follow from it.
+            // Only the first wrong mark counts: others may be its consequences.
             let _ = self.wrong.set(WrongInput { step, cell, found_step, found_cell });
         }
     }
@@ -192,7 +193,7 @@ mod tests {
         grid.submit(&engine, 2, Body::EMPTY).unwrap();
         engine.wait_all(None).unwrap();
         grid.verify().unwrap();
-        // A task of step 4 although nobody has computed step 3.
+        // A task of step 4, although step 3 was not computed.
         Task { grid, access: &grid.step(4, false)[0], step: 4, body: Body::EMPTY }.run();
         let wrong = grid.verify().unwrap_err();
         assert_eq!((wrong.step, wrong.found_step), (3, 1));

@@ -1,6 +1,6 @@
-//! Which points of the step before a task reads: patterns of Task Bench, by its definitions.
+//! The points of the step before that a task reads: the patterns of Task Bench.
 
-/// What a task reads.
+/// The points that a task reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pattern {
     /// Nothing.
@@ -9,7 +9,7 @@ pub(super) enum Pattern {
     Stencil,
     /// The five nearest.
     Nearest,
-    /// Five points spread over the whole width, all but one of which move on at each step.
+    /// Five points spread over the whole width. Four of them move at each step.
     Spread,
     /// Itself and the two at a distance that doubles at each step, as in a fast Fourier transform.
     Fft,
@@ -18,11 +18,11 @@ pub(super) enum Pattern {
 /// Points that `Nearest` and `Spread` read.
 const RADIX: usize = 5;
 
-/// Steps after which `Spread` repeats itself.
+/// Steps after which `Spread` repeats.
 const SPREAD_PERIOD: usize = 3;
 
 impl Pattern {
-    /// Steps after which the pattern repeats itself.
+    /// Steps after which the pattern repeats.
     pub(super) fn period(self, width: usize) -> usize {
         match self {
             Self::Trivial | Self::Stencil | Self::Nearest => 1,

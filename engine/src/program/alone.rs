@@ -8,8 +8,8 @@ use super::run::Run;
 use crate::core::error::BodyResult;
 
 impl Run {
-    /// Runs nodes until none is left, or until `check` finds that they are worth sharing. Gives the number of nodes that
-    /// have ended: the first ones.
+    /// Runs nodes until none is left, or until `check` finds that they are worth sharing. Returns the number
+    /// of nodes that have ended; these are the first nodes.
     pub(super) fn run_alone(&self, mut check: Option<SharingCheck>) -> usize {
         let len = self.plan.len();
         let mut done = 0;
@@ -26,7 +26,8 @@ impl Run {
         done
     }
 
-    /// Runs nodes from `begin` until before `end`, or until one fails. Gives where it stopped.
+    /// Runs nodes from `begin` up to `end`, or until a node fails. Returns the number of the first node that
+    /// has not run.
     ///
     /// Panics are caught once per chunk, not once per node.
     fn run_chunk(&self, begin: usize, end: usize) -> usize {
@@ -48,7 +49,7 @@ impl Run {
             }
             Ok(())
         }));
-        // A node that fails is the last one that was called.
+        // The node that failed is the last that was called.
         if !matches!(outcome, Ok(Ok(()))) {
             self.returned(number(at - 1), outcome);
         }
@@ -56,7 +57,7 @@ impl Run {
     }
 }
 
-/// Calls the body of a node that works on the host.
+/// Calls the body of a host node.
 #[inline]
 pub(super) fn call(body: &NodeBody) -> BodyResult {
     match body {
@@ -65,7 +66,7 @@ pub(super) fn call(body: &NodeBody) -> BodyResult {
     }
 }
 
-/// The number of a node in its order.
+/// Converts an index to the number of a node.
 fn number(place: usize) -> u32 {
     u32::try_from(place).expect("an order has fewer than 2^32 nodes")
 }

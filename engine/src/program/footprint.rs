@@ -1,4 +1,4 @@
-//! What a program uses, all in all.
+//! The footprint of a program: all that its nodes read and write.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,7 +9,7 @@ use estafette_graph::Mode;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 
-/// The accesses of a whole program. What is read and written is in both lists, which makes it an update.
+/// The accesses of a whole program. What a program updates is in both lists.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
     pub(super) reads: Vec<Tensor>,
@@ -26,12 +26,12 @@ pub(super) struct Uses {
 }
 
 impl Uses {
-    /// Notes that the next node uses `tensor`.
+    /// Adds the use of `tensor` by the next node.
     pub(super) fn tensor(&mut self, tensor: &Tensor, mode: Mode) {
         self.tensors.note(Arc::as_ptr(&tensor.inner).addr(), tensor, mode);
     }
 
-    /// Notes that the next node uses `variable`, in the one mode that all its uses of it amount to.
+    /// Adds the use of `variable` by the next node, with one mode for all its uses there.
     pub(super) fn variable(&mut self, variable: &Variable, mode: Mode) {
         self.vars.note(variable.id(), variable, mode);
     }
@@ -43,7 +43,7 @@ impl Uses {
     }
 }
 
-/// Things in order of first use, each with what all its uses so far amount to.
+/// Values in order of first use, each with the mode that its uses combine to.
 #[derive(Debug)]
 struct Modes<K, V> {
     places: HashMap<K, usize>,
@@ -66,7 +66,7 @@ impl<K: Eq + Hash, V: Clone> Modes<K, V> {
         *known = then(*known, mode);
     }
 
-    /// Those that are read, and those that are written.
+    /// Splits the values into those that are read and those that are written.
     fn split(self) -> (Vec<V>, Vec<V>) {
         let reads =
             self.used.iter().filter(|(_, mode)| mode.reads()).map(|(value, _)| value.clone()).collect();
@@ -75,7 +75,7 @@ impl<K: Eq + Hash, V: Clone> Modes<K, V> {
     }
 }
 
-/// What a use and a later one amount to. What is overwritten first never shows what was there before.
+/// The mode of a use and a later use together. A value that is overwritten first is not read.
 fn then(first: Mode, later: Mode) -> Mode {
     match (first, later) {
         (Mode::Read, Mode::Read) => Mode::Read,

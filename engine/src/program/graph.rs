@@ -1,9 +1,9 @@
 //! Programs that are one graph of their device.
 //!
-//! All nodes are on queues of ours of one device that records graphs. The first replay calls the bodies, once each, on
-//! queues that stand for those that the nodes name: what they enqueue is captured and not run. That and every later replay
-//! launches what was captured, with one call of the driver, on the queue of the first node. What comes before the replay is
-//! waited for there, by the device.
+//! All nodes are on the engine's own queues of one device that captures graphs. The first replay calls each
+//! body once, on queues that stand for the queues of the nodes: work that the bodies enqueue is captured and
+//! does not run. The first and every later replay launch the captured graph by one call of the driver, on the
+//! queue of the first node. That queue also waits for the work before the replay, on the device.
 
 use std::sync::Arc;
 
@@ -23,20 +23,20 @@ use crate::tensor::variable::Variable;
 
 /// How a program becomes a graph.
 pub(super) struct GraphPlan {
-    /// Where launches are enqueued.
+    /// The queue of the launches.
     pub(super) queue: Arc<dyn Queue>,
-    /// For each node which of the recording's queues is its.
+    /// For each node, the number of its queue among the queues of the capture.
     queue_of: Box<[usize]>,
     queues: usize,
-    /// Every replay changes it, so that no two record or launch at the same time.
+    /// Every replay writes this variable, so no two replays capture or launch at the same time.
     pub(super) mutex: Variable,
-    /// `None` before the first replay that went well.
+    /// `None` before the first replay that succeeded.
     captured: Mutex<Option<Arc<dyn LaunchGraph>>>,
 }
 
 impl GraphPlan {
     /// # Errors
-    /// What stands in the way, with the node that does.
+    /// [`Error::Invalid`] that names the first node that no graph can have.
     pub(super) fn of(nodes: &[Node]) -> Result<Self, Error> {
         let cannot = |node: Option<(usize, &Node)>, why: String| {
             let node = node
@@ -76,7 +76,8 @@ impl GraphPlan {
     }
 }
 
-/// Launches the graph of `plan` as the operation that `completion` will end, and records it first if need be.
+/// Launches the graph of `plan` as the operation of `completion`. Captures the graph first if it was not
+/// captured yet.
 pub(super) fn start(plan: &Plan, graph: &GraphPlan, core: &CoreRef, completion: Completion) {
     let capture = Capture { plan, graph, core, scope: completion.scope(), op: OpId::new(completion.id()) };
     match capture.launch() {
@@ -122,7 +123,7 @@ impl Capture<'_> {
         })
     }
 
-    /// Calls all bodies, in the order of recording.
+    /// Calls all bodies in the order of recording.
     fn enqueue(&self, queues: &[Arc<dyn Queue>]) -> Result<(), OperationError> {
         let issue = self.plan.issue.as_ref().expect("nodes on devices are issued");
         let mut fences: Vec<Fence> = Vec::with_capacity(self.plan.len());
@@ -137,7 +138,7 @@ impl Capture<'_> {
                 }
             }
             self.call(node, &tag, queue)?;
-            // Refused if the body did something that no graph can have.
+            // Fails if the body did something that no graph can have.
             let left = queue.record().map_err(|error| {
                 let message = format!("what it did cannot be part of a graph: {}", error.message());
                 let mut said = DeviceError::new(error.kind(), message);
@@ -165,7 +166,8 @@ impl Capture<'_> {
                     NodeRun::new(tag.clone(), core, Some(Arc::clone(queue)), scope, Arc::clone(&ticket));
                 Prepared::new(external.operands.clone(), None).start_node(running, &external.start);
                 match ticket.take_or_call(drop) {
-                    // The fence is a point in the recording, or says what the next record will say as well.
+                    // The fence is a point in the capture, or repeats an error that the next record returns
+                    // as well.
                     Some((_fence, result)) => result,
                     None => {
                         let why = "a node of a graph has to end before its function returns";

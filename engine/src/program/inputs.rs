@@ -1,24 +1,24 @@
-//! What the variables of a replay carried when it was granted.
+//! The fences that the variables of a replay carried when the replay was granted.
 
 use estafette_devices::{Fence, FenceSet};
 use estafette_sync::sync::Mutex;
 
-/// The fences of earlier work that a replay comes after, where its nodes settle them: each in its own way, so that a program
-/// on a device waits there and not on the host. Nodes that come after no other one wait for all of them, and the others come
-/// after those.
+/// The fences of earlier work that a replay comes after. The nodes wait for these fences, each in its own
+/// way, so that a program on a device waits there and not on the host. Root nodes (no predecessors) wait for
+/// all of them, and other nodes come after root nodes.
 #[derive(Default)]
 pub(crate) struct Inputs(Mutex<Earlier>);
 
 #[derive(Clone, Default)]
 pub(crate) struct Earlier {
-    /// Of those who wrote what the replay reads: their failure would be its own.
+    /// Fences of the writers of what the replay reads. If one fails, the replay fails.
     pub(crate) writers: FenceSet,
-    /// Of those who are only in the way.
+    /// Fences of earlier readers, and of writers of what the replay overwrites.
     pub(crate) others: FenceSet,
 }
 
 impl Inputs {
-    /// The replay may begin.
+    /// Sets the fences, before the replay begins.
     pub(crate) fn set(&self, earlier: Earlier) {
         *self.0.lock() = earlier;
     }
@@ -29,7 +29,7 @@ impl Inputs {
 }
 
 impl Earlier {
-    /// Whether `fence` is one of `writers`.
+    /// True if `fence` is one of `writers`.
     pub(super) fn has_written(&self, fence: &Fence) -> bool {
         let same = |known: &Fence| known.same_or_later_on_queue(fence) && fence.same_or_later_on_queue(known);
         self.writers.iter().any(same)

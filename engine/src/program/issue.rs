@@ -1,13 +1,14 @@
-//! Programs with nodes that are over later than their bodies return: on devices, or as they say themselves.
+//! Programs with nodes that end later than their bodies return: nodes on devices, and nodes that report their
+//! end.
 //!
-//! As for operations, the program's order is that of *issue*, and fences order execution. A node leaves its fence to those
-//! that come right after it, and each of them settles it in the cheapest way: a node on the same in-order queue does nothing,
-//! one on another queue makes that wait, and one on the host is put by until the reactor says that the fence is done; no
-//! thread blocks. The dependences that were left out since they follow from others need nothing here either: whoever comes
-//! after a node comes after all that this one was made to wait for. A node that is left out passes on what it would have
-//! waited for.
+//! As for operations, the order of a program is the order of *issue*, and fences order execution. A node
+//! leaves its fence to its direct successors, and each successor handles the fence in the cheapest way. A
+//! node on the same in-order queue does nothing. A node on another queue makes that queue wait. A host node
+//! is parked until the reactor reports the fence; no thread blocks. Dependences that follow from others were
+//! removed, and need nothing here: a node comes after all that its predecessors were made to wait for. A node
+//! that is skipped leaves its successors the fences that it would have waited for.
 //!
-//! The replay ends with the fences of the nodes that nothing follows.
+//! The replay ends with the fences of the nodes that have no successor.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::operation::submit::record_end;
 
 /// The fences that nodes have left.
 pub(super) struct NodeFences {
-    /// Filled when the node has ended.
+    /// Set when the node has ended.
     left: Box<[OnceLock<FenceSet>]>,
 }
 
@@ -43,7 +44,7 @@ impl NodeFences {
         self.left[node as usize].get_or_init(|| fences.into_iter().collect());
     }
 
-    /// What the nodes that nothing follows have left.
+    /// The fences of the nodes that have no successor.
     pub(super) fn last(&self, order: &program::ProgramOrder) -> Vec<Fence> {
         let mut last = FenceSet::default();
         for node in numbers(order.len()).filter(|node| order.successors(*node).is_empty()) {
@@ -54,13 +55,13 @@ impl NodeFences {
     }
 }
 
-/// How a fence was settled for a node.
+/// How a node is ordered after a fence.
 enum FenceOrder {
-    /// It is done, or the node's queue is ordered after it.
+    /// The fence is done, or the node's queue is ordered after it.
     Ordered,
-    /// Only the host can wait for it.
+    /// Only the host can wait for the fence.
     Pending,
-    /// Its work has failed.
+    /// The work behind the fence has failed.
     Failed(DeviceError),
     /// The queue refuses to wait.
     Refused(DeviceError),
@@ -89,7 +90,7 @@ pub(super) fn call_on_device(body: &DeviceBody, queue: &dyn Queue) -> std::threa
 }
 
 impl SharedRun {
-    /// Runs a node; false if it has not ended, and goes on elsewhere.
+    /// Runs a node. Returns false if the node has not ended: a later event resumes it.
     pub(super) fn issue(self: &Arc<Self>, node: u32, fences: &NodeFences, plan: &IssuePlan) -> bool {
         let run = &self.run;
         let queue = plan.queues[node as usize].as_ref();
@@ -111,7 +112,7 @@ impl SharedRun {
                 FenceOrder::Ordered => {}
                 FenceOrder::Pending => pending.insert(fence.clone()),
                 FenceOrder::Refused(error) => refused = Some(error),
-                // An input that fails after all fails the replay; the failure of what was only in the way is not its own.
+                // An input that fails fails the replay. Other failures are not failures of this replay.
                 FenceOrder::Failed(error) if run.earlier.has_written(fence) => refused = Some(error),
                 FenceOrder::Failed(_) => {}
             }
@@ -123,7 +124,7 @@ impl SharedRun {
         }
         if !pending.is_empty() {
             let shared = Arc::clone(self);
-            // Whether they failed is seen when the node is looked at again.
+            // The resumed node finds a fence that has failed.
             Reactor::global().when_settled(&pending, move |_| shared.resume(StartWith::Node(node)));
             return false;
         }
@@ -155,14 +156,14 @@ impl SharedRun {
         true
     }
 
-    /// Whether the queue of `node` refuses to wait for what it comes after, by which the node has failed.
+    /// Returns true, and fails `node`, if its queue refuses to wait for what the node comes after.
     fn refuse(&self, node: u32, refused: Option<DeviceError>) -> bool {
         let Some(error) = refused else { return false };
         self.run.failed(node, self.run.tag(node).device_failure(error));
         true
     }
 
-    /// Takes note of how a node ended that end it itself.
+    /// Notes the end that a node has reported.
     fn note(&self, node: u32, (fence, result): NodeEnd) {
         if let Some(fences) = &self.fences {
             fences.set(node, fence);

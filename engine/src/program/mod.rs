@@ -29,8 +29,8 @@
 //!
 //! # On a device
 //!
-//! Nodes may enqueue on queues of devices, as operations do, and be mixed with nodes on the host. What follows device work on
-//! the same queue waits for nothing:
+//! Nodes may enqueue on queues of devices, as operations do, and be mixed with host nodes. A node waits for
+//! no earlier node on the same in-order queue:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -49,12 +49,12 @@
 //!     let ran = Arc::clone(&ran);
 //!     builder.op("kernel").writes_vars(&[&x]).on(&queue).run_on(move |queue, [], []| {
 //!         let ran = Arc::clone(&ran);
-//!         let queue = SimQueue::from_queue(queue).expect("the queue that it was recorded with");
+//!         let queue = SimQueue::from_queue(queue).expect("the recorded queue");
 //!         Ok(queue.launch("kernel", 1_000, move || drop(ran.fetch_add(1, Ordering::SeqCst)))?)
 //!     })?;
 //! }
 //! let program = builder.finish()?;
-//! program.replay()?.wait()?;                   // all is issued; now a reader on the host waits for the device
+//! program.replay()?.wait()?;                   // all nodes are issued; a host reader waits for the device
 //! engine.op("look").reads_vars(&[&x]).run(|[], []| Ok(()))?.wait()?;
 //! assert_eq!(ran.load(Ordering::SeqCst), 3);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -64,39 +64,53 @@
 //!
 //! # How a replay runs
 //!
-//! Towards the graph a replay is one operation, which uses whatever its nodes use ([`footprint`]). Once it is granted, the
-//! thread that runs it *owns* the run. It goes through the nodes in the order of recording ([`has_no_workers`]): that respects every
+//! For the graph a replay is one operation, whose accesses are those of all its nodes. The thread that runs
+//! the granted operation *owns* the run. It runs the nodes in the order of recording, which respects every
 //! dependence, so it needs no counter and no atomic instruction.
 //!
-//! When there are workers, two nodes may run at once, and nodes are long enough for others to be of use ([`pace`]), the
-//! run is *shared* ([`shared`]): from there on each node counts its predecessors down, and the owner invites helpers,
-//! which are plain operations without accesses. Nobody waits for anybody: a thread that finds nothing to run leaves, and
-//! the one that accounts for the last node completes the operation. Each run has counters of its own, so replays that only
-//! read may overlap; their memory is kept by the program for the next run.
+//! The run becomes *shared* if there are workers, two nodes may run at the same time, and nodes are long
+//! enough. From there on each node counts its predecessors down, and the owner invites helpers, which are
+//! operations without accesses. No thread waits for another: a thread that finds no ready node leaves, and
+//! the thread that accounts for the last node completes the operation. Each run has its own counters, so
+//! replays that only read may overlap; the program keeps the counters' memory for later runs.
 //!
-//! Nodes may be on devices, or tell their end themselves ([`node`]). Then the counters are used from the beginning, and what
-//! comes after device work is ordered after its fence ([`issue`]). A program that is all on one device can be one graph of it
-//! ([`graph`]).
+//! A run with device nodes, or with nodes that report their end, is shared from the beginning, and fences
+//! order what comes after device work. A program that is all on one device can be one graph of it.
 //!
-//! A failure follows data, as between operations ([`failures`]).
+//! | part | contents |
+//! |---|---|
+//! | `program_builder` | recording: nodes, their accesses, and the order between them |
+//! | `node_builder` | the description of a node |
+//! | `node` | the body of a node, and a running node that reports its end |
+//! | `footprint` | the accesses of a whole program |
+//! | `plan` | what all runs of a program share |
+//! | `handle` | the handle of a program; submission of replays |
+//! | `run` | one run, from grant to completion |
+//! | `has_no_workers` | a run by one thread |
+//! | `shared` | a run by several threads |
+//! | `pace` | the choice between these two |
+//! | `issue` | nodes on devices, and nodes that report their end |
+//! | `inputs` | fences of earlier work that the nodes of a replay wait for |
+//! | `failures` | failures within a run: they follow data, as between operations |
+//! | `graph` | programs that are one graph of their device |
 
 mod alone;
 mod failures;
 mod footprint;
 mod graph;
+mod handle;
 mod inputs;
 mod issue;
 mod node;
 mod node_builder;
 mod pace;
 mod plan;
-mod program;
 mod program_builder;
 mod run;
 mod shared;
 
+pub use handle::Program;
 pub(crate) use inputs::{Earlier, Inputs};
 pub(crate) use node::NodeRun;
 pub use node_builder::{CheckedNode, NodeBuilder};
-pub use program::Program;
 pub use program_builder::ProgramBuilder;

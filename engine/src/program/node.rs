@@ -1,4 +1,4 @@
-//! One node: what it is in the plan, and its run where it tells its end itself.
+//! One node: its body in the plan, and its run where the node reports its end.
 
 use std::sync::Arc;
 
@@ -14,34 +14,35 @@ use crate::operation::active::Views;
 use crate::operation::completion::{Completion, Ended, Scope};
 use crate::operation::operands::Declared;
 
-/// What enqueues on the queue that it is given.
+/// A body that enqueues on the queue it gets.
 pub(super) type DeviceBody = dyn Fn(&dyn Queue) -> BodyResult + Send + Sync;
 
-/// The body of a node, which owns its operands. Called once per run, never twice at once within a run.
+/// The body of a node, which owns its operands. A run calls it at most once.
 pub(super) enum NodeBody {
     /// Works on the host, and has ended when it returns.
     Host(Box<dyn Fn() -> BodyResult + Send + Sync>),
-    /// Has ended when what it has enqueued is done.
+    /// Has ended when the work that it enqueued is done.
     Device(Box<DeviceBody>),
-    /// Tells its end itself, on the host or on a device. Behind a pointer, since those of long programs are the others.
+    /// Reports its end through a completion, on the host or on a device. Boxed, since long programs consist
+    /// of the other kinds.
     External(Box<External>),
 }
 
 /// See [`NodeBody::External`].
 pub(super) struct External {
-    /// What it may lend.
+    /// The operands that the scope may lend.
     pub(super) operands: Declared,
     pub(super) start: Box<dyn Fn(Completion) + Send + Sync>,
 }
 
-/// A node that runs and tells its end through a completion.
+/// A running node that reports its end through a completion.
 pub(crate) struct NodeRun {
     tag: OpTag,
     core: CoreRef,
     queue: Option<Arc<dyn Queue>>,
-    /// Of the replay.
+    /// The scope of the replay.
     replay: Scope,
-    /// `None` once the end was end.
+    /// `None` once the end was reported.
     ticket: Option<Arc<Ticket>>,
 }
 
@@ -56,7 +57,7 @@ impl NodeRun {
         Self { tag, core, queue, replay, ticket: Some(ticket) }
     }
 
-    /// A node runs as its replay.
+    /// A node runs on behalf of its replay.
     pub(crate) fn current(&self) -> Current {
         Current { op: self.tag.id, core: self.core.id }
     }
@@ -83,7 +84,7 @@ impl NodeRun {
         self.replay.keep(views);
     }
 
-    /// Tells the end.
+    /// Reports the end.
     pub(crate) fn finish(mut self, fence: Option<Fence>, result: Ended) {
         if let Some(ticket) = self.ticket.take() {
             ticket.report(fence, result);
@@ -100,11 +101,12 @@ impl Drop for NodeRun {
     }
 }
 
-/// Where a node tells its end, and whoever has started it asks for that: each once, in either order.
+/// Connects a node that reports its end with the thread that started it, in either order. Each side acts
+/// once.
 #[derive(Default)]
 pub(super) struct Ticket(Mutex<TicketState>);
 
-/// What is end of a node's end: the fence of the work that it left, and how it ended.
+/// The end of a node: the fence of the work that it left, and its outcome.
 pub(super) type NodeEnd = (Option<Fence>, Ended);
 
 #[derive(Default)]
@@ -112,7 +114,7 @@ enum TicketState {
     #[default]
     Running,
     Ended(NodeEnd),
-    /// Whoever has started it has left.
+    /// The thread that started the node has left. The closure continues the run.
     Left(Box<dyn FnOnce(NodeEnd) + Send>),
     Over,
 }
@@ -130,13 +132,13 @@ impl Ticket {
     fn report(&self, fence: Option<Fence>, result: Ended) {
         let mut end = Some((fence, result));
         let before = self.swap(|stage| *stage = end.take().map_or(TicketState::Over, TicketState::Ended));
-        // Under no lock.
+        // Called under no lock.
         if let (TicketState::Left(then), Some(end)) = (before, end) {
             then(end);
         }
     }
 
-    /// The end, if it was end; else `then` gets it.
+    /// Takes the end if it was reported. Otherwise stores `then`, which will get it.
     pub(super) fn take_or_call(&self, then: impl FnOnce(NodeEnd) + Send + 'static) -> Option<NodeEnd> {
         let before = self.swap(|stage| *stage = TicketState::Left(Box::new(then)));
         if let TicketState::Ended(end) = before { Some(end) } else { None }

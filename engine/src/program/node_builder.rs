@@ -1,4 +1,4 @@
-//! Nodes being described: the methods that end a [`Description`] of a node.
+//! Descriptions of nodes: the methods that take the body and record the node.
 
 use estafette_devices::Queue;
 use estafette_graph::Mode;
@@ -16,7 +16,8 @@ use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 use crate::tensor::views::ViewMut;
 
-/// A node of a program being described: an operation whose body can be called again. Made by [`ProgramBuilder::op`].
+/// A node of a program being described: an operation whose body can be called again. Made by
+/// [`ProgramBuilder::op`].
 pub type NodeBuilder<'r, R = Nothing, W = Nothing, U = ()> = Description<Recording<'r>, R, W, U>;
 
 /// The target of a [`NodeBuilder`]: the next node of a program.
@@ -79,13 +80,13 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
         program.record(tensors, &vars, Node { name, body, queue }, worker_only);
     }
 
-    /// Records the node with a body that starts work elsewhere and reports its end through the [`Completion`], from any thread, as
-    /// [`OpBuilder::run_external`](crate::OpBuilder::run_external) does. Each replay calls the body once, with the node's own scope.
-    /// On a [queue](Self::on), the node is what the body has enqueued there by then; the body takes the queue from the
-    /// [scope](crate::Scope::queue).
+    /// Records the node with a body that starts work elsewhere and reports its end through the
+    /// [`Completion`], from any thread, as [`OpBuilder::run_external`](crate::OpBuilder::run_external) does.
+    /// Each replay calls the body once, with the node's own scope. On a [queue](Self::on), the node is what
+    /// the body has enqueued there by then; the body takes the queue from the [scope](crate::Scope::queue).
     ///
-    /// A view of an operand that outlives the node belongs to the replay: it becomes a lease when the replay ends, and later nodes
-    /// of the same replay do not wait for it.
+    /// A view of an operand that outlives the node belongs to the replay: it becomes a lease when the replay
+    /// ends, and later nodes of the same replay do not wait for it.
     ///
     /// # Errors
     /// [`Error::Conflict`] when a written operand may not be written.
@@ -97,8 +98,8 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
         Ok(())
     }
 
-    /// The first half of [`run_external`](Self::run_external): all of its errors. For callers that give something away after the
-    /// last error.
+    /// The first half of [`run_external`](Self::run_external): all of its errors. For callers that give
+    /// something away after the last error.
     ///
     /// # Errors
     /// As there.
@@ -129,12 +130,12 @@ impl<R: Operands, W: Operands, U: Operands> CheckedNode<'_, R, W, U> {
 }
 
 impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
-    /// Records the node. Its body gets views of what it reads and of what it writes, and is called once per replay, as the
-    /// replay's operation.
+    /// Records the node. Its body gets views of the tensors that it reads and of those that it writes. Each
+    /// replay calls the body once, as part of the replay's operation.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when a written operand overlaps another one or may not be written. Errors of the body itself
-    /// appear at whoever waits for the replay or its outputs.
+    /// [`Error::Conflict`] when a written operand overlaps another operand or may not be written. An error of
+    /// the body itself is a failure of the replay.
     pub fn run<F>(self, body: F) -> Result<(), Error>
     where
         F: for<'a> Fn(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + Sync + 'static,
@@ -146,9 +147,9 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
         })
     }
 
-    /// Records the node with a device body: it enqueues work on the queue that it is given, the one named by [`on`](Self::on),
-    /// and returns; what it has enqueued there is the node. Nodes on one in-order queue wait for nothing between them; those on
-    /// several wait on the device where it can.
+    /// Records the node with a device body, which enqueues work on the queue that it gets, named by
+    /// [`on`](Self::on), and returns. The node is done when that work is done. Nodes on one in-order queue
+    /// wait for nothing between them; nodes on several queues wait on the device where it can wait.
     ///
     /// # Errors
     /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.
@@ -165,7 +166,8 @@ impl<R: Operands + Sync, W: Operands + Sync> NodeBuilder<'_, R, W, ()> {
 }
 
 impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, W, [Tensor; N]> {
-    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a third argument.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
+    /// argument.
     ///
     /// # Errors
     /// As without `updates`.
@@ -184,7 +186,8 @@ impl<R: Operands + Sync, W: Operands + Sync, const N: usize> NodeBuilder<'_, R, 
         })
     }
 
-    /// As without `updates`.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
+    /// argument.
     ///
     /// # Errors
     /// As without `updates`.

@@ -1,4 +1,4 @@
-//! What all runs of a program share.
+//! The plan of a program, shared by all its runs.
 
 use std::sync::Arc;
 
@@ -13,35 +13,36 @@ use super::node::NodeBody;
 use super::pace::Pace;
 use crate::core::operation::Name;
 
-/// Countdowns kept for the next run. Runs of one program overlap only when all of it is read only, and then rarely.
+/// Countdowns kept for later runs. Runs of one program overlap only if the program only reads, and then
+/// rarely.
 const SPARE_MAX: usize = 2;
 
 /// A program after recording.
 pub(super) struct Plan {
     pub(super) name: Name,
-    /// In the order of recording, as everything that goes by the number of a node.
+    /// In the order of recording, as all lists by the number of a node.
     pub(super) bodies: Box<[NodeBody]>,
     pub(super) names: Box<[Name]>,
     pub(super) order: ProgramOrder,
     pub(super) footprint: Footprint,
-    /// How fast the last run was.
+    /// Length of the nodes in the last run.
     pub(super) pace: Pace,
-    /// Whether never two nodes may run at once.
+    /// True if no two nodes may run at the same time.
     pub(super) chain: bool,
-    /// What programs have whose nodes do not all end on the host as they return.
+    /// Set if a node ends later than its body returns.
     pub(super) issue: Option<IssuePlan>,
-    /// How it becomes a graph of its device, if it shall.
+    /// Set if the program is one graph of its device.
     pub(super) graph: Option<GraphPlan>,
-    /// Whether threads that wait must not run the bodies.
+    /// True if waiting threads must not run the bodies.
     pub(super) worker_only: bool,
     spare: Mutex<Vec<Countdown>>,
 }
 
-/// Where nodes run, and what each comes right after.
+/// Queues and predecessors of the nodes.
 pub(super) struct IssuePlan {
     pub(super) queues: Box<[Option<Arc<dyn Queue>>]>,
     pub(super) before: Box<[SmallVec<[u32; 2]>]>,
-    /// Whether a second thread could be of use: nodes that only enqueue are issued by one.
+    /// True if a second thread could help: one thread issues all nodes that only enqueue.
     pub(super) shares: bool,
 }
 
@@ -58,7 +59,7 @@ impl IssuePlan {
     }
 }
 
-/// The numbers of that many nodes.
+/// Numbers of `len` nodes.
 pub(super) fn numbers(len: usize) -> std::ops::Range<u32> {
     0..u32::try_from(len).expect("an order has fewer than 2^32 nodes")
 }
@@ -111,7 +112,7 @@ impl Plan {
         self.bodies.len()
     }
 
-    /// A countdown for a run of which the first `done` nodes have been run.
+    /// A countdown for a run whose first `done` nodes have run.
     pub(super) fn countdown(&self, done: usize) -> Countdown {
         let spare = self.spare.lock().pop();
         let mut countdown = spare.unwrap_or_else(|| Countdown::new(self.len()));
@@ -119,7 +120,7 @@ impl Plan {
         countdown
     }
 
-    /// Takes a countdown back from a run that no thread looks at any more.
+    /// Keeps the countdown of a run that has ended for a later run.
     pub(super) fn recycle(&self, countdown: Countdown) {
         let mut spare = self.spare.lock();
         if spare.len() < SPARE_MAX {

@@ -1,4 +1,4 @@
-//! Recording a program.
+//! Recording of programs.
 
 use std::borrow::Cow;
 
@@ -8,9 +8,9 @@ use estafette_graph::program::ProgramOrder;
 
 use super::footprint::Uses;
 use super::graph::GraphPlan;
+use super::handle::Program;
 use super::node_builder::NodeBuilder;
 use super::plan::{Node, Plan};
-use super::program::Program;
 use crate::core::error::Error;
 use crate::core::operation::{Name, OpVar};
 use crate::engine::Engine;
@@ -18,26 +18,27 @@ use crate::operation::own_leases::check_own_leases;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
 
-/// Nodes of one program. More would not be wrong but slow: the whole program is one operation, and whoever waits for one of
-/// its outputs waits for all of it.
+/// Nodes of one program. A longer program would be slow, not wrong: the whole program is one operation, so a
+/// waiter for one output waits for all nodes.
 const NODES_MAX: usize = 1 << 24;
 
-/// Accesses of all nodes of one program. Each makes at most two dependences, and those are numbered with 32 bits.
+/// Accesses of all nodes of one program. An access makes at most two dependences, which are numbered with 32
+/// bits.
 const ACCESSES_MAX: usize = 1 << 30;
 
-/// Collects the nodes of a program. Made by [`Engine::program`]. Nothing runs before the program is
+/// Records the nodes of a program. Made by [`Engine::program`]. Nodes run when the program is
 /// [finished](Self::finish) and [replayed](Program::replay).
 pub struct ProgramBuilder {
     engine: Engine,
     name: Name,
     nodes: Vec<Node>,
     uses: Uses,
-    /// The variables of all nodes, one after the other. They become a recording only at the end: by then memory may have been
-    /// imported that makes several of them one.
+    /// The variables of all nodes, one after the other. Dependences are computed at the end, since memory
+    /// imported until then may merge several variables into one.
     accesses: Vec<(OpVar, Mode)>,
-    /// Where in `accesses` the node after each one begins.
+    /// For each node, the end of its variables in `accesses`.
     ends: Vec<usize>,
-    /// Whether threads that wait must not run the bodies.
+    /// True if waiting threads must not run the bodies.
     worker_only: bool,
 }
 
@@ -54,7 +55,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// Begins the description of a node. Nodes have the meaning that they would have as operations submitted in the order of
+    /// Begins the description of a node. Nodes have the effect of operations submitted in the order of
     /// recording.
     pub fn op(&mut self, name: impl Into<Cow<'static, str>>) -> NodeBuilder<'_> {
         NodeBuilder::new(self, Name::from(name.into()))
@@ -70,35 +71,36 @@ impl ProgramBuilder {
         self.nodes.len()
     }
 
-    /// Whether nothing was recorded so far.
+    /// True if no node was recorded.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Works the order of the nodes out. This takes time and memory in proportion to their number; do it once.
+    /// Computes the order of the nodes. Takes time and memory in proportion to their number.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for more than 2²⁴ nodes or 2³⁰ accesses; [`Error::Conflict`] when a replay would wait for the lease that
-    /// an operand of one of its nodes keeps.
+    /// [`Error::Invalid`] for more than 2²⁴ nodes or 2³⁰ accesses; [`Error::Conflict`] when a replay would
+    /// wait for the lease that an operand of one of its nodes keeps.
     pub fn finish(self) -> Result<Program, Error> {
         self.finish_with(None)
     }
 
-    /// As [`finish`](Self::finish), for a program whose nodes are all on queues of ours of one device that records graphs
-    /// (CUDA): it is launched by one call of the driver per replay.
+    /// As [`finish`](Self::finish), for a program whose nodes are all on the engine's own queues of one
+    /// device that captures graphs (CUDA). Each replay launches the program by one call of the driver.
     ///
-    /// The bodies are called by the first replay, once each, in the order of recording, and by no later one: what they enqueue
-    /// is recorded and not run, and every replay runs what was recorded. So what a body reads on the host, such as a factor
-    /// that it passes to a kernel, stays as it was then, and so do addresses: a body must use its operands and what lives as
-    /// long as the program. It enqueues on the queue that it is given, which is another one than the queue it was recorded
-    /// with, and must not wait for anything there. If it fails the replay fails, and the next one tries again. Nodes that
-    /// nothing orders may run at the same time if they were recorded with different queues.
+    /// The first replay calls each body once, in the order of recording; later replays call no body. Work
+    /// that a body enqueues is captured and does not run, and every replay runs the captured work. So values
+    /// that a body reads on the host, such as a factor that it passes to a kernel, stay as they were then,
+    /// and so do addresses: a body must use its operands, and memory that lives as long as the program. A
+    /// body must enqueue on the queue that it gets, which is not the queue that was recorded, and must not
+    /// wait there. A body that fails fails the replay, and the next replay captures again. Nodes on different
+    /// queues may run at the same time if no dependence orders them.
     ///
     /// Replays run one after the other, also those of a program that only reads.
     ///
     /// # Errors
-    /// As [`finish`](Self::finish), and [`Error::Invalid`] that names the node that stands in the way. What the driver refuses
-    /// to record is a failure of the first replay, with the name of the node that did it.
+    /// As [`finish`](Self::finish), and [`Error::Invalid`] that names a node which no graph can have. If the
+    /// driver refuses to capture a node, the first replay fails with the name of that node.
     pub fn finish_as_graph(self) -> Result<Program, Error> {
         let graph = GraphPlan::of(&self.nodes)?;
         self.finish_with(Some(graph))

@@ -16,18 +16,18 @@ use crate::core::error::{BodyResult, OperationError};
 use crate::core::operation::OpTag;
 use crate::operation::completion::Completion;
 
-/// What the threads of one run share.
+/// State that the threads of one run share.
 pub(super) struct Run {
     pub(super) plan: Arc<Plan>,
     pub(super) failures: Failures,
     pub(super) op: OpId,
-    /// What nodes that come after no other one come after, where they settle that themselves.
+    /// Fences that root nodes (no predecessors) wait for, in programs whose nodes wait for fences themselves.
     pub(super) earlier: Earlier,
-    /// Taken by whoever has ended the last node.
+    /// Taken by the thread that accounts for the last node.
     completion: Mutex<Option<Completion>>,
 }
 
-/// Runs `plan` as the operation that `completion` will end. This is the body of a replay.
+/// Runs `plan` as the operation of `completion`. The body of a replay.
 pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, completion: Completion) {
     if let Some(graph) = &plan.graph {
         return graph::start(&plan, graph, core, completion);
@@ -60,7 +60,7 @@ pub(super) fn start(plan: Arc<Plan>, core: &CoreRef, inputs: Option<&Inputs>, co
 }
 
 impl Run {
-    /// Whether `node` is left out, because something that it reads has failed.
+    /// Returns true, and passes the failure on, if `node` is skipped because an input has failed.
     pub(super) fn skip_if_poisoned(&self, node: u32) -> bool {
         let poisoned = self.failures.is_poisoned(node);
         if poisoned {
@@ -69,7 +69,7 @@ impl Run {
         poisoned
     }
 
-    /// Notes how the body of `node` has returned.
+    /// Notes how the body of `node` returned.
     pub(super) fn returned(&self, node: u32, outcome: std::thread::Result<BodyResult>) {
         match outcome {
             Ok(Ok(())) => {}
@@ -82,14 +82,14 @@ impl Run {
         self.failures.note(&self.plan.order, node, failure);
     }
 
-    /// Ends the operation, with the work on devices that `left` fences. Called once, after the last node.
+    /// Ends the operation. `left` marks the device work of the nodes. Called once, after the last node.
     pub(super) fn complete(&self, left: &[Fence]) {
         let completion = self.completion.lock().take();
         let completion = completion.expect("one thread accounts for the last node");
         completion.conclude_after(left, self.failures.outcome());
     }
 
-    /// A node goes by its own name and by the identity of the replay: nodes have none in the graph.
+    /// A node has its own name and the id of its replay, since the graph knows no nodes.
     pub(super) fn tag(&self, node: u32) -> OpTag {
         OpTag { name: self.plan.names[node as usize].clone(), id: self.op }
     }

@@ -1,4 +1,4 @@
-//! A run by several threads, on counters. The protocol between them is that of
+//! A run by several threads, with a counter per node. The protocol is that of
 //! [`Countdown`](estafette_graph::program::Countdown).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,43 +21,44 @@ use crate::operation::completion::Scope;
 use crate::operation::run;
 use crate::trace::hooks;
 
-/// How often a thread that finds nothing to run looks again before it leaves. This takes about as long as it takes to
-/// wake a helper up, so leaving too early and staying too long cost the same at worst.
+/// How often a thread without a node polls before it leaves. These polls take about as long as the wake-up of
+/// a helper, so leaving too early and staying too long cost the same.
 const POLLS: usize = 256;
 
-/// A run that others may join.
+/// A run that helpers may join.
 pub(super) struct SharedRun {
     pub(super) run: Run,
-    /// `None` only while this is dropped.
+    /// `None` only during the drop.
     countdown: Option<Countdown>,
     pub(super) core: CoreRef,
-    /// Runs helpers as the operation that they help with.
+    /// Helpers run on behalf of this scope's operation.
     pub(super) scope: Scope,
     /// Helpers that were invited and have not left.
     helpers: AtomicUsize,
     helpers_max: usize,
-    /// What nodes have left on devices, in programs that have such nodes.
+    /// Fences that nodes have left, in programs with device nodes.
     pub(super) fences: Option<NodeFences>,
 }
 
-/// Where a thread begins.
+/// The first step of a thread that joins the run.
 pub(super) enum StartWith {
-    /// With whatever may run.
+    /// Any ready node.
     Any,
-    /// With a node that was put by until what it waits for had settled.
+    /// A parked node whose fences have settled.
     Node(u32),
-    /// With what a node lets go that has end its end elsewhere.
+    /// The successors of a node that has reported its end.
     Ended(u32),
 }
 
-/// How many helpers may join a run that the calling thread owns. If that is a worker, there are the other ones, and a thread
-/// that waits for the replay: it takes a helper's place if it finds one, unless bodies need a lock of their own.
+/// How many helpers may join a run that the calling thread owns. If the owner is a worker, these are the
+/// other workers and one thread that waits for the replay. A waiting thread cannot help if bodies need a
+/// global lock.
 pub(super) fn helpers_max(core: &CoreRef, plan: &Plan) -> usize {
     let workers = core.pool.workers();
     if plan.worker_only && workers > 0 && core.pool.is_worker() { workers - 1 } else { workers }
 }
 
-/// Goes on with a run whose first `done` nodes have ended, as the thread that owns it.
+/// Continues a run whose first `done` nodes have ended, as its owner.
 pub(super) fn start_shared(run: Run, done: usize, helpers_max: usize, core: &CoreRef, scope: Scope) {
     let countdown = Some(run.plan.countdown(done));
     let core = core.clone();
@@ -75,7 +76,7 @@ impl SharedRun {
         self.countdown.as_ref().expect("present until dropped")
     }
 
-    /// Runs nodes until there are none to take. Gives how many, and when the last one ended.
+    /// Runs nodes until none is ready. Returns the number of nodes run and the time when the last one ended.
     fn work(self: &Arc<Self>, entry: StartWith) -> (usize, Instant) {
         let mut nodes = 0;
         let mut entry = Some(entry);
@@ -94,7 +95,7 @@ impl SharedRun {
         }
     }
 
-    /// Looks for something to take for a while.
+    /// Polls for a ready node.
     fn poll_again(&self) -> bool {
         (0..POLLS).any(|_| {
             hint::spin_loop();
@@ -102,7 +103,8 @@ impl SharedRun {
         })
     }
 
-    /// Runs what can be taken and what that lets go, one after the other. Gives how many nodes have ended.
+    /// Runs ready nodes, and successors they release, until none is ready. Returns the number of nodes that
+    /// have ended.
     fn run_available(self: &Arc<Self>, entry: StartWith) -> usize {
         let (mut next, mut ran) = match entry {
             StartWith::Any => (self.countdown().take(), 0),
@@ -114,7 +116,7 @@ impl SharedRun {
                 ran += 1;
                 next = self.release_successors(node);
             } else {
-                // Whoever it ends with goes on from there.
+                // The event that ends the node resumes the run.
                 next = None;
             }
             next = next.or_else(|| self.countdown().take());
@@ -122,7 +124,7 @@ impl SharedRun {
         ran
     }
 
-    /// Lists what the end of `node` lets go, but for one that the caller runs next.
+    /// Lists the ready successors of `node`, except for one, which the caller runs next.
     fn release_successors(self: &Arc<Self>, node: u32) -> Option<u32> {
         let freed = self.countdown().ended(&self.run.plan.order, node);
         if freed.listed > 0 {
@@ -131,7 +133,7 @@ impl SharedRun {
         freed.next
     }
 
-    /// Runs a node; false if it has not ended, and goes on elsewhere.
+    /// Runs a node. Returns false if the node has not ended: a later event resumes it.
     fn run_node(self: &Arc<Self>, node: u32) -> bool {
         let run = &self.run;
         if let (Some(fences), Some(issue)) = (&self.fences, &run.plan.issue) {
@@ -149,7 +151,8 @@ impl SharedRun {
         run.returned(node, catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))));
     }
 
-    /// Invites one more helper, if there is something to run and room for one. That one invites the next.
+    /// Invites one more helper, if a node is ready and the limit of helpers is not reached. A helper invites
+    /// the next one.
     fn invite(self: &Arc<Self>) {
         if self.helpers.load(Ordering::Relaxed) >= self.helpers_max || !self.countdown().has_listed() {
             return;
@@ -165,7 +168,7 @@ impl SharedRun {
             shared.help();
             Ok(())
         });
-        // The in-flight limit, or a shutdown: the run goes on without help.
+        // At the in-flight limit, or after a shutdown, the run continues without help.
         if helper.is_err() {
             self.helpers.fetch_sub(1, Ordering::Relaxed);
         }
@@ -177,37 +180,37 @@ impl SharedRun {
         if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 
-    /// The body of a helper. One that comes too late finds nothing to take.
+    /// The body of a helper. A late helper finds no node.
     fn help(self: &Arc<Self>) {
         self.scope.enter(|| {
             self.invite();
             self.work(StartWith::Any);
         });
         self.helpers.fetch_sub(1, Ordering::Relaxed);
-        // What was listed just now may have found every helper present.
+        // Nodes may have been listed while all helpers were present.
         self.invite();
     }
 
-    /// Goes on with the run on a worker: the calling thread may be any. The replay is in flight and has its place, so this takes
-    /// none and is never refused.
+    /// Resumes the run on a worker, since the calling thread may be any thread. The replay holds a permit, so
+    /// its helper needs none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
-        let mut part = self.helper().target.pending_op;
-        part.payload_mut().set_body(sync_body([], [], move |[], []| {
+        let mut helper = self.helper().target.pending_op;
+        helper.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())
         }));
-        if part.payload().noted {
-            hooks::submitted(&part);
+        if helper.payload().noted {
+            hooks::submitted(&helper);
         }
-        // It uses nothing, so nothing is in its way.
-        part.submit_unreferenced().into_iter().for_each(run::push);
+        // The helper uses no variable, so it is granted at once.
+        helper.submit_unreferenced().into_iter().for_each(run::push);
     }
 }
 
 impl Drop for SharedRun {
     fn drop(&mut self) {
-        // The last thread has left: the next run may have the countdown.
+        // The last thread has left, so the next run may use the countdown.
         if let Some(countdown) = self.countdown.take() {
             self.run.plan.recycle(countdown);
         }

@@ -1,4 +1,4 @@
-"""What the examples count on the way, and the table that they close with."""
+"""Counters of the examples, and the table that they print at the end."""
 
 import gc
 import sys
@@ -7,7 +7,7 @@ import time
 
 
 class Ledger:
-    """Counts what crossed a border, and checks each time that it was the same memory on both sides."""
+    """Counts crossings between libraries, and checks that the memory stays the same."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Ledger:
             self.copies += pointer_before != pointer_after
 
     def move(self, nbytes):
-        """A copy that has to be: between the host and a device."""
+        """Counts a copy between the host and a device."""
         with self._lock:
             self.moves, self.moved = self.moves + 1, self.moved + nbytes
 
@@ -31,8 +31,8 @@ class Ledger:
 
 
 def settled_stats(eng, before, seconds=10):
-    """What `eng.stats()` says once all that was imported since `before` was given back: libraries let go of device memory when its
-    queue is done with it. Or after so many seconds."""
+    """Returns `eng.stats()` once all tensors imported since `before` were released, or after `seconds`. Libraries release
+    device memory when its queue is done."""
     gc.collect()
     deadline = time.monotonic() + seconds
     while True:
@@ -50,7 +50,7 @@ def show(rows):
 
 
 def complain(*checks):
-    """Prints what is wrong, of pairs of a sentence and whether it is so; gives the exit status."""
+    """Takes pairs of a sentence and a bool. Prints the sentences that are true, and returns the exit status."""
     problems = [text for text, wrong in checks if wrong]
     for problem in problems:
         print("error:", problem, file=sys.stderr)

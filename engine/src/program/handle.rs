@@ -15,10 +15,11 @@ use crate::operation::completion::Completion;
 use crate::operation::operands::Tensors;
 use crate::tensor::variable::Variable;
 
-/// Operations that were recorded once and may be run any number of times. Made by [`ProgramBuilder::finish`](crate::ProgramBuilder::finish).
+/// Operations that were recorded once and can be replayed any number of times. Made by
+/// [`ProgramBuilder::finish`](crate::ProgramBuilder::finish).
 ///
-/// It keeps its bodies and tensors, and a handle of its engine. Cloning gives another handle to the same program. It may be
-/// dropped while replays are in flight.
+/// A program keeps its bodies and tensors, and a handle of its engine. A clone is another handle of the same
+/// program. A program may be dropped while replays are in flight.
 #[derive(Clone)]
 pub struct Program {
     engine: Engine,
@@ -30,7 +31,7 @@ impl Program {
         Self { engine, plan: Arc::new(plan) }
     }
 
-    /// The name given when recording began.
+    /// The name given to [`Engine::program`].
     pub fn name(&self) -> &str {
         self.plan.name.as_str()
     }
@@ -40,35 +41,39 @@ impl Program {
         self.plan.len()
     }
 
-    /// Whether nothing was recorded.
+    /// True if the program has no nodes.
     pub fn is_empty(&self) -> bool {
         self.plan.len() == 0
     }
 
-    /// Whether it is [one graph](crate::ProgramBuilder::finish_as_graph) of its device.
+    /// True if the program is [one graph](crate::ProgramBuilder::finish_as_graph) of its device.
     pub fn is_graph(&self) -> bool {
         self.plan.graph.is_some()
     }
 
-    /// Whether a replay is in flight, or there is another handle of this program.
+    /// True if a replay is in flight, or another handle of this program exists.
     pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.plan) > 1
     }
 
-    /// Submits one run of all nodes, as one operation. It uses what the nodes use: what only some node reads is read;
-    /// what is overwritten before any node reads it is written; all else that some node writes is updated. So it is ordered
-    /// with all other operations, and with other replays; those of a program that only reads may run at the same time.
+    /// Submits one run of all nodes as one operation.
     ///
-    /// A node whose input was left by a failed node of the same run is not called, and all others are. The replay has then
-    /// failed by the failure of the node that was recorded first among those that failed, and as with any failed operation
-    /// *everything* that the program writes has failed with it.
+    /// The operation uses what the nodes use. A tensor that nodes only read is read. A tensor that is
+    /// overwritten before any node reads it is written. Every other tensor that a node writes is updated. So
+    /// a replay is ordered with all other operations, and with other replays; replays of a program that only
+    /// reads may run at the same time.
     ///
-    /// Nodes that may run at the same time may also run one after the other, so none may wait for another one's body.
+    /// A node whose input comes from a failed node of the same run is skipped; all other nodes run. The
+    /// failure of the replay is that of the failed node that was recorded first, and *everything* that the
+    /// program writes fails with it, as for any failed operation.
     ///
-    /// With nodes on devices the replay has ended when all of them are issued, as an operation on a device has: whoever uses
-    /// what it writes is ordered after their work, on the device where that can be.
+    /// Nodes that may run at the same time may also run one after the other, so no node may wait for the body
+    /// of another.
     ///
-    /// Waits for a permit, helping to run what is ready.
+    /// A replay with device nodes ends when all nodes are issued, as a device operation does. Users of its
+    /// outputs are ordered after the device work, on the device where possible.
+    ///
+    /// Blocks the thread while no permit is free, as [`OpBuilder::run`] does.
     ///
     /// # Errors
     /// As [`OpBuilder::run_external`].
@@ -77,7 +82,8 @@ impl Program {
         described.run_external(body)
     }
 
-    /// As [`replay`](Self::replay), waiting for a permit without blocking the thread.
+    /// As [`replay`](Self::replay), but waits for a permit by awaiting: no thread blocks. For asynchronous
+    /// code.
     ///
     /// # Errors
     /// As [`OpBuilder::permit`].
@@ -86,7 +92,7 @@ impl Program {
         described.permit().await?.run_external(body)
     }
 
-    /// As [`replay`](Self::replay), but refuses with [`Error::InFlightLimit`] instead of waiting.
+    /// As [`replay`](Self::replay), but fails with [`Error::InFlightLimit`] where no permit is free.
     ///
     /// # Errors
     /// As [`OpBuilder::run_external`], and [`Error::InFlightLimit`].
@@ -114,7 +120,8 @@ impl Program {
             described.state_mut().set_role(Role::Replay(Arc::clone(&place)));
             inputs = Some(place);
         }
-        // Not the engine's handle: whoever ends an operation must not be the last to hold the engine.
+        // The closure holds the core, not the engine's handle: a thread that ends an operation must not drop
+        // the last handle.
         let (plan, core) = (Arc::clone(&self.plan), self.engine.core().clone());
         let body = move |completion| run::start(plan, &core, inputs.as_deref(), completion);
         (described, body)
