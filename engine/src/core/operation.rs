@@ -191,7 +191,7 @@ pub(crate) struct OpState {
     extras: OpExtrasCell,
     /// When it was submitted, for "since when".
     pub(crate) since: Coarse,
-    /// Whether the journal was open when it was described: then it tells of all that happens to it.
+    /// Whether tracing was on when it was described: then it tells of all that happens to it.
     pub(crate) noted: bool,
     pub(crate) priority: i32,
     pub(crate) kind: Kind,

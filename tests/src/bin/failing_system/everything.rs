@@ -17,7 +17,7 @@ use estafette::devices::DLDevice;
 use estafette::devices::sim::{SimDevice, SimOptions, SimPace, SimQueue};
 use estafette::exchange::foreign_fence::{self, FENCE_VERSION, FenceCallback, OK, PENDING, RawFence};
 use estafette::exchange::reaper;
-use estafette::trace::{Journal, JournalOptions};
+use estafette::trace::{Recorder, TraceOptions};
 use estafette::{Access, BodyResult, DType, Engine, Error, ExportOptions, Op, Tensor};
 use estafette_report::perfetto;
 use futures::executor::block_on;
@@ -127,9 +127,9 @@ pub fn run(folder: &Path) -> ExitCode {
     let account = Account::default();
     let deleted = Deleted::default();
     interposed::arm(true);
-    let journal = account.ok(
+    let recorder = account.ok(
         "open a recording",
-        Journal::open(JournalOptions { memory_max: Some(4 << 20), ..JournalOptions::default() }),
+        Recorder::open(TraceOptions { memory_max: Some(4 << 20), ..TraceOptions::default() }),
     );
     let mut imported = 0;
     let workers = |count: usize| move || Engine::builder().workers(count).watchdog(LONG).build();
@@ -145,8 +145,8 @@ pub fn run(folder: &Path) -> ExitCode {
         alone(&account, &engine);
         end(&account, &engine);
     }
-    if let Some(journal) = journal {
-        let recording = journal.finish();
+    if let Some(recorder) = recorder {
+        let recording = recorder.finish();
         let file = folder.join("failing-system.pftrace");
         let written = File::create(&file).and_then(|mut file| {
             perfetto::write(&recording, &mut file)?;
