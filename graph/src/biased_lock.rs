@@ -1,9 +1,10 @@
 //! A biased lock: one thread uses the graph without locked instructions, until a second thread comes.
 //!
-//! Two thirds of the cost of a short operation are locked instructions that keep out threads which do not exist. So a graph may
-//! be *biased* towards the first thread that uses it. That thread enters and leaves critical sections with plain stores; inside,
-//! it reads and writes locks and counters plainly. The first other thread ends the bias for good, and from then on every thread
-//! takes locks. (Biased locking as in Kawachiya, Koseki and Onodera, "Lock Reservation", 2002, for a whole graph at once.)
+//! Two thirds of the cost of a short operation are locked instructions that keep out threads which do not
+//! exist. So a graph may be *biased* towards the first thread that uses it. That thread enters and leaves
+//! critical sections with plain stores; inside, it reads and writes locks and counters plainly. The first
+//! other thread ends the bias for good, and from then on every thread takes locks. (Biased locking as in
+//! Kawachiya, Koseki and Onodera, "Lock Reservation", 2002, for a whole graph at once.)
 //!
 //! ```text
 //! UNCLAIMED ──first thread──► its token ──another thread──► REVOKING ──the owner is outside──► SHARED
@@ -11,19 +12,19 @@
 //! ```
 //!
 //! # Why two threads never meet inside
-//! The owner stores that it is inside, fences (the light side of [`estafette_sync::barrier`]), and loads the owner. A revoker
-//! stores that it revokes, fences (the heavy side), and waits until the owner is outside. Whichever fence comes first, either the
-//! owner sees that it is no longer the owner, leaves, and waits for `SHARED`; or the revoker sees it inside. The owner's writes
-//! inside are published by its leaving (Release) to the revoker (Acquire), and by `SHARED` (Release) to all other threads
-//! (Acquire).
+//! The owner stores that it is inside, fences (the light side of [`estafette_sync::barrier`]), and loads the
+//! owner. A revoker stores that it revokes, fences (the heavy side), and waits until the owner is outside.
+//! Whichever fence comes first, either the owner sees that it is no longer the owner, leaves, and waits for
+//! `SHARED`; or the revoker sees it inside. The owner's writes inside are published by its leaving (Release)
+//! to the revoker (Acquire), and by `SHARED` (Release) to all other threads (Acquire).
 //!
-//! A thread never waits inside: variables' locks need not be taken there, and every other lock of the graph is taken outside, or
-//! its holders never enter.
+//! A thread never waits inside: variables' locks need not be taken there, and every other lock of the graph
+//! is taken outside, or its holders never enter.
 //!
 //! # Why critical sections do not nest
-//! A critical section lends state to closures, which must not use the graph. A closure that does is refused by a panic: the owner
-//! finds its own token in `inside`, whether the bias lasts or is being revoked. The bias cannot have ended, since the revoker waits
-//! for the section.
+//! A critical section lends state to closures, which must not use the graph. A closure that does is refused
+//! by a panic: the owner finds its own token in `inside`, whether the bias lasts or is being revoked. The
+//! bias cannot have ended, since the revoker waits for the section.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -53,8 +54,8 @@ pub(crate) struct BiasedLock {
     inside: AtomicU64,
 }
 
-/// The time in which the calling thread takes and releases locks. Critical sections do not nest. Not every section is
-/// [exclusive](Self::is_exclusive).
+/// The time in which the calling thread takes and releases locks. Critical sections do not nest. Not every
+/// section is [exclusive](Self::is_exclusive).
 pub(crate) struct CriticalSection {
     /// Of a graph that is never freed; `None` if the section is not exclusive.
     biased: Option<NonNull<BiasedLock>>,
@@ -66,7 +67,8 @@ impl BiasedLock {
         Self { owner: AtomicU64::new(SHARED), inside: AtomicU64::new(OUTSIDE) }
     }
 
-    /// For a graph that is never freed. Where both sides of the fence cost the same, the lock is shared from the start.
+    /// For a graph that is never freed. Where both sides of the fence cost the same, the lock is shared from
+    /// the start.
     pub(crate) fn unclaimed() -> Self {
         let owner = if barrier::is_asymmetric() { UNCLAIMED } else { SHARED };
         Self { owner: AtomicU64::new(owner), inside: AtomicU64::new(OUTSIDE) }

@@ -12,13 +12,14 @@ use crate::variable::var::{Var, VarNode};
 
 /// Keeps the order of operations over variables.
 ///
-/// `V` is the user's state of a variable, `T` the user's payload of an operation. Clones are handles of the same
-/// graph; variables and operations live on without one.
+/// `V` is the user's state of a variable, `T` the user's payload of an operation. Clones are handles of the
+/// same graph; variables and operations live on without one.
 pub struct Graph<V, T> {
     pub(crate) state: Arc<GraphState<V, T>>,
 }
 
-/// The memory of a graph. Kept alive by graph handles, by every variable, and by every operation in flight or referenced.
+/// The memory of a graph. Kept alive by graph handles, by every variable, and by every operation in flight or
+/// referenced.
 pub(crate) struct GraphState<V, T> {
     /// Never freed, so references to the graph are not counted.
     pub(crate) immortal: bool,
@@ -49,19 +50,20 @@ impl<V, T> Graph<V, T> {
         Self::with_lifetime(false)
     }
 
-    /// A graph whose memory is never freed, for a process that has one graph. Saves four locked instructions per operation: two that
-    /// count references to the graph, and two for a free list shared by threads. While only one thread uses the graph, that
-    /// thread saves nearly all others, too.
+    /// A graph whose memory is never freed, for a process that has one graph. Saves four locked instructions
+    /// per operation: two that count references to the graph, and two for a free list shared by threads.
+    /// While only one thread uses the graph, that thread saves nearly all others, too.
     pub fn immortal() -> Self {
         let graph = Self::with_lifetime(true);
-        // Each execution of a simulation has its own graph, which is freed with the execution's other statics.
+        // Each execution of a simulation has its own graph, which is freed with the execution's other
+        // statics.
         #[cfg(not(estafette_shuttle))]
         std::mem::forget(Arc::clone(&graph.state));
         graph
     }
 
-    /// A graph that is freed, and biased towards its first thread as an [immortal](Self::immortal) one is; for models. The graph
-    /// must outlive its use by every thread.
+    /// A graph that is freed, and biased towards its first thread as an [immortal](Self::immortal) one is;
+    /// for models. The graph must outlive its use by every thread.
     #[cfg(estafette_loom)]
     pub fn biased() -> Self {
         let (slab, registry) = (Slab::new(false), Registry::new());
@@ -82,8 +84,8 @@ impl<V, T> Graph<V, T> {
         }
     }
 
-    /// States that several threads will use the graph. Optional: the second thread saves some microseconds, and the first thread
-    /// of an immortal graph takes locks from now on.
+    /// States that several threads will use the graph. Optional: the second thread saves some microseconds,
+    /// and the first thread of an immortal graph takes locks from now on.
     pub fn share(&self) {
         self.state.biased.share();
     }
@@ -94,7 +96,8 @@ impl<V, T> Graph<V, T> {
     }
 
     /// # Panics
-    /// If the variable belongs to another graph: an operation in its queue would outlive its own graph's memory.
+    /// If the variable belongs to another graph: an operation in its queue would outlive its own graph's
+    /// memory.
     #[inline]
     pub(crate) fn assert_mine(&self, node: &VarNode<V, T>) {
         assert!(

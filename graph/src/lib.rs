@@ -1,11 +1,14 @@
-//! Read/write order of operations over variables: this crate decides *which operation may run next*, and nothing else.
+//! Read/write order of operations over variables: this crate decides *which operation may run next*, and
+//! nothing else.
 //!
-//! Operations are submitted with the variables they read and write. An operation is *granted* once every earlier
-//! conflicting operation has been completed. Its completion returns the operations that are granted next. The result is as if
-//! the operations had run one by one in submission order, with many readers at once.
+//! Operations are submitted with the variables they read and write. An operation is *granted* once every
+//! earlier conflicting operation has been completed. Its completion returns the operations that are granted
+//! next. The result is as if the operations had run one by one in submission order, with many readers at
+//! once.
 //!
-//! The crate never starts a thread, never reads a clock, and never calls a device, a foreign function or an async runtime. It
-//! calls its user's closures while it holds no lock, but for the short closures documented as running *under the lock*.
+//! The crate never starts a thread, never reads a clock, and never calls a device, a foreign function or an
+//! async runtime. It calls its user's closures while it holds no lock, but for the short closures documented
+//! as running *under the lock*.
 //!
 //! | part | what is in it |
 //! |---|---|
@@ -33,8 +36,8 @@
 //! assert!(x.is_quiet());
 //! ```
 //!
-//! `PROTOCOL.md` beside this crate's source states how the order is kept, which races are excluded and why each memory ordering
-//! is what it is.
+//! `PROTOCOL.md` beside this crate's source states how the order is kept, which races are excluded and why
+//! each memory ordering is what it is.
 #![doc(test(attr(deny(warnings))))]
 
 mod addresses;

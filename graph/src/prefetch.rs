@@ -1,7 +1,7 @@
 //! Cache prefetches.
 
-/// Begins to fetch the first `LINES` cache lines of the target of `place`, if the processor has an instruction for it. Reads
-/// nothing, so any address is legal.
+/// Begins to fetch the first `LINES` cache lines of the target of `place`, if the processor has an
+/// instruction for it. Reads nothing, so any address is legal.
 #[inline(always)]
 pub(crate) fn prefetch<const LINES: usize, P>(place: std::ptr::NonNull<P>) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -1,9 +1,10 @@
 //! Refuses a closure that runs under a variable's lock and uses the graph again.
 //!
-//! Such a closure would get a second exclusive reference to the variable's state, or wait for a lock that its own thread holds.
-//! In a graph that one thread owns, every use passes the [biased lock](crate::biased_lock), which knows whether the thread is
-//! inside. In a shared graph a lock does not know its owner, and a note at each lock would cost every operation. So the calls that
-//! lend state to a closure note the graph for their thread, and a thread reads the note only when it is about to wait.
+//! Such a closure would get a second exclusive reference to the variable's state, or wait for a lock that its
+//! own thread holds. In a graph that one thread owns, every use passes the [biased lock](crate::biased_lock),
+//! which knows whether the thread is inside. In a shared graph a lock does not know its owner, and a note at
+//! each lock would cost every operation. So the calls that lend state to a closure note the graph for their
+//! thread, and a thread reads the note only when it is about to wait.
 //! [`Granted::complete_into`](crate::Granted::complete_into), [`Var::try_pin`](crate::Var::try_pin) and
 //! [`Var::unpin`](crate::Var::unpin) leave no note, since every operation or lease would pay for it.
 

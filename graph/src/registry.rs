@@ -11,10 +11,12 @@ use crate::variable::var::VarNode;
 
 /// A list that changes when a variable is made or destroyed, never by an operation.
 ///
-/// A node is freed only after its removal from this list, so a thread that holds the registry's lock may access every node on the
-/// list. The registry's lock is taken before any variable's lock, never while one is held.
+/// A node is freed only after its removal from this list, so a thread that holds the registry's lock may
+/// access every node on the list. The registry's lock is taken before any variable's lock, never while one is
+/// held.
 ///
-/// A [`RegistryScan`] accesses nodes without the lock. Nodes that are removed meanwhile are freed by the last scan's end.
+/// A [`RegistryScan`] accesses nodes without the lock. Nodes that are removed meanwhile are freed by the last
+/// scan's end.
 pub(crate) struct Registry<V, T> {
     live: Mutex<RegistryState<V, T>>,
 }
@@ -47,7 +49,8 @@ impl<V, T> Registry<V, T> {
         make: impl FnOnce(u64, usize) -> NonNull<VarNode<V, T>>,
     ) -> NonNull<VarNode<V, T>> {
         if is_abandoned() {
-            // The lock may be held for ever. No thread reads the list any more, so the variable need not be on it.
+            // The lock may be held for ever. No thread reads the list any more, so the variable need not be
+            // on it.
             return make(0, 0);
         }
         let mut live = self.lock();
@@ -57,8 +60,8 @@ impl<V, T> Registry<V, T> {
         node
     }
 
-    /// Removes a node from the list. True: no other thread can reach the node any more, and the caller frees it. False: a scan
-    /// frees it.
+    /// Removes a node from the list. True: no other thread can reach the node any more, and the caller frees
+    /// it. False: a scan frees it.
     ///
     /// # Safety
     /// The node is on the list, and ends. The caller uses it afterwards only to free it.
@@ -92,8 +95,8 @@ impl<V, T> Registry<V, T> {
 }
 
 impl<V, T> RegistryScan<'_, V, T> {
-    /// Calls `f` with every node that is alive from now until that call, in no particular order and perhaps twice. The lock is
-    /// not held during a call.
+    /// Calls `f` with every node that is alive from now until that call, in no particular order and perhaps
+    /// twice. The lock is not held during a call.
     pub(crate) fn each(&self, mut f: impl FnMut(NonNull<VarNode<V, T>>)) {
         // From the end to the beginning: the last node takes the index of a removed one.
         let mut end = usize::MAX;
@@ -124,8 +127,8 @@ impl<V, T> Drop for RegistryScan<'_, V, T> {
 }
 
 impl<V, T> Graph<V, T> {
-    /// References to every operation that waits anywhere, ascending by id, without collapses. Visits every live variable, one
-    /// after the other, and each access once.
+    /// References to every operation that waits anywhere, ascending by id, without collapses. Visits every
+    /// live variable, one after the other, and each access once.
     ///
     /// Each reference is made before the operation is granted, so its token reports it as
     /// [referenced](crate::Granted::is_referenced).

@@ -1,10 +1,11 @@
-//! Random programs on several submitting and executing threads: whatever happened must equal some sequential order of
-//! the submissions, per variable and as a whole.
+//! Random programs on several submitting and executing threads: whatever happened must equal some sequential
+//! order of the submissions, per variable and as a whole.
 //!
-//! Every operation notes which version of each variable it found. From these notes alone an order is recovered
-//! (petgraph's topological sort fails if two submitters were ordered differently on two variables), and a plain
-//! sequential machine that runs the operations in that order must come to the same notes and the same
-//! order-sensitive hash in every variable. Operations that their submitters withdrew must have left no trace in either.
+//! Every operation notes which version of each variable it found. From these notes alone an order is
+//! recovered (petgraph's topological sort fails if two submitters were ordered differently on two variables),
+//! and a plain sequential machine that runs the operations in that order must come to the same notes and the
+//! same order-sensitive hash in every variable. Operations that their submitters withdrew must have left no
+//! trace in either.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
@@ -232,8 +233,8 @@ fn mix(a: u64, b: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
 }
 
-/// The order of submissions that the notes imply: per variable by version, per thread by program. Operations that have not run are
-/// not in it.
+/// The order of submissions that the notes imply: per variable by version, per thread by program. Operations
+/// that have not run are not in it.
 fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>, String> {
     let mut order = DiGraph::<Name, ()>::new();
     let mut nodes = HashMap::new();
@@ -274,8 +275,8 @@ fn recover(program: &Program, notes: &HashMap<Name, Found>) -> Result<Vec<Name>,
     Ok(sorted.into_iter().map(|node| order[node]).collect())
 }
 
-/// Runs the program one operation at a time in the given order; the notes and states it comes to. Whether a request has kept its reads
-/// is seen in what it has `seen`.
+/// Runs the program one operation at a time in the given order; the notes and states it comes to. Whether a
+/// request has kept its reads is seen in what it has `seen`.
 fn replay(
     program: &Program,
     order: &[Name],

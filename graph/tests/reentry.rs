@@ -1,4 +1,5 @@
-//! Closures that run under a variable's lock and use the graph again: refused, never two of them at the state, and no hang.
+//! Closures that run under a variable's lock and use the graph again: refused, never two of them at the
+//! state, and no hang.
 #![forbid(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -100,7 +101,8 @@ fn a_refused_closure_does_not_let_another_thread_in() {
                 std::thread::yield_now();
                 assert!(!changed.load(Ordering::Acquire) && state[0] == 1, "two threads are inside");
             }
-            // The other thread waits until this one is outside. That it does must not keep this one from being refused.
+            // The other thread waits until this one is outside. That it does must not keep this one from
+            // being refused.
             refused(|| y.with_state(|_, _| ()));
             refused(|| graph.share());
             other

@@ -53,8 +53,8 @@ fn program(operations: usize, vars: u64) -> impl Strategy<Value = Program> {
     prop::collection::vec(uses, 0..operations)
 }
 
-/// Runs what is left of `program` after its first `done` operations in some order that the countdown allows, and checks
-/// each against what must come first.
+/// Runs what is left of `program` after its first `done` operations in some order that the countdown allows,
+/// and checks each against what must come first.
 fn check_run(order: &ProgramOrder, before: &[BTreeSet<usize>], countdown: &mut Countdown, done: usize) {
     countdown.restart(order, done);
     let mut ended: BTreeSet<usize> = (0..done).collect();
@@ -120,7 +120,8 @@ proptest! {
             let written = |var: u64| uses.iter().any(|(its, mode)| *its == var && mode.is_exclusive());
             let mut wanted = Vec::new();
             for to in from + 1..program.len() {
-                // A variable counts while nobody in between has changed it; a read and a write of it are an update.
+                // A variable counts while nobody in between has changed it; a read and a write of it are an
+                // update.
                 let looks = program[to].iter().any(|(var, _)| {
                     let unchanged = program[from + 1..to].iter().flatten();
                     let unchanged = unchanged.filter(|(its, mode)| its == var && mode.is_exclusive()).count() == 0;

@@ -164,7 +164,8 @@ fn what_moves_during_a_walk_is_noticed() {
     assert!(!under_way.all_still_wait());
 }
 
-/// The number of looked at accesses grows as what is found does, whatever the shape, and whatever else there is.
+/// The number of looked at accesses grows as what is found does, whatever the shape, and whatever else there
+/// is.
 #[test]
 fn a_walk_costs_in_proportion_to_what_it_finds() {
     fn cost(count: usize, submit: impl Fn(&mut Driver, usize)) -> usize {
@@ -233,12 +234,13 @@ fn an_operation_of_another_graph_is_refused() {
     assert!(std::panic::catch_unwind(add).is_err());
 }
 
-/// Walks while others submit, complete, create and drop. When everything found still waits afterwards, the walk has the truth: each
-/// of its operations that waits is behind one that is granted.
+/// Walks while others submit, complete, create and drop. When everything found still waits afterwards, the
+/// walk has the truth: each of its operations that waits is behind one that is granted.
 #[test]
 fn walks_during_traffic_lead_to_something_that_moves() {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    /// As an engine bounds what is in flight: a thread that is not scheduled for long would have the others pile up work behind it.
+    /// As an engine bounds what is in flight: a thread that is not scheduled for long would have the others
+    /// pile up work behind it.
     const IN_FLIGHT_MAX: usize = 200;
     /// The payload of this thread's operations.
     const PROBE: u32 = 9;

@@ -187,8 +187,8 @@ fn a_variable_may_go_after_the_withdrawal() {
     assert!(!request.withdraw(|_| ()));
 }
 
-/// A member without handles lives until the accesses that were submitted through it are through. Writes of the group that are
-/// withdrawn, before or behind those, must make it end neither early nor late.
+/// A member without handles lives until the accesses that were submitted through it are through. Writes of
+/// the group that are withdrawn, before or behind those, must make it end neither early nor late.
 #[test]
 fn a_parked_member_ends_with_its_last_access_whatever_is_withdrawn() {
     let drops = Arc::new(AtomicUsize::new(0));

@@ -1,9 +1,11 @@
-//! One step along the queues: which operations look at what an operation writes, and whose writes it looks at itself.
+//! One step along the queues: which operations read what an operation writes, and whose writes an operation
+//! reads.
 //!
-//! Steps and [walks](crate::inspect::walk) go from an operation to its queues by [`each_queue`]. It holds one lock at a time, so what it shows is
-//! no picture of one moment, and the registry's lock only while it takes that lock, so it holds up no other thread for longer than a
-//! submission does. While the registry is locked no variable is freed, and an operation that is not over by then was in all its queues
-//! when the lock was taken. Whether it still is in a queue is asked again under that queue's lock.
+//! Steps and [walks](crate::inspect::walk) go from an operation to its queues by [`each_queue`], which holds
+//! one lock at a time. So the result is no picture of one moment. The registry is locked only while that lock
+//! is taken, so other threads wait no longer than for a submission. While the registry is locked no variable
+//! is freed, and an operation that is not over by then was in all its queues when the registry was locked.
+//! Whether the operation still is in a queue is checked again under that queue's lock.
 
 use std::ptr::NonNull;
 
@@ -29,8 +31,8 @@ impl<V, T> Graph<V, T> {
 }
 
 impl<V, T> OpRef<V, T> {
-    /// Adds to `found` what comes after the writes of this operation and before, or with, the next write of the same variable, if it
-    /// is `wanted`. Nothing, once the operation has been completed or withdrawn.
+    /// Adds to `found` the `wanted` operations behind each write of this operation, up to and with the next
+    /// write of the same variable. Adds nothing once this operation has been completed or withdrawn.
     ///
     /// `wanted` runs under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
     ///
@@ -57,11 +59,12 @@ impl<V, T> OpRef<V, T> {
         });
     }
 
-    /// Adds to `found` the last operation that writes ahead of each access of this one whose mode `looks` at what is there.
-    /// Nothing, once this operation has been granted, completed or withdrawn.
+    /// Adds to `found` the last writer ahead of each access of this operation for whose mode `looks` returns
+    /// true. Adds nothing once this operation has been granted, completed or withdrawn.
     ///
-    /// A search goes back over the reads in between, and ends without a result at one that is `known` to look at nothing of interest.
-    /// Both closures run under a lock, by the rules of [`Var::with_state`](crate::Var::with_state).
+    /// A search goes back over the reads in between, and ends without a result at a read for which `known`
+    /// returns true. Both closures run under a lock, by the rules of
+    /// [`Var::with_state`](crate::Var::with_state).
     ///
     /// # Panics
     /// If a closure uses the graph, as [`Var::with_state`](crate::Var::with_state).
@@ -82,7 +85,8 @@ impl<V, T> OpRef<V, T> {
                 if !looks(target.mode()) || writes == 0 {
                     return;
                 }
-                // In step with it from the front: where all writes are far ahead, their last one is found there.
+                // In step with a search from the front: if all writes are far ahead, that one finds the last
+                // write first.
                 let mut front = queue.iter();
                 for (ahead, _) in queue.ahead_of(access) {
                     let op = Access::op(ahead);
@@ -104,8 +108,8 @@ impl<V, T> OpRef<V, T> {
         });
     }
 
-    /// Lends the queue of each of the operation's variables, under its lock, with the access that is linked there, until the operation
-    /// is over.
+    /// Calls `f` with the queue of each of the operation's variables, under its lock, and the access that is
+    /// linked there, until the operation is over.
     fn each_queue(&self, mut f: impl FnMut(&Queue<V, T>, AccessPtr<V, T>)) {
         // SAFETY: our reference keeps the operation.
         let graph = unsafe { self.as_block().graph() };
@@ -118,12 +122,12 @@ impl<V, T> OpRef<V, T> {
     }
 }
 
-/// Goes through the variables of an operation: each under its lock, with the access that is linked there. If reads are withdrawn
-/// meanwhile, it begins again with those that are left. False if it ended because the operation `has_ended`, which is that it is
-/// granted, or that it is over.
+/// Calls `f` with each variable of an operation, under its lock, and the access that is linked there. If
+/// reads are withdrawn meanwhile, starts again with the accesses that are left. Returns false as soon as
+/// `has_ended`, which asks whether the operation is granted, or over.
 ///
 /// # Safety
-/// The caller has a reference to the operation, which is of the graph `inner`.
+/// The caller has a reference to the operation, which belongs to `graph`.
 pub(crate) unsafe fn each_queue<V, T>(
     op: BlockPtr<V, T>,
     graph: &GraphState<V, T>,
@@ -133,10 +137,12 @@ pub(crate) unsafe fn each_queue<V, T>(
     let (mut at, mut len) = (0, None);
     loop {
         let live = graph.registry().lock();
-        // SAFETY: the caller refers to the operation. Completing and withdrawing say that it is over before they take the first access
-        // out. So while the registry is locked, the variables of one that is not over are alive, and its accesses stay: those that
-        // wait are moved under this lock only, and those of a granted operation never. If it is not over when the lock of one of
-        // them is held, its access stays in that queue, and the variable with it, after the lock is released.
+        // SAFETY: the caller refers to the operation. Completion and withdrawal mark the operation as over
+        // before they unlink its first access. So while the registry is locked, the variables of an operation
+        // that is not over are alive, and its accesses stay: accesses of a waiting operation are moved under
+        // the registry's lock only, those of a granted operation never. If the operation is not over when the
+        // lock of one of its variables is held, the access stays in that queue, and the variable alive, after
+        // the registry is released.
         unsafe {
             if has_ended(op.as_ref()) {
                 return false;
@@ -151,7 +157,8 @@ pub(crate) unsafe fn each_queue<V, T>(
             let access = accesses.get(at);
             let node = access.as_ref().target().node();
             let section = graph.biased.enter();
-            // Who has the lock may keep it for long, as a snapshot does, and no thread shall wait for the registry meanwhile.
+            // Another holder may keep the lock for long, as a snapshot does; no thread must wait for the
+            // registry meanwhile.
             if node.as_ref().lock.try_lock_within(&section).is_some() {
                 let locked = LockedNode { node, _section: section };
                 if has_ended(op.as_ref()) {
@@ -168,7 +175,7 @@ pub(crate) unsafe fn each_queue<V, T>(
     }
 }
 
-/// A lock that was taken.
+/// The held lock of a variable.
 struct LockedNode<V, T> {
     node: NonNull<VarNode<V, T>>,
     /// Left after the lock was released.

@@ -16,8 +16,8 @@ use crate::operation::accesses::Accesses;
 use crate::operation::targets::{self, Targets};
 use crate::variable::var::VarNode;
 
-/// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation, which the
-/// block then keeps for its next operation.
+/// Accesses that fit into the block. Most operations have two or three; a fifth costs a heap allocation,
+/// which the block then keeps for its next operation.
 pub(crate) const INLINE: usize = 4;
 
 /// Spilled accesses a free block may keep memory for (1 KiB). More is released, so that one operation over
@@ -27,8 +27,8 @@ const SPILL_KEPT: usize = 32;
 /// In place of the number of accesses that wait: the operation leaves its queues, or has left them.
 const OVER: u32 = u32::MAX;
 
-/// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that wraps
-/// would free memory in use.
+/// References to one operation that may exist. Beyond it the process aborts, as `Arc` does: a counter that
+/// wraps would free memory in use.
 const REFS_LIMIT: u32 = u32::MAX / 2;
 
 /// One operation, from submission until its last reference is gone.
@@ -36,18 +36,21 @@ const REFS_LIMIT: u32 = u32::MAX / 2;
 /// Fields are in the order of use, from the start of a cache line: first those that a granting thread reads.
 #[repr(C, align(64))]
 pub(crate) struct Block<V, T> {
-    /// Accesses not granted. Written plainly by the submitter while it holds all locks; decremented under the lock of
-    /// the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being completed, or withdrawn.
+    /// Accesses not granted. Written plainly by the submitter while it holds all locks; decremented under the
+    /// lock of the variable that grants. Zero: granted, and owned by the `Granted` token. [`OVER`]: being
+    /// completed, or withdrawn.
     pending: AtomicU32,
     /// References: one for the operation in flight, one for each `OpRef`.
     refs: AtomicU32,
     /// The next block in a free list or in a list of granted operations; belongs to the owner of that list.
     next: UnsafeCell<Option<BlockPtr<V, T>>>,
-    /// Keeps the slab alive while the block is in use. In an immortal graph, a free block keeps its reference, too.
+    /// Keeps the slab alive while the block is in use. In an immortal graph, a free block keeps its
+    /// reference, too.
     graph: UnsafeCell<Option<GraphRef<V, T>>>,
     /// Set by the submitter, constant while in flight or referenced.
     id: UnsafeCell<u64>,
-    /// Set by the submitter, constant while in flight, but for accesses that are [withdrawn](Self::keep_writes).
+    /// Set by the submitter, constant while in flight, but for accesses that are
+    /// [withdrawn](Self::keep_writes).
     fixed: UnsafeCell<Fixed<V, T>>,
     pub(crate) inline: [Access<V, T>; INLINE],
     /// Initialized while in flight or referenced.
@@ -118,9 +121,9 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Makes a block that was just taken from the slab of `graph` an operation without accesses. `init` writes the payload to its
-    /// place; if it panics, the block is lost. `refs` counts the operation itself and the references that the caller makes at
-    /// once.
+    /// Makes a block that was just taken from the slab of `graph` an operation without accesses. `init`
+    /// writes the payload to its place; if it panics, the block is lost. `refs` counts the operation itself
+    /// and the references that the caller makes at once.
     ///
     /// # Safety
     /// The caller owns the block, and `init` initializes the payload.
@@ -226,12 +229,12 @@ impl<V, T> Block<V, T> {
     /// The accesses, with pointers that lead back to the block.
     ///
     /// # Safety
-    /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the iterator itself does
-    /// not look at the block again.
+    /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the
+    /// iterator itself does not look at the block again.
     #[inline(always)]
     pub(crate) unsafe fn accesses(this: BlockPtr<V, T>) -> Accesses<V, T> {
-        // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer and from
-        // the vector's buffer, so they may be walked back (`Access::op`).
+        // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer
+        // and from the vector's buffer, so they may be walked back (`Access::op`).
         unsafe {
             (*this.as_ptr()).fixed.with(|fixed| {
                 let left = (*fixed).len as usize;
@@ -250,11 +253,11 @@ impl<V, T> Block<V, T> {
     /// Moves the accesses that write to the front, and forgets the others.
     ///
     /// # Safety
-    /// The operation waits. The caller holds the locks of the variables that it writes, and the registry's lock, so that no other thread
-    /// looks at its accesses; those that read are in no queue.
+    /// The operation waits. The caller holds the locks of the variables that it writes, and the registry's
+    /// lock, so that no other thread looks at its accesses; those that read are in no queue.
     pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
-        // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was moved already, or is
-        // an inline one of an operation whose accesses were spilled.
+        // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was
+        // moved already, or is an inline one of an operation whose accesses were spilled.
         unsafe {
             let accesses = Self::accesses(this);
             let kept: Vec<_> = accesses.filter(|access| access.as_ref().target().is_exclusive()).collect();
@@ -303,7 +306,8 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// As [`normalize`](Self::normalize), for exactly `N` inline accesses; false if some of them need to be merged.
+    /// As [`normalize`](Self::normalize), for exactly `N` inline accesses; false if some of them need to be
+    /// merged.
     ///
     /// # Safety
     /// As for [`normalize`](Self::normalize).
@@ -371,7 +375,8 @@ impl<V, T> Block<V, T> {
         self.payload.with_mut(|payload| unsafe { (*payload).assume_init_mut() })
     }
 
-    /// States how many accesses are not granted. Plain: the submitter holds all locks, and releasing them publishes it.
+    /// States how many accesses are not granted. Plain: the submitter holds all locks, and releasing them
+    /// publishes it.
     #[inline]
     pub(crate) fn set_pending(&self, count: u32) {
         self.pending.store(count, Ordering::Relaxed);
@@ -390,23 +395,24 @@ impl<V, T> Block<V, T> {
         self.pending() == 0
     }
 
-    /// States that the operation leaves its queues. Plain: the first lock that is released afterwards publishes it.
+    /// States that the operation leaves its queues. Plain: the first lock that is released afterwards
+    /// publishes it.
     #[inline(always)]
     pub(crate) fn set_over(&self) {
         self.pending.store(OVER, Ordering::Relaxed);
     }
 
-    /// Whether the operation leaves its queues, or has left them. Under the lock of one of its variables, false
-    /// means that the operation is in that variable's queue until the lock is released.
+    /// Whether the operation leaves its queues, or has left them. Under the lock of one of its variables,
+    /// false means that the operation is in that variable's queue until the lock is released.
     pub(crate) fn is_over(&self) -> bool {
         self.pending.load(Ordering::Acquire) == OVER
     }
 
     /// Grants one access. True: it was the last, and the caller now owns the operation.
     ///
-    /// Acquire and release: the last granter sees everything done before the other grants. If one access is left it is the caller's,
-    /// and in an exclusive section there is no other thread: then only the caller writes the counter, and saves the locked
-    /// instruction.
+    /// Acquire and release: the last granter sees everything done before the other grants. If one access is
+    /// left it is the caller's, and in an exclusive section there is no other thread: then only the caller
+    /// writes the counter, and saves the locked instruction.
     #[inline(always)]
     pub(crate) fn grant_one(&self, section: &CriticalSection) -> bool {
         let pending = self.pending.load(Ordering::Acquire);
@@ -417,7 +423,8 @@ impl<V, T> Block<V, T> {
         self.pending.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Counts one more reference. Relaxed suffices: the caller already has one, or keeps the operation in flight.
+    /// Counts one more reference. Relaxed suffices: the caller already has one, or keeps the operation in
+    /// flight.
     #[inline]
     pub(crate) fn retain(&self) {
         if self.refs.fetch_add(1, Ordering::Relaxed) > REFS_LIMIT {
@@ -425,7 +432,8 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Drops the second of the two references that the block began with, before any other thread has seen the block.
+    /// Drops the second of the two references that the block began with, before any other thread has seen the
+    /// block.
     #[inline]
     pub(crate) fn forget_reference(&self) {
         self.refs.store(1, Ordering::Relaxed);
@@ -439,7 +447,8 @@ impl<V, T> Block<V, T> {
 
     /// Releases one reference. True: it was the last, and the caller must recycle the block.
     ///
-    /// Acquire and release as in `Arc`. If the counter reads 1, the reference is the caller's, and no thread can make another.
+    /// Acquire and release as in `Arc`. If the counter reads 1, the reference is the caller's, and no thread
+    /// can make another.
     #[inline]
     fn release_reference(&self) -> bool {
         self.refs.load(Ordering::Acquire) == 1 || self.refs.fetch_sub(1, Ordering::AcqRel) == 1
@@ -499,10 +508,12 @@ impl<V, T> Block<V, T> {
     /// The operation's graph.
     ///
     /// # Safety
-    /// The operation is in flight or referenced, or the block is the caller's since `begin`, for as long as the result is used.
+    /// The operation is in flight or referenced, or the block is the caller's since `begin`, for as long as
+    /// the result is used.
     #[inline(always)]
     pub(crate) unsafe fn graph(&self) -> &GraphState<V, T> {
-        // SAFETY: the reference to the graph was set in `begin`, and stays until the block returns to its slab.
+        // SAFETY: the reference to the graph was set in `begin`, and stays until the block returns to its
+        // slab.
         let graph = self.graph.with(|graph| unsafe { (*graph).as_ref() });
         graph.expect("a block in use refers to its graph").get()
     }

@@ -8,12 +8,14 @@ use crate::operation::granted::Granted;
 use crate::operation::op_ref::OpRef;
 use crate::variable::retired::RetiredVars;
 
-/// The operations that a completion has granted, and the completed operation itself. Used and dropped under no lock.
+/// The operations that a completion has granted, and the completed operation itself. Used and dropped under
+/// no lock.
 ///
 /// The caller must [take](Self::next_granted) every granted operation: no other thread has their tokens.
 #[must_use = "an operation that is granted and never completed blocks everything behind it"]
 pub struct Completed<V, T> {
-    /// Granted operations that were not taken, linked through their blocks. The tail is meaningful only while there is a head.
+    /// Granted operations that were not taken, linked through their blocks. The tail is meaningful only while
+    /// there is a head.
     head: Option<BlockPtr<V, T>>,
     tail: Option<BlockPtr<V, T>>,
     /// The completed operation, with its reference to itself.
@@ -29,7 +31,8 @@ impl<V, T> Completed<V, T> {
         Self { head: None, tail: None, own: None, retired: None }
     }
 
-    /// The next operation that is granted now. Those that wait for the same variable come in the order of their submission.
+    /// The next operation that is granted now. Those that wait for the same variable come in the order of
+    /// their submission.
     #[inline(always)]
     pub fn next_granted(&mut self) -> Option<Granted<V, T>> {
         let head = self.head?;
@@ -46,8 +49,8 @@ impl<V, T> Completed<V, T> {
         self.head.is_some()
     }
 
-    /// Releases the completed operation. Returns it if other references exist, since their holders wait to be notified; otherwise
-    /// drops its payload.
+    /// Releases the completed operation. Returns it if other references exist, since their holders wait to be
+    /// notified; otherwise drops its payload.
     #[inline(always)]
     pub fn take_shared(&mut self) -> Option<OpRef<V, T>> {
         let mut shared = None;

@@ -5,15 +5,15 @@ use std::fmt;
 use crate::id::OpId;
 use crate::operation::block::{Block, BlockPtr};
 
-/// A counted reference to an operation: keeps its payload alive, also after it has completed. It says nothing about
-/// whether the operation may proceed, and holds nothing up.
+/// A counted reference to an operation: keeps its payload alive, also after completion. The reference does
+/// not tell whether the operation may proceed, and delays nothing. Dropping it may drop the payload.
 pub struct OpRef<V, T> {
     block: BlockPtr<V, T>,
 }
 
 impl<V, T> OpRef<V, T> {
     /// # Safety
-    /// The block has an owner, and one of its references is the caller's, who gives it to the result.
+    /// One of the block's references is the caller's, which passes to the result.
     pub(crate) unsafe fn new(block: BlockPtr<V, T>) -> Self {
         Self { block }
     }
@@ -21,8 +21,9 @@ impl<V, T> OpRef<V, T> {
     /// One more reference to an operation.
     ///
     /// # Safety
-    /// The caller has a reference, or the operation's token, or holds the lock of a variable in whose queue the operation is:
-    /// completing the operation needs that lock, so its reference to itself is still counted.
+    /// The caller has a reference, or the operation's token, or holds the lock of a variable in whose queue
+    /// the operation is: completing the operation needs that lock, so its reference to itself is still
+    /// counted.
     pub(crate) unsafe fn retain(block: BlockPtr<V, T>) -> Self {
         // SAFETY: forwarded to the caller.
         unsafe { block.as_ref() }.retain();
@@ -50,7 +51,7 @@ impl<V, T> OpRef<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// What was submitted with the operation.
+    /// The operation's payload.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.
@@ -99,8 +100,8 @@ impl<V, T> fmt::Debug for OpRef<V, T> {
     }
 }
 
-// SAFETY: a reference lends `&T` to any thread (`T: Sync`), and the last one drops `T` and perhaps the graph's memory
-// with its `V`s wherever it is dropped (`Send`).
+// SAFETY: a reference lends `&T` to any thread (`T: Sync`), and the last one drops `T` and perhaps the
+// graph's memory with its `V`s wherever it is dropped (`Send`).
 unsafe impl<V: Send, T: Send + Sync> Send for OpRef<V, T> {}
 // SAFETY: as above.
 unsafe impl<V: Send, T: Send + Sync> Sync for OpRef<V, T> {}

@@ -8,16 +8,16 @@ use crate::operation::granted::Granted;
 use crate::operation::targets::Targets;
 use crate::variable::var::VarNode;
 
-/// Appends the operation to the queues of its variables, or of whatever orders them.
+/// Appends the operation to the queues of its variables, or of the variables that order them.
 ///
 /// # Safety
-/// The caller owns the block, whose accesses are normalized, and holds a handle of each of its variables. Afterwards the
-/// block belongs to whoever has its `Granted`.
+/// The caller owns the block, whose accesses are normalized, and holds a handle of each of its variables.
+/// Afterwards the block belongs to the operation's `Granted`.
 #[inline(always)]
 pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
-    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first lock is given
-    // back, and again if it is granted; until the last one is, it stays in flight with the accesses it has, since whoever
-    // completes it needs every lock.
+    // SAFETY: the caller's handles keep the nodes and what they forward to. The block is ours until the first
+    // lock is released, and again if the operation is granted. Until the last lock is released, the operation
+    // stays in flight with its accesses, since its completion needs every lock.
     unsafe {
         let mut accesses = Block::accesses(block);
         let section = enter(accesses);
@@ -36,7 +36,7 @@ pub(crate) unsafe fn append<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>
     }
 }
 
-/// Enters the graph of the accesses, if there are any.
+/// Enters a critical section of the accesses' graph, if there are any.
 ///
 /// # Safety
 /// The caller owns the accesses, and keeps the nodes alive.
@@ -49,7 +49,8 @@ pub(crate) unsafe fn enter<V, T>(mut accesses: Accesses<V, T>) -> CriticalSectio
     }
 }
 
-/// Somebody collapsed a variable. Each round follows at least one new forward, and forwards never cycle.
+/// Follows the forwards of collapsed variables. Each call follows at least one new forward, and forwards
+/// never cycle.
 ///
 /// # Safety
 /// The caller owns the block, which is in no queue; its handles keep the nodes.
@@ -66,13 +67,14 @@ unsafe fn follow_forwards<V, T>(block: BlockPtr<V, T>) {
     }
 }
 
-/// Takes the locks of all the accesses' variables in the order of their ranks, or none: false if one of them is forwarded.
+/// Takes the locks of all the accesses' variables in lock order, or none: false if one of them is forwarded.
 ///
-/// All submitters take locks in the same order and hold them together, so submissions happen one after the other
-/// wherever they share a variable, and no circle of waiting submitters can form.
+/// All submitters take locks in the same order and hold them together, so submissions happen one after the
+/// other if they share a variable, and no cycle of waiting submitters can form.
 ///
 /// # Safety
-/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must release every lock.
+/// The caller owns the accesses, which are normalized, and keeps the nodes alive. If true, the caller must
+/// release every lock.
 #[inline(always)]
 pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &CriticalSection) -> bool {
     // SAFETY: forwarded to the caller.
@@ -99,11 +101,12 @@ pub(crate) unsafe fn lock_all<V, T>(accesses: Accesses<V, T>, section: &Critical
 /// Links the operation's accesses at the ends of their queues. True: all are granted.
 ///
 /// # Safety
-/// The caller holds the locks of the operation's variables and owns the block, which is in no queue and has these accesses.
+/// The caller holds the locks of the operation's variables and owns the block, which is in no queue and has
+/// these accesses.
 #[inline(always)]
 pub(crate) unsafe fn link_all<V, T>(block: BlockPtr<V, T>, accesses: Accesses<V, T>) -> bool {
     let mut pending = 0;
-    // SAFETY: the block is ours; its variables' locks are held, so nobody grants before the plain store.
+    // SAFETY: the block is ours; its variables' locks are held, so no thread grants before the plain store.
     unsafe {
         for access in accesses {
             let target = access.as_ref().target();

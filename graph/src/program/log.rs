@@ -54,9 +54,10 @@ impl ProgramLog {
         &self.ops
     }
 
-    /// Pairs of operations, as indices in [`ops`](Self::ops), of which the first must end before the second begins; ascending, each
-    /// pair once. A read depends on the last write of its variable, a write on the reads since the last write, or on that write if
-    /// there are none. All other dependences follow from these.
+    /// Pairs of operations, as indices in [`ops`](Self::ops), of which the first must end before the second
+    /// begins; ascending, each pair once. A read depends on the last write of its variable, a write on the
+    /// reads since the last write, or on that write if there are none. All other dependences follow from
+    /// these.
     pub fn dependences(&self) -> Vec<(usize, usize)> {
         let mut edges = Vec::with_capacity(self.ops.len());
         let mut vars: HashMap<VarId, Version> = HashMap::new();

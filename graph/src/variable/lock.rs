@@ -10,7 +10,8 @@ use crate::reentry::{GraphAddress, panic_if_lent};
 const LOCKED: u32 = 1 << 0;
 /// At least one write is queued or granted and not completed.
 const UNFINISHED_WRITE: u32 = 1 << 1;
-/// The last handle is gone: the thread that finds (or makes) the queue empty retires the variable. Set once, never cleared.
+/// The last handle is gone: the thread that finds (or makes) the queue empty retires the variable. Set once,
+/// never cleared.
 const ORPHANED: u32 = 1 << 2;
 /// Accesses go to another variable (`VarNode::forward`) from now on. Set once, never cleared.
 const FORWARDED: u32 = 1 << 3;
@@ -21,8 +22,8 @@ const USER_SHIFT: u32 = 8;
 /// The flags a user may set: 24 bits.
 pub(crate) const USER_MASK: u32 = u32::MAX >> USER_SHIFT;
 
-/// Failed attempts before a waiter yields its time slice. The lock is held for tens of nanoseconds, so a holder that is not
-/// done after this many pauses (about a microsecond) has most likely been preempted.
+/// Failed attempts before a waiter yields its time slice. The lock is held for tens of nanoseconds, so a
+/// holder that is not done after this many pauses (about a microsecond) has most likely been preempted.
 const SPIN_LIMIT: u32 = 64;
 
 /// A value of the word, without the lock.
@@ -91,8 +92,8 @@ impl VarLock {
         Self(AtomicU32::new(0))
     }
 
-    /// Takes the lock and returns the word. Acquire: everything done under the lock before is visible. `graph` is called only if
-    /// the thread has to wait.
+    /// Takes the lock and returns the word. Acquire: everything done under the lock before is visible.
+    /// `graph` is called only if the thread has to wait.
     #[inline]
     pub(crate) fn lock(&self, graph: impl FnOnce() -> GraphAddress) -> VarWord {
         let free = self.peek() & !LOCKED;
@@ -102,7 +103,8 @@ impl VarLock {
         }
     }
 
-    /// Takes the lock in a critical section. In an exclusive section no other thread can come, so nothing need be stored.
+    /// Takes the lock in a critical section. In an exclusive section no other thread can come, so nothing
+    /// need be stored.
     #[inline(always)]
     pub(crate) fn lock_within(
         &self,
@@ -154,9 +156,9 @@ impl VarLock {
 
     /// A first guess of the word, which the compare-exchange that follows verifies.
     ///
-    /// In a model, a compare-exchange that fails: it sees the newest value, so that old ones (which would only make
-    /// the next step fail) need not be explored, and loom counts it as a conflict with loads of other threads, of
-    /// which it remembers only the last one to the same place.
+    /// In a model, a compare-exchange that fails: it sees the newest value, so that old ones (which would
+    /// only make the next step fail) need not be explored, and loom counts it as a conflict with loads of
+    /// other threads, of which it remembers only the last one to the same place.
     #[inline]
     fn peek(&self) -> u32 {
         if cfg!(estafette_loom) {
@@ -167,8 +169,8 @@ impl VarLock {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Releases the lock and publishes `word`. Release: pairs with [`Self::lock`] and [`Self::load`]. A plain store
-    /// suffices, because only the holder changes a locked word.
+    /// Releases the lock and publishes `word`. Release: pairs with [`Self::lock`] and [`Self::load`]. A plain
+    /// store suffices, because only the holder changes a locked word.
     #[inline]
     pub(crate) fn unlock(&self, word: VarWord) {
         debug_assert_eq!(self.0.load(Ordering::Relaxed) & LOCKED, LOCKED, "only the holder unlocks");

@@ -1,8 +1,8 @@
 //! Pins: granted reads that are counted and have no operation.
 //!
-//! A thread that reads a variable for a while, and has nothing to run, needs no block, no payload and no token: a count of readers is
-//! enough, as in MXNet's variables. A pin is granted at once or refused, so it never waits and is never granted later. The caller
-//! notes the owner of a pin in the variable's `V`.
+//! A thread that reads a variable for a while, and has nothing to run, needs no block, no payload and no
+//! token: a count of readers is enough, as in MXNet's variables. A pin is granted at once or refused, so it
+//! never waits and is never granted later. The caller notes the owner of a pin in the variable's `V`.
 
 use crate::graph::Graph;
 use crate::id::OpId;
@@ -12,9 +12,10 @@ use crate::operation::granted::{DeliverGranted, Granted};
 use crate::variable::var::{Var, VarGuard, VarNode};
 
 impl<V, T> Var<V, T> {
-    /// Joins the granted reads, if a read would be granted at once and `accept`, which gets the variable's state and user
-    /// flags, returns true. Otherwise nothing changes. Every write that is submitted from then on waits until the caller
-    /// [unpins](Self::unpin). Collapsed variables and their groups cannot be pinned.
+    /// Joins the granted reads, if a read would be granted at once and `accept`, which gets the variable's
+    /// state and user flags, returns true. Otherwise nothing changes. Every write that is submitted from then
+    /// on waits until the caller [unpins](Self::unpin). Collapsed variables and their groups cannot be
+    /// pinned.
     ///
     /// `accept` runs under the lock: the rules of [`with_state`](Self::with_state) apply.
     #[must_use = "a pin that is not released blocks every write for ever"]
@@ -34,16 +35,17 @@ impl<V, T> Var<V, T> {
         counted.kept
     }
 
-    /// Releases a [pin](Self::try_pin) of this variable. `finish` gets the variable's state and user flags *under the lock*: the rules
-    /// of [`with_state`](Self::with_state) apply. `ready` then gets the operations that are granted by this, under no lock.
+    /// Releases a [pin](Self::try_pin) of this variable. `finish` gets the variable's state and user flags
+    /// *under the lock*: the rules of [`with_state`](Self::with_state) apply. `ready` then gets the
+    /// operations that are granted by this, under no lock.
     ///
     /// # Panics
     /// If the variable is not pinned.
     #[inline]
     pub fn unpin(&self, finish: impl FnOnce(&mut V, &mut u32), ready: impl FnMut(Granted<V, T>)) {
         let mut ended = Completed::new();
-        // SAFETY: our handle keeps the node. Operations in the queue are in flight while the lock is held; each is pushed once,
-        // when it is granted.
+        // SAFETY: our handle keeps the node. Operations in the queue are in flight while the lock is held;
+        // each is pushed once, when it is granted.
         unsafe {
             let section = self.node().as_ref().graph.biased.enter();
             let mut guard = VarNode::lock_within(self.node(), &section);

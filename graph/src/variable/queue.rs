@@ -7,12 +7,12 @@ use estafette_sync::cell::UnsafeCell;
 use crate::operation::access::{Access, AccessPtr, Link, Links, Mode};
 use crate::prefetch::prefetch;
 
-/// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last, and linking and
-/// unlinking need no (unpredictable) branch.
+/// An intrusive ring of accesses, closed by a link of the queue's own: so no access is the first or the last,
+/// and linking and unlinking need no (unpredictable) branch.
 ///
-/// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off it. Granted
-/// accesses stay until they are completed, so that a stuck graph can always be explained. The variable may also have *pins*:
-/// granted reads that are only counted, and precede everything that waits.
+/// Everything before `waiting` is granted: one write, or a run of reads, or a write and what was split off
+/// it. Granted accesses stay until they are completed, so that a stuck graph can always be explained. The
+/// variable may also have *pins*: granted reads that are only counted, and precede everything that waits.
 ///
 /// All methods belong to the holder of the variable's lock.
 pub(crate) struct Queue<V, T> {
@@ -22,7 +22,8 @@ pub(crate) struct Queue<V, T> {
 }
 
 struct State<V, T> {
-    /// The first access that is not granted; everything behind it is not granted either. The queue's own link if there is none.
+    /// The first access that is not granted; everything behind it is not granted either. The queue's own link
+    /// if there is none.
     waiting: Link<V, T>,
     /// Writes in the ring, granted or not.
     writes: u32,
@@ -167,8 +168,8 @@ impl<V, T> Queue<V, T> {
     /// Links `access`, granted, behind `neighbour`.
     ///
     /// # Safety
-    /// The caller holds the variable's lock; `neighbour` is in this list and granted; the caller owns `access`, which is
-    /// in no list.
+    /// The caller holds the variable's lock; `neighbour` is in this list and granted; the caller owns
+    /// `access`, which is in no list.
     pub(crate) unsafe fn insert_behind(
         &self,
         neighbour: AccessPtr<V, T>,
@@ -229,7 +230,8 @@ impl<V, T> Queue<V, T> {
     /// Puts `to` where `from` is.
     ///
     /// # Safety
-    /// The caller holds the variable's lock; `from` is in this list; the caller owns `to`, which is in no list.
+    /// The caller holds the variable's lock; `from` is in this list; the caller owns `to`, which is in no
+    /// list.
     pub(crate) unsafe fn replace(&self, from: AccessPtr<V, T>, to: AccessPtr<V, T>) {
         let (old, new) = (Access::link(from), Access::link(to));
         // SAFETY: the access and its neighbours are linked here, and we hold the lock.
@@ -246,8 +248,8 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so its granted write is the
-    /// first of the queue.
+    /// Whether `write`, a write of an operation that waits, is granted. Such an operation was not split, so
+    /// its granted write is the first of the queue.
     ///
     /// # Safety
     /// The caller holds the variable's lock; `write` is in this list.
@@ -270,16 +272,16 @@ impl<V, T> Queue<V, T> {
         ahead as u64
     }
 
-    /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`. That is
-    /// the next write if nothing granted is left, or the next run of reads if only reads are.
+    /// After an access, `exclusive` or not, was unlinked: grants what may go next, handing each to `grant`.
+    /// That is the next write if nothing granted is left, or the next run of reads if only reads are.
     ///
     /// # Safety
     /// The caller holds the variable's lock.
     #[inline(always)]
     pub(crate) unsafe fn advance(&self, exclusive: bool, mut grant: impl FnMut(AccessPtr<V, T>)) {
         let end = self.end();
-        // SAFETY: linked accesses are in flight and we hold the lock; a granted operation cannot leave this list
-        // before we release the lock, so reading `next` after the grant is sound too.
+        // SAFETY: linked accesses are in flight and we hold the lock; a granted operation cannot leave this
+        // list before we release the lock, so reading `next` after the grant is sound too.
         unsafe {
             let mut waiting = self.state(|state| state.waiting);
             if waiting == end {
@@ -308,8 +310,8 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind only if it
-    /// was split.
+    /// Whether no granted access has the variable alone. A completed write leaves granted accesses behind
+    /// only if it was split.
     ///
     /// # Safety
     /// The caller holds the variable's lock.
@@ -323,7 +325,8 @@ impl<V, T> Queue<V, T> {
         }
     }
 
-    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted access it is not.
+    /// Every access ahead of `access`, the nearest first, and whether it is known to be granted. Of a granted
+    /// access it is not.
     ///
     /// # Safety
     /// The caller holds the variable's lock, also while it uses the iterator; `access` is in this list.

@@ -4,7 +4,8 @@ use std::ptr::NonNull;
 
 use crate::variable::var::VarNode;
 
-/// Variables that ended while locks were held or granted operations were still to be handed over. Retires them when dropped.
+/// Variables that ended while locks were held or granted operations were still to be handed over. Retires
+/// them when dropped.
 pub(crate) struct RetiredVars<V, T> {
     retired: Vec<NonNull<VarNode<V, T>>>,
     /// Members of a group whose accesses have completed.

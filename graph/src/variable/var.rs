@@ -23,12 +23,13 @@ use crate::variable::queue::Queue;
 
 /// A handle of a variable. Clones are handles of the same variable.
 ///
-/// Dropping the last handle deletes as a write would: the thread that completes the last access submitted through the variable drops
-/// the variable's `V`, under no lock.
+/// Dropping the last handle deletes as a write would: the thread that completes the last access submitted
+/// through the variable drops the variable's `V`, under no lock.
 ///
-/// After [`Graph::collapse`](crate::Graph::collapse) another variable *orders* this one. Questions about order
-/// ([`is_quiet`](Self::is_quiet), [`flags`](Self::flags), [`has_unfinished_write`](Self::has_unfinished_write)) are
-/// answered by the variable that orders; [`with_state`](Self::with_state) reaches this variable's own state.
+/// After [`Graph::collapse`](crate::Graph::collapse) another variable *orders* this one. Questions about
+/// order ([`is_quiet`](Self::is_quiet), [`flags`](Self::flags),
+/// [`has_unfinished_write`](Self::has_unfinished_write)) are answered by the variable that orders;
+/// [`with_state`](Self::with_state) reaches this variable's own state.
 pub struct Var<V, T> {
     node: NonNull<VarNode<V, T>>,
 }
@@ -42,12 +43,14 @@ pub(crate) struct VarNode<V, T> {
     /// Belongs to the holder of the lock.
     pub(crate) queue: Queue<V, T>,
     pub(crate) graph: GraphRef<V, T>,
-    /// Belongs to the holder of the lock; taken out when the variable ends. Up to 16 bytes of it are in the first cache line.
+    /// Belongs to the holder of the lock; taken out when the variable ends. Up to 16 bytes of it are in the
+    /// first cache line.
     value: UnsafeCell<ManuallyDrop<V>>,
     /// Handles, and variables that forward here.
     handles: AtomicUsize,
     id: VarId,
-    /// Set under the lock before the word says forwarded, constant from then on. Counts as a handle of its target.
+    /// Set under the lock before the word says forwarded, constant from then on. Counts as a handle of its
+    /// target.
     forward: UnsafeCell<Option<NonNull<VarNode<V, T>>>>,
     /// Belongs to the holder of the lock; present if the word says group.
     pub(crate) group: UnsafeCell<Option<Box<Group<V, T>>>>,
@@ -102,7 +105,8 @@ impl<V, T> Var<V, T> {
         self.order_word().user()
     }
 
-    /// Whether a write is queued or granted, and not completed, on the variable that orders this one. One load.
+    /// Whether a write is queued or granted, and not completed, on the variable that orders this one. One
+    /// load.
     #[inline]
     pub fn has_unfinished_write(&self) -> bool {
         self.order_word().unfinished_write()
@@ -124,12 +128,13 @@ impl<V, T> Var<V, T> {
         Self { node }
     }
 
-    /// Lends this variable's own state and user flags (24 bits). `f` runs *under the lock*, on which other threads that use the
-    /// variable spin: `f` must be short, must not block, must not use this graph and must not call foreign code.
+    /// Lends this variable's own state and user flags (24 bits). `f` runs *under the lock*, on which other
+    /// threads that use the variable spin: `f` must be short, must not block, must not use this graph and
+    /// must not call foreign code.
     ///
     /// # Panics
-    /// If `f` uses a graph that one thread owns. In a shared graph, if `f` waits for a lock of the graph; if the lock is free, the use
-    /// succeeds, and is a mistake all the same.
+    /// If `f` uses a graph that one thread owns. In a shared graph, if `f` waits for a lock of the graph; if
+    /// the lock is free, the use succeeds, and is a mistake all the same.
     pub fn with_state<R>(&self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         // SAFETY: our handle keeps the node.
         unsafe { VarNode::lock(self.node) }.lend(f)
@@ -151,8 +156,8 @@ impl<V, T> Var<V, T> {
         }
     }
 
-    /// As [`with_state`](Self::with_state), of this variable and then of each that orders it, one after the other: `f` sees the
-    /// state on all of them, however far a collapse has come.
+    /// As [`with_state`](Self::with_state), of this variable and then of each that orders it, one after the
+    /// other: `f` sees the state on all of them, however far a collapse has come.
     ///
     /// # Panics
     /// As [`with_state`](Self::with_state).
@@ -186,8 +191,9 @@ impl<V, T> Var<V, T> {
         }
     }
 
-    /// References to the operations that are queued here, granted ones included, in order; after a collapse also
-    /// those queued on the variables that order this one. [Collapses](crate::Graph::collapse) are left out.
+    /// References to the operations that are queued here, granted ones included, in order; after a collapse
+    /// also those queued on the variables that order this one. [Collapses](crate::Graph::collapse) are left
+    /// out.
     #[must_use]
     pub fn queued(&self) -> Vec<OpRef<V, T>> {
         let mut found = Vec::new();
@@ -252,8 +258,9 @@ impl<V, T> fmt::Debug for Var<V, T> {
     }
 }
 
-// SAFETY: a handle gives access to `V` under the lock, from any thread, and may drop it: `V: Send`. Dropping a graph's
-// last handle frees its operations' memory; payloads are shared by reference through `OpRef`: `T: Send + Sync`.
+// SAFETY: a handle gives access to `V` under the lock, from any thread, and may drop it: `V: Send`. Dropping
+// a graph's last handle frees its operations' memory; payloads are shared by reference through `OpRef`: `T:
+// Send + Sync`.
 unsafe impl<V: Send, T: Send + Sync> Send for Var<V, T> {}
 // SAFETY: as above; `&Var` gives `&mut V` only under the lock.
 unsafe impl<V: Send, T: Send + Sync> Sync for Var<V, T> {}
@@ -263,8 +270,8 @@ impl<V, T> VarNode<V, T> {
         self.id
     }
 
-    /// The position of the variable in the order in which locks are taken: its address, which needs no access to the node. In a
-    /// model its number, because addresses differ from run to run and a model must not.
+    /// The position of the variable in the order in which locks are taken: its address, which needs no access
+    /// to the node. In a model its number, because addresses differ from run to run and a model must not.
     ///
     /// # Safety
     /// The node is alive.
@@ -287,7 +294,8 @@ impl<V, T> VarNode<V, T> {
     /// Takes the variable's lock.
     ///
     /// # Safety
-    /// The node is alive now, and something keeps it alive until the guard is dropped (holding the lock does).
+    /// The node is alive now, and something keeps it alive until the guard is dropped (holding the lock
+    /// does).
     #[inline]
     pub(crate) unsafe fn lock(this: NonNull<Self>) -> VarGuard<V, T> {
         // SAFETY: forwarded to the caller.
@@ -325,8 +333,8 @@ impl<V, T> VarNode<V, T> {
     /// The caller keeps `this` alive; the result is alive for as long.
     #[inline]
     pub(crate) unsafe fn resolve(mut this: NonNull<Self>) -> NonNull<Self> {
-        // SAFETY: each forward is set before the word says so (Acquire here, Release there), never changes, and
-        // counts as a handle of its target.
+        // SAFETY: each forward is set before the word says so (Acquire here, Release there), never changes,
+        // and counts as a handle of its target.
         unsafe {
             while this.as_ref().lock.load().forwarded() {
                 this = this.as_ref().forward.with(|to| *to).expect("a forwarded word has a forward");
@@ -353,7 +361,8 @@ impl<V, T> VarNode<V, T> {
         unsafe { Self::lock(this).queue(|queue| !queue.is_empty() || queue.pins() > 0) }
     }
 
-    /// Adds references to the operations that are queued on `this`; those that are granted here only if `granted` is true.
+    /// Adds references to the operations that are queued on `this`; those that are granted here only if
+    /// `granted` is true.
     ///
     /// # Safety
     /// The memory of the node is kept.
@@ -391,15 +400,16 @@ impl<V, T> VarNode<V, T> {
         }
     }
 
-    /// Releases a handle. If it was the last and nothing is queued, retires the variable, and releases the handle of its forward's
-    /// target in turn. A loop, since forwards may form long chains.
+    /// Releases a handle. If it was the last and nothing is queued, retires the variable, and releases the
+    /// handle of its forward's target in turn. A loop, since forwards may form long chains.
     ///
     /// # Safety
     /// The caller owns the handle. No lock is held.
     pub(crate) unsafe fn release_handle(this: NonNull<Self>) {
         let mut next = Some(this);
         while let Some(node) = next {
-            // SAFETY: the handle keeps the node; if it is the last one, the node stays until this thread sets ORPHANED.
+            // SAFETY: the handle keeps the node; if it is the last one, the node stays until this thread sets
+            // ORPHANED.
             next = unsafe {
                 if node.as_ref().handles.fetch_sub(1, Ordering::AcqRel) > 1 {
                     return;
@@ -417,8 +427,8 @@ impl<V, T> VarNode<V, T> {
         }
     }
 
-    /// Ends a variable that is orphaned and has an empty queue: at once, or, if it was collapsed, when the accesses
-    /// that went to its group have completed. Returns a handle that the caller must release.
+    /// Ends a variable that is orphaned and has an empty queue: at once, or, if it was collapsed, when the
+    /// accesses that went to its group have completed. Returns a handle that the caller must release.
     ///
     /// # Safety
     /// The caller found the variable orphaned *and* empty under its lock. No lock is held.
@@ -434,8 +444,9 @@ impl<V, T> VarNode<V, T> {
     /// As for [`Self::retire`], and no access submitted through this variable is unfinished.
     #[must_use]
     pub(crate) unsafe fn destroy(this: NonNull<Self>) -> Option<NonNull<Self>> {
-        // SAFETY: the variable has ended, so only snapshots can reach the node, and these read neither the value of a variable
-        // that is not pinned nor its forward. Once the node is off the registry, and without a scan, only this thread can.
+        // SAFETY: the variable has ended, so only snapshots can reach the node, and these read neither the
+        // value of a variable that is not pinned nor its forward. Once the node is off the registry, and
+        // without a scan, only this thread can.
         unsafe {
             let node = this.as_ref();
             let target = node.forward.with(|to| *to);
@@ -458,7 +469,8 @@ impl<V, T> VarNode<V, T> {
     }
 }
 
-/// Holds the lock of a variable. Dropping the guard publishes the word and releases the lock, also on unwinding.
+/// Holds the lock of a variable. Dropping the guard publishes the word and releases the lock, also on
+/// unwinding.
 pub(crate) struct VarGuard<V, T> {
     pub(crate) node: NonNull<VarNode<V, T>>,
     pub(crate) word: VarWord,
@@ -485,7 +497,8 @@ impl<V, T> VarGuard<V, T> {
     #[inline]
     pub(crate) fn with_state<R>(&mut self, f: impl FnOnce(&mut V, &mut u32) -> R) -> R {
         let mut flags = self.word.user();
-        // SAFETY: we hold the lock. A closure that uses the variable is refused by the biased lock, or waits for this lock.
+        // SAFETY: we hold the lock. A closure that uses the variable is refused by the biased lock, or waits
+        // for this lock.
         let result = unsafe { self.node.as_ref().value.with_mut(|value| f(&mut **value, &mut flags)) };
         debug_assert!(flags <= USER_MASK, "user flags are 24 bits");
         self.word = self.word.with_user(flags & USER_MASK);
@@ -496,7 +509,8 @@ impl<V, T> VarGuard<V, T> {
 impl<V, T> Drop for VarGuard<V, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: holding the lock keeps the node alive; after the store the node may be gone, and is not accessed.
+        // SAFETY: holding the lock keeps the node alive; after the store the node may be gone, and is not
+        // accessed.
         unsafe { self.node.as_ref() }.lock.unlock(self.word);
     }
 }

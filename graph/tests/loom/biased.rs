@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// The first thread takes no locks until the second one comes: whenever that is, they run one after the other.
+/// The first thread takes no locks until the second one comes: whenever that is, they run one after the
+/// other.
 #[test]
 fn crossed_submitters_on_a_biased_graph_run_alone() {
     model(2, || {

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// A submission through a member while it is collapsed: before the collapse on the member or behind it on the group.
+/// A submission through a member while it is collapsed: before the collapse on the member or behind it on the
+/// group.
 #[test]
 fn a_collapse_races_a_submission_through_its_member() {
     model(3, || {
@@ -78,8 +79,8 @@ fn opposite_collapses_make_one_group() {
     });
 }
 
-/// The last handle of a collapsed member goes while its access completes on the group: the member's state is dropped
-/// once, by either thread, and not before the access is over.
+/// The last handle of a collapsed member goes while its access completes on the group: the member's state is
+/// dropped once, by either thread, and not before the access is over.
 #[test]
 fn a_member_is_dropped_while_its_access_completes_on_the_group() {
     struct Memory {

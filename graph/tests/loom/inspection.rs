@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A picture of [x: w1 w2], while w1 completes and w2 runs: one of the three states it can be in, never a mixture; and
-/// the references that it takes keep neither operation from being dropped exactly once.
+/// A picture of [x: w1 w2], while w1 completes and w2 runs: one of the three states it can be in, never a
+/// mixture; and the references that it takes keep neither operation from being dropped exactly once.
 #[test]
 fn a_snapshot_is_taken_while_operations_complete() {
     let lengths = Seen::default();
@@ -33,7 +33,8 @@ fn a_snapshot_is_taken_while_operations_complete() {
     lengths.assert([0, 1, 2]);
 }
 
-/// Variables end, one with and one without something queued, while pictures of all of them are taken on two threads.
+/// Variables end, one with and one without something queued, while pictures of all of them are taken on two
+/// threads.
 #[test]
 fn variables_end_while_pictures_are_taken() {
     model(2, || {
@@ -53,7 +54,8 @@ fn variables_end_while_pictures_are_taken() {
     });
 }
 
-/// A picture that finds y busy must follow the join to x, while x's writer completes and x's last handle goes.
+/// A picture that finds y busy must follow the join to x, while x's writer completes and x's last handle
+/// goes.
 #[test]
 fn a_snapshot_follows_an_operation_to_a_variable_that_goes() {
     let lengths = Seen::default();

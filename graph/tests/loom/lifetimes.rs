@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The handle and the graph go while the last access completes: the state is dropped once, the slab is not freed under
-/// the completing thread.
+/// The handle and the graph go while the last access completes: the state is dropped once, the slab is not
+/// freed under the completing thread.
 #[test]
 fn the_last_handle_is_dropped_while_the_operation_completes() {
     model(5, || {

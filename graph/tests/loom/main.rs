@@ -2,8 +2,8 @@
 //!
 //! Run with `RUSTFLAGS="--cfg estafette_loom" cargo test -p estafette-graph --release --test loom`.
 //!
-//! Loom also watches every cell of the crate (links, targets, payloads, states): an access that the protocol does not
-//! order is reported as a race, and memory that is not given back as a leak.
+//! Loom also watches every cell of the crate (links, targets, payloads, states): an access that the protocol
+//! does not order is reported as a race, and memory that is not given back as a leak.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 #![cfg(estafette_loom)]
 
@@ -28,8 +28,8 @@ mod withdrawal;
 const READ: Mode = Mode::Read;
 const WRITE: Mode = Mode::Write;
 
-/// Explores with at most `preemptions` involuntary switches per execution. With three threads, one: two threads that
-/// wait for one lock may yield to each other for ever, which loom would follow.
+/// Explores with at most `preemptions` involuntary switches per execution. With three threads, one: two
+/// threads that wait for one lock may yield to each other for ever, which loom would follow.
 fn model(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = Some(preemptions);

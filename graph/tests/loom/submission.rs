@@ -96,7 +96,8 @@ fn a_join_of_two_variables_is_granted_once_by_whoever_completes_last() {
     });
 }
 
-/// A flag that a writer leaves on A is there for the reader, also when the writer of B is the one that grants it.
+/// A flag that a writer leaves on A is there for the reader, also when the writer of B is the one that grants
+/// it.
 #[test]
 fn a_flag_is_seen_by_whoever_is_granted_through_another_variable() {
     model(3, || {
@@ -145,9 +146,9 @@ fn a_quiet_variable_shows_what_its_writer_left() {
     quiet.assert([0, 1]);
 }
 
-/// Negative control. MXNet appends an operation to one variable after the other, each under its own lock; nothing makes
-/// the whole atomic. Loom must find the interleaving in which each of two crossed operations waits for the other, else
-/// the models above prove nothing.
+/// Negative control. MXNet appends an operation to one variable after the other, each under its own lock;
+/// nothing makes the whole atomic. Loom must find the interleaving in which each of two crossed operations
+/// waits for the other, else the models above prove nothing.
 #[test]
 fn appending_variable_by_variable_is_found_to_deadlock() {
     let found = std::panic::catch_unwind(|| {
