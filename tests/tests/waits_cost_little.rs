@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tests::ops::exclusive;
 
-use estafette::{Access, Engine, Error, Tensor, looked_at};
+use estafette::{Access, Engine, Error, Tensor, inspected};
 
 /// Long enough for several looks.
 const WHILE: Duration = Duration::from_millis(300);
@@ -45,9 +45,9 @@ fn chain(engine: &Engine, first: &Tensor, length: usize) -> Tensor {
 }
 
 fn counted<R>(f: impl FnOnce() -> R) -> (R, u64) {
-    let before = looked_at();
+    let before = inspected();
     let result = f();
-    (result, looked_at() - before)
+    (result, inspected() - before)
 }
 
 #[test]

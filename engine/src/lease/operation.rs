@@ -12,7 +12,7 @@ use estafette_sync::sync::{Mutex, MutexGuard};
 
 use super::owner::{LeaseDetails, LeaseInfo};
 use crate::core::error::{Error, OperationError};
-use crate::core::oneshot::Signal;
+use crate::core::one_shot::OneShot;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
 use crate::core::var_state::Ending;
 use crate::operation::run::{self, ReadyList};
@@ -32,7 +32,7 @@ pub(crate) struct LeaseOp {
     pending: Mutex<Option<Box<FenceSet>>>,
     is_held: AtomicBool,
     /// Notifies the request; `None` for a lease that no request waits for.
-    pub(super) signal: Option<ReadySignal>,
+    pub(super) one_shot: Option<ReadySignal>,
 }
 
 #[derive(Debug)]
@@ -56,13 +56,13 @@ impl LeaseOp {
             consumer_orders: false,
             pending: Mutex::new(None),
             is_held: AtomicBool::new(false),
-            signal: None,
+            one_shot: None,
         }
     }
 
     /// The operation of a request.
     pub(super) fn requested(details: LeaseDetails, consumer_orders: bool) -> Self {
-        Self { consumer_orders, signal: Some(Signal::new()), ..Self::new(details) }
+        Self { consumer_orders, one_shot: Some(OneShot::new()), ..Self::new(details) }
     }
 
     pub(crate) fn info(&self) -> LeaseInfo {
@@ -140,8 +140,8 @@ impl LeaseOp {
     }
 
     fn notify(&self, outcome: Result<(), Error>) {
-        if let Some(signal) = &self.signal {
-            signal.set(outcome);
+        if let Some(one_shot) = &self.one_shot {
+            one_shot.set(outcome);
         }
     }
 }
@@ -170,7 +170,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
     let op = state.lease().cloned().expect("every lease is submitted with its `LeaseOp`");
     if !operation::begin(&granted) {
         let failure = state.failure().cloned();
-        run::complete(granted, &Ending::Looked, None, ready);
+        run::complete(granted, &Ending::Polled, None, ready);
         if let Some(failure) = failure {
             op.notify(Err(failure.into_error()));
         }
@@ -193,7 +193,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
         hold(granted, &op, ready);
     } else {
         if let Err(granted) = op.begin_settling(granted) {
-            return run::complete(granted, &Ending::Looked, None, ready);
+            return run::complete(granted, &Ending::Polled, None, ready);
         }
         Reactor::global().when_settled(&found.pending, move |_settled| {
             let Some(granted) = op.end_settling() else { return };
@@ -205,7 +205,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
 }
 
 fn refuse(granted: OpGranted, op: &LeaseOp, failure: OperationError, ready: &mut ReadyList) {
-    run::complete(granted, &Ending::Looked, None, ready);
+    run::complete(granted, &Ending::Polled, None, ready);
     op.notify(Err(failure.into_error()));
 }
 
@@ -215,13 +215,13 @@ fn hold(granted: OpGranted, op: &LeaseOp, ready: &mut ReadyList) {
     }
     match op.hold(granted) {
         Ok(()) => op.notify(Ok(())),
-        Err(granted) => run::complete(granted, &Ending::Looked, None, ready),
+        Err(granted) => run::complete(granted, &Ending::Polled, None, ready),
     }
 }
 
 /// Ends the operation of a lease that was granted and never used.
 pub(super) fn end_unused(granted: OpGranted) {
-    complete(granted, &Ending::Looked);
+    complete(granted, &Ending::Polled);
 }
 
 /// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done`
@@ -231,7 +231,7 @@ pub(super) fn end(granted: OpGranted, done: Option<Fence>) {
     let consumer_orders = granted.payload().lease().is_some_and(|op| op.consumer_orders);
     let ending = if done.is_none() && consumer_orders {
         // The consumer was never ordered after earlier work, and did not use the memory.
-        Ending::Looked
+        Ending::Polled
     } else {
         Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
     };
@@ -243,5 +243,5 @@ fn complete(granted: OpGranted, ending: &Ending<'_>) {
     let mut ready = ReadyList::new();
     run::complete(granted, ending, None, &mut ready);
     run::dispatch(ready);
-    core.bell.ring();
+    core.notifier.notify();
 }

@@ -124,7 +124,7 @@ impl LeaseState {
         if let Some(observer) = observer {
             observer.set(Ok(()));
         }
-        self.tensor.inner.core.bell.ring();
+        self.tensor.inner.core.notifier.notify();
     }
 
     /// The pin of this lease.

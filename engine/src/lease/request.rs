@@ -323,7 +323,7 @@ impl Submitted {
     }
 
     fn outcome(&self) -> Option<Result<(), Error>> {
-        self.op().signal.as_ref().expect("a request has a signal").get()
+        self.op().one_shot.as_ref().expect("a request has a signal").get()
     }
 
     fn wait<L>(self, request: &LeaseRequest<L>, timeout: Option<Duration>) -> Result<Self, Error> {
@@ -331,8 +331,8 @@ impl Submitted {
             Some(_) => "a scoped lease".into(),
             None => format!("a {} lease", self.op().details.access),
         };
-        let signal = self.op().signal.as_ref().expect("a request has a signal");
-        let waited = blocking::block(request.core(), &self.handle, &what, signal, timeout);
+        let one_shot = self.op().one_shot.as_ref().expect("a request has a signal");
+        let waited = blocking::block(request.core(), &self.handle, &what, one_shot, timeout);
         self.note_resumed(true);
         waited??;
         Ok(self)
@@ -340,8 +340,8 @@ impl Submitted {
 
     fn poll(&mut self, cx: &mut Context<'_>, what: &'static str) -> Poll<Result<(), Error>> {
         let Self { op, handle, pending } = self;
-        let signal = op.as_ref().and_then(|op| op.signal.as_ref()).expect("a request has a signal");
-        match signal.poll_alone(cx) {
+        let one_shot = op.as_ref().and_then(|op| op.one_shot.as_ref()).expect("a request has a signal");
+        match one_shot.poll_alone(cx) {
             Poll::Pending => match pending.poll(cx, || Awaited::op(what, handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
@@ -464,9 +464,9 @@ fn wait_on_host(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let _cover = core.cover();
-    let helps = core.alone() && timeout.is_none() && context::may_help();
+    let helps = core.has_no_workers() && timeout.is_none() && context::may_help();
     let mut stand_ins = StandInSet::default();
-    if core.alone() && !helps {
+    if core.has_no_workers() && !helps {
         stand_ins.want(core);
     }
     for fence in fences {

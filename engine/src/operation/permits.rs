@@ -3,7 +3,7 @@
 
 use std::task::Poll;
 
-use estafette_devices::tally::{Full, Seat};
+use estafette_devices::sharded_counter::{Full, Shard};
 
 use crate::core::coalesced;
 use crate::core::context;
@@ -25,31 +25,31 @@ impl CoreRef {
     /// The fast path of nearly every submission: the thread has acquired permits in advance.
     #[inline(always)]
     fn acquired_in_advance(&self) -> bool {
-        self.is_open() && self.with_seat(|seat| seat.is_some_and(Seat::begin_admitted))
+        self.is_open() && self.with_shard(|shard| shard.is_some_and(Shard::begin_admitted))
     }
 
     #[cold]
     fn try_acquire_slowly(&self) -> Result<(), Error> {
         self.check_usable()?;
-        self.with_seat(|seat| self.acquire_at(seat))
+        self.with_shard(|shard| self.acquire_at(shard))
     }
 
-    fn acquire_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
+    fn acquire_at(&self, shard: Option<&Shard>) -> Result<(), Error> {
         // Operations submitted from inside operations may exceed the in-flight limit, or an engine at its
         // limit could never drain.
         let inside = context::current().is_some();
         let limit =
             if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() };
         let refused = |full: Full| Error::InFlightLimit { in_flight: full.under_way, limit };
-        self.tally.begin(seat, limit, !inside).map_err(refused)
+        self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
     }
 
-    /// Releases a permit. The caller notifies waiters, now or soon ([`Core::tell_ended`]).
+    /// Releases a permit. The caller notifies waiters, now or soon ([`Core::notify_ended`]).
     #[inline(always)]
     pub(crate) fn count_ended(&self) {
-        self.with_taken_seat(|seat| match seat {
-            Some(seat) => seat.end(),
-            None => self.tally.end_standing(),
+        self.with_own_shard(|shard| match shard {
+            Some(shard) => shard.end(),
+            None => self.sharded_counter.end_standing(),
         });
     }
 
@@ -63,8 +63,8 @@ impl CoreRef {
     fn acquire_slowly(&self) -> Result<(), Error> {
         // The thread comes here now and then. That is often enough to run what caller-runs operations have
         // made ready, apart from the first successor of each, which has run already.
-        if self.is_flowing() && context::current().is_none() {
-            self.flow();
+        if self.is_caller_running() && context::current().is_none() {
+            self.begin_caller_runs();
         }
         let mut checks: Option<Checks<'_>> = None;
         loop {
@@ -80,18 +80,18 @@ impl CoreRef {
 
     /// As [`acquire_permit`](Self::acquire_permit), by awaiting: no thread blocks.
     pub(crate) async fn acquire_permit_async(&self) -> Result<(), Error> {
-        let mut listening = self.bell.listen_async();
+        let mut listening = self.notifier.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
             for _ in 0..2 {
                 match self.try_acquire_permit() {
                     // Registers the waker before the second attempt: a permit released in between would go
                     // unnoticed otherwise.
-                    Err(Error::InFlightLimit { .. }) => listening.wake_at_ring(cx.waker()),
+                    Err(Error::InFlightLimit { .. }) => listening.register_waker(cx.waker()),
                     other => return Poll::Ready(other),
                 }
             }
-            coalesced::tell();
+            coalesced::wake_held_back();
             // Leases do not end this wait, so the poll returns no error.
             let _ = pending.poll(cx, || Awaited::room(self));
             Poll::Pending

@@ -42,5 +42,5 @@ fn withdrawn(op: &OpHandle, ready: ReadyList) {
     state.done();
     state.count_ended();
     run::dispatch(ready);
-    state.core.bell.ring();
+    state.core.notifier.notify();
 }

@@ -343,8 +343,8 @@ pub const CALLS: &[Call] = &[
         beside: 400_000,
     },
     Call {
-        name: "live",
-        run: |world, meter| drop(meter.count(|| world.engine.live())),
+        name: "activity",
+        run: |world, meter| drop(meter.count(|| world.engine.activity())),
         grows: EVERYTHING,
         only: None,
         beside: 0,

@@ -192,7 +192,7 @@ fn closures_that_are_called_at_any_time_use_everything() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
     let uses = |engine: &estafette::Engine, x: &Tensor| {
-        let _ = (x.version(), x.state(), engine.diagnose(), engine.live(), engine.stats());
+        let _ = (x.version(), x.state(), engine.diagnose(), engine.activity(), engine.stats());
         let _ = x.wait_timeout(Duration::ZERO);
         let _ = catch_unwind(AssertUnwindSafe(|| set(engine, x, 1.0)));
     };

@@ -246,7 +246,7 @@ fn with_workers(account: &Account, engine: &Engine, deleted: &Deleted) -> usize 
     failures(account, engine);
     let zeros = account.ok("allocate", engine.zeros(&[LARGE], DType::F32));
     drop((zeros, tensors));
-    let _ = (engine.diagnose(), engine.live(), engine.stats());
+    let _ = (engine.diagnose(), engine.activity(), engine.stats());
     imported
 }
 
