@@ -194,8 +194,8 @@ impl Plan {
         } else if faulty(dice, 48) {
             plan.fate = dice.pick(&[Fate::Error, Fate::Error, Fate::Panic]);
         }
-        // Failures spread to whoever reads. Were every operation to read much, one failure would soon have
-        // skipped all the others, and a test of skipping would be all that is left.
+        // Failures spread to readers. If every operation read much, one failure would soon skip all others,
+        // and the test would test only skipping.
         let reads_max = if shape.faults { dice.pick(&[0, 0, 0, 0, 1, 2, 2, 19]) } else { 19 };
         for _ in 0..2 + dice.roll(shape.accesses - 1) {
             plan.add(dice.roll(shape.tensors + shape.variables), reads_max, shape, dice);

@@ -641,8 +641,7 @@ impl Submitter<'_> {
             }};
         }
         let submitted = match (updates.len(), plan.body) {
-            // Without workers it may be skipped inside its submission, where that cannot be told from being
-            // refused.
+            // Without workers the operation may be skipped inside its submission, which looks like a refusal.
             (0, Body::Refusing) if self.world.shape.workers == 0 && self.world.shape.faults => {
                 let ticket = ticket();
                 builder().run(move |_, _| ticket.run())
