@@ -118,30 +118,27 @@ impl ProgramBuilder {
         let footprint = uses.footprint();
         // A replay is one operation, which keeps the operands of all nodes until its end.
         check_own_leases(footprint.reads.iter(), footprint.writes.iter())?;
-        let mut recording = ProgramLog::new();
+        let mut log = ProgramLog::new();
         let mut begin = 0;
         for (number, (node, end)) in (1..).zip(nodes.iter().zip(ends)) {
             let accesses = accesses[begin..end].iter().map(|(var, mode)| (var.ordering().id(), *mode));
-            recording.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
+            log.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
             begin = end;
         }
-        let plan = Plan::new(name, nodes, ProgramOrder::of(&recording), footprint, graph, worker_only);
+        let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only);
         Ok(Program::new(engine, plan))
     }
 
-    pub(super) fn record(
-        &mut self,
-        tensors: [(&[Tensor], Mode); 3],
-        vars: &[(Variable, Mode)],
-        node: Node,
-        worker_only: bool,
-    ) {
-        for (tensors, mode) in tensors {
-            for tensor in tensors {
-                self.uses.tensor(tensor, mode);
-                self.accesses.extend(tensor.inner.vars.iter().map(|var| (var.clone(), mode)));
-            }
+    /// Notes the accesses of the next node to `tensors`.
+    pub(super) fn note_accesses(&mut self, tensors: &[Tensor], mode: Mode) {
+        for tensor in tensors {
+            self.uses.tensor(tensor, mode);
+            self.accesses.extend(tensor.inner.vars.iter().map(|var| (var.clone(), mode)));
         }
+    }
+
+    /// Records the next node, whose accesses to tensors were noted.
+    pub(super) fn record(&mut self, vars: &[(Variable, Mode)], node: Node, worker_only: bool) {
         for (variable, mode) in vars {
             self.uses.variable(variable, *mode);
             self.accesses.push((variable.var.clone(), *mode));
