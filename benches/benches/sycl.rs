@@ -84,7 +84,7 @@ fn copy(
     queue: &Arc<dyn Queue>,
     memory: (*const u8, *mut u8, usize),
 ) -> (Fence, Arc<dyn Timing>) {
-    let timing = queue.time().expect("queues of ours are measured");
+    let timing = queue.time().expect("the engine's own queues are measured");
     unsafe { device.copy(&**queue, memory.0, memory.1, memory.2) }.unwrap();
     (queue.record().unwrap(), timing)
 }

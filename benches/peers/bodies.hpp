@@ -115,7 +115,7 @@ public:
 
     void operator()(std::size_t op) const {
         const Operation& operation = state_->program.operations[op];
-        // Steps count from one in the cells, where zero means that nobody has written yet.
+        // Steps count from one in the cells, where zero means that the cell was not written yet.
         const std::uint64_t step = op / state_->program.per_step;
         for (std::uint32_t read = 0; read < operation.read_count; ++read) {
             const std::uint64_t found = state_->cells[operation.reads[read]].value;

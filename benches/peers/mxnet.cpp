@@ -59,7 +59,7 @@ void call(void*, void* op) {
     (*current_body<Body>)(reinterpret_cast<std::size_t>(op));
 }
 
-// Closed until somebody opens it.
+// Closed until it is opened.
 class Gate {
 public:
     static void wait(void*, void* gate) {

@@ -1,6 +1,6 @@
 // The workloads, as lists of operations with their accesses: every engine is handed the same ones.
 //
-// They are made before the clock starts. What each workload is, is told in benches/README.md and beside its
+// They are made before the clock starts. Each workload is described in benches/README.md and beside its
 // maker below.
 
 #pragma once

@@ -34,7 +34,7 @@ using Node = flow::continue_node<flow::continue_msg>;
 struct Order {
     // Pairs of (earlier, later), without duplicates and sorted by `later`.
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
-    // Operations that wait for nobody.
+    // Operations without predecessors.
     std::vector<std::uint32_t> sources;
 
     explicit Order(const peers::Program& program) {

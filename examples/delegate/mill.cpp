@@ -29,15 +29,15 @@ void Event::then(Callback callback) {
 }
 
 void Event::settle(const std::string *failure) {
-  std::vector<Callback> told;
+  std::vector<Callback> callbacks;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (state_ != State::pending) return;
     state_ = failure == nullptr ? State::done : State::failed;
     if (failure != nullptr) failure_ = *failure;
-    told.swap(waiting_);
+    callbacks.swap(waiting_);
   }
-  for (Callback &callback : told) callback(failure);
+  for (Callback &callback : callbacks) callback(failure);
 }
 
 Pool::Pool(unsigned threads) {

@@ -116,12 +116,12 @@ impl Completion {
 
     /// The operation's scope, for lending out its operands.
     pub fn scope(&self) -> &Scope {
-        self.scope.as_ref().expect("whoever tells the end gives the completion up")
+        self.scope.as_ref().expect("a method that ends the operation consumes the completion")
     }
 
     /// The scope, for reporting the end. The completion is used up.
     fn into_scope(mut self) -> Scope {
-        self.scope.take().expect("the end is told once")
+        self.scope.take().expect("the end is reported once")
     }
 
     /// Ends the operation. An operation that was submitted [`on`](crate::OpBuilder::on) a queue is done when

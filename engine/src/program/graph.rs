@@ -60,8 +60,7 @@ impl GraphPlan {
                 );
             }
             if !queue.supports_capture() {
-                let why =
-                    "is on a queue that records no graphs: somebody else's, or of a device that has none";
+                let why = "is on a queue that captures no graphs: a foreign queue, or one of a device without graphs";
                 return cannot(Some(at), why.into());
             }
             let known = queues.iter().position(|slot| slot.id() == queue.id());

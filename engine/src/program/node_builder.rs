@@ -72,12 +72,11 @@ impl<'r, R: Operands, W: Operands, U: Operands> NodeBuilder<'r, R, W, U> {
     fn record(self, body: impl FnOnce(R, W, U) -> NodeBody) {
         let Self { target: Recording { program, name, vars, worker_only }, reads, writes, updates, options } =
             self;
-        let lists = [reads.tensors().to_vec(), writes.tensors().to_vec(), updates.tensors().to_vec()];
-        let body = body(reads, writes, updates);
-        let [reads, writes, updates] = &lists;
-        let tensors = [(&**reads, Mode::Read), (&**writes, Mode::Write), (&**updates, Mode::Update)];
-        let queue = options.and_then(|options| options.queue);
-        program.record(tensors, &vars, Node { name, body, queue }, worker_only);
+        program.note_accesses(reads.tensors(), Mode::Read);
+        program.note_accesses(writes.tensors(), Mode::Write);
+        program.note_accesses(updates.tensors(), Mode::Update);
+        let (body, queue) = (body(reads, writes, updates), options.and_then(|options| options.queue));
+        program.record(&vars, Node { name, body, queue }, worker_only);
     }
 
     /// Records the node with a body that starts work elsewhere and reports its end through the

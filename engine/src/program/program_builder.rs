@@ -122,26 +122,23 @@ impl ProgramBuilder {
         let mut begin = 0;
         for end in ends {
             let accesses = accesses[begin..end].iter().map(|(var, mode)| (var.ordering().id(), *mode));
-            log.push(accesses);
+            log.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
             begin = end;
         }
         let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only);
         Ok(Program::new(engine, plan))
     }
 
-    pub(super) fn record(
-        &mut self,
-        tensors: [(&[Tensor], Mode); 3],
-        vars: &[(Variable, Mode)],
-        node: Node,
-        worker_only: bool,
-    ) {
-        for (tensors, mode) in tensors {
-            for tensor in tensors {
-                self.uses.tensor(tensor, mode);
-                self.accesses.extend(tensor.inner.vars.iter().map(|var| (var.clone(), mode)));
-            }
+    /// Notes the accesses of the next node to `tensors`.
+    pub(super) fn note_accesses(&mut self, tensors: &[Tensor], mode: Mode) {
+        for tensor in tensors {
+            self.uses.tensor(tensor, mode);
+            self.accesses.extend(tensor.inner.vars.iter().map(|var| (var.clone(), mode)));
         }
+    }
+
+    /// Records the next node, whose accesses to tensors were noted.
+    pub(super) fn record(&mut self, vars: &[(Variable, Mode)], node: Node, worker_only: bool) {
         for (variable, mode) in vars {
             self.uses.variable(variable, *mode);
             self.accesses.push((variable.var.clone(), *mode));
