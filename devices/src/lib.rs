@@ -55,6 +55,7 @@ mod native_event;
 mod queue;
 #[cfg(not(estafette_loom))]
 mod reactor;
+pub mod sharded_counter;
 #[cfg(not(estafette_loom))]
 mod signal;
 #[cfg(not(estafette_loom))]
@@ -65,7 +66,6 @@ mod source;
 pub mod sycl;
 #[cfg(not(estafette_loom))]
 pub mod table;
-pub mod tally;
 #[cfg(not(estafette_loom))]
 mod timing;
 #[cfg(not(estafette_loom))]

@@ -29,11 +29,11 @@ use crate::program::ProgramBuilder;
 use crate::tensor::alias_map::Origin;
 use crate::tensor::handle::Tensor;
 use crate::tensor::variable::Variable;
+use crate::wait::activity::{self, Activity, OnStall, Stall, StallWatch};
 use crate::wait::awaits::{Awaited, Pending};
-use crate::wait::blocking::picture;
+use crate::wait::blocking::take_snapshot;
 use crate::wait::diagnose::{Diagnosis, diagnose};
 use crate::wait::inspect;
-use crate::wait::live::{self, Live, OnStall, Stall, StallWatch};
 
 /// Operations that may be in flight before a submission waits, unless told otherwise: enough to keep any number of workers and
 /// devices busy, and few enough that what is in flight stays in a core's own cache. (With 65,536 the *random* workload of the
@@ -81,15 +81,15 @@ impl Drop for Handle {
             return std::mem::forget(self.core.clone());
         }
         // Without workers nothing else would ever run what is ready.
-        if self.core.alone() && !std::thread::panicking() {
+        if self.core.has_no_workers() && !std::thread::panicking() {
             while self.core.help_any() {}
         }
         self.core.failures.close();
         self.core.detach();
-        if self.core.alone() && !self.core.is_over() {
+        if self.core.has_no_workers() && !self.core.is_over() {
             self.core.stand_ins.want_to_the_end(&self.core);
         }
-        self.core.leave();
+        self.core.clear_thread_cache();
     }
 }
 
@@ -174,7 +174,7 @@ impl EngineBuilder {
     /// the program, or memory whose deleter does not return, is logged once, with its sentence of [`Engine::diagnose`], by `tracing` at the level *warn*, target
     /// `estafette::stall`. Default: nobody looks.
     pub fn watchdog(self, limit: Duration) -> Self {
-        self.on_stall(limit, live::log)
+        self.on_stall(limit, activity::log)
     }
 
     /// As [`watchdog`](Self::watchdog), with `tell` called instead, on that thread.
@@ -325,7 +325,7 @@ impl Engine {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     pub fn submit_many<T>(&self, submit: impl FnOnce() -> T) -> T {
-        coalesced::hold(self.core(), submit)
+        coalesced::hold_back(self.core(), submit)
     }
 
     /// Begins to record a program: operations that are described once and run many times, each time as one operation called
@@ -488,7 +488,7 @@ impl Engine {
     /// workers, or where that is [forbidden](crate::set_helping).
     pub fn run_ready(&self) -> bool {
         let core = self.core();
-        if !core.alone() || core.check_fork().is_err() || !core.help_any() {
+        if !core.has_no_workers() || core.check_fork().is_err() || !core.help_any() {
             return false;
         }
         while core.help_any() {}
@@ -519,8 +519,8 @@ impl Engine {
 
     /// What is running, ready and stalled right now, and by what. It looks at everything in flight, so it costs as much as
     /// [`diagnose`](Self::diagnose).
-    pub fn live(&self) -> Live {
-        Live::of(&self.diagnose())
+    pub fn activity(&self) -> Activity {
+        Activity::of(&self.diagnose())
     }
 
     /// Sets what is called, once per wait, when only leases hold a wait up: the place to run a garbage collector, which may
@@ -554,10 +554,10 @@ impl Engine {
     pub async fn shutdown(&self) -> ShutdownReport {
         let core = self.core();
         core.closing.store(true, Ordering::Release);
-        let mut listening = core.bell.listen_async();
+        let mut listening = core.notifier.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
-            listening.wake_at_ring(cx.waker());
+            listening.register_waker(cx.waker());
             if core.in_flight() == 0 {
                 return std::task::Poll::Ready(());
             }
@@ -602,7 +602,7 @@ impl Engine {
     /// Cancels every operation of this engine that is queued behind leases only.
     fn cancel_held(&self) -> ShutdownReport {
         let core = self.core();
-        let snapshot = picture();
+        let snapshot = take_snapshot();
         let mine = |op: &&OpHandle| op.payload().core.id == core.id && op.payload().is_counted();
         let waiting = graph().waiting();
         let (held, leases) = inspect::held(waiting.iter().filter(mine));

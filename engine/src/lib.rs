@@ -28,7 +28,7 @@
 //! # use estafette::{Engine, Produced};
 //! # let engine = Engine::builder().workers(1).build()?;
 //! let x = engine.from_vec(vec![3_i64, 1, 2], &[3])?;
-//! let sorted = engine.op("sort").reads([&x]).produce_async(|[x]| async move {
+//! let sorted = engine.op("sort").reads([&x]).produce_future(|[x]| async move {
 //!     let mut values = x.as_slice::<i64>()?.to_vec();
 //!     values.sort();
 //!     Ok(Produced::from_vec(values, &[3])?)
@@ -97,7 +97,7 @@ pub use import::Produced;
 pub use lease::consumer::Consumer;
 pub use lease::owner::{CallSite, LeaseInfo, LeaseOwner};
 pub use lease::{Access, Lease, LeaseRequest};
-pub use operation::builder::OpBuilder;
+pub use operation::builder::{Description, OpBuilder};
 pub use operation::completion::{Completion, Scope};
 pub use operation::operands::{Operands, Tensors};
 pub use operation::submit::lost;
@@ -109,8 +109,8 @@ pub use tensor::guards::{ReadGuard, WriteGuard};
 pub use tensor::handle::{Tensor, TensorState};
 pub use tensor::variable::Variable;
 pub use tensor::views::{View, ViewMut};
-pub use wait::diagnose::{Blocked, Diagnosis, Status, Waiting};
+pub use wait::activity::{Activity, Stall};
+pub use wait::diagnose::{Blocker, Diagnosis, OpStatus, Status};
 #[doc(hidden)]
-pub use wait::inspect::looked_at;
-pub use wait::live::{Live, Stall};
+pub use wait::inspect::inspected;
 pub use wait::ready::{Ready, Writable};

@@ -27,7 +27,7 @@ enum Step {
     },
 }
 
-/// StepKind each thread submits, in order.
+/// What each thread submits, in order.
 #[derive(Clone, Debug)]
 struct Program {
     vars: usize,
@@ -46,7 +46,7 @@ struct State {
     writing: bool,
 }
 
-/// StepKind an operation found on each variable it used.
+/// What an operation found on each variable it used.
 type Found = BTreeMap<VarId, (Mode, u64)>;
 
 type Token = Granted<State, Name>;
@@ -64,7 +64,7 @@ struct Machine<'p> {
 /// How many requests of a submitter are open at a time before it withdraws the oldest.
 const OPEN_REQUESTS: usize = 3;
 
-/// StepKind a machine ends with: notes, states, identities of the variables, and what was withdrawn.
+/// What a machine ends with: notes, states, identities of the variables, and what was withdrawn.
 struct Outcome {
     notes: HashMap<Name, Found>,
     states: Vec<State>,
@@ -108,12 +108,13 @@ impl Machine<'_> {
         for (index, step) in self.program.threads[thread].iter().enumerate() {
             let name = (thread, index);
             let granted = match step {
-                Step::Access(accesses) => {
-                    self.graph.submit(name, accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode)))
-                }
+                Step::Access(accesses) => self
+                    .graph
+                    .op(name, accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode)))
+                    .submit_unreferenced(),
                 Step::Request(accesses) => {
                     let uses = accesses.iter().map(|(var, mode)| (&self.vars[*var], *mode));
-                    let (request, granted) = self.graph.submit_ref(name, uses);
+                    let (request, granted) = self.graph.op(name, uses).submit();
                     requests.push_back(request);
                     granted
                 }
@@ -203,7 +204,7 @@ fn only_reads_go((thread, index): Name) -> bool {
     (thread + index).is_multiple_of(2)
 }
 
-/// StepKind an operation computes from: its own name and every state that it read.
+/// What an operation computes from: its own name and every state that it read.
 #[derive(Clone, Copy)]
 struct Input(u64);
 

@@ -205,7 +205,7 @@ fn pictures_taken_during_traffic_are_consistent() {
                             (&vars[step() % 6], Mode::Write),
                             (&own, Mode::Write),
                         ];
-                        ready.extend(graph.submit(thread, accesses));
+                        ready.extend(graph.op(thread, accesses).submit_unreferenced());
                     }
                     in_flight.fetch_sub(1, Ordering::Relaxed);
                     drop(own);

@@ -1,4 +1,4 @@
-//! StepKind is found by walking back from an operation that waits.
+//! What is found by walking back from an operation that waits.
 
 mod common;
 
@@ -66,7 +66,10 @@ fn a_writer_waits_for_the_reads_ahead_of_it_and_a_reader_for_the_last_write() {
 fn what_was_split_off_a_running_operation_is_found_beside_it() {
     let mut driver = Driver::new(1);
     let graph = driver.graph.clone();
-    let running = graph.submit("running".to_owned(), [(&driver.vars[0], Mode::Write)]).expect("granted");
+    let running = graph
+        .op("running".to_owned(), [(&driver.vars[0], Mode::Write)])
+        .submit_unreferenced()
+        .expect("granted");
     let lease = running.split("lease".to_owned(), &[&driver.vars[0]], Mode::Read);
     let reader = driver.submit_ref("reader", &[r(0)]);
     let writer = driver.submit_ref("writer", &[w(0)]);
@@ -285,7 +288,7 @@ fn walks_during_traffic_lead_to_something_that_moves() {
                             (&vars[step() % 6], Mode::Write),
                             (&own, Mode::Write),
                         ];
-                        ready.extend(graph.submit(thread, accesses));
+                        ready.extend(graph.op(thread, accesses).submit_unreferenced());
                     }
                     ready.into_iter().for_each(complete);
                 }
@@ -296,7 +299,7 @@ fn walks_during_traffic_lead_to_something_that_moves() {
         for round in 0..2_000 {
             let mine = graph.var(());
             let (probe, granted) =
-                graph.submit_ref(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]);
+                graph.op(PROBE, [(&vars[round % 6], Mode::Read), (&mine, Mode::Write)]).submit();
             let mut walk = graph.walk::<()>();
             let index = walk.add(&probe);
             assert!(walk.run(EVERYTHING, |_, _| ()));

@@ -14,7 +14,8 @@ use tests::watchdog::Watchdog;
 /// Imports and exports of the flatness test. `ESTAFETTE_TENSORS` sets another number.
 const TENSORS: u64 = 100_000;
 
-/// The growth of resident memory that is still called flat. Each tensor has 4 KiB, so that leaking one in a hundred would show.
+/// The growth of resident memory that is still called flat. Each tensor has 4 KiB, so that leaking one in a
+/// hundred would show.
 const SLACK: usize = 4 << 20;
 
 #[test]
@@ -79,10 +80,10 @@ impl Keeper {
 
 fn keepers(deleted: &Deleted) -> Vec<Keeper> {
     let engine = engine(1);
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let x = unsafe { engine.import(foreign::tensor(&[1.0], deleted)) }.expect("a good tensor");
     let export = || x.export_wait(&ExportOptions::new(Access::Read)).expect("nobody writes");
-    // SAFETY: memory of ours, which its lease keeps.
+    // SAFETY: the lease keeps the memory, which this test owns.
     let derived = unsafe { engine.import(export()) }.expect("a good tensor");
     let lease = block_on(x.lease(Access::Read, "a keeper")).expect("nobody writes");
     let (exported, done) = (export(), look(&engine, &x));

@@ -21,7 +21,8 @@ fn own_stack() -> usize {
     size
 }
 
-/// What the C library gives to a thread of which nothing is asked: what the process's limit was when it began.
+/// What the C library gives to a thread of which nothing is asked: what the process's limit was when it
+/// began.
 fn stack_of_a_plain_thread() -> usize {
     extern "C" fn measure(size: *mut libc::c_void) -> *mut libc::c_void {
         // SAFETY: points to the number below, which outlives the thread.
@@ -49,7 +50,7 @@ fn stacks_of_bodies(engine: &Engine) -> [usize; 2] {
     let (tell, sizes) = mpsc::channel();
     let again = tell.clone();
     let measure = engine.op("measure").run(move |[], []| again.send(own_stack()).map_err(|_| "gone".into()));
-    // With a timeout it is left to the worker.
+    // A wait with a timeout leaves the body to the worker.
     measure.unwrap().wait_timeout(Some(Duration::from_secs(60))).unwrap();
     let worker = sizes.recv().unwrap();
     let body = async move { tell.send(own_stack()).map_err(|_| "gone".into()) };

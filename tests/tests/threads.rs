@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: threads never own the engine. A file of its own, since it counts the
+//! A hard case: threads never own the engine. A file of its own, since it counts the
 //! threads of the process.
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 

@@ -9,7 +9,7 @@ use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
 use crate::engine::{self, estafette_engine};
-use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, is_null, place, text};
+use crate::entry::{Answer, DONE, Refusal, entry, entry_anywhere, place, text};
 use crate::handles::Table;
 use crate::names;
 use crate::op::estafette_op;
@@ -17,8 +17,8 @@ use crate::options;
 use crate::places::{Kind, lock};
 use crate::slots::{self, Begun};
 use crate::status::estafette_status;
-use crate::submit::{estafette_function, estafette_submit_options, name_of, queue};
-use crate::tensor::{estafette_tensor, tensors};
+use crate::submit::{Arguments, Work, estafette_function, estafette_submit_options, on, queue};
+use crate::tensor::estafette_tensor;
 
 /// Operations that are recorded once and then run any number of times, each time as one operation. Any thread may use a program.
 /// One that is destroyed while calls use it goes when the last of them returns.
@@ -95,26 +95,26 @@ pub unsafe extern "C" fn estafette_program_add(
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
         let program = PROGRAMS.get(program, "program")?;
-        let function = function.ok_or_else(|| is_null("function"))?;
         if options.priority != 0 || options.nonblocking != 0 {
             return Err(Refusal::invalid(
                 "estafette_submit_options: a node of a program has no priority of its own, and no nonblocking",
             ));
         }
-        // SAFETY: by contract of this function.
-        let (name, reads, writes) = unsafe {
-            (name_of(&options)?, tensors(reads, n_reads, "reads")?, tensors(writes, n_writes, "writes")?)
+        let work = Arguments {
+            function,
+            context,
+            drop_context,
+            reads: (reads, n_reads),
+            writes: (writes, n_writes),
         };
+        // SAFETY: by contract of this function.
+        let Work { name, function, reads, writes } = unsafe { work.parse(&options) }?;
         let mut stage = lock(&program);
         let Stage::Recording(builder) = &mut *stage else {
             return Err(refused("it is finished, nothing more can be recorded"));
         };
-        let on = queue(builder.engine(), options.on)?;
-        let node = builder.op(name).reads_slice(&reads).writes_slice(&writes);
-        let node = match &on {
-            Some(queue) => node.on(queue),
-            None => node,
-        };
+        let queue = queue(builder.engine(), options.on)?;
+        let node = on(builder.op(name).reads_owned(reads).writes_owned(writes), queue);
         // What could be refused is refused before the context is taken.
         let node = node.checked_external()?;
         let context = Arc::new(Context::new(context, drop_context));

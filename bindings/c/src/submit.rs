@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 use estafette::devices::{DLDevice, DeviceType, Queue};
-use estafette::{Completion, Engine, Op};
+use estafette::{Completion, Description, Engine, Op, Tensors};
 use estafette_sync::valgrind;
 
 use crate::context::{BodyContext, Context, estafette_drop};
@@ -111,16 +111,10 @@ pub unsafe extern "C" fn estafette_submit(
 ) -> estafette_status {
     let options =
         estafette_submit_options { size: 24, priority: 0, name, nonblocking: 0, reserved: 0, on: HOST };
-    let given = Given {
-        engine,
-        function,
-        context,
-        drop_context,
-        reads: (reads, n_reads),
-        writes: (writes, n_writes),
-    };
+    let work =
+        Arguments { function, context, drop_context, reads: (reads, n_reads), writes: (writes, n_writes) };
     // SAFETY: by contract of this function.
-    entry(|| unsafe { submit(&options, given, std::ptr::null_mut()) })
+    entry(|| unsafe { submit(engine, &options, work, std::ptr::null_mut()) })
 }
 
 /// As `estafette_submit`, with options (NULL for the defaults), and with a handle of the operation to `*out`, which may be NULL.
@@ -144,19 +138,13 @@ pub unsafe extern "C" fn estafette_submit_with(
     n_writes: usize,
     out: *mut *mut estafette_op,
 ) -> estafette_status {
-    let given = Given {
-        engine,
-        function,
-        context,
-        drop_context,
-        reads: (reads, n_reads),
-        writes: (writes, n_writes),
-    };
+    let work =
+        Arguments { function, context, drop_context, reads: (reads, n_reads), writes: (writes, n_writes) };
     entry(|| {
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
         // SAFETY: by contract of this function.
-        unsafe { submit(&options, given, out) }
+        unsafe { submit(engine, &options, work, out) }
     })
 }
 
@@ -183,59 +171,95 @@ pub unsafe extern "C" fn estafette_produce(
         let out = place(out, "out")?;
         // SAFETY: by contract of this function.
         let options = unsafe { options::read(options) }?;
-        let engine = engine::engine(engine)?;
-        let function = function.ok_or_else(|| is_null("function"))?;
-        // SAFETY: by contract of this function.
-        let (name, reads) = unsafe { (name_of(&options)?, tensors(reads, n_reads, "reads")?) };
-        let op = engine.op(name).priority(options.priority).reads_owned(reads);
-        let op = match queue(&engine, options.on)? {
-            Some(queue) => op.on(&queue),
-            None => op,
+        let work = Arguments {
+            function,
+            context,
+            drop_context,
+            reads: (reads, n_reads),
+            writes: (std::ptr::null(), 0),
         };
-        let admitted = if nonblocking(&options)? { op.try_reserve() } else { op.reserve() }?;
+        let engine = engine::engine(engine)?;
+        // SAFETY: by contract of this function.
+        let Work { name, function, reads, .. } = unsafe { work.parse(&options) }?;
+        let op =
+            on(engine.op(name).priority(options.priority).reads_owned(reads), queue(&engine, options.on)?);
+        let permit = if nonblocking(&options)? { op.without_waiting() } else { op }.reserve()?;
         let vacant = tensor::reserve()?;
         let context = Context::new(context, drop_context);
         let waiting = Waiting { function, context, held: None };
-        let (tensor, _op) = admitted.produce_external(move |completion| waiting.start(completion));
+        let (tensor, _op) = permit.produce_external(move |completion| waiting.start(completion));
         // SAFETY: writable, by contract.
         unsafe { out.write(vacant.fill(tensor)) };
         DONE
     })
 }
 
-/// What a submission is given.
-struct Given {
-    engine: *mut estafette_engine,
-    function: estafette_function,
-    context: *mut c_void,
-    drop_context: estafette_drop,
-    reads: (*const *mut estafette_tensor, usize),
-    writes: (*const *mut estafette_tensor, usize),
+/// The arguments that describe work, of an operation and of a node alike.
+pub(crate) struct Arguments {
+    pub(crate) function: estafette_function,
+    pub(crate) context: *mut c_void,
+    pub(crate) drop_context: estafette_drop,
+    pub(crate) reads: (*const *mut estafette_tensor, usize),
+    pub(crate) writes: (*const *mut estafette_tensor, usize),
+}
+
+/// Arguments after their checks.
+pub(crate) struct Work {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) function: unsafe extern "C" fn(*mut c_void, *mut estafette_op),
+    pub(crate) reads: Tensors,
+    pub(crate) writes: Tensors,
+}
+
+impl Arguments {
+    /// # Safety
+    /// As for [`estafette_submit`].
+    pub(crate) unsafe fn parse(&self, options: &estafette_submit_options) -> Result<Work, Refusal> {
+        let function = self.function.ok_or_else(|| is_null("function"))?;
+        // SAFETY: by contract of this function.
+        let (name, reads, writes) = unsafe {
+            let name = text(options.name, "c", "name")?;
+            (
+                name,
+                tensors(self.reads.0, self.reads.1, "reads")?,
+                tensors(self.writes.0, self.writes.1, "writes")?,
+            )
+        };
+        Ok(Work { name: names::kept(name), function, reads, writes })
+    }
+}
+
+/// The description, with its queue if it has one.
+pub(crate) fn on<T, R, W, U>(
+    work: Description<T, R, W, U>,
+    queue: Option<Arc<dyn Queue>>,
+) -> Description<T, R, W, U> {
+    match queue {
+        Some(queue) => work.on(&queue),
+        None => work,
+    }
 }
 
 /// # Safety
 /// As for [`estafette_submit`].
-unsafe fn submit(options: &estafette_submit_options, given: Given, out: *mut *mut estafette_op) -> Answer {
-    let engine = engine::engine(given.engine)?;
-    let function = given.function.ok_or_else(|| is_null("function"))?;
+unsafe fn submit(
+    engine: *mut estafette_engine,
+    options: &estafette_submit_options,
+    arguments: Arguments,
+    out: *mut *mut estafette_op,
+) -> Answer {
+    let engine = engine::engine(engine)?;
     // SAFETY: by contract of this function.
-    let name = unsafe { name_of(options) }?;
-    // SAFETY: by contract of this function.
-    let (reads, writes) = unsafe {
-        (tensors(given.reads.0, given.reads.1, "reads")?, tensors(given.writes.0, given.writes.1, "writes")?)
-    };
+    let Work { name, function, reads, writes } = unsafe { arguments.parse(options) }?;
     let op = engine.op(name).priority(options.priority).reads_owned(reads).writes_owned(writes);
-    let op = match queue(&engine, options.on)? {
-        Some(queue) => op.on(&queue),
-        None => op,
-    };
-    let admitted = if nonblocking(options)? { op.try_reserve() } else { op.reserve() }?;
+    let op = on(op, queue(&engine, options.on)?);
+    let permit = if nonblocking(options)? { op.without_waiting() } else { op }.reserve()?;
     // One holder is the operation, the other the caller. Nothing can fail after this.
     let entered = if out.is_null() { None } else { Some(slots::enter()?) };
     let (handle, held) = entered.unzip();
-    let context = Context::new(given.context, given.drop_context);
+    let context = Context::new(arguments.context, arguments.drop_context);
     let waiting = Waiting { function, context, held };
-    let op: Op = admitted.run_external(move |completion| waiting.start(completion));
+    let op: Op = permit.run_external(move |completion| waiting.start(completion));
     if let Some(handle) = handle {
         slots::set_op(handle, op)?;
         // SAFETY: writable, by contract.
@@ -253,13 +277,6 @@ pub(crate) fn queue(engine: &Engine, device: DLDevice) -> Result<Option<Arc<dyn 
         return Ok(None);
     }
     Ok(Some(engine.queue_on(device)?))
-}
-
-/// # Safety
-/// The name is NULL or a text.
-pub(crate) unsafe fn name_of(options: &estafette_submit_options) -> Result<Cow<'static, str>, Refusal> {
-    // SAFETY: by contract of this function.
-    Ok(names::kept(unsafe { text(options.name, "c", "name") }?))
 }
 
 fn nonblocking(options: &estafette_submit_options) -> Result<bool, Refusal> {

@@ -54,7 +54,7 @@ impl Engine {
     pub async fn copy_async(&self, tensor: &Tensor, device: DLDevice) -> Result<Tensor, Error> {
         self.core().check_usable()?;
         let (builder, job) = describe(self.core(), tensor, device)?;
-        builder.produce_external_async(|end| start(end, job)).await
+        builder.permit().await?.produce_external(|end| start(end, job))
     }
 }
 

@@ -24,10 +24,10 @@ const LATE_MAX: Duration = Duration::from_millis(2);
 const LINGER: Duration = Duration::from_millis(100);
 
 thread_local! {
-    static QUIET: RefCell<Option<Arc<Quiet>>> = const { RefCell::new(None) };
+    static COALESCED: RefCell<Option<Arc<Coalesced>>> = const { RefCell::new(None) };
 }
 
-struct Quiet {
+struct Coalesced {
     core: CoreRef,
     /// Work has arrived, and the workers were not notified.
     untold: AtomicBool,
@@ -35,11 +35,11 @@ struct Quiet {
 
 estafette_sync::statics! {
     /// Notifications that threads inside of `submit_many` hold back.
-    static OPEN: Mutex<Open> = Mutex::new(Open { quiets: Vec::new(), last: None });
+    static OPEN: Mutex<Open> = Mutex::new(Open { held_back: Vec::new(), last: None });
 }
 
 struct Open {
-    quiets: Vec<Arc<Quiet>>,
+    held_back: Vec<Arc<Coalesced>>,
     /// When the last one began or was found.
     last: Option<Instant>,
 }
@@ -49,36 +49,36 @@ fn open() -> MutexGuard<'static, Open> {
 }
 
 /// Runs `submit`, holding back the wake-ups for `core` on this thread. Inside of another such call it only runs.
-pub(crate) fn hold<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
+pub(crate) fn hold_back<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
     // In a forked child nothing is submitted, and locks may be held for ever.
-    let outermost = QUIET.with_borrow(Option::is_none) && core.check_fork().is_ok();
+    let outermost = COALESCED.with_borrow(Option::is_none) && core.check_fork().is_ok();
     /// Ends the quiet also when `submit` panics.
     struct End(bool);
     impl Drop for End {
         fn drop(&mut self) {
             if self.0 {
-                tell();
-                let quiet = QUIET.take();
+                wake_held_back();
+                let quiet = COALESCED.take();
                 if let Some(quiet) = &quiet {
-                    open().quiets.retain(|known| !Arc::ptr_eq(known, quiet));
+                    open().held_back.retain(|known| !Arc::ptr_eq(known, quiet));
                 }
             }
         }
     }
     if outermost {
-        let quiet = Arc::new(Quiet { core: core.clone(), untold: AtomicBool::new(false) });
+        let quiet = Arc::new(Coalesced { core: core.clone(), untold: AtomicBool::new(false) });
         let now = Instant::now();
         {
             let mut open = open();
-            open.quiets.push(Arc::clone(&quiet));
+            open.held_back.push(Arc::clone(&quiet));
             open.last = Some(now);
         }
-        QUIET.set(Some(quiet));
+        COALESCED.set(Some(quiet));
         // Without workers nothing sleeps that could be woken.
-        if !core.alone()
+        if !core.has_no_workers()
             && let Some(look) = now.checked_add(LATE_MAX)
         {
-            awaits::look_by(look);
+            awaits::inspect_by(look);
         }
     }
     let _end = End(outermost);
@@ -87,20 +87,20 @@ pub(crate) fn hold<T>(core: &CoreRef, submit: impl FnOnce() -> T) -> T {
 
 /// Whether the wake-up for work that has arrived at engine number `core` is left for later.
 #[inline]
-pub(crate) fn holds(core: u64) -> bool {
-    let note = |quiet: &RefCell<Option<Arc<Quiet>>>| match &*quiet.borrow() {
+pub(crate) fn is_held_back(core: u64) -> bool {
+    let note = |quiet: &RefCell<Option<Arc<Coalesced>>>| match &*quiet.borrow() {
         Some(quiet) if quiet.core.id == core => {
             quiet.untold.store(true, Ordering::Release);
             true
         }
         _ => false,
     };
-    QUIET.try_with(note).unwrap_or(false)
+    COALESCED.try_with(note).unwrap_or(false)
 }
 
 /// Tells the workers what they were not told.
-pub(crate) fn tell() {
-    let untold = QUIET.try_with(|quiet| {
+pub(crate) fn wake_held_back() {
+    let untold = COALESCED.try_with(|quiet| {
         let quiet = quiet.borrow();
         quiet.as_ref().filter(|quiet| quiet.untold.swap(false, Ordering::AcqRel)).cloned()
     });
@@ -110,11 +110,11 @@ pub(crate) fn tell() {
 }
 
 /// Sends the notifications that other threads hold back. Returns when to do so again, if at all.
-pub(crate) fn tell_others() -> Option<Instant> {
+pub(crate) fn wake_those_of_other_threads() -> Option<Instant> {
     let now = Instant::now();
-    let quiets = {
+    let held_back = {
         let mut open = open();
-        if !open.quiets.is_empty() {
+        if !open.held_back.is_empty() {
             open.last = Some(now);
         }
         let recent = open.last.is_some_and(|last| now.saturating_duration_since(last) < LINGER);
@@ -122,9 +122,9 @@ pub(crate) fn tell_others() -> Option<Instant> {
             open.last = None;
             return None;
         }
-        open.quiets.clone()
+        open.held_back.clone()
     };
-    for quiet in &quiets {
+    for quiet in &held_back {
         if quiet.untold.swap(false, Ordering::AcqRel) {
             quiet.core.wake();
         }

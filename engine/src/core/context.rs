@@ -19,7 +19,7 @@ thread_local! {
     /// Whether this thread runs operations inside of waits and submissions: see [`set_helping`].
     static MAY_HELP: Cell<bool> = const { Cell::new(true) };
     /// Whether this thread polls a future for a callback or a fence.
-    static TOLD: Cell<bool> = const { Cell::new(false) };
+    static NOTIFYING: Cell<bool> = const { Cell::new(false) };
     /// Whether this thread is polling an asynchronous body, so that it belongs to a tokio runtime.
     static ON_RUNTIME: Cell<bool> = const { Cell::new(false) };
 }
@@ -121,21 +121,21 @@ pub(crate) fn may_help() -> bool {
 }
 
 /// Polls a future that no task awaits: a callback or a fence hears of its end, however long that takes.
-pub(crate) fn told<T>(poll: impl FnOnce() -> T) -> T {
+pub(crate) fn while_notified<T>(poll: impl FnOnce() -> T) -> T {
     /// Also when `poll` panics.
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {
-            TOLD.set(self.0);
+            NOTIFYING.set(self.0);
         }
     }
-    let _restore = Restore(TOLD.replace(true));
+    let _restore = Restore(NOTIFYING.replace(true));
     poll()
 }
 
 /// Whether the calling code polls inside of [`told`].
-pub(crate) fn is_told() -> bool {
-    TOLD.get()
+pub(crate) fn is_notification() -> bool {
+    NOTIFYING.get()
 }
 
 /// Permission to run other operations inside a wait, while not too deep.
@@ -173,7 +173,7 @@ impl Drop for Helping {
 /// Runs `sleep`, which blocks the thread. In an asynchronous body it lets other tasks of the thread go elsewhere
 /// meanwhile, as far as the runtime can do that: it may have no other thread, and the wait may be for one of them.
 pub(crate) fn blocking<R>(sleep: impl FnOnce() -> R) -> R {
-    crate::core::coalesced::tell();
+    crate::core::coalesced::wake_held_back();
     let covered = ON_RUNTIME.get()
         && tokio::runtime::Handle::try_current()
             .is_ok_and(|runtime| runtime.runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread);

@@ -1,8 +1,8 @@
 //! A counted reference to a core that is copied and dropped without locked instructions, as every operation does twice.
 //!
-//! A thread has a *desk* at the core that it used last: one counted reference of its own, a stock of further ones to give
-//! out and take back, and its seat in the tally of what is in flight. References are counted at the core only when the
-//! stock runs out or over, [`BATCH`] at a time. When the thread goes to another core, or ends, everything goes back.
+//! A thread has a *cache* at the core that it used last: one counted reference of its own, a spare_refs of further ones to give
+//! out and take back, and its shard in the sharded_counter of what is in flight. References are counted at the core only when the
+//! spare_refs runs out or over, [`BATCH`] at a time. When the thread goes to another core, or ends, everything goes back.
 //!
 //! So a core's memory may outlive its engine by as long as a thread that used it sits idle. What must not (threads, the
 //! asynchronous runtime) is given up by [`Core::close`].
@@ -11,13 +11,13 @@ use std::cell::Cell;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-use estafette_devices::tally::Seat;
+use estafette_devices::sharded_counter::Shard;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering, fence};
 use estafette_sync::thread_local;
 
 use crate::core::engine_core::Core;
 
-/// References that move between a desk and its core at once.
+/// References that move between a cache and its core at once.
 const BATCH: usize = 64;
 
 /// Beyond it the process aborts, as with `Arc`: a counter that wraps would free memory in use.
@@ -53,24 +53,24 @@ const _: () = {
 
 thread_local! {
     /// Has no destructor, which would have to be looked for at every use; [`CLEARING`] has it.
-    static DESK: Desk = const { Desk { core: Cell::new(ptr::null()), stock: Cell::new(0), seat: Cell::new(None) } };
+    static THREAD_CACHE: ThreadCache = const { ThreadCache { core: Cell::new(ptr::null()), spare_refs: Cell::new(0), shard: Cell::new(None) } };
     static CLEARING: Clearing = const { Clearing };
 }
 
 /// See the module's description.
-struct Desk {
-    /// Counts as one reference, and keeps the seat. Null at the start and at the end of the thread.
+struct ThreadCache {
+    /// Counts as one reference, and keeps the shard. Null at the start and at the end of the thread.
     core: Cell<*const Counted>,
-    stock: Cell<usize>,
-    seat: Cell<Option<NonNull<Seat>>>,
+    spare_refs: Cell<usize>,
+    shard: Cell<Option<NonNull<Shard>>>,
 }
 
-/// Clears the desk of a thread that ends.
+/// Clears the cache of a thread that ends.
 struct Clearing;
 
 impl Drop for Clearing {
     fn drop(&mut self) {
-        DESK.with(Desk::leave);
+        THREAD_CACHE.with(ThreadCache::detach);
     }
 }
 
@@ -84,38 +84,38 @@ impl CoreRef {
         self.counted == other.counted
     }
 
-    /// Lends the calling thread's seat in the core's tally; `None` when there are more threads than seats, and at the end of the
+    /// Lends the calling thread's shard in the core's sharded_counter; `None` when there are more threads than shards, and at the end of the
     /// thread.
     #[inline(always)]
-    pub(crate) fn with_seat<R>(&self, f: impl FnOnce(Option<&Seat>) -> R) -> R {
-        let seat = DESK.with(|desk| {
-            if desk.core.get() == self.counted.as_ptr() { desk.seat.get() } else { desk.go_to(self) }
+    pub(crate) fn with_shard<R>(&self, f: impl FnOnce(Option<&Shard>) -> R) -> R {
+        let shard = THREAD_CACHE.with(|cache| {
+            if cache.core.get() == self.counted.as_ptr() { cache.shard.get() } else { cache.attach(self) }
         });
-        // SAFETY: `self` keeps the core, and the core its seats; this one is ours while the desk is at this core, which only
+        // SAFETY: `self` keeps the core, and the core its shards; this one is ours while the cache is at this core, which only
         // this thread changes.
-        f(seat.map(|seat| unsafe { seat.as_ref() }))
+        f(shard.map(|shard| unsafe { shard.as_ref() }))
     }
 
-    /// As [`with_seat`](Self::with_seat), but does not take a seat for the purpose.
+    /// As [`with_shard`](Self::with_shard), but does not take a shard for the purpose.
     #[inline(always)]
-    pub(crate) fn with_taken_seat<R>(&self, f: impl FnOnce(Option<&Seat>) -> R) -> R {
-        let seat = DESK.with(|desk| self.is_at(desk).then(|| desk.seat.get()).flatten());
-        // SAFETY: as in `with_seat`.
-        f(seat.map(|seat| unsafe { seat.as_ref() }))
+    pub(crate) fn with_own_shard<R>(&self, f: impl FnOnce(Option<&Shard>) -> R) -> R {
+        let shard = THREAD_CACHE.with(|cache| self.is_at(cache).then(|| cache.shard.get()).flatten());
+        // SAFETY: as in `with_shard`.
+        f(shard.map(|shard| unsafe { shard.as_ref() }))
     }
 
-    /// Takes this thread's desk away from this core, if it is there.
-    pub(crate) fn leave(&self) {
-        DESK.with(|desk| {
-            if self.is_at(desk) {
-                desk.leave();
+    /// Takes this thread's cache away from this core, if it is there.
+    pub(crate) fn clear_thread_cache(&self) {
+        THREAD_CACHE.with(|cache| {
+            if self.is_at(cache) {
+                cache.detach();
             }
         });
     }
 
     #[inline(always)]
-    fn is_at(&self, desk: &Desk) -> bool {
-        desk.core.get() == self.counted.as_ptr()
+    fn is_at(&self, cache: &ThreadCache) -> bool {
+        cache.core.get() == self.counted.as_ptr()
     }
 
     /// Gives up `count` references.
@@ -133,41 +133,41 @@ impl CoreRef {
     }
 }
 
-impl Desk {
-    /// Takes a seat; `None` also when the thread is ending, which would leave it taken.
+impl ThreadCache {
+    /// Takes a shard; `None` also when the thread is ending, which would detach it taken.
     #[cold]
-    fn go_to(&self, core: &CoreRef) -> Option<NonNull<Seat>> {
+    fn attach(&self, core: &CoreRef) -> Option<NonNull<Shard>> {
         CLEARING.try_with(|_| ()).ok()?;
-        self.leave();
+        self.detach();
         core.counted().add(1 + BATCH);
         self.core.set(core.counted.as_ptr());
-        self.stock.set(BATCH);
-        self.seat.set(core.tally.sit().map(NonNull::from));
-        self.seat.get()
+        self.spare_refs.set(BATCH);
+        self.shard.set(core.sharded_counter.take_shard().map(NonNull::from));
+        self.shard.get()
     }
 
-    fn leave(&self) {
+    fn detach(&self) {
         let Some(counted) = NonNull::new(self.core.replace(ptr::null()).cast_mut()) else { return };
-        if let Some(seat) = self.seat.take() {
-            // SAFETY: the desk's reference keeps the core and its seats; the seat is this thread's.
-            unsafe { seat.as_ref() }.leave();
+        if let Some(shard) = self.shard.take() {
+            // SAFETY: the cache's reference keeps the core and its shards; the shard is this thread's.
+            unsafe { shard.as_ref() }.release();
         }
-        // SAFETY: the stock and one more are the desk's.
-        unsafe { CoreRef::release(counted, 1 + self.stock.take()) };
+        // SAFETY: the spare_refs and one more are the cache's.
+        unsafe { CoreRef::release(counted, 1 + self.spare_refs.take()) };
     }
 
-    /// The stock has run out.
+    /// The spare_refs has run out.
     #[cold]
     fn restock(&self, core: &CoreRef) {
         core.counted().add(BATCH);
-        self.stock.set(BATCH);
+        self.spare_refs.set(BATCH);
     }
 
-    /// There is too much in the stock.
+    /// There is too much in the spare_refs.
     #[cold]
     fn reduce(&self, core: &CoreRef) {
-        self.stock.set(self.stock.get() - BATCH);
-        // SAFETY: these were in the stock; the desk has one more.
+        self.spare_refs.set(self.spare_refs.get() - BATCH);
+        // SAFETY: these were in the spare_refs; the cache has one more.
         unsafe { CoreRef::release(core.counted, BATCH) };
     }
 }
@@ -178,30 +178,30 @@ impl CoreRef {
         unsafe { self.counted.as_ref() }
     }
 
-    /// Takes a reference out of the stock of this thread's desk.
+    /// Takes a reference out of the spare_refs of this thread's cache.
     #[inline(always)]
     fn take_from_stock(&self) -> bool {
-        DESK.with(|desk| {
-            let here = self.is_at(desk);
+        THREAD_CACHE.with(|cache| {
+            let here = self.is_at(cache);
             if here {
-                if desk.stock.get() == 0 {
-                    desk.restock(self);
+                if cache.spare_refs.get() == 0 {
+                    cache.restock(self);
                 }
-                desk.stock.set(desk.stock.get() - 1);
+                cache.spare_refs.set(cache.spare_refs.get() - 1);
             }
             here
         })
     }
 
-    /// Puts a reference into the stock of this thread's desk.
+    /// Puts a reference into the spare_refs of this thread's cache.
     #[inline(always)]
     fn put_into_stock(&self) -> bool {
-        DESK.with(|desk| {
-            let here = self.is_at(desk);
+        THREAD_CACHE.with(|cache| {
+            let here = self.is_at(cache);
             if here {
-                desk.stock.set(desk.stock.get() + 1);
-                if desk.stock.get() >= 2 * BATCH {
-                    desk.reduce(self);
+                cache.spare_refs.set(cache.spare_refs.get() + 1);
+                if cache.spare_refs.get() >= 2 * BATCH {
+                    cache.reduce(self);
                 }
             }
             here

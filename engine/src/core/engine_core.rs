@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use estafette_devices::cpu::{BlockingGuard, Pool};
-use estafette_devices::tally::Tally;
+use estafette_devices::sharded_counter::ShardedCounter;
 use estafette_devices::{DLDevice, Device, table};
 use estafette_graph::Graph;
 use estafette_sync::barrier;
@@ -17,7 +17,7 @@ use crate::core::coalesced;
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::Error;
-use crate::core::event_count::Bell;
+use crate::core::notifier::Notifier;
 use crate::core::operation::{Kind, OpGranted, OpGraph};
 #[cfg(not(estafette_shuttle))]
 use crate::core::own_runtime;
@@ -57,17 +57,17 @@ pub(crate) struct Core {
     /// Operations that may be in flight before a submission waits.
     in_flight_limit: usize,
     /// What is in flight.
-    pub(crate) tally: Tally,
+    pub(crate) sharded_counter: ShardedCounter,
     /// A thread without workers runs what it submits at once.
     flowing: AtomicBool,
     /// The last engine handle is gone; whoever ends the last operation closes.
     detached: AtomicBool,
     /// Rings when an operation has ended and when work has arrived that a waiting thread could run.
-    pub(crate) bell: Bell,
+    pub(crate) notifier: Notifier,
     /// Rings when nothing is in flight: whoever waits for that need not hear of every single end.
-    idle: Bell,
+    idle: Notifier,
     /// Rings when a quarter of the in-flight limit is free: a submission that waits for one place would sleep and wake with each end.
-    room: Bell,
+    room: Notifier,
     pub(crate) stand_ins: StandIns,
     /// Looks of those that wait for room, or for everything to end: whether anything can move.
     progress_looks: Pace,
@@ -127,7 +127,7 @@ pub(crate) struct Cover {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if self.alone() {
+        if self.has_no_workers() {
             stand_in::workerless_gone();
         }
     }
@@ -164,12 +164,12 @@ impl Core {
             lease_timeout: options.lease_timeout,
             quarantine_timeout: options.quarantine_timeout,
             in_flight_limit: options.in_flight_limit,
-            tally: Tally::new(),
+            sharded_counter: ShardedCounter::new(),
             flowing: AtomicBool::new(false),
             detached: AtomicBool::new(false),
-            bell: Bell::default(),
-            idle: Bell::default(),
-            room: Bell::default(),
+            notifier: Notifier::default(),
+            idle: Notifier::default(),
+            room: Notifier::default(),
             stand_ins: StandIns::default(),
             progress_looks: Pace::default(),
             room_checks: Detector::default(),
@@ -315,7 +315,7 @@ impl Core {
 
     /// Operations submitted and not ended.
     pub(crate) fn in_flight(&self) -> usize {
-        self.tally.under_way()
+        self.sharded_counter.under_way()
     }
 
     #[inline]
@@ -337,7 +337,7 @@ impl Core {
     /// workers may run.
     fn help_in_passing_after(&self, before: impl FnOnce()) -> bool {
         let take = |pool: &Pool<ReadyOp>, mine: &dyn Fn(&OpGranted) -> bool| {
-            if self.alone() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
+            if self.has_no_workers() { pool.try_take() } else { pool.take_next_if(|job| mine(&job.0)) }
         };
         self.help_with_what(take, before)
     }
@@ -349,7 +349,7 @@ impl Core {
     ) -> bool {
         let Some(_helping) = context::begin_help() else { return false };
         // Whoever is alone must run everything.
-        let mine = |op: &OpGranted| self.alone() || op.payload().kind == Kind::Work;
+        let mine = |op: &OpGranted| self.has_no_workers() || op.payload().kind == Kind::Work;
         let job = take(&self.pool, &mine);
         let found = job.is_some();
         if let Some(job) = job {
@@ -363,9 +363,9 @@ impl Core {
     /// that putting it by would cost more than running it.
     #[inline(always)]
     pub(crate) fn runs_at_once(&self, op: &OpGranted) -> bool {
-        self.alone()
+        self.has_no_workers()
             && op.payload().priority == 0
-            && (self.is_flowing() || self.pool.backlog() >= BACKLOG)
+            && (self.is_caller_running() || self.pool.backlog() >= BACKLOG)
             && context::current().is_none()
             && context::may_help()
     }
@@ -373,42 +373,42 @@ impl Core {
     /// From here on, until somebody waits, a thread without workers leaves nothing that is ready. What stays ready for long
     /// keeps others waiting, and these still others, until the in-flight limit is reached of them.
     #[cold]
-    pub(crate) fn flow(&self) {
+    pub(crate) fn begin_caller_runs(&self) {
         self.flowing.store(true, Ordering::Relaxed);
         while self.help_any() {}
     }
 
-    /// Whether [`flow`](Self::flow) was called, and nobody has waited since.
+    /// Whether [`begin_caller_runs`](Self::begin_caller_runs) was called, and nobody has waited since.
     #[inline(always)]
-    pub(crate) fn is_flowing(&self) -> bool {
+    pub(crate) fn is_caller_running(&self) -> bool {
         self.flowing.load(Ordering::Relaxed)
     }
 
     /// Somebody waits, and runs what is needed.
-    pub(crate) fn stop_flow(&self) {
-        if self.is_flowing() {
+    pub(crate) fn end_caller_runs(&self) {
+        if self.is_caller_running() {
             self.flowing.store(false, Ordering::Relaxed);
         }
     }
 
     /// Whether the engine has no worker, so that whoever waits must run everything.
     #[inline]
-    pub(crate) fn alone(&self) -> bool {
+    pub(crate) fn has_no_workers(&self) -> bool {
         self.pool.workers() == 0
     }
 
     /// Sees to it that somebody looks at what was pushed to the pool: a worker, or without workers whoever waits.
     #[inline]
     pub(crate) fn work_arrived(&self) {
-        if !coalesced::holds(self.id) {
+        if !coalesced::is_held_back(self.id) {
             self.wake();
         }
     }
 
     #[inline]
     pub(crate) fn wake(&self) {
-        if self.alone() {
-            self.bell.ring();
+        if self.has_no_workers() {
+            self.notifier.notify();
         } else {
             self.pool.notice();
         }
@@ -416,22 +416,22 @@ impl Core {
 
     /// Tells whoever waits for room or for the end that an operation has ended; the last one closes a detached engine.
     #[inline(always)]
-    pub(crate) fn tell_ended(&self) {
-        self.bell.ring();
-        if self.idle.is_heard() || self.detached.load(Ordering::Relaxed) {
-            self.tell_if_idle();
+    pub(crate) fn notify_ended(&self) {
+        self.notifier.notify();
+        if self.idle.has_waiters() || self.detached.load(Ordering::Relaxed) {
+            self.notify_if_idle();
         }
-        if self.room.is_heard() {
-            self.tell_if_room();
+        if self.room.has_waiters() {
+            self.notify_if_room();
         }
     }
 
     #[cold]
-    fn tell_if_room(&self) {
-        // As for the last operations in `tell_if_idle`.
+    fn notify_if_room(&self) {
+        // As for the last operations in `notify_if_idle`.
         fence(Ordering::SeqCst);
         if self.in_flight() <= self.enough_room() {
-            self.room.ring();
+            self.room.notify();
         }
     }
 
@@ -439,20 +439,20 @@ impl Core {
     pub(crate) fn detach(&self) {
         self.detached.store(true, Ordering::Relaxed);
         barrier::heavy();
-        self.tell_if_idle();
+        self.notify_if_idle();
     }
 
     #[cold]
-    fn tell_if_idle(&self) {
+    fn notify_if_idle(&self) {
         // Two threads that end the last two operations at once must not both see the other's as unfinished.
         fence(Ordering::SeqCst);
         if self.in_flight() > 0 {
             return;
         }
-        self.idle.ring();
+        self.idle.notify();
         if self.detached.load(Ordering::Relaxed) {
-            if self.alone() {
-                self.bell.ring();
+            if self.has_no_workers() {
+                self.notifier.notify();
             }
             self.pool.release();
             let runtime = self.runtime.lock().take();
@@ -464,8 +464,8 @@ impl Core {
 impl CoreRef {
     /// The checks of a submission that waits for room.
     pub(crate) fn checks_of_room(&self) -> Checks<'_> {
-        let bell = if self.alone() { &self.bell } else { &self.room };
-        Checks::new(&self.room_checks, bell, self.lease_timeout)
+        let notifier = if self.has_no_workers() { &self.notifier } else { &self.room };
+        Checks::new(&self.room_checks, notifier, self.lease_timeout)
     }
 
     /// Waits until there may be a permit. Runs ready operations where the engine has no worker to do it.
@@ -478,19 +478,20 @@ impl CoreRef {
         checks: &mut Checks<'_>,
     ) -> Result<(), Error> {
         callback::check()?;
-        coalesced::tell();
-        if self.alone() && self.help_any_after(|| checks.hand_over()) {
+        coalesced::wake_held_back();
+        if self.has_no_workers() && self.help_any_after(|| checks.hand_over()) {
             // Once at it, for the next submissions as well.
             while self.in_flight() > limit / 2 && self.help_any() {}
             if context::current().is_none() {
-                self.flow();
+                self.begin_caller_runs();
             }
             return Ok(());
         }
         // Those who run the operations are most likely awake, and falling asleep costs everybody more than a little patience.
         for _ in 0..PATIENCE {
             thread::yield_now();
-            if self.in_flight() < limit - limit / 4 || (self.helps_alone() && self.pool.has_work()) {
+            if self.in_flight() < limit - limit / 4 || (self.helps_without_workers() && self.pool.has_work())
+            {
                 return Ok(());
             }
         }
@@ -500,13 +501,13 @@ impl CoreRef {
         if checks.are_new() {
             self.want_others(&mut checks.stand_ins);
         }
-        // Inside of an operation the limit is another one than that of the bell. And where nothing has moved for a while, a single
+        // Inside of an operation the limit is another one than that of the notifier. And where nothing has moved for a while, a single
         // place counts.
-        let exactly = context::current().is_some() || self.alone() || checks.are_in_vain();
+        let exactly = context::current().is_some() || self.has_no_workers() || checks.are_in_vain();
         let enough = if exactly { limit - 1 } else { self.enough_room() };
-        let mut listening = if exactly { self.bell.listen() } else { self.room.listen() };
+        let mut listening = if exactly { self.notifier.listen() } else { self.room.listen() };
         let before = self.in_flight();
-        if before <= enough || (self.helps_alone() && self.pool.has_work()) {
+        if before <= enough || (self.helps_without_workers() && self.pool.has_work()) {
             return Ok(());
         }
         let wake = checks.next().or_else(|| self.may_be_interrupted().then(|| checks.later()));
@@ -538,21 +539,22 @@ impl CoreRef {
         if self.in_flight() > 0 {
             callback::check()?;
         }
-        self.stop_flow();
-        coalesced::tell();
+        self.end_caller_runs();
+        coalesced::wake_held_back();
         let _noted = (self.in_flight() > 0).then(|| WaitNoted::for_any("wait_all")).flatten();
         let _blocked = wait_for::enter(|| On::AnyOther);
         let _cover = self.cover();
         // Everything in flight is waited for, so whatever is ready may be helped with; inside an operation of another engine
         // only where there is no worker, since that operation's worker is covered by a spare one. What is helped with may take any
         // time, so a wait with a deadline helps with nothing.
-        let helps =
-            deadline.is_none() && context::may_help() && (self.alone() || context::current().is_none());
-        let bell = if self.alone() { &self.bell } else { &self.idle };
+        let helps = deadline.is_none()
+            && context::may_help()
+            && (self.has_no_workers() || context::current().is_none());
+        let notifier = if self.has_no_workers() { &self.notifier } else { &self.idle };
         let detector = if deadline.is_some() { &self.timed_checks } else { &self.idle_checks };
-        let mut checks = Checks::new(detector, bell, self.lease_timeout);
+        let mut checks = Checks::new(detector, notifier, self.lease_timeout);
         if self.in_flight() > 0 {
-            if self.alone() && !helps {
+            if self.has_no_workers() && !helps {
                 checks.stand_ins.want(self);
             }
             self.want_others(&mut checks.stand_ins);
@@ -568,11 +570,11 @@ impl CoreRef {
                     thread::yield_now();
                 }
             }
-            let mut listening = bell.listen();
+            let mut listening = notifier.listen();
             if self.in_flight() == 0 {
                 return Ok(true);
             }
-            if helps && self.alone() && self.pool.has_work() {
+            if helps && self.has_no_workers() && self.pool.has_work() {
                 continue;
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -600,20 +602,20 @@ impl CoreRef {
         foreign_fence::stand_in_for_queries();
         self.want_others(stand_ins);
         let has_work = self.pool.has_work();
-        if has_work && ((self.alone() && !self.helps_alone()) || self.pool.is_stuck()) {
+        if has_work && ((self.has_no_workers() && !self.helps_without_workers()) || self.pool.is_stuck()) {
             stand_ins.want(self);
         }
         has_work
     }
 
     /// Whether the calling thread runs what is ready in this engine, since there is no worker to do it.
-    fn helps_alone(&self) -> bool {
-        self.alone() && context::may_help()
+    fn helps_without_workers(&self) -> bool {
+        self.has_no_workers() && context::may_help()
     }
 
     /// Wants stand-ins of other engines, without workers, that something in flight here waits for.
     fn want_others(&self, stand_ins: &mut StandInSet) {
-        if others_without_workers(self.alone())
+        if others_without_workers(self.has_no_workers())
             && let Some(others) = self.others_looks.look(|| deadlock::without_workers(self))
         {
             for core in &others {

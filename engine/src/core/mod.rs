@@ -9,8 +9,8 @@
 //! | `core_ref` | A counted reference to a core that is copied and dropped without locked instructions, as every operation does twice |
 //! | `engine_core` | What all handles of one engine share |
 //! | `error` | What can go wrong, sorted by what the caller can do about it |
-//! | `event_count` | A bell that rings whenever something may have changed; waiters look again after each ring |
-//! | `oneshot` | A value set once, for any number of waiters: threads that block and tasks that await |
+//! | `notifier` | A notifier that rings whenever something may have changed; waiters look again after each ring |
+//! | `one_shot` | A value set once, for any number of waiters: threads that block and tasks that await |
 //! | `op_extras` | What only some operations have, behind one pointer that is null for most |
 //! | `operation` | What the engine keeps per operation, and the handle that people hold |
 //! | `own_runtime` | The tokio runtime that an engine makes for its asynchronous bodies |
@@ -26,8 +26,8 @@ pub(crate) mod context;
 pub(crate) mod core_ref;
 pub(crate) mod engine_core;
 pub(crate) mod error;
-pub(crate) mod event_count;
-pub(crate) mod oneshot;
+pub(crate) mod notifier;
+pub(crate) mod one_shot;
 pub(crate) mod op_extras;
 pub(crate) mod operation;
 #[cfg(not(estafette_shuttle))]

@@ -14,7 +14,7 @@ pub(crate) struct OpExtras {
     /// Set before the operation is submitted.
     pub(crate) role: Option<Role>,
     pub(crate) failure: OnceLock<OperationError>,
-    pub(crate) signal: OnceLock<OutcomeSignal>,
+    pub(crate) one_shot: OnceLock<OutcomeSignal>,
 }
 
 /// A [`OpExtras`] that is made when first needed, by whoever is first.

@@ -30,7 +30,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use crate::core::clock::Coarse;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{BodyError, Error, FailureKind, OperationError};
-use crate::core::oneshot::Signal;
+use crate::core::one_shot::OneShot;
 use crate::core::op_extras::OpExtrasCell;
 use crate::core::var_state::VarState;
 use crate::core::wakers::WakerKey;
@@ -47,7 +47,7 @@ pub(crate) type OpGraph = Graph<VarState, OpState>;
 pub(crate) type OpVar = Var<VarState, OpState>;
 pub(crate) type OpPending<'a> = PendingOp<'a, VarState, OpState>;
 pub(crate) type OpGranted = Granted<VarState, OpState>;
-pub(crate) type OutcomeSignal = Signal<Result<(), OperationError>>;
+pub(crate) type OutcomeSignal = OneShot<Result<(), OperationError>>;
 pub(crate) type OpHandle = OpRef<VarState, OpState>;
 
 /// Name of an operation: static text costs nothing, other text is shared. The box makes it two words instead of three.
@@ -153,7 +153,7 @@ pub(crate) enum Kind {
     /// Runs a body that only certain threads may run (it needs the Python lock): waiting threads do not help with it.
     WorkerOnly,
     /// Observes readiness and is gone.
-    Probe,
+    ReadinessQuery,
     /// Joins variables into one group.
     Merge,
     /// An external use, from export until its last holder lets go.
@@ -208,16 +208,16 @@ pub(crate) struct OpState {
 #[derive(Debug, Default)]
 pub(crate) struct EndKeys {
     outcome: WakerKey,
-    /// At the engine's bell, for a cancelled operation.
-    bell: WakerKey,
+    /// At the engine's notifier, for a cancelled operation.
+    notifier: WakerKey,
 }
 
 /// What only some kinds of operation have.
 pub(crate) enum Role {
     /// The queue that the body enqueues on.
     Device(Arc<dyn Queue>),
-    /// Whom to tell early when the version that a probe waits for can no longer come.
-    Probe(Arc<Signal<Result<(), Error>>>),
+    /// Whom to tell early when the version that a query waits for can no longer come.
+    ReadinessQuery(Arc<OneShot<Result<(), Error>>>),
     /// Who took a lease.
     Lease(Arc<crate::lease::LeaseOp>),
     /// A replay whose nodes settle what its variables carry: where they find it.
@@ -289,10 +289,10 @@ impl OpState {
         }
     }
 
-    /// Whom a probe tells.
-    pub(crate) fn probe(&self) -> Option<&Arc<Signal<Result<(), Error>>>> {
+    /// Whom a query tells.
+    pub(crate) fn query(&self) -> Option<&Arc<OneShot<Result<(), Error>>>> {
         match self.role()? {
-            Role::Probe(signal) => Some(signal),
+            Role::ReadinessQuery(one_shot) => Some(one_shot),
             _ => None,
         }
     }
@@ -343,7 +343,7 @@ impl OpState {
         if self.counted.load(Ordering::Relaxed) {
             self.counted.store(false, Ordering::Relaxed);
             self.core.count_ended();
-            self.core.tell_ended();
+            self.core.notify_ended();
         }
     }
 
@@ -400,18 +400,18 @@ impl OpState {
     }
 
     fn tell(&self) {
-        if let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get()) {
-            signal.set(self.failure().cloned().map_or(Ok(()), Err));
+        if let Some(one_shot) = self.extras.get().and_then(|extras| extras.one_shot.get()) {
+            one_shot.set(self.failure().cloned().map_or(Ok(()), Err));
         }
     }
 
     /// Polls the end of the operation, however it ends, for a future that [takes its wakers out](Self::forget) when it is dropped.
     pub(crate) fn poll_done(&self, cx: &mut Context<'_>, keys: &mut EndKeys) -> Poll<()> {
-        match self.signal().peek(cx, &mut keys.outcome) {
+        match self.one_shot().peek(cx, &mut keys.outcome) {
             // A cancelled operation has its outcome before it leaves the graph, which is what counts here.
             Poll::Ready(_) if self.phase() == Phase::Done => Poll::Ready(()),
             Poll::Ready(_) => {
-                self.core.bell.wake_at_ring(cx.waker(), &mut keys.bell);
+                self.core.notifier.register_waker(cx.waker(), &mut keys.notifier);
                 if self.phase() == Phase::Done { Poll::Ready(()) } else { Poll::Pending }
             }
             Poll::Pending => Poll::Pending,
@@ -421,25 +421,25 @@ impl OpState {
     /// Takes the wakers of a future out that waits for the end no longer.
     pub(crate) fn forget(&self, keys: &mut EndKeys) {
         self.forget_outcome(&mut keys.outcome);
-        self.core.bell.forget(&mut keys.bell);
+        self.core.notifier.forget(&mut keys.notifier);
     }
 
     fn forget_outcome(&self, key: &mut WakerKey) {
         if key.is_used()
-            && let Some(signal) = self.extras.get().and_then(|extras| extras.signal.get())
+            && let Some(one_shot) = self.extras.get().and_then(|extras| extras.one_shot.get())
         {
-            signal.forget(key);
+            one_shot.forget(key);
         }
     }
 
     /// The signal of the outcome, made on first use.
-    fn signal(&self) -> &OutcomeSignal {
-        let signal = self.extras.get_or_make().signal.get_or_init(Signal::new);
+    fn one_shot(&self) -> &OutcomeSignal {
+        let one_shot = self.extras.get_or_make().one_shot.get_or_init(OneShot::new);
         let before = self.phase.fetch_or(OBSERVED, Ordering::AcqRel);
         if before & DONE != 0 || (before & CANCELLED != 0 && self.failure().is_some()) {
             self.tell();
         }
-        signal
+        one_shot
     }
 }
 
@@ -567,7 +567,7 @@ impl Op {
     pub fn wait_timeout(&self, timeout: Option<Duration>) -> Result<(), Error> {
         let state = self.handle.payload();
         let _noted = (!self.is_done()).then(|| WaitNoted::for_op(self.handle.id())).flatten();
-        crate::wait::blocking::block_on_op(&state.core, &self.handle, state.signal(), timeout)
+        crate::wait::blocking::block_on_op(&state.core, &self.handle, state.one_shot(), timeout)
     }
 
     /// Waits until the operation has ended and gives its outcome. May run operations on this thread, unless that is
@@ -587,7 +587,7 @@ impl Future for Op {
         let Self { handle, pending, key } = &mut *self;
         let state = handle.payload();
         state.core.check_fork()?;
-        match state.signal().poll(cx, key) {
+        match state.one_shot().poll(cx, key) {
             Poll::Ready(outcome) => {
                 pending.over();
                 // A signal that is set has no wakers.

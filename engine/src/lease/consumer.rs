@@ -1,15 +1,16 @@
-//! Who memory is handed to: how the consumer's work comes after earlier work, and what the end of its lease waits for.
+//! Who memory is handed to: how the consumer's work comes after earlier work, and what the end of its lease
+//! waits for.
 //!
 //! | consumer | earlier work | the lease ends |
 //! |---|---|---|
 //! | the host | the host waits for it | when its owner releases it |
-//! | a queue | the queue waits for it; the host waits where the queue cannot | when the work enqueued there by then is done |
+//! | a queue | the queue waits for it, or the host where the queue cannot | when work enqueued by then is done |
 //! | unknown | nothing waits for it | after a quarantine |
 //!
-//! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does not outlive the
-//! call, and device memory handed to the host on devices whose consumers may release memory while their work still runs.
-//! Memory handed into the capture of a graph is read again at every launch, so its lease lasts until
-//! [`Tensor::end_captures`].
+//! Two more kinds of memory go through a [quarantine](quarantine): memory handed to a queue whose handle does
+//! not outlive the call, and device memory handed to the host on devices whose consumers may release memory
+//! while their work still runs. Memory handed into the capture of a graph is read again at every launch, so
+//! its lease lasts until [`Tensor::end_captures`].
 
 use std::sync::Arc;
 
@@ -30,8 +31,8 @@ pub enum Consumer {
     /// Code on the host, which may use the memory as soon as it has the lease.
     #[default]
     Host,
-    /// The work enqueued on this queue from now on. A queue that does not belong to this engine is used within the call
-    /// only, unless its handle outlives the call.
+    /// The work enqueued on this queue from now on. A queue that does not belong to this engine is used
+    /// within the call only, unless its handle outlives the call.
     Queue(Arc<dyn Queue>),
     /// A consumer that orders its work itself. Nothing is waited for, and the end of its work is unknown.
     Unordered,
@@ -55,7 +56,8 @@ impl Consumer {
     }
 }
 
-/// True if a consumer may release this memory while its own, unknown streams still use it (the case for CUDA).
+/// True if a consumer may release this memory while its own, unknown streams still use it (the case for
+/// CUDA).
 pub(crate) fn may_release_before_completion(tensor: &TensorInner) -> bool {
     let Ok(definition) = tensor.definition() else { return false };
     // A consumer uses memory that the host can read on the host, and releases it after its use.
@@ -81,7 +83,8 @@ impl EndsAfter {
     /// The fence of the last use of memory on `device`, of a use that ends now.
     pub(crate) fn fence(self, core: &Core, device: DLDevice) -> Fence {
         if let Self::Queue(queue) = &self
-            // The legacy stream fails this query while another stream is being captured, and must not be used then.
+            // The legacy stream fails this query while another stream is being captured, and must not be used
+            // then.
             && matches!(queue.is_capturing(), Ok(false))
         {
             if !queue.record_is_thread_safe() {
@@ -106,7 +109,8 @@ impl EndsAfter {
     }
 }
 
-/// A fence recorded on `queue` by the reactor's thread. The fence covers at least the work that is on the queue now.
+/// A fence recorded on `queue` by the reactor's thread. The fence covers at least the work that is on the
+/// queue now.
 fn record_on_reactor(queue: Arc<dyn Queue>) -> Fence {
     let (last, fence) = LastUse::promised("the end of a lease on a queue");
     let recorder = FenceRecorder { queue, last: Mutex::new(Some(last)) };
@@ -147,8 +151,9 @@ estafette_sync::statics! {
 }
 
 impl Tensor {
-    /// Ends the leases of this tensor that were handed into captures of graphs. To be called once none of these graphs will
-    /// be launched again. Returns the number of leases. The memory goes through a quarantine.
+    /// Ends the leases of this tensor that were handed into captures of graphs. To be called once none of
+    /// these graphs will be launched again. Returns the number of leases. The memory goes through a
+    /// quarantine.
     pub fn end_captures(&self) -> usize {
         if self.inner.core.check_fork().is_err() {
             return 0;

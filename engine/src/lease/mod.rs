@@ -1,7 +1,7 @@
 //! Leases: external uses of a tensor, from export until the deleter has run and the last device work is done.
 //!
-//! A lease is ordered like an operation: it waits for earlier conflicting operations, and later ones wait for it. Once
-//! granted it lasts until its last clone is dropped, on any thread.
+//! A lease is ordered like an operation: it waits for earlier conflicting operations, and later ones wait for
+//! it. Once granted it lasts until its last clone is dropped, on any thread.
 //!
 //! | part | what it has |
 //! |---|---|
@@ -72,7 +72,8 @@ impl Lease {
         self.inner.access()
     }
 
-    /// Notes the kind of object that the owner has made of the memory, for diagnoses. Only the first note counts.
+    /// Notes the kind of object that the owner has made of the memory, for diagnoses. Only the first note
+    /// counts.
     pub fn note_object(&self, kind: impl Into<Arc<str>>) {
         self.inner.note_object(kind);
     }
@@ -91,7 +92,8 @@ impl Lease {
         self.inner.at_end(|at_end| at_end.done = Some(fence));
     }
 
-    /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is done.
+    /// The end of this lease as a fence: done when the last clone is dropped and the owner's device work is
+    /// done.
     pub fn end_fence(&self) -> Fence {
         let (completer, fence) = host::promise("a lease");
         self.inner.at_end(|at_end| at_end.notified.push(completer));

@@ -1,7 +1,7 @@
 //! A lease as an operation without a body.
 //!
-//! The operation is appended like any other. Once it is granted, and the fences of earlier uses are done, it is
-//! *held*: it stays granted until the lease ends.
+//! The operation is appended like any other. Once it is granted, and the fences of earlier uses are done, it
+//! is *held*: it stays granted until the lease ends.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use estafette_graph::OpId;
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use super::owner::{LeaseInfo, LeaseOrigin};
+use super::owner::{LeaseDetails, LeaseInfo};
 use crate::core::error::{Error, OperationError};
-use crate::core::oneshot::Signal;
+use crate::core::one_shot::OneShot;
 use crate::core::operation::{self, OpGranted, OpHandle, OpTag};
 use crate::core::var_state::Ending;
 use crate::operation::run::{self, ReadyList};
@@ -23,15 +23,16 @@ use crate::wait::ready::ReadySignal;
 /// The operation of a lease, shared by the graph's operation and the lease or its request.
 #[derive(Debug)]
 pub(crate) struct LeaseOp {
-    pub(super) origin: LeaseOrigin,
+    pub(super) details: LeaseDetails,
     stage: Mutex<Stage>,
-    /// True if the consumer orders its work after earlier work. The lease is then held with that work pending.
+    /// True if the consumer orders its work after earlier work. The lease is then held with that work
+    /// pending.
     consumer_orders: bool,
     /// The fences that were pending when such a lease was held.
     pending: Mutex<Option<Box<FenceSet>>>,
     is_held: AtomicBool,
     /// Notifies the request; `None` for a lease that no request waits for.
-    pub(super) signal: Option<ReadySignal>,
+    pub(super) one_shot: Option<ReadySignal>,
 }
 
 #[derive(Debug)]
@@ -48,24 +49,24 @@ enum Stage {
 
 impl LeaseOp {
     /// The operation of a lease that no request waits for.
-    pub(super) fn new(origin: LeaseOrigin) -> Self {
+    pub(super) fn new(details: LeaseDetails) -> Self {
         Self {
-            origin,
+            details,
             stage: Mutex::new(Stage::Waiting),
             consumer_orders: false,
             pending: Mutex::new(None),
             is_held: AtomicBool::new(false),
-            signal: None,
+            one_shot: None,
         }
     }
 
     /// The operation of a request.
-    pub(super) fn requested(origin: LeaseOrigin, consumer_orders: bool) -> Self {
-        Self { consumer_orders, signal: Some(Signal::new()), ..Self::new(origin) }
+    pub(super) fn requested(details: LeaseDetails, consumer_orders: bool) -> Self {
+        Self { consumer_orders, one_shot: Some(OneShot::new()), ..Self::new(details) }
     }
 
     pub(crate) fn info(&self) -> LeaseInfo {
-        self.origin.info(self.is_held())
+        self.details.info(self.is_held())
     }
 
     /// Whether only the lease's owner keeps others waiting.
@@ -114,7 +115,8 @@ impl LeaseOp {
         self.stage.lock()
     }
 
-    /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given up.
+    /// Keeps a granted operation while fences of earlier uses are pending. Returns it if the lease was given
+    /// up.
     fn begin_settling(&self, granted: OpGranted) -> Result<(), OpGranted> {
         let mut stage = self.stage();
         if !matches!(*stage, Stage::Waiting) {
@@ -124,7 +126,8 @@ impl LeaseOp {
         Ok(())
     }
 
-    /// Takes the operation that [`begin_settling`](Self::begin_settling) keeps; `None` if the lease was given up.
+    /// Takes the operation that [`begin_settling`](Self::begin_settling) keeps; `None` if the lease was given
+    /// up.
     fn end_settling(&self) -> Option<OpGranted> {
         let mut stage = self.stage();
         if !matches!(*stage, Stage::Settling(_)) {
@@ -137,8 +140,8 @@ impl LeaseOp {
     }
 
     fn notify(&self, outcome: Result<(), Error>) {
-        if let Some(signal) = &self.signal {
-            signal.set(outcome);
+        if let Some(one_shot) = &self.one_shot {
+            one_shot.set(outcome);
         }
     }
 }
@@ -167,7 +170,7 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
     let op = state.lease().cloned().expect("every lease is submitted with its `LeaseOp`");
     if !operation::begin(&granted) {
         let failure = state.failure().cloned();
-        run::complete(granted, &Ending::Looked, None, ready);
+        run::complete(granted, &Ending::Polled, None, ready);
         if let Some(failure) = failure {
             op.notify(Err(failure.into_error()));
         }
@@ -176,8 +179,8 @@ pub(crate) fn lease_granted(granted: OpGranted, ready: &mut ReadyList) {
     settle(granted, op, ready);
 }
 
-/// Holds the lease once the fences of earlier uses are done, or refuses it if the version has failed. A failed
-/// *reader* does not fail the lease.
+/// Holds the lease once the fences of earlier uses are done, or refuses it if the version has failed. A
+/// failed *reader* does not fail the lease.
 fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
     let found = run::inspect(&granted);
     if let Some(failure) = found.failure {
@@ -190,7 +193,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
         hold(granted, &op, ready);
     } else {
         if let Err(granted) = op.begin_settling(granted) {
-            return run::complete(granted, &Ending::Looked, None, ready);
+            return run::complete(granted, &Ending::Polled, None, ready);
         }
         Reactor::global().when_settled(&found.pending, move |_settled| {
             let Some(granted) = op.end_settling() else { return };
@@ -202,7 +205,7 @@ fn settle(granted: OpGranted, op: Arc<LeaseOp>, ready: &mut ReadyList) {
 }
 
 fn refuse(granted: OpGranted, op: &LeaseOp, failure: OperationError, ready: &mut ReadyList) {
-    run::complete(granted, &Ending::Looked, None, ready);
+    run::complete(granted, &Ending::Polled, None, ready);
     op.notify(Err(failure.into_error()));
 }
 
@@ -212,23 +215,23 @@ fn hold(granted: OpGranted, op: &LeaseOp, ready: &mut ReadyList) {
     }
     match op.hold(granted) {
         Ok(()) => op.notify(Ok(())),
-        Err(granted) => run::complete(granted, &Ending::Looked, None, ready),
+        Err(granted) => run::complete(granted, &Ending::Polled, None, ready),
     }
 }
 
 /// Ends the operation of a lease that was granted and never used.
 pub(super) fn end_unused(granted: OpGranted) {
-    complete(granted, &Ending::Looked);
+    complete(granted, &Ending::Polled);
 }
 
-/// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done` stays
-/// pending.
+/// Ends the operation of a held lease. Operations that waited for it are granted; device work until `done`
+/// stays pending.
 pub(super) fn end(granted: OpGranted, done: Option<Fence>) {
     let tag = OpTag::of(&granted);
     let consumer_orders = granted.payload().lease().is_some_and(|op| op.consumer_orders);
     let ending = if done.is_none() && consumer_orders {
         // The consumer was never ordered after earlier work, and did not use the memory.
-        Ending::Looked
+        Ending::Polled
     } else {
         Ending::Ran { left: done.as_ref().map(|done| (std::slice::from_ref(done), &tag)), failure: None }
     };
@@ -240,5 +243,5 @@ fn complete(granted: OpGranted, ending: &Ending<'_>) {
     let mut ready = ReadyList::new();
     run::complete(granted, ending, None, &mut ready);
     run::dispatch(ready);
-    core.bell.ring();
+    core.notifier.notify();
 }

@@ -12,7 +12,8 @@ use estafette_sync::thread::ThreadId;
 use super::Access;
 use crate::core::clock::{self, Coarse};
 
-/// Who owns a lease: a text and, where known, the library and the line of the program that asked for the lease.
+/// Who owns a lease: a text and, where known, the library and the line of the program that asked for the
+/// lease.
 ///
 /// Clones share the text, so code that takes many leases formats the text once.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -110,7 +111,7 @@ impl fmt::Debug for LeaseOwner {
 
 /// The engine's record of who asked for a lease, for which access, when, and on which thread.
 #[derive(Debug)]
-pub(crate) struct LeaseOrigin {
+pub(crate) struct LeaseDetails {
     pub(crate) access: Access,
     pub(crate) owner: LeaseOwner,
     /// The kind of object that the owner has made of the memory, once known.
@@ -119,7 +120,7 @@ pub(crate) struct LeaseOrigin {
     since: Coarse,
 }
 
-impl LeaseOrigin {
+impl LeaseDetails {
     #[inline(always)]
     pub(super) fn new(access: Access, owner: LeaseOwner) -> Self {
         Self { access, owner, object: OnceLock::new(), thread: clock::this_thread(), since: Coarse::now() }
@@ -154,7 +155,8 @@ pub struct LeaseInfo {
     pub object: Option<Arc<str>>,
     /// Time since the lease was asked for.
     pub age: Duration,
-    /// True once the lease is granted and earlier work is done: from then on only its owner keeps others waiting.
+    /// True once the lease is granted and earlier work is done: from then on only its owner keeps others
+    /// waiting.
     pub held: bool,
     /// True if the thread that made this copy asked for the lease.
     pub own: bool,

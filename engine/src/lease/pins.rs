@@ -1,10 +1,12 @@
 //! A read lease as a pin: one count at its tensor's variable, without an operation.
 //!
-//! A pin is granted at once or not at all. Each variable lists its pins. The list runs through the leases themselves, so
-//! taking and ending a pin allocates nothing for it and searches nothing. The variable's lock protects the list. A lease
-//! leaves the list in its destructor: every lease in the list is whole, but may be about to end.
+//! A pin is granted at once or not at all. Each variable lists its pins. The list runs through the leases
+//! themselves, so taking and ending a pin allocates nothing for it and searches nothing. The variable's lock
+//! protects the list. A lease leaves the list in its destructor: every lease in the list is whole, but may be
+//! about to end.
 
 use std::cell::UnsafeCell;
+use std::hint::unreachable_unchecked;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -14,7 +16,7 @@ use estafette_graph::{Mode, OpId};
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Access;
-use super::owner::{LeaseOrigin, LeaseOwner};
+use super::owner::{LeaseDetails, LeaseOwner};
 use super::state::{LeaseOrder, LeaseState};
 use crate::core::engine_core::graph;
 use crate::core::operation::{Name, OpTag, OpVar};
@@ -26,7 +28,7 @@ use crate::wait::ready::ReadySignal;
 
 /// A pin, as part of its lease.
 pub(crate) struct Pin {
-    pub(super) origin: LeaseOrigin,
+    pub(super) details: LeaseDetails,
     /// True once the variable counts the pin and lists it.
     is_listed: AtomicBool,
     /// The id of the pin among the operations, if a trace knows the pin; else 0.
@@ -38,7 +40,7 @@ impl Pin {
     #[inline(always)]
     pub(super) fn new(owner: LeaseOwner) -> Self {
         Self {
-            origin: LeaseOrigin::new(Access::Read, owner),
+            details: LeaseDetails::new(Access::Read, owner),
             is_listed: AtomicBool::new(false),
             traced: AtomicU64::new(0),
             link: Link::default(),
@@ -46,31 +48,35 @@ impl Pin {
     }
 
     /// The id by which a trace knows the pin.
+    #[inline]
     pub(super) fn traced_id(&self) -> Option<OpId> {
         let id = self.traced.load(Ordering::Relaxed);
         (id != 0).then(|| OpId::new(id))
     }
 
     /// True once the pin is granted.
+    #[inline]
     pub(super) fn is_listed(&self) -> bool {
         self.is_listed.load(Ordering::Relaxed)
     }
 }
 
 impl LeaseState {
-    /// Pins `var`, the only variable of `tensor`, if a read is granted at once and nothing is pending. Else returns the
-    /// owner.
+    /// Pins `var`, the only variable of `tensor`, if a read is granted at once and nothing is pending. Else
+    /// returns the owner.
     #[inline]
     pub(super) fn pin(tensor: &Tensor, var: &OpVar, owner: LeaseOwner) -> Result<Arc<Self>, LeaseOwner> {
         // Written in place: a move would cost as much as the construction.
         let place = Arc::<Self>::new_uninit();
-        // SAFETY: no other thread has the `Arc` yet; `Arc::get_mut` would check that with a locked instruction.
+        // SAFETY: no other thread has the `Arc` yet; `Arc::get_mut` would check that with a locked
+        // instruction.
         let lease = unsafe {
             let lease = Arc::as_ptr(&place).cast_mut();
             (*lease).write(Self::new(tensor.clone(), LeaseOrder::Pin(Pin::new(owner))));
             place.assume_init()
         };
-        let pin = lease.as_pin();
+        // SAFETY: made as a pin above.
+        let pin = unsafe { lease.as_pin() };
         // SAFETY: never null. The pointer is good as long as the lease lives.
         let place = unsafe { NonNull::new_unchecked(Arc::as_ptr(&lease).cast_mut()) };
         let number = graph().next_id();
@@ -85,18 +91,18 @@ impl LeaseState {
             true
         });
         if !granted {
-            return Err(pin.origin.owner.clone());
+            return Err(pin.details.owner.clone());
         }
         if trace::is_open() {
             pin.traced.store(number.get(), Ordering::Relaxed);
-            hooks::pinned(number, &pin.origin.owner, tensor, var.id());
+            hooks::pinned(number, &pin.details.owner, tensor, var.id());
         }
         Ok(lease)
     }
 
     /// Ends a granted pin. Operations that waited for it are granted; device work until `done` stays pending.
-    pub(super) fn unpin(&self, done: Option<Fence>) {
-        if let Some(id) = self.as_pin().traced_id() {
+    pub(super) fn unpin(&self, pin: &Pin, done: Option<Fence>) {
+        if let Some(id) = pin.traced_id() {
             hooks::unpinned(id, done.as_ref());
         }
         let mut ready = ReadyList::new();
@@ -118,15 +124,19 @@ impl LeaseState {
         if let Some(observer) = observer {
             observer.set(Ok(()));
         }
-        self.tensor.inner.core.bell.ring();
+        self.tensor.inner.core.notifier.notify();
     }
 
-    /// The pin of a lease that is one.
+    /// The pin of this lease.
+    ///
+    /// # Safety
+    /// The lease is a pin.
     #[inline]
-    fn as_pin(&self) -> &Pin {
+    unsafe fn as_pin(&self) -> &Pin {
         match &self.order {
             LeaseOrder::Pin(pin) => pin,
-            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) => unreachable!("only pins are listed"),
+            // SAFETY: by contract. A checked branch would cost each export of a tensor some instructions.
+            LeaseOrder::Operation { .. } | LeaseOrder::Alias(_) => unsafe { unreachable_unchecked() },
         }
     }
 }
@@ -165,14 +175,16 @@ impl PinList {
     /// # Safety
     /// `lease` is in this list, or is being added or removed, under the lock.
     unsafe fn neighbours(&mut self, lease: NonNull<LeaseState>) -> &mut Neighbours {
-        // SAFETY: by contract: a lease in the list is alive, and the exclusive borrow of the list stands for the lock.
+        // SAFETY: by contract: a lease in the list is alive and a pin, and the exclusive borrow of the list
+        // stands for the lock.
         unsafe { &mut *lease.as_ref().as_pin().link.0.get() }
     }
 
     /// Adds a lease.
     ///
     /// # Safety
-    /// `lease` comes from `Arc::as_ptr`. The lease is a pin, is in no list, and removes itself in its destructor.
+    /// `lease` comes from `Arc::as_ptr`. The lease is a pin, is in no list, and removes itself in its
+    /// destructor.
     unsafe fn add(&mut self, lease: NonNull<LeaseState>, number: OpId) {
         let older = self.newest.replace(lease);
         // SAFETY: both leases are in this list.
@@ -253,10 +265,11 @@ impl ListedPin<'_> {
         Arc::clone(self.neighbours.observer.get_or_insert_with(new))
     }
 
-    /// A clone of the lease, unless the lease is ending. The caller drops it outside of the lock, since it may be the last.
+    /// A clone of the lease, unless the lease is ending. The caller drops it outside of the lock, since it
+    /// may be the last.
     pub(crate) fn share(&self) -> Option<Arc<LeaseState>> {
-        // SAFETY: the pointer comes from an `Arc`, whose memory stays while the value's destructor runs, hence while the
-        // lease is in the list. This code does not own the weak count, and does not drop it.
+        // SAFETY: the pointer comes from an `Arc`, whose memory stays while the value's destructor runs,
+        // hence while the lease is in the list. This code does not own the weak count, and does not drop it.
         let weak = ManuallyDrop::new(unsafe { Weak::from_raw(self.place.as_ptr().cast_const()) });
         weak.upgrade()
     }

@@ -1,8 +1,9 @@
 //! Requests for leases: blocking, without waiting, and as a future.
 //!
-//! One operation requests all tensors of a set, so a set is taken in one step of the order of submission: two sets of
-//! the same tensors in different orders cannot block each other. Once granted, the operation of a set is split into one
-//! operation per tensor, so each lease ends by itself. A single lease is a set of one, and keeps its operation.
+//! One operation requests all tensors of a set, so a set is taken in one step of the order of submission: two
+//! sets of the same tensors in different orders cannot block each other. Once granted, the operation of a set
+//! is split into one operation per tensor, so each lease ends by itself. A single lease is a set of one, and
+//! keeps its operation.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +17,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::consumer::Consumer;
 use super::operation::{LeaseOp, end, give_up};
-use super::owner::{LeaseOrigin, LeaseOwner};
+use super::owner::{LeaseDetails, LeaseOwner};
 use super::state::LeaseState;
 use super::{Access, Lease, check_writable};
 use crate::core::clock;
@@ -34,15 +35,15 @@ use crate::wait::blocking;
 use crate::wait::stand_in::StandInSet;
 
 impl Tensor {
-    /// Requests a lease of the tensor, without an export: the tensor does not change (read), belongs to the owner alone
-    /// (write), or is only kept alive (alias).
+    /// Requests a lease of the tensor, without an export: the tensor does not change (read), belongs to the
+    /// owner alone (write), or is only kept alive (alias).
     ///
     /// Nothing happens before the request is awaited, [waited for](LeaseRequest::wait) or
     /// [tried](LeaseRequest::try_now).
     ///
     /// # Errors
-    /// The request returns the root cause of a failed version; [`Error::Conflict`] for a write lease of memory that may
-    /// not be written; [`Error::Device`] when the consumer's queue refuses to wait.
+    /// The request returns the root cause of a failed version; [`Error::Conflict`] for a write lease of
+    /// memory that may not be written; [`Error::Device`] when the consumer's queue refuses to wait.
     pub fn lease(&self, access: Access, owner: impl Into<LeaseOwner>) -> LeaseRequest {
         LeaseRequest {
             engine: None,
@@ -61,9 +62,9 @@ impl Tensor {
 }
 
 impl Engine {
-    /// Requests leases of several tensors in one step. All are granted together, once all tensors are defined, ready, and
-    /// free. The leases come in the order of `wanted`. A tensor may be wanted twice; if one of the two is a write, both
-    /// are exclusive.
+    /// Requests leases of several tensors in one step. All are granted together, once all tensors are
+    /// defined, ready, and free. The leases come in the order of `wanted`. A tensor may be wanted twice; if
+    /// one of the two is a write, both are exclusive.
     ///
     /// # Errors
     /// As [`Tensor::lease`]; [`Error::Invalid`] for [`Access::Alias`], which nothing orders.
@@ -91,8 +92,8 @@ fn only(leases: Leases) -> Lease {
 
 /// A lease that is wanted ([`Tensor::lease`]), or a set of leases ([`Engine::lease_all`]).
 ///
-/// As a future, the request resolves once the lease is granted. A dropped request leaves the queues of its tensors at
-/// once, and does not change the tensors.
+/// As a future, the request resolves once the lease is granted. A dropped request leaves the queues of its
+/// tensors at once, and does not change the tensors.
 #[must_use = "a request does nothing until it is awaited, waited for or tried"]
 pub struct LeaseRequest<L = Lease> {
     /// The engine that was asked for a set; `None` for the lease of one tensor.
@@ -117,9 +118,9 @@ enum Step {
 }
 
 impl<L> LeaseRequest<L> {
-    /// Takes the lease for `consumer`, which is [`Consumer::Host`] by default: the request then waits only for work that the
-    /// consumer's queue cannot wait for. A queue that does not belong to this engine must stay valid until the lease is
-    /// granted.
+    /// Takes the lease for `consumer`, which is [`Consumer::Host`] by default: the request then waits only
+    /// for work that the consumer's queue cannot wait for. A queue that does not belong to this engine must
+    /// stay valid until the lease is granted.
     pub fn for_consumer(mut self, consumer: &Consumer) -> Self {
         self.consumer = Some(consumer.clone());
         self
@@ -207,10 +208,10 @@ impl<L> LeaseRequest<L> {
             }
         }
         let exclusive = self.wanted.iter().any(|(_, access)| *access == Access::Write);
-        let origin =
-            LeaseOrigin::new(if exclusive { Access::Write } else { Access::Read }, self.owner.clone());
+        let details =
+            LeaseDetails::new(if exclusive { Access::Write } else { Access::Read }, self.owner.clone());
         let consumer_orders = self.consumer.as_ref().is_some_and(Consumer::is_stream_ordered);
-        let op = Arc::new(LeaseOp::requested(origin, consumer_orders));
+        let op = Arc::new(LeaseOp::requested(details, consumer_orders));
         let (handle, granted) = submit(core, &self.wanted, &op);
         if let Some(granted) = granted {
             run::dispatch_one(granted);
@@ -322,16 +323,16 @@ impl Submitted {
     }
 
     fn outcome(&self) -> Option<Result<(), Error>> {
-        self.op().signal.as_ref().expect("a request has a signal").get()
+        self.op().one_shot.as_ref().expect("a request has a signal").get()
     }
 
     fn wait<L>(self, request: &LeaseRequest<L>, timeout: Option<Duration>) -> Result<Self, Error> {
         let what = match &request.engine {
             Some(_) => "a scoped lease".into(),
-            None => format!("a {} lease", self.op().origin.access),
+            None => format!("a {} lease", self.op().details.access),
         };
-        let signal = self.op().signal.as_ref().expect("a request has a signal");
-        let waited = blocking::block(request.core(), &self.handle, &what, signal, timeout);
+        let one_shot = self.op().one_shot.as_ref().expect("a request has a signal");
+        let waited = blocking::block(request.core(), &self.handle, &what, one_shot, timeout);
         self.note_resumed(true);
         waited??;
         Ok(self)
@@ -339,8 +340,8 @@ impl Submitted {
 
     fn poll(&mut self, cx: &mut Context<'_>, what: &'static str) -> Poll<Result<(), Error>> {
         let Self { op, handle, pending } = self;
-        let signal = op.as_ref().and_then(|op| op.signal.as_ref()).expect("a request has a signal");
-        match signal.poll_alone(cx) {
+        let one_shot = op.as_ref().and_then(|op| op.one_shot.as_ref()).expect("a request has a signal");
+        match one_shot.poll_alone(cx) {
             Poll::Pending => match pending.poll(cx, || Awaited::op(what, handle)) {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
@@ -373,7 +374,8 @@ fn mode_of(access: Access) -> Mode {
     if access == Access::Write { Mode::Update } else { Mode::Read }
 }
 
-/// Submits the operation of a lease. Returns the operation itself if it is granted at once; the caller begins it.
+/// Submits the operation of a lease. Returns the operation itself if it is granted at once; the caller begins
+/// it.
 pub(super) fn submit(
     core: &CoreRef,
     wanted: &[(Tensor, Access)],
@@ -386,14 +388,14 @@ pub(super) fn submit(
     }
     if pending_op.payload().noted {
         hooks::submitted(&pending_op);
-        hooks::taken(pending_op.id(), &op.origin.owner);
+        hooks::taken(pending_op.id(), &op.details.owner);
         wanted.iter().for_each(|(tensor, _)| hooks::uses(std::slice::from_ref(tensor)));
     }
     pending_op.submit()
 }
 
-/// Notes what the ends of the leases wait for, and orders the consumer's queue after pending fences. Returns the fences
-/// that only the host can wait for.
+/// Notes what the ends of the leases wait for, and orders the consumer's queue after pending fences. Returns
+/// the fences that only the host can wait for.
 fn hand_to_consumer(
     leases: &Leases,
     consumer: Option<&Consumer>,
@@ -462,9 +464,9 @@ fn wait_on_host(
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let _cover = core.cover();
-    let helps = core.alone() && timeout.is_none() && context::may_help();
+    let helps = core.has_no_workers() && timeout.is_none() && context::may_help();
     let mut stand_ins = StandInSet::default();
-    if core.alone() && !helps {
+    if core.has_no_workers() && !helps {
         stand_ins.want(core);
     }
     for fence in fences {

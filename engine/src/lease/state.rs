@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::Access;
 use super::consumer::{EndsAfter, may_release_before_completion};
 use super::operation::{LeaseOp, end, end_unused, give_up};
-use super::owner::{LeaseInfo, LeaseOrigin, LeaseOwner};
+use super::owner::{LeaseDetails, LeaseInfo, LeaseOwner};
 use super::pins::Pin;
 use super::request::submit;
 use crate::core::clock::Coarse;
@@ -33,7 +33,8 @@ pub(crate) struct LeaseState {
     /// See [`scope`](Self::scope). Made at first use: few leases are imported from.
     scope: OnceLock<OpVar>,
     generation: u32,
-    /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived from it.
+    /// True for an alias, and for a view that became one: nothing waits for the lease, and nothing is derived
+    /// from it.
     untracked: AtomicBool,
     /// Work at the end of the lease; most leases have none.
     at_end: Mutex<Option<Box<AtEnd>>>,
@@ -46,14 +47,14 @@ pub(super) enum LeaseOrder {
     /// By an operation without a body.
     Operation {
         op: Arc<LeaseOp>,
-        /// The running operation that the lease is a view of. The lease becomes an operation of its own when that
-        /// operation ends.
+        /// The running operation that the lease is a view of. The lease becomes an operation of its own when
+        /// that operation ends.
         view_of: Option<OpId>,
     },
     /// By a pin: a read that was granted at once.
     Pin(Pin),
     /// Not at all.
-    Alias(LeaseOrigin),
+    Alias(LeaseDetails),
 }
 
 /// Work at the end of a lease.
@@ -84,11 +85,12 @@ impl LeaseState {
 
     /// A lease that keeps the tensor alive, and that nothing waits for.
     pub(crate) fn alias(tensor: &Tensor, owner: LeaseOwner) -> Arc<Self> {
-        let origin = LeaseOrigin::new(Access::Alias, owner);
-        Arc::new(Self::new(tensor.clone(), LeaseOrder::Alias(origin)))
+        let details = LeaseDetails::new(Access::Alias, owner);
+        Arc::new(Self::new(tensor.clone(), LeaseOrder::Alias(details)))
     }
 
-    /// A view of an operand of `running`. The operation itself orders the view until [`split_from`](Self::split_from).
+    /// A view of an operand of `running`. The operation itself orders the view until
+    /// [`split_from`](Self::split_from).
     pub(crate) fn view_of(running: OpId, tensor: &Tensor, access: Access, owner: LeaseOwner) -> Arc<Self> {
         Self::unordered(tensor, access, owner, Some(running))
     }
@@ -100,7 +102,7 @@ impl LeaseState {
         owner: LeaseOwner,
         view_of: Option<OpId>,
     ) -> Arc<Self> {
-        let op = Arc::new(LeaseOp::new(LeaseOrigin::new(access, owner)));
+        let op = Arc::new(LeaseOp::new(LeaseDetails::new(access, owner)));
         Arc::new(Self::new(tensor.clone(), LeaseOrder::Operation { op, view_of }))
     }
 
@@ -123,7 +125,7 @@ impl LeaseState {
 
     #[cold]
     fn try_read_by_operation(tensor: &Tensor, owner: LeaseOwner) -> Option<Arc<Self>> {
-        let op = Arc::new(LeaseOp::new(LeaseOrigin::new(Access::Read, owner)));
+        let op = Arc::new(LeaseOp::new(LeaseDetails::new(Access::Read, owner)));
         let (handle, granted) = submit(&tensor.inner.core, &[(tensor.clone(), Access::Read)], &op);
         let Some(granted) = granted else {
             give_up(&handle, op);
@@ -142,29 +144,30 @@ impl LeaseState {
         Some(Self::of_operation(tensor.clone(), op))
     }
 
-    fn origin(&self) -> &LeaseOrigin {
+    #[inline]
+    fn details(&self) -> &LeaseDetails {
         match &self.order {
-            LeaseOrder::Operation { op, .. } => &op.origin,
-            LeaseOrder::Pin(pin) => &pin.origin,
-            LeaseOrder::Alias(origin) => origin,
+            LeaseOrder::Operation { op, .. } => &op.details,
+            LeaseOrder::Pin(pin) => &pin.details,
+            LeaseOrder::Alias(details) => details,
         }
     }
 
     /// What the owner may do.
     #[inline]
     pub(crate) fn access(&self) -> Access {
-        self.origin().access
+        self.details().access
     }
 
     pub(crate) fn since(&self) -> Coarse {
-        self.origin().since()
+        self.details().since()
     }
 
     pub(crate) fn info(&self) -> LeaseInfo {
         match &self.order {
             LeaseOrder::Operation { op, .. } => op.info(),
-            LeaseOrder::Pin(pin) => pin.origin.info(true),
-            LeaseOrder::Alias(origin) => origin.info(false),
+            LeaseOrder::Pin(pin) => pin.details.info(true),
+            LeaseOrder::Alias(details) => details.info(false),
         }
     }
 
@@ -196,8 +199,8 @@ impl LeaseState {
         !self.untracked.load(Ordering::Acquire)
     }
 
-    /// Whether the calling code may have got memory from the lease's owner. The views of a running operation belong to that
-    /// operation; other code that comes with the same memory has it from elsewhere.
+    /// Whether the calling code may have got memory from the lease's owner. The views of a running operation
+    /// belong to that operation; other code that comes with the same memory has it from elsewhere.
     pub(crate) fn can_be_imported_from_here(&self) -> bool {
         match &self.order {
             LeaseOrder::Operation { op, view_of: Some(running) } => {
@@ -232,7 +235,7 @@ impl LeaseState {
 
     /// See [`Lease::note_object`](super::Lease::note_object).
     pub(super) fn note_object(&self, kind: impl Into<Arc<str>>) {
-        self.origin().object.get_or_init(|| kind.into());
+        self.details().object.get_or_init(|| kind.into());
     }
 
     /// The id by which a trace knows the lease, if it is held.
@@ -257,8 +260,8 @@ impl LeaseState {
         )
     }
 
-    /// Splits an operation for this lease off `running`. The new operation stands beside `running` in every queue, so no
-    /// other operation gets in between when `running` ends.
+    /// Splits an operation for this lease off `running`. The new operation stands beside `running` in every
+    /// queue, so no other operation gets in between when `running` ends.
     pub(crate) fn split_from(&self, running: &OpGranted, mode: Mode) {
         let LeaseOrder::Operation { op, .. } = &self.order else { return };
         if may_release_before_completion(&self.tensor.inner) {
@@ -277,7 +280,7 @@ impl LeaseState {
         let granted = running.split(state, &vars, mode);
         if granted.payload().noted {
             hooks::split_off(&granted);
-            hooks::taken(granted.id(), &op.origin.owner);
+            hooks::taken(granted.id(), &op.details.owner);
             hooks::begins(&granted);
         }
         if let Err(granted) = op.hold(granted) {
@@ -311,7 +314,7 @@ impl LeaseState {
     #[inline]
     fn end(&self, done: Option<Fence>) {
         let granted = match &self.order {
-            LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(done),
+            LeaseOrder::Pin(pin) if pin.is_listed() => return self.unpin(pin, done),
             LeaseOrder::Operation { op, .. } => op.abandon(),
             LeaseOrder::Pin(_) | LeaseOrder::Alias(_) => None,
         };

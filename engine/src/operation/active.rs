@@ -1,4 +1,5 @@
-//! What is under way behind a scope: an operation, or a node of a replay. Both have operands to lend, perhaps a queue, and an end.
+//! The active task behind a scope: an operation, or a node of a replay. Both have operands, perhaps a queue,
+//! and an end.
 
 use std::sync::{Arc, Weak};
 
@@ -16,17 +17,17 @@ use crate::operation::submit::lost;
 use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 
-/// Views that were lent out, each with the mode of its operand.
+/// Views that a task has lent, each with the mode of its operand.
 pub(crate) type Views = Vec<(Weak<LeaseState>, Mode)>;
 
-/// See the module.
+/// An operation or a node between its grant and its end.
 pub(crate) enum ActiveTask {
     Op(Running),
     Node(NodeRun),
 }
 
 impl ActiveTask {
-    /// What code of it runs as.
+    /// The task that this thread runs on behalf of.
     pub(crate) fn current(&self) -> Current {
         match self {
             Self::Op(running) => Current::of(running.op()),
@@ -41,7 +42,7 @@ impl ActiveTask {
         }
     }
 
-    /// The queue that it enqueues on, if it works on a device.
+    /// The queue that the task enqueues on, if it works on a device.
     pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
         match self {
             Self::Op(running) => running.op().payload().queue(),
@@ -56,14 +57,14 @@ impl ActiveTask {
         }
     }
 
-    /// The fence of what it has enqueued on its queue: that is the operation, however it ends.
+    /// Records the fence of the work that the task has enqueued on its queue.
     pub(crate) fn left_on_queue(&self) -> Option<Fence> {
-        // What it has enqueued may run even if nobody will know when it ends.
+        // The work may run although its end cannot be known.
         Some(self.queue()?.record().unwrap_or_else(lost))
     }
 
-    /// The fence of what a function on the host may have launched with memory of `device`: it said nothing of its streams, so a
-    /// quarantine has to tell.
+    /// A fence for work that a host function may have launched with memory of `device`. The function names no
+    /// stream, so the fence is that of a quarantine.
     pub(crate) fn after_lending(&self, device: DLDevice) -> Option<Fence> {
         let core = self.core();
         let device = core.device(device.queue_device())?;
@@ -72,8 +73,8 @@ impl ActiveTask {
             .then(|| quarantine::enter(Some(device), core.quarantine_timeout))
     }
 
-    /// Takes out of the variables what has settled of the fences that they carried when this began: a replay settles those itself,
-    /// node by node, so they are there still. Others wait for them before they begin.
+    /// Removes settled fences from the variables, for a replay: its nodes wait for those fences one by one,
+    /// and the variables still carry them. Other operations have waited before they began.
     pub(crate) fn note_settled(&self) {
         if let Self::Op(running) = self
             && running.op().payload().inputs().is_some()
@@ -82,11 +83,13 @@ impl ActiveTask {
         }
     }
 
-    /// Turns the views that are still alive into leases. Not those of tensors that `aliased`, the result, was declared an
-    /// alias of: the result keeps such a view alive, and is ordered with the tensor by their common variables instead. But a view
-    /// that another tensor was derived from becomes a lease all the same, since that one relies on it.
+    /// Turns the views that are still alive into leases.
     ///
-    /// Those of a node are kept by its replay, and become leases at the end of that.
+    /// A view of a tensor that `aliased`, the result, was declared an alias of becomes no lease: the result
+    /// keeps the view alive, and common variables order the result with the tensor. If another tensor was
+    /// derived from the view, the view becomes a lease all the same.
+    ///
+    /// A node leaves its views to its replay, and they become leases when the replay ends.
     pub(crate) fn hand_over(&self, views: Views, aliased: Option<&Tensor>) {
         let running = match self {
             Self::Op(running) => running,
@@ -108,7 +111,8 @@ impl ActiveTask {
         }
     }
 
-    /// Ends it; `fences` mark the device work that it left. Gives what may run next.
+    /// Ends the task. `fences` mark the device work that it left. Returns the operation to run next on this
+    /// thread.
     pub(crate) fn finish(self, fences: &[Fence], result: Result<(), OperationError>) -> Option<OpGranted> {
         match self {
             Self::Op(running) => running.finish_with_all(fences, result),

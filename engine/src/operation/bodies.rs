@@ -1,9 +1,7 @@
-//! The bodies of operations: closures that own the operands, run the user's code, and complete.
+//! The bodies of operations: closures that own the operands, run the user's code, and complete the operation.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use estafette_graph::Mode;
 
 use crate::core::context::{self, Current, RunAs};
 use crate::core::error::BodyResult;
@@ -11,13 +9,13 @@ use crate::import::{Copying, Produced};
 use crate::lease::check_writable;
 use crate::operation::body::Body;
 use crate::operation::completion::{self, Completion, Prepared};
-use crate::operation::operands::{Declared, Grant, OpenRef, Operands};
+use crate::operation::operands::{Grant, OpenRef, Operands, with_modes};
 use crate::operation::run::Running;
 use crate::tensor::guards::Open;
 use crate::tensor::handle::Tensor;
 
-/// The body of an operation that ends elsewhere. What its scope needs is put together here, where the operands are at hand, so
-/// that the body is a pointer and `start`.
+/// The body of an operation that ends elsewhere. The scope is allocated here, where the operands are at hand,
+/// so the closure holds one pointer and `start`.
 pub(crate) fn external_body<R: Operands, W: Operands, U: Operands, F>(
     (reads, writes, updates): (R, W, U),
     produced: Option<(Tensor, Copying)>,
@@ -26,19 +24,15 @@ pub(crate) fn external_body<R: Operands, W: Operands, U: Operands, F>(
 where
     F: FnOnce(Completion) + Send + 'static,
 {
-    let mut operands = Declared::new();
-    reads.each(|tensor| operands.push((tensor, Mode::Read)));
-    writes.each(|tensor| operands.push((tensor, Mode::Write)));
-    updates.each(|tensor| operands.push((tensor, Mode::Update)));
-    let prepared = Prepared::new(operands, produced);
+    let prepared = Prepared::new(with_modes(reads, writes, updates), produced);
     Body::new(move |running: Running| {
         prepared.start(running, start);
         None
     })
 }
 
-/// Runs `body` if the tensors that it writes, which were promises at submission, have turned out to be writable. Else skips
-/// it: one still has no memory, because the operation that should have made it has failed, or is read-only.
+/// Runs `body` if all tensors of `promised` are writable by then. They were promises when the operation was
+/// submitted. Otherwise skips the body: a tensor has no memory, because its producer failed, or is read-only.
 pub(crate) fn if_writable(promised: Vec<Tensor>, body: Body) -> Body {
     Body::new(move |running: Running| {
         let wrong = promised.iter().find_map(|tensor| {
@@ -63,7 +57,8 @@ where
         let result =
             running.call(|| body(reads.defined()?.views(&Grant::OF_BODY), writes.views_mut(&Grant::OF_BODY)));
         let next = running.finish(result);
-        // Operands go last: memory whose last handle this was must see what the operation left on its variables.
+        // Drops the operands last: if a handle is the last of its memory, the drop must see what the
+        // operation left on the variables.
         drop((reads, writes));
         next
     })

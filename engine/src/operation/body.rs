@@ -1,28 +1,28 @@
-//! The body of an operation, kept inside the operation itself where it is small: most closures hold a pointer or two, and
-//! a heap allocation would cost more than all the rest.
+//! Storage for the body of an operation. A small closure is stored inside the operation, since a heap
+//! allocation would cost more than the rest of a submission; most closures hold a pointer or two.
 
 use std::mem::MaybeUninit;
 
 use crate::core::operation::OpGranted;
 use crate::operation::run::Running;
 
-/// Words that a body may capture before it goes to the heap.
+/// Machine words that a closure may capture before it goes to the heap.
 const WORDS: usize = 5;
 
 type Storage = MaybeUninit<[usize; WORDS]>;
 
-/// Runs what is in the storage, or without an operation only drops it. Takes it out first thing, either way.
+/// Moves the closure out of the storage. Runs the closure with an operation, and drops it without one.
 type Consume = unsafe fn(*mut Storage, Option<Running>) -> Option<OpGranted>;
 
-/// What an operation does once its inputs are there. It owns its completion, and may hand on the operation to run next on
-/// this thread.
+/// What an operation does once its inputs are ready. The closure completes the operation, and may return the
+/// operation to run next on this thread.
 pub(crate) struct Body {
-    /// `None` while there is nothing in the storage.
+    /// `None` if the storage is empty.
     consume: Option<Consume>,
     storage: Storage,
 }
 
-// SAFETY: a body is made only from closures that are `Send`.
+// SAFETY: bodies are made only from closures that are `Send`.
 unsafe impl Send for Body {}
 
 impl Body {
@@ -55,30 +55,31 @@ impl Body {
             storage: *mut Storage,
             running: Option<Running>,
         ) -> Option<OpGranted> {
-            // SAFETY: `stored` has put an `F` there, and it is read out once.
+            // SAFETY: `stored` has written an `F` there, and it is read once.
             let body = unsafe { storage.cast::<F>().read() };
             running.and_then(body)
         }
         let mut storage = Storage::uninit();
-        // SAFETY: it fits, by contract.
+        // SAFETY: the closure fits, by contract.
         unsafe { storage.as_mut_ptr().cast::<F>().write(body) };
         Self { consume: Some(consume::<F>), storage }
     }
 
     /// Runs the body.
     pub(crate) fn run(mut self, running: Running) -> Option<OpGranted> {
-        // SAFETY: the body is ours until it has run.
+        // SAFETY: this call owns the body until it has run.
         unsafe { Self::run_in_place(&raw mut self, running) }
     }
 
-    /// Runs the body at `place`, which is empty from then on and may go as soon as `running` ends.
+    /// Runs the body at `place`. The place is empty from then on, and its memory may be freed as soon as
+    /// `running` ends.
     ///
     /// # Safety
-    /// `place` is the caller's alone until `running` ends.
+    /// No other code uses `place` until `running` ends.
     #[inline]
     pub(crate) unsafe fn run_in_place(place: *mut Self, running: Running) -> Option<OpGranted> {
-        // SAFETY: the place is ours; what is in the storage is taken out by the call before anything else happens, and only
-        // once, since `consume` is gone from the place.
+        // SAFETY: the caller owns the place. `consume` moves the closure out before anything else happens,
+        // and only once, because it is taken from the place.
         unsafe {
             let consume = (*place).consume.take().expect("an operation is run once, and was given a body");
             consume(&raw mut (*place).storage, Some(running))
@@ -90,7 +91,7 @@ impl Drop for Body {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(consume) = self.consume.take() {
-            // SAFETY: the storage is full while `consume` is there.
+            // SAFETY: the storage is full if `consume` is there.
             unsafe { consume(&raw mut self.storage, None) };
         }
     }

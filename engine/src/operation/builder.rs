@@ -1,38 +1,103 @@
-//! Describing operations.
+//! Descriptions of work: the operands, the variables and the options of an operation or of a program's node.
 
 use std::sync::Arc;
 
-use estafette_devices::Queue;
+use estafette_devices::{DLDevice, Queue};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
 use crate::core::core_ref::CoreRef;
-use crate::core::operation::{self, Kind, Name, OpPending};
-use crate::exchange::DType;
+use crate::core::error::Error;
+use crate::core::operation::{self, Kind, Name, OpPending, OpState};
+use crate::exchange::{DType, Layout};
 use crate::import::Copying;
-use crate::operation::operands::Tensors;
+use crate::lease::check_writable;
+use crate::operation::disjoint::check_disjoint;
+use crate::operation::operands::{Operands, Tensors};
+use crate::operation::own_leases::check_own_leases;
 use crate::tensor::handle::{Tensor, VarSet};
 use crate::tensor::variable::Variable;
 
 /// No operands.
 pub(crate) type Nothing = [Tensor; 0];
 
-/// An operation being described. Made by [`Engine::op`](crate::Engine::op).
+/// A description of work: what it uses, and how it runs.
 ///
-/// `R`, `W` and `U` are what it reads, what it overwrites, and what it reads and writes in place.
+/// `T` says what is described: an operation ([`OpBuilder`]) or a node of a program
+/// ([`NodeBuilder`](crate::NodeBuilder)). `R`, `W` and `U` are the tensors that the work reads, overwrites,
+/// and updates in place.
 #[derive(Debug)]
-#[must_use = "an operation does nothing until it is submitted with `run` or one of its kin"]
-pub struct OpBuilder<'e, R = Nothing, W = Nothing, U = ()> {
-    /// Most of it is in the operation already.
-    pub(crate) pending_op: OpPending<'e>,
+#[must_use = "a description does nothing until `run` or another method takes its body"]
+pub struct Description<T, R = Nothing, W = Nothing, U = ()> {
+    pub(crate) target: T,
     pub(crate) reads: R,
     pub(crate) writes: W,
     pub(crate) updates: U,
-    /// What few operations have, out of the way of the others.
+    /// Options that few descriptions have, behind one pointer.
     pub(crate) options: Option<Box<Options>>,
 }
 
-/// What few operations have.
+/// An operation being described. Made by [`Engine::op`](crate::Engine::op).
+///
+/// A description ends with a body:
+///
+/// | method | the body |
+/// |---|---|
+/// | [`run`](OpBuilder::run) | a function on a worker; it gets views of the operands |
+/// | [`run_detached`](OpBuilder::run_detached) | the same, of an operation without a handle |
+/// | [`run_on`](OpBuilder::run_on) | enqueues work on a queue of a device |
+/// | [`run_future`](OpBuilder::run_future) | a future on the engine's tokio runtime; it gets guards of the operands |
+/// | [`run_external`](OpBuilder::run_external) | starts work elsewhere, which reports its end through a [`Completion`](crate::Completion) |
+/// | [`produce`](OpBuilder::produce), [`produce_future`](OpBuilder::produce_future), [`produce_external`](OpBuilder::produce_external) | the same three forms, whose result becomes a tensor |
+/// | [`receive`](OpBuilder::receive) | hands the completion out at once |
+///
+/// Every operation in flight holds a permit, and an engine has as many permits as its [in-flight
+/// limit](crate::EngineBuilder::in_flight_limit). Where no permit is free, submission
+///
+/// - blocks the thread by default,
+/// - fails with [`Error::InFlightLimit`] after [`without_waiting`](OpBuilder::without_waiting),
+/// - suspends the task with [`permit`](OpBuilder::permit)`().await`, the form for asynchronous code.
+pub type OpBuilder<'e, R = Nothing, W = Nothing, U = ()> = Description<Submission<'e>, R, W, U>;
+
+/// The target of an [`OpBuilder`]: an operation that is not submitted.
+#[derive(Debug)]
+pub struct Submission<'e> {
+    /// The operation's own memory holds its name, priority and variables already.
+    pub(crate) pending_op: OpPending<'e>,
+    pub(crate) permit: PermitMode,
+}
+
+/// How a submission gets its permit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PermitMode {
+    /// Waits for a permit, and blocks the thread.
+    Wait,
+    /// Fails where no permit is free.
+    Refuse,
+    /// The operation holds its permit.
+    Held,
+}
+
+/// What a [`Description`] is for.
+pub trait Target<'v> {
+    /// Notes a variable.
+    fn access(&mut self, variable: &'v Variable, mode: Mode);
+    /// Keeps waiting threads from running the body.
+    fn set_worker_only(&mut self);
+}
+
+impl<'e> Target<'e> for Submission<'e> {
+    #[inline(always)]
+    fn access(&mut self, variable: &'e Variable, mode: Mode) {
+        self.pending_op.access(&variable.var, mode);
+    }
+
+    fn set_worker_only(&mut self) {
+        self.pending_op.payload_mut().kind = Kind::WorkerOnly;
+    }
+}
+
+/// Options that few descriptions have.
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     pub(crate) queue: Option<Arc<dyn Queue>>,
@@ -44,102 +109,177 @@ pub(crate) struct Options {
 impl<'e> OpBuilder<'e> {
     #[inline(always)]
     pub(crate) fn new(core: &'e CoreRef, name: Name) -> Self {
-        Self {
-            pending_op: operation::pending_op(core, name, Kind::Work),
-            reads: [],
-            writes: [],
-            updates: (),
-            options: None,
-        }
+        let pending_op = operation::pending_op(core, name, Kind::Work);
+        Self::describe(Submission { pending_op, permit: PermitMode::Wait })
     }
 }
 
-impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
+impl<T> Description<T> {
+    #[inline(always)]
+    pub(crate) fn describe(target: T) -> Self {
+        Self { target, reads: [], writes: [], updates: (), options: None }
+    }
+}
+
+impl<T, R, W, U> Description<T, R, W, U> {
     /// Tensors that the body reads.
-    pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, [Tensor; N], W, U> {
-        let Self { pending_op, writes, updates, options, .. } = self;
-        OpBuilder { pending_op, reads: tensors.map(Tensor::clone), writes, updates, options }
+    pub fn reads<const N: usize>(self, tensors: [&Tensor; N]) -> Description<T, [Tensor; N], W, U> {
+        let Self { target, writes, updates, options, .. } = self;
+        Description { target, reads: tensors.map(Tensor::clone), writes, updates, options }
     }
 
     /// As [`reads`](Self::reads), for a number known only at run time.
-    pub fn reads_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, Tensors, W, U> {
-        let Self { pending_op, writes, updates, options, .. } = self;
-        OpBuilder { pending_op, reads: tensors.into(), writes, updates, options }
+    pub fn reads_slice(self, tensors: &[Tensor]) -> Description<T, Tensors, W, U> {
+        self.reads_owned(tensors.into())
     }
 
-    /// As [`reads_slice`](Self::reads_slice), with handles that are given up.
-    pub fn reads_owned(self, tensors: Tensors) -> OpBuilder<'e, Tensors, W, U> {
-        let Self { pending_op, writes, updates, options, .. } = self;
-        OpBuilder { pending_op, reads: tensors, writes, updates, options }
+    /// As [`reads_slice`](Self::reads_slice), with handles that the caller gives up.
+    pub fn reads_owned(self, tensors: Tensors) -> Description<T, Tensors, W, U> {
+        let Self { target, writes, updates, options, .. } = self;
+        Description { target, reads: tensors, writes, updates, options }
     }
 
-    /// Tensors that the body overwrites without reading them. A pure write heals a failed tensor.
-    pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, [Tensor; N], U> {
-        let Self { pending_op, reads, updates, options, .. } = self;
-        OpBuilder { pending_op, reads, writes: tensors.map(Tensor::clone), updates, options }
+    /// Tensors that the body overwrites without reading them. A write makes a failed tensor usable again.
+    pub fn writes<const N: usize>(self, tensors: [&Tensor; N]) -> Description<T, R, [Tensor; N], U> {
+        let Self { target, reads, updates, options, .. } = self;
+        Description { target, reads, writes: tensors.map(Tensor::clone), updates, options }
     }
 
     /// As [`writes`](Self::writes), for a number known only at run time.
-    pub fn writes_slice(self, tensors: &[Tensor]) -> OpBuilder<'e, R, Tensors, U> {
-        let Self { pending_op, reads, updates, options, .. } = self;
-        OpBuilder { pending_op, reads, writes: tensors.into(), updates, options }
+    pub fn writes_slice(self, tensors: &[Tensor]) -> Description<T, R, Tensors, U> {
+        self.writes_owned(tensors.into())
     }
 
-    /// As [`writes_slice`](Self::writes_slice), with handles that are given up.
-    pub fn writes_owned(self, tensors: Tensors) -> OpBuilder<'e, R, Tensors, U> {
-        let Self { pending_op, reads, updates, options, .. } = self;
-        OpBuilder { pending_op, reads, writes: tensors, updates, options }
+    /// As [`writes_slice`](Self::writes_slice), with handles that the caller gives up.
+    pub fn writes_owned(self, tensors: Tensors) -> Description<T, R, Tensors, U> {
+        let Self { target, reads, updates, options, .. } = self;
+        Description { target, reads, writes: tensors, updates, options }
     }
 
-    /// Tensors that the body reads and writes in place; it gets them as its last argument.
-    pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> OpBuilder<'e, R, W, [Tensor; N]> {
-        let Self { pending_op, reads, writes, options, .. } = self;
-        OpBuilder { pending_op, reads, writes, updates: tensors.map(Tensor::clone), options }
-    }
-
-    pub(crate) fn core(&self) -> &CoreRef {
-        &self.pending_op.payload().core
-    }
-
-    fn options(&mut self) -> &mut Options {
-        self.options.get_or_insert_default()
+    /// Tensors that the body reads and writes in place. The body gets them as its last argument.
+    pub fn updates<const N: usize>(self, tensors: [&Tensor; N]) -> Description<T, R, W, [Tensor; N]> {
+        let Self { target, reads, writes, options, .. } = self;
+        Description { target, reads, writes, updates: tensors.map(Tensor::clone), options }
     }
 
     /// Plain variables that the body uses without changing what they stand for.
     #[inline(always)]
-    pub fn reads_vars(mut self, variables: &[&'e Variable]) -> Self {
+    pub fn reads_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    where
+        T: Target<'v>,
+    {
         for variable in variables {
-            self.pending_op.access(&variable.var, Mode::Read);
+            self.target.access(variable, Mode::Read);
         }
         self
     }
 
     /// Plain variables that the body changes.
     #[inline(always)]
-    pub fn writes_vars(mut self, variables: &[&'e Variable]) -> Self {
+    pub fn writes_vars<'v>(mut self, variables: &[&'v Variable]) -> Self
+    where
+        T: Target<'v>,
+    {
         for variable in variables {
-            self.pending_op.access(&variable.var, Mode::Write);
+            self.target.access(variable, Mode::Write);
         }
         self
     }
 
-    /// Among ready operations, higher ones are started first. Default 0.
-    ///
-    /// Priorities age, so nothing waits for ever: while operations with a priority wait, of any 64 operations that are taken to be run
-    /// at least one is an ordinary one (priority 0) if one is ready, one of the oldest; and at least one is the oldest of those with a
-    /// priority other than 0. An operation and those that it makes ready, one after the other and up to 32, count as one.
-    pub fn priority(mut self, priority: i32) -> Self {
-        self.pending_op.payload_mut().priority = priority;
-        self
-    }
-
-    /// The queue that the body enqueues on; needed by [`run_on`](Self::run_on).
+    /// The queue that the body enqueues on. A body of `run_on` needs one; a body of `run_external` may have
+    /// one.
     pub fn on(mut self, queue: &Arc<dyn Queue>) -> Self {
         self.options().queue = Some(Arc::clone(queue));
         self
     }
 
-    /// Declares that the produced tensor is a view of these, so that it is ordered with them instead of copied.
+    /// Keeps threads that wait from running the body. Meant for bodies that need a global lock, such as
+    /// Python's. In a program one such node decides for all of its nodes. To keep a thread from running any
+    /// body, see [`without_helping`](crate::without_helping).
+    pub fn worker_only<'v>(mut self) -> Self
+    where
+        T: Target<'v>,
+    {
+        self.target.set_worker_only();
+        self
+    }
+
+    fn options(&mut self) -> &mut Options {
+        self.options.get_or_insert_default()
+    }
+
+    pub(crate) fn queue(&self) -> Option<&Arc<dyn Queue>> {
+        self.options.as_ref()?.queue.as_ref()
+    }
+
+    /// # Errors
+    /// [`Error::Invalid`] without a queue.
+    pub(crate) fn queue_for_body(&self) -> Result<Arc<dyn Queue>, Error> {
+        self.queue().cloned().ok_or_else(|| Error::invalid("a device body needs a queue; name one with `on`"))
+    }
+}
+
+impl<T, R: Operands, W: Operands, U: Operands> Description<T, R, W, U> {
+    /// Checks what a body needs that gets views: no memory that is written may be seen twice.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.check_declared()?;
+        self.check_leases()?;
+        let (reads, writes, updates) = (self.reads.tensors(), self.writes.tensors(), self.updates.tensors());
+        writes.iter().chain(updates).try_for_each(check_writable)?;
+        check_disjoint(reads, writes, updates)
+    }
+
+    /// As [`check`](Self::check), for a body that gets no views and so may see memory twice: an operand that
+    /// is both read and written is updated in place.
+    pub(crate) fn check_external(&self) -> Result<(), Error> {
+        self.check_declared()?;
+        self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
+        self.check_leases()
+    }
+
+    /// Refuses work that would wait for the lease that one of its own operands keeps.
+    fn check_leases(&self) -> Result<(), Error> {
+        let written = self.writes.tensors().iter().chain(self.updates.tensors());
+        check_own_leases(self.reads.tensors().iter(), written)
+    }
+
+    /// Refuses a declared type and shape that no memory can have.
+    fn check_declared(&self) -> Result<(), Error> {
+        let declared = self.options.as_ref().and_then(|options| options.declared.as_ref());
+        declared
+            .map_or(Ok(()), |(dtype, shape)| Ok(Layout::contiguous(*dtype, DLDevice::CPU, shape).map(drop)?))
+    }
+}
+
+impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
+    pub(crate) fn core(&self) -> &CoreRef {
+        &self.target.pending_op.payload().core
+    }
+
+    pub(crate) fn state_mut(&mut self) -> &mut OpState {
+        self.target.pending_op.payload_mut()
+    }
+
+    /// Among ready operations, higher ones are started first. Default 0.
+    ///
+    /// Priorities age, so no operation waits for ever. While operations with a priority wait, of any 64
+    /// operations that threads take at least one is of priority 0, and one of the oldest of those, if one is
+    /// ready; and at least one is the oldest of those with another priority. An operation and those that it
+    /// makes ready, one after the other and up to 32, count as one.
+    pub fn priority(mut self, priority: i32) -> Self {
+        self.state_mut().priority = priority;
+        self
+    }
+
+    /// Makes submission fail with [`Error::InFlightLimit`] where no permit is free, instead of waiting for
+    /// one.
+    pub fn without_waiting(mut self) -> Self {
+        self.target.permit = PermitMode::Refuse;
+        self
+    }
+
+    /// Declares that the produced tensor is a view of these tensors: operations are ordered with both, and
+    /// the result is not copied.
     pub fn alias_of(mut self, tensors: &[&Tensor]) -> Self {
         let alias_of = &mut self.options().alias_of;
         for var in tensors.iter().flat_map(|tensor| &tensor.inner.vars) {
@@ -150,7 +290,7 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
         self
     }
 
-    /// Declares type and shape of the produced tensor, so that they are known before it is.
+    /// Declares type and shape of the produced tensor, so that they are known before the body has run.
     pub fn like(mut self, dtype: DType, shape: &[i64]) -> Self {
         self.options().declared = Some((dtype, SmallVec::from_slice(shape)));
         self
@@ -162,16 +302,9 @@ impl<'e, R, W, U> OpBuilder<'e, R, W, U> {
         self
     }
 
-    /// Makes the produced tensor a copy of the result, whether it overlaps known memory or not.
+    /// Makes the produced tensor a copy of the result, whether the result overlaps known memory or not.
     pub fn always_copy(mut self) -> Self {
         self.options().copying = Copying::Always;
-        self
-    }
-
-    /// Keeps threads that wait from running the body in the meantime; for bodies that need a lock of their own world,
-    /// such as the Python lock. To keep a thread from running any body, see [`without_helping`](crate::without_helping).
-    pub fn worker_only(mut self) -> Self {
-        self.pending_op.payload_mut().kind = Kind::WorkerOnly;
         self
     }
 }

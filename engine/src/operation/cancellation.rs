@@ -1,61 +1,64 @@
-//! Telling waiters at once that what they wait for will never come.
+//! Propagation of a cancellation: waiters learn at once that what they wait for will never come.
 //!
-//! A cancelled operation may sit behind a lease for a long time before it is granted and skipped. Its outcome is known
-//! now, though, and so is that of every operation that needs its outputs. Such an operation is *doomed*, and the probes that wait
-//! for its outputs get the failure; the graph itself is left alone, so the order of everything else stands.
+//! A cancelled operation may wait behind a lease for a long time before it is granted and skipped. Its
+//! failure is known at once, though, and so is the failure of every operation that needs its outputs. Such an
+//! operation is *cancelled by a source*, and the queries that wait for its outputs get the failure. The graph
+//! stays as it is, so the order of all other operations stays as well.
 //!
-//! # Who looks, and how far
-//! - A *cancel* walks forward: from the outputs of the cancelled operation to what looks at them, and so on. It stops at what is
-//!   known to be doomed, since the probes behind that have their failure.
-//! - A *probe* that is submitted while a cancelled operation is queued looks back: to the operations whose writes it looks at, and so
-//!   on, until it comes to what is known.
+//! # Two walks
+//! - A *cancel* walks forward: from the outputs of the cancelled operation to the operations that read them,
+//!   and so on. The walk stops at operations that have a source already, since the queries behind those have
+//!   their failure.
+//! - A *query* that is submitted while a cancelled operation is queued walks back: to the operations whose
+//!   writes it reads, and so on, until it reaches operations with a verdict.
 //!
-//! What is known of an operation is noted in it ([`OpState::verdict`](crate::core::operation::OpState)), so an operation is walked once for
-//! each verdict, and neither walk costs anything for what has nothing to do with it. All verdicts are written under one lock, while
-//! nothing foreign runs.
+//! The verdict on an operation is stored in the operation
+//! ([`OpState::verdict`](crate::core::operation::OpState)), so an operation is visited once per verdict, and
+//! unrelated operations cost nothing. All verdicts are written under one lock, and no foreign code runs under
+//! that lock.
 //!
-//! # When a verdict holds
-//! - *Doomed by a cancelled operation* holds while that one is queued. Once it was skipped, the failure is in its variables, where
-//!   the program may mend it, and operations behind are looked at anew.
-//! - *Sound* holds until a cancel walks there, since what an operation waits for is settled when it is submitted. A cancel that does
-//!   not walk, because no probe waits, makes all these verdicts void by a new number for them.
-//! - A write that is withdrawn takes the verdicts behind it along.
+//! # How long a verdict is valid
+//! - *Cancelled by a source* is valid while the source is queued. Once the source was skipped, its variables
+//!   carry the failure, the program may clear the failure, and later operations are inspected anew.
+//! - *Sound* is valid until a cancel walks past the operation, since the predecessors of an operation are
+//!   fixed when it is submitted. A cancel that does not walk, because no query waits, invalidates all sound
+//!   verdicts by a new number for them.
+//! - A write that is withdrawn invalidates the verdicts behind it.
 //!
-//! # Who comes first
-//! A cancelled operation is entered before the cancel asks whether a probe waits, and a probe is counted before it is submitted and
-//! asks afterwards whether there is a cancelled operation (all sequentially consistent). So of a cancel and a probe at the same time at
-//! least one walks. The thread that skips a cancelled operation enters it, if the cancel has not done so yet: then it walks before the
-//! operation leaves its queues.
+//! # Races
+//! The cancel enters the cancelled operation in a table, and then checks whether a query waits. A query is
+//! counted, then submitted, and then checks whether the table has an operation. All of these steps are
+//! sequentially consistent, so of a concurrent cancel and query at least one walks. If the cancel has not
+//! entered the operation by then, the thread that skips the operation does so, and that thread walks before
+//! the operation leaves its queues.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use estafette_graph::{Mode, Pinned};
+use estafette_graph::Mode;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::core::engine_core::graph;
 use crate::core::error::OperationError;
 use crate::core::operation::{Kind, OpHandle, OpState, Phase};
-use crate::core::var_state::VarState;
 use crate::wait::ready::ReadySignal;
 
-/// Nothing is known. Other verdicts are the number of the cancelled operation, and the number of what is sound.
+/// No verdict. Other values are the id of the cancelled source, or the current number of sound verdicts.
 pub(crate) const UNKNOWN: u64 = 0;
 
-/// Of a cancelled operation that was skipped, and of a write that is being withdrawn: no verdict, and no operation's number.
+/// A cancelled operation that was skipped, or a write that is being withdrawn. No verdict, and not an id.
 const LEAVES: u64 = u64::MAX;
 
-/// Numbers of sound verdicts begin here; those of operations never get there.
+/// First number of sound verdicts. Ids of operations are smaller.
 const SOUND: u64 = 1 << 63;
 
 estafette_sync::statics! {
-    /// Probes that have been submitted and not been granted.
-    static PROBES: AtomicUsize = AtomicUsize::new(0);
+    /// Queries that were submitted and not granted.
+    static QUERIES: AtomicUsize = AtomicUsize::new(0);
 }
 
 estafette_sync::statics! {
-    /// As many operations are in [`Verdicts::cancelled`].
+    /// Length of [`Verdicts::cancelled`].
     static CANCELLED: AtomicUsize = AtomicUsize::new(0);
 }
 
@@ -63,16 +66,17 @@ estafette_sync::statics! {
     static VERDICTS: Mutex<Verdicts> = Mutex::new(Verdicts { cancelled: BTreeMap::new(), sound: SOUND });
 }
 
-type Op = Pinned<'static, VarState, OpState>;
+type Op = OpHandle;
 
 struct Verdicts {
-    /// Operations that were cancelled and have not been skipped, and their failures.
+    /// Operations that were cancelled and not skipped, with their failures.
     cancelled: BTreeMap<u64, OperationError>,
-    /// The number of sound verdicts that hold.
+    /// The number of the sound verdicts that are valid.
     sound: u64,
 }
 
-/// What a walk leaves for when no lock is held: dropping a reference may drop what is the program's, and so may telling.
+/// Work that a walk leaves until the lock is released: dropping a reference may run code of the program, and
+/// so may notifying.
 #[derive(Default)]
 struct Walk {
     notified: Vec<(Arc<ReadySignal>, OperationError)>,
@@ -87,10 +91,10 @@ impl Walk {
         self.walked.extend(sources);
     }
 
-    /// Tells the probes.
+    /// Notifies the queries.
     fn end(self) {
-        for (signal, cause) in self.notified {
-            signal.set(Err(cause.into_error()));
+        for (one_shot, cause) in self.notified {
+            one_shot.set(Err(cause.into_error()));
         }
     }
 }
@@ -99,34 +103,34 @@ fn lock() -> MutexGuard<'static, Verdicts> {
     VERDICTS.lock()
 }
 
-/// A probe is about to be submitted.
-pub(crate) fn probe_enters() {
-    PROBES.fetch_add(1, Ordering::SeqCst);
+/// Counts a query, before its submission.
+pub(crate) fn query_enters() {
+    QUERIES.fetch_add(1, Ordering::SeqCst);
 }
 
-/// A probe was granted, or withdrawn.
-pub(crate) fn probe_leaves() {
-    PROBES.fetch_sub(1, Ordering::SeqCst);
+/// Counts the end of a query, which was granted or withdrawn.
+pub(crate) fn query_leaves() {
+    QUERIES.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// A probe was submitted, and waits: tells it if the version that it waits for can only be a failure.
-pub(crate) fn probe_waits(probe: &OpHandle) {
+/// Inspects a query after its submission, and notifies it if the version it waits for can only be a failure.
+pub(crate) fn query_waits(query: &OpHandle) {
     if CANCELLED.load(Ordering::SeqCst) == 0 {
         return;
     }
     let mut walk = Walk::default();
-    lock().look_back(graph().pin(probe), &mut walk);
+    lock().walk_back(query.clone(), &mut walk);
     walk.end();
 }
 
-/// An operation was cancelled, and its failure is set: tells every probe that waits for what it will not write.
+/// Enters a cancelled operation whose failure is set, and notifies every query that waits for its outputs.
 pub(crate) fn cancelled_enters(op: &OpHandle) {
     let mut walk = Walk::default();
     lock().enter(op, &mut walk);
     walk.end();
 }
 
-/// A cancelled operation, whose failure is set, is about to be skipped.
+/// Removes a cancelled operation, which is about to be skipped. Its failure is set.
 pub(crate) fn cancelled_leaves(op: &OpHandle) {
     let mut walk = Walk::default();
     let mut verdicts = lock();
@@ -138,11 +142,11 @@ pub(crate) fn cancelled_leaves(op: &OpHandle) {
     walk.end();
 }
 
-/// Withdraws an operation that was not cancelled, by `withdraw`, which says whether it was not too late: what was known, because of
-/// it, of those behind it is void.
+/// Withdraws an operation that was not cancelled. `withdraw` returns whether it was in time. Verdicts that
+/// came through the operation become invalid.
 pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> bool {
     let state = op.payload();
-    if state.kind == Kind::Probe || CANCELLED.load(Ordering::SeqCst) == 0 {
+    if state.kind == Kind::ReadinessQuery || CANCELLED.load(Ordering::SeqCst) == 0 {
         return withdraw();
     }
     let mut walk = Walk::default();
@@ -156,14 +160,14 @@ pub(crate) fn withdrawing(op: &OpHandle, withdraw: impl FnOnce() -> bool) -> boo
     withdrawn
 }
 
-/// Whether an operation that uses a variable so fails if the version there is a failure.
+/// True if an operation that uses a variable in this mode fails by a failed version.
 fn looks(state: &OpState, mode: Mode) -> bool {
-    // What is left on the members of a collapse is moved to the group.
+    // A merge moves the failures of the members to the group.
     mode.reads() || state.kind == Kind::Merge
 }
 
 impl Verdicts {
-    /// The cancelled operation that makes this one fail, as far as that is known.
+    /// The cancelled operation that makes this one fail, if a verdict says so.
     fn cancelled_source(&self, state: &OpState) -> Option<u64> {
         let verdict = state.verdict.load(Ordering::Relaxed);
         self.cancelled.contains_key(&verdict).then_some(verdict)
@@ -182,7 +186,7 @@ impl Verdicts {
         self.cancelled.insert(id, cause.clone());
         state.verdict.store(id, Ordering::Relaxed);
         CANCELLED.store(self.cancelled.len(), Ordering::SeqCst);
-        if PROBES.load(Ordering::SeqCst) == 0 {
+        if QUERIES.load(Ordering::SeqCst) == 0 {
             self.sound += 1;
             return;
         }
@@ -193,8 +197,8 @@ impl Verdicts {
             }
             descend
         });
-        let probes = walk.walked.iter().filter_map(|op| op.payload().probe());
-        walk.notified.extend(probes.map(|probe| (Arc::clone(probe), cause.clone())));
+        let queries = walk.walked.iter().filter_map(|op| op.payload().query());
+        walk.notified.extend(queries.map(|query| (Arc::clone(query), cause.clone())));
     }
 
     fn forget(&self, op: &OpHandle, walk: &mut Walk) {
@@ -208,29 +212,31 @@ impl Verdicts {
         op.payload().verdict.store(LEAVES, Ordering::Relaxed);
     }
 
-    /// Walks from `op` to what looks at its writes, and so on behind each for which `descend` says so, once.
+    /// Walks from `op` to the readers of its writes, and on behind each operation for which `descend` returns
+    /// true. Visits each once.
     fn walk_forward(&self, op: &OpHandle, walk: &mut Walk, descend: impl Fn(&OpState) -> bool) {
-        let mut open = vec![graph().pin(op)];
+        let mut open = vec![op.clone()];
         while let Some(op) = open.pop() {
             op.dependents(|state, mode| looks(state, mode) && descend(state), &mut open);
             walk.walked.push(op);
         }
     }
 
-    /// Finds out whether `probe` is doomed, and notes its failure then.
-    fn look_back(&self, probe: Op, walk: &mut Walk) {
-        let signal = probe.payload().probe().cloned();
-        if let Some((signal, root)) = signal.zip(self.cancelled_source_of(probe, walk))
+    /// Finds out whether a cancelled operation makes `query` fail, and notes that failure.
+    fn walk_back(&self, query: Op, walk: &mut Walk) {
+        let one_shot = query.payload().query().cloned();
+        if let Some((one_shot, root)) = one_shot.zip(self.cancelled_source_of(query, walk))
             && let Some(cause) = self.cancelled.get(&root)
         {
-            walk.notified.push((signal, cause.clone()));
+            walk.notified.push((one_shot, cause.clone()));
         }
     }
 
-    /// The cancelled operation that makes `op` fail. Notes what is found on the way; without recursion, since chains are long.
+    /// The cancelled operation that makes `op` fail. Stores verdicts on the way. Works without recursion,
+    /// since chains are long.
     fn cancelled_source_of(&self, op: Op, walk: &mut Walk) -> Option<u64> {
         let mut path = vec![self.step(op)];
-        // Of the operation that was looked at last.
+        // The verdict on the operation that was visited last.
         let mut cancelled_source = None;
         while let Some((op, sources)) = path.last_mut() {
             if cancelled_source.is_none()
@@ -241,7 +247,7 @@ impl Verdicts {
                 if cancelled_source.is_some() || self.is_sound(state) {
                     walk.walked.push(source);
                 } else if state.verdict.load(Ordering::Relaxed) == LEAVES {
-                    // In a moment its failure is in its variables, or it is as if it had never been there.
+                    // Soon the failure of `source` is in its variables, or the operation has left no trace.
                     walk.walked.push(source);
                     break;
                 } else {

@@ -1,4 +1,5 @@
-//! Operations that end elsewhere: the token that says how, and the views it lends out meanwhile.
+//! Operations that end elsewhere: the completion that reports the end, and the scope that lends operands
+//! until then.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -27,17 +28,18 @@ use crate::program::NodeRun;
 use crate::tensor::handle::Tensor;
 use crate::trace::{self, hooks};
 
-/// The duty to say how an operation ended. Send it wherever the work goes; dropping it unused fails the operation.
+/// The right and the duty to report how an operation ended. May be sent to any thread. Dropping a completion
+/// that was not used fails the operation.
 pub struct Completion {
-    /// `None` once the end was told.
+    /// `None` once the end was reported.
     scope: Option<Scope>,
     id: u64,
 }
 
 /// Lends the operands of a running operation to other libraries.
 ///
-/// A view taken here belongs to the operation and waits for nothing. One that is still alive when the operation ends
-/// becomes a lease of the same mode, with no gap in between.
+/// A view taken here belongs to the operation, and taking it waits for nothing. A view that is still alive
+/// when the operation ends becomes a lease of the same mode, with no gap in between.
 #[derive(Clone)]
 pub struct Scope {
     inner: Arc<Mutex<ScopeState>>,
@@ -45,18 +47,18 @@ pub struct Scope {
 }
 
 struct ScopeState {
-    /// `None` before the body has begun, and once the operation has ended.
+    /// `None` before the body begins, and after the operation has ended.
     running: Option<ActiveTask>,
     operands: Declared,
-    /// By the address of the tensor. See [`mode_of`](Self::mode_of).
+    /// Modes by the address of the tensor. See [`mode_of`](Self::mode_of).
     modes: Option<HashMap<usize, Mode>>,
     produced: Option<(Tensor, Copying)>,
     views: Views,
-    /// The device of an operand that was lent to somebody who uses it on queues that only he knows.
+    /// The device of an operand that was lent to a consumer whose streams are unknown.
     lent_on: Option<DLDevice>,
 }
 
-/// A scope whose operation has not begun.
+/// The scope of an operation that has not begun.
 pub(crate) struct Prepared(Arc<Mutex<ScopeState>>);
 
 impl Prepared {
@@ -71,7 +73,7 @@ impl Prepared {
         })))
     }
 
-    /// Starts the body of an operation; a panic in it fails the operation.
+    /// Starts the body of an operation. A panic in the body fails the operation.
     pub(crate) fn start<F>(self, running: Running, start: F)
     where
         F: FnOnce(Completion) + Send + 'static,
@@ -99,7 +101,8 @@ impl Prepared {
         };
         let _current = crate::core::context::enter(op);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| start(Completion { scope: Some(scope), id }))) {
-            // Dropping the completion during the panic has ended the operation already, unless it went elsewhere.
+            // The panic has dropped the completion, which ends the operation, unless the body had moved the
+            // completion elsewhere.
             fallback.end_by_panic(panic);
         }
     }
@@ -116,23 +119,24 @@ impl Completion {
         self.scope.as_ref().expect("whoever tells the end gives the completion up")
     }
 
-    /// The scope, for telling the end. The completion has nothing left to do then.
+    /// The scope, for reporting the end. The completion is used up.
     fn into_scope(mut self) -> Scope {
         self.scope.take().expect("the end is told once")
     }
 
-    /// Ends the operation; one that was submitted [`on`](crate::OpBuilder::on) a queue when what it has enqueued there is done.
-    /// For operations that produce a tensor use [`produce`](Self::produce).
+    /// Ends the operation. An operation that was submitted [`on`](crate::OpBuilder::on) a queue is done when
+    /// the work that it has enqueued there is done. For operations that produce a tensor use
+    /// [`produce`](Self::produce).
     pub fn complete(self, result: BodyResult) {
         self.into_scope().end(None, result.map(|()| None));
     }
 
-    /// Ends an operation that produces nothing, with a failure of a part of it that has a name of its own.
+    /// Ends an operation that produces nothing, with the failure of a node that has a name of its own.
     pub(crate) fn conclude(self, result: Ended) {
         self.conclude_after(&[], result);
     }
 
-    /// As [`conclude`](Self::conclude), with the work that `fences` mark.
+    /// As [`conclude`](Self::conclude), with the device work that `fences` mark.
     pub(crate) fn conclude_after(self, fences: &[Fence], result: Ended) {
         self.into_scope().end_with(fences, |running, _none, _held, _fence| {
             running.note_settled();
@@ -145,24 +149,26 @@ impl Completion {
         self.into_scope().end(None, result.map(Some));
     }
 
-    /// As [`produce`](Self::produce), with work still under way that `fence` marks: whoever uses the result is ordered behind it.
+    /// As [`produce`](Self::produce), with pending work that `fence` marks. Users of the result are ordered
+    /// after that work.
     pub fn produce_after(self, fence: &Fence, result: BodyResult<Produced>) {
         self.into_scope().end(Some(fence), result.map(Some));
     }
 
-    /// Ends the operation as cancelled: what it waited for was called off. `why` becomes the source of the failure.
+    /// Ends the operation as cancelled, because what it waited for was cancelled. `why` becomes the source of
+    /// the failure.
     pub fn cancel(self, why: BodyError) {
         self.into_scope()
             .end_with(&[], |running, _produced, _held, _fence| Err(running.tag().called_off(why)));
     }
 
-    /// Ends the operation with the work that `fence` marks: successors on the same device are ordered behind it without
-    /// the host waiting; its failure becomes the operation's.
+    /// Ends the operation with the device work that `fence` marks. Successors on the same device are ordered
+    /// after the work, and the host does not wait. If the work fails, the operation fails.
     pub fn complete_after(self, fence: &Fence) {
         self.into_scope().end(Some(fence), Ok(None));
     }
 
-    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it had enqueued something.
+    /// As [`complete_after`](Self::complete_after), for a body that may have failed after it enqueued work.
     pub fn complete_after_with(self, fence: &Fence, result: BodyResult) {
         self.into_scope().end(Some(fence), result.map(|()| None));
     }
@@ -204,24 +210,24 @@ impl Scope {
         self.id
     }
 
-    /// The queue that the operation enqueues on, if it was submitted [`on`](crate::OpBuilder::on) one and has not ended.
+    /// The queue of the operation, if it was submitted [`on`](crate::OpBuilder::on) one and has not ended.
     pub fn queue(&self) -> Option<Arc<dyn Queue>> {
         self.lock().running.as_ref().and_then(|running| running.queue().cloned())
     }
 
-    /// The engine that runs the operation, until it has ended.
+    /// The engine of the operation, until the operation has ended.
     pub(crate) fn core(&self) -> Option<CoreRef> {
         self.lock().running.as_ref().map(|running| running.core().clone())
     }
 
-    /// Runs `f` as this operation: waits inside it know whom they must not wait for.
+    /// Runs `f` as this operation. Waits inside of `f` then know that they must not wait for this operation.
     pub fn enter<T>(&self, f: impl FnOnce() -> T) -> T {
         let op = self.lock().running.as_ref().map(ActiveTask::current);
         let _current = op.map(crate::core::context::enter);
         f()
     }
 
-    /// Keeps views of a node for as long as the operation runs; then they become leases.
+    /// Keeps views of a node until the operation ends. The views become leases then.
     pub(crate) fn keep(&self, views: Views) {
         let mut inner = self.lock();
         if inner.running.is_some() {
@@ -229,29 +235,31 @@ impl Scope {
         }
     }
 
-    /// Whether the operation is still running and `tensor` is one of its operands; then, how it may be used.
+    /// The access that the operation has to `tensor`. `None` if the tensor is not an operand, or the
+    /// operation has ended.
     pub fn access_of(&self, tensor: &Tensor) -> Option<Access> {
         let mut inner = self.lock();
         inner.running.as_ref()?;
         inner.mode_of(tensor).map(|mode| if mode == Mode::Read { Access::Read } else { Access::Write })
     }
 
-    /// As [`export`](Self::export), to somebody who is only told where the memory is and orders himself behind the operation's queue:
-    /// his use ends with the operation. How he may use it; `None` if it is not an operand of the running operation.
+    /// As [`export`](Self::export), for a consumer that gets an address only and orders its work after the
+    /// operation's queue, so that its use ends with the operation. Returns the access that the consumer has.
+    /// `None` if the tensor is not an operand of the running operation.
     pub fn describe(&self, tensor: &Tensor) -> Option<Access> {
         let access = self.access_of(tensor)?;
         if self.queue().is_none() && may_release_before_completion(&tensor.inner) {
-            // Nothing says which streams he uses.
+            // The streams of the consumer are unknown.
             self.lock().lent_on = tensor.device().ok();
         }
         Some(if check_writable(tensor).is_err() { Access::Read } else { access })
     }
 
-    /// Lends an operand out, in the mode it was declared with, without waiting.
+    /// Lends an operand in the mode it was declared with. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`] when it is to be
-    /// written and turned out to be read-only once it was defined.
+    /// [`Error::Invalid`] when `tensor` is not an operand or the operation has ended; [`Error::Conflict`]
+    /// when the operand is to be written and is read-only.
     pub fn export(&self, tensor: &Tensor, options: &ExportOptions) -> Result<ManagedTensor, Error> {
         if self.access_of(tensor) == Some(Access::Write) {
             check_writable(tensor)?;
@@ -284,13 +292,13 @@ impl Scope {
         if let (Some(own), Consumer::Queue(other)) = (queue, &options.consumer)
             && own.native() != other.native()
         {
-            // What the operation comes after was left to its own queue.
+            // Only the operation's own queue is ordered after the operation's inputs.
             other.order_after(&own.record()?)?;
         }
         export_held(lease, options)
     }
 
-    /// Ends the operation with a panic, unless it has ended.
+    /// Ends the operation with a panic, unless the operation has ended.
     pub(crate) fn end_by_panic(&self, panic: Panic) {
         let mut inner = self.lock();
         let Some(running) = inner.running.take() else {
@@ -343,19 +351,21 @@ impl Scope {
             Ok(later) => (later, Ok(())),
             Err(failure) => (None, Err(failure)),
         };
-        // The fence of a copy comes after that of what was copied.
+        // The fence of a copy follows the fence of its source.
         let fences = if later.is_some() { later.as_slice() } else { fences };
         dispatch_granted(running.finish(fences, result));
-        // After completion, so that memory whose last handle this was sees what the operation left.
+        // Drops the operands last: if a handle is the last of its memory, the drop must see what the
+        // operation left on the variables.
         drop((operands, produced));
     }
 }
 
-/// More operands than this are found through a map.
+/// Up to this many operands are searched one by one; more are found through a map.
 const FEW_OPERANDS: usize = 8;
 
 impl ScopeState {
-    /// How the operation uses the tensor, if it is an operand. Where there are many, all are looked up in a map that is made once.
+    /// The mode in which the operation uses `tensor`. `None` if the tensor is not an operand. The map of many
+    /// operands is made on first use.
     fn mode_of(&mut self, tensor: &Tensor) -> Option<Mode> {
         let merge = |a: Mode, b: Mode| if a == b { a } else { Mode::Update };
         if self.operands.len() <= FEW_OPERANDS {
@@ -376,7 +386,7 @@ impl ScopeState {
         modes.get(&Arc::as_ptr(&tensor.inner).addr()).copied()
     }
 
-    /// Keeps a view for as long as it lives. Those that are gone are forgotten when the list is full, so each costs the same.
+    /// Notes a view. Views that are gone are removed when the list is full, so the cost per view is constant.
     fn note_view(&mut self, lease: &Arc<LeaseState>, mode: Mode) {
         if self.views.len() == self.views.capacity() {
             self.views.retain(|(view, _)| view.strong_count() > 0);
@@ -386,10 +396,10 @@ impl ScopeState {
     }
 }
 
-/// Room for views in a list that was empty.
+/// Capacity of a list that was empty.
 const VIEWS_MIN: usize = 4;
 
-/// What comes next goes to a worker: this may be any thread.
+/// Pushes the next operation to a worker, because the calling thread may be any thread.
 fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
     if let Some(next) = next {
         run::dispatch(ReadyList::from_iter([next]));
@@ -398,15 +408,15 @@ fn dispatch_granted(next: Option<crate::core::operation::OpGranted>) {
 
 /// The tensor that an operation produces, if any.
 type Target<'a> = Option<&'a (Tensor, Copying)>;
-/// Says which tensors an operation may read.
+/// Returns true for a tensor that the operation may read.
 type Held<'a> = &'a dyn Fn(&Tensor) -> bool;
 /// How an operation ended.
 pub(crate) type Ended = Result<(), OperationError>;
-/// The same; if well, with the fence of a copy of its result that had to be made.
+/// How an operation ended. `Ok` has the fence of a copy, if the result was copied.
 type Defined = Result<Option<Fence>, OperationError>;
 
-/// Turns what a body did into the operation's result, defining the produced tensor on the way. `held` says which
-/// tensors the operation may read, `ready` when what it gave is there.
+/// Turns the outcome of a body into the result of the operation, and defines the produced tensor. `held` says
+/// which tensors the operation may read; `ready` is the fence after which the result may be read.
 pub(crate) fn define_result(
     tag: &OpTag,
     outcome: Result<BodyResult<Option<Produced>>, Panic>,
@@ -431,7 +441,7 @@ pub(crate) fn define_result(
     }
 }
 
-/// A future whose panics are caught.
+/// Catches the panics of a future.
 pub(crate) fn catch<F: Future>(future: F) -> Catch<F> {
     Catch(Box::pin(future))
 }

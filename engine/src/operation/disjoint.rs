@@ -1,7 +1,7 @@
-//! Refusing an operation whose body would see memory twice that it writes: in Rust, views are slices.
+//! Refuses an operation whose body would get the same memory twice and write it: in Rust, views are slices.
 //!
-//! The few operands of most operations are compared in pairs. Many are sorted, by what two of them would have in common: identity, a
-//! variable, addresses. So n operands cost n log n.
+//! Few operands are compared in pairs. Many operands are sorted by identity, variable and address, so n
+//! operands cost n log n.
 
 use estafette_graph::VarId;
 
@@ -9,10 +9,11 @@ use crate::core::error::Error;
 use crate::exchange::AddressSpace;
 use crate::tensor::handle::Tensor;
 
-/// Up to so many pairs are compared one by one, which takes no allocation; sorting is not slower beyond.
+/// Up to this many pairs are compared one by one, without an allocation. Sorting is as fast for more pairs.
 const PAIRS_MAX: usize = 64;
 
-/// Fails if a tensor of `written` is used a second time, as itself, as memory that overlaps it, or as a promise of such memory.
+/// Fails if a tensor of `written` is used a second time: as itself, as memory that overlaps it, or as a
+/// promise of such memory.
 ///
 /// # Errors
 /// [`Error::Conflict`].
@@ -79,7 +80,7 @@ impl From<Conflict> for Error {
     }
 }
 
-/// Where an operand lies.
+/// Address range of an operand.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
     space: AddressSpace,
@@ -89,7 +90,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// `None` of a tensor that is only promised.
+    /// `None` for a tensor that has no memory yet.
     fn of(tensor: &Tensor, written: bool) -> Option<Self> {
         let definition = tensor.inner.definition().ok()?;
         let range = definition.layout.byte_range(definition.data);
@@ -117,7 +118,7 @@ fn check_sorted<'a>(
     Ok(())
 }
 
-/// Names a tensor among those that live.
+/// Distinguishes live tensors.
 fn identity(tensor: &Tensor) -> usize {
     std::sync::Arc::as_ptr(&tensor.inner).addr()
 }
@@ -129,8 +130,8 @@ fn is_used_twice(operands: &[(&Tensor, bool)]) -> bool {
     uses.windows(2).any(|pair| pair[0].0 == pair[1].0 && (pair[0].1 || pair[1].1))
 }
 
-/// Whether two tensors have a variable in common, of which one is only promised and one is written. None that is written is
-/// used twice.
+/// True if two tensors share a variable, one of the two has no memory yet, and one is written. The caller has
+/// checked that no written tensor is used twice.
 fn is_promised_alias(operands: &[(&Tensor, bool)]) -> bool {
     let mut uses: Vec<(VarId, usize, bool, bool)> = operands
         .iter()
@@ -140,7 +141,7 @@ fn is_promised_alias(operands: &[(&Tensor, bool)]) -> bool {
         })
         .collect();
     uses.sort_unstable();
-    // A tensor that is read twice, or has a variable under two names.
+    // A tensor may be read twice, and may have a variable under two names.
     uses.dedup_by_key(|(var, identity, _, _)| (*var, *identity));
     uses.chunk_by(|one, two| one.0 == two.0).any(|sharing| {
         let is_both = |promised: bool, written: bool| {
@@ -154,7 +155,7 @@ fn is_promised_alias(operands: &[(&Tensor, bool)]) -> bool {
 fn overlaps(operands: &[(&Tensor, bool)]) -> bool {
     let mut extents: Vec<Extent> =
         operands.iter().filter_map(|(tensor, written)| Extent::of(tensor, *written)).collect();
-    // An empty range comes before others that begin where it is, which it does not overlap.
+    // An empty range sorts before ranges that begin at the same address, and overlaps none of them.
     extents.sort_unstable();
     extents.chunk_by(|one, two| one.space == two.space).any(|extents| {
         let (mut end, mut written_end) = (0, 0);

@@ -1,22 +1,22 @@
-//! Operations: from their description over submission and body to completion.
+//! Operations: from the description over submission and body to completion.
 //!
-//! | part | what it has |
+//! | part | contents |
 //! |---|---|
-//! | `active` | What is under way behind a scope: an operation, or a node of a replay |
-//! | `bodies` | The bodies of operations: closures that own the operands, run the user's code, and complete |
-//! | `body` | The body of an operation, kept inside the operation itself where it is small |
-//! | `builder` | Describing operations |
-//! | `cancellation` | Telling waiters at once that what they wait for will never come |
-//! | `completion` | Operations that end elsewhere: the token that says how, and the views it lends out meanwhile |
-//! | `disjoint` | Refusing an operation whose body would see memory twice that it writes: in Rust, views are slices |
-//! | `operands` | The tensors of an operation, in a form whose number the compiler checks |
-//! | `own_leases` | Refusing an operation that would wait for the lease that one of its own operands keeps |
-//! | `permits` | Permits |
-//! | `produce` | Submitting operations whose result becomes a tensor |
-//! | `run` | Running granted operations: settle what their variables still carry, run the body, complete, hand on |
-//! | `submit` | Submitting operations |
-//! | `submit_permit` | Submission in two steps, for callers that give something away after the last error |
-//! | `withdraw` | Giving up: requests that nothing needs any more leave their queues at once |
+//! | `builder` | a description of work: operands, variables and options of an operation or of a program's node |
+//! | `operands` | the tensors of an operation, in a form whose number the compiler checks |
+//! | `disjoint` | the check that no memory which a body writes reaches the body twice |
+//! | `own_leases` | the check that no operation waits for the lease that one of its own operands keeps |
+//! | `permits` | the permits of the in-flight limit |
+//! | `submit` | submission of operations |
+//! | `produce` | submission of operations whose result becomes a tensor |
+//! | `submit_permit` | submission in two steps, for callers that give something away after the last error |
+//! | `body` | storage for a body, inside the operation where the body is small |
+//! | `bodies` | the bodies: closures that own the operands, run the user's code, and complete the operation |
+//! | `run` | running of granted operations: wait for fences, run the body, complete, dispatch successors |
+//! | `completion` | operations that end elsewhere: the completion, and the scope that lends operands |
+//! | `active` | the active task behind a scope: an operation, or a node of a replay |
+//! | `cancellation` | propagation of a cancellation to waiters, before the operation leaves its queues |
+//! | `withdraw` | requests that end before they are granted, and leave their queues at once |
 
 pub(crate) mod active;
 pub(crate) mod bodies;

@@ -13,8 +13,17 @@ use crate::tensor::views::{View, ViewMut};
 /// Tensors whose number is known only at run time.
 pub type Tensors = SmallVec<[Tensor; 4]>;
 
-/// The operands of an operation that runs elsewhere, with how it uses them.
+/// Operands, each with its mode, of an operation that runs elsewhere.
 pub(crate) type Declared = SmallVec<[(Tensor, Mode); 2]>;
+
+/// All operands, each with its mode.
+pub(crate) fn with_modes(reads: impl Operands, writes: impl Operands, updates: impl Operands) -> Declared {
+    let mut operands = Declared::new();
+    reads.each(|tensor| operands.push((tensor, Mode::Read)));
+    writes.each(|tensor| operands.push((tensor, Mode::Write)));
+    updates.each(|tensor| operands.push((tensor, Mode::Update)));
+    operands
+}
 
 /// Operands of an operation: an array of tensors, whose number the compiler checks, or [`Tensors`].
 ///
@@ -30,8 +39,9 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     type GuardsMut: Send + 'static;
     #[doc(hidden)]
     fn tensors(&self) -> &[Tensor];
-    /// Itself, unless one of the tensors has no memory. A reader of such a tensor is skipped by the failure of the producer, until a
-    /// program clears that failure.
+    /// Returns the operands, unless one of them has no memory. An operation that reads such a tensor is
+    /// normally skipped, because the producer has failed; the check matters where a program has cleared that
+    /// failure.
     #[doc(hidden)]
     #[inline]
     fn defined(&self) -> Result<&Self, Error> {
@@ -52,18 +62,18 @@ pub trait Operands: sealed::Sealed + Send + 'static {
     fn guards_mut(&self, open: &OpenRef) -> Self::GuardsMut;
 }
 
-/// Evidence that the operation which owns the operands was granted and has not ended. Only the engine makes one. Internal to
-/// [`Operands`].
+/// Evidence that the operation with these operands was granted and has not ended. Only the engine makes a
+/// `Grant`. Internal to [`Operands`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Grant(());
 
 impl Grant {
-    /// For the body of a granted operation, or for a node of a granted replay, until the body returns.
+    /// The grant of a body, of an operation or a node, until the body returns.
     pub(crate) const OF_BODY: Self = Self(());
 }
 
-/// Keeps an asynchronous operation open: its task and every guard hold one. Internal to [`Operands`].
+/// Keeps an asynchronous operation open. The task and each guard hold one. Internal to [`Operands`].
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct OpenRef(pub(crate) Arc<Open>);
@@ -85,7 +95,7 @@ fn view(tensor: &Tensor) -> View<'_> {
     View::new(tensor.inner.granted_definition())
 }
 
-/// Only for tensors that the operation was granted to write; submission has refused overlapping ones.
+/// Only for tensors that the operation was granted to write. Submission has refused tensors that overlap.
 fn view_mut(tensor: &Tensor) -> ViewMut<'_> {
     ViewMut::new(tensor.inner.granted_definition())
 }

@@ -1,8 +1,8 @@
-//! Refusing an operation that would wait for the lease that one of its own operands keeps.
+//! Refuses an operation that would wait for the lease that one of its own operands keeps.
 //!
-//! A tensor that was imported from memory under a lease keeps that lease for as long as it lives, and an operation keeps its
-//! operands until its end. So an operation with such an operand never gets to write the leased tensor, or to use it at all where
-//! the lease is for writing: it would wait for a lease that only its own end returns.
+//! A tensor imported from leased memory keeps the lease until the tensor is dropped, and an operation keeps
+//! its operands until its end. So such an operation can never write the leased tensor, nor use that tensor at
+//! all where the lease is for writing: it would wait for a lease that only its own end returns.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::core::error::Error;
 use crate::lease::{Access, LeaseState};
 use crate::tensor::handle::Tensor;
 
-/// Fails if a tensor of `written`, or of `read` where the lease is for writing, is ordered with a tensor whose lease one of the
-/// operands keeps.
+/// Fails if one of the operands keeps a lease of a tensor, and a tensor of `written` is ordered with that
+/// tensor. Where the lease is for writing, tensors of `read` count as well.
 ///
 /// # Errors
-/// [`Error::Conflict`] with the lease in words.
+/// [`Error::Conflict`] that describes the lease.
 #[inline]
 pub(crate) fn check_own_leases<'a>(
     read: impl Iterator<Item = &'a Tensor> + Clone,
@@ -29,7 +29,7 @@ pub(crate) fn check_own_leases<'a>(
     check_derived(read, written)
 }
 
-/// Looks at each operand and at each lease once, so n operands cost n log n.
+/// Visits each operand and each lease once, so n operands cost n log n.
 #[cold]
 fn check_derived<'a>(
     read: impl Iterator<Item = &'a Tensor> + Clone,
@@ -59,7 +59,7 @@ fn check_derived<'a>(
     Ok(())
 }
 
-/// The variables in whose queues accesses of the tensor stand.
+/// The variables that order accesses of the tensor.
 fn orders(tensor: &Tensor) -> impl Iterator<Item = VarId> {
     tensor.inner.vars.iter().map(|var| var.ordering().id())
 }

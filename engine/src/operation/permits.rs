@@ -1,9 +1,9 @@
-//! Permits: taken at submission, given back when the operation has ended, counted at the seat of the calling
-//! thread.
+//! Permits of the in-flight limit. A submission acquires a permit, and the end of its operation releases the
+//! permit. Permits are counted at a counter of the calling thread.
 
 use std::task::Poll;
 
-use estafette_devices::tally::{Full, Seat};
+use estafette_devices::sharded_counter::{Full, Shard};
 
 use crate::core::coalesced;
 use crate::core::context;
@@ -12,47 +12,48 @@ use crate::core::error::Error;
 use crate::wait::awaits::{Awaited, Pending};
 use crate::wait::deadlock::Checks;
 
-/// This many times the window is the end of it for operations submitted from inside operations.
+/// Operations submitted from inside operations may exceed the in-flight limit, up to this multiple of it.
 const HARD_CAP: usize = 4;
 
 impl CoreRef {
-    /// Takes a permit or refuses.
+    /// Acquires a permit, or fails where no permit is free.
     #[inline(always)]
     pub(crate) fn try_acquire_permit(&self) -> Result<(), Error> {
         if self.acquired_in_advance() { Ok(()) } else { self.try_acquire_slowly() }
     }
 
-    /// What nearly every submission gets by with.
+    /// The fast path of nearly every submission: the thread has acquired permits in advance.
     #[inline(always)]
     fn acquired_in_advance(&self) -> bool {
-        self.is_open() && self.with_seat(|seat| seat.is_some_and(Seat::begin_admitted))
+        self.is_open() && self.with_shard(|shard| shard.is_some_and(Shard::begin_admitted))
     }
 
     #[cold]
     fn try_acquire_slowly(&self) -> Result<(), Error> {
         self.check_usable()?;
-        self.with_seat(|seat| self.acquire_at(seat))
+        self.with_shard(|shard| self.acquire_at(shard))
     }
 
-    fn acquire_at(&self, seat: Option<&Seat>) -> Result<(), Error> {
-        // Operations submitted from inside operations may exceed the window, or a reached in-flight limit could never drain.
+    fn acquire_at(&self, shard: Option<&Shard>) -> Result<(), Error> {
+        // Operations submitted from inside operations may exceed the in-flight limit, or an engine at its
+        // limit could never drain.
         let inside = context::current().is_some();
         let limit =
             if inside { self.in_flight_limit().saturating_mul(HARD_CAP) } else { self.in_flight_limit() };
         let refused = |full: Full| Error::InFlightLimit { in_flight: full.under_way, limit };
-        self.tally.begin(seat, limit, !inside).map_err(refused)
+        self.sharded_counter.begin(shard, limit, !inside).map_err(refused)
     }
 
-    /// Gives a permit back. The caller tells those who wait, now or soon ([`Core::tell_ended`]).
+    /// Releases a permit. The caller notifies waiters, now or soon ([`Core::notify_ended`]).
     #[inline(always)]
     pub(crate) fn count_ended(&self) {
-        self.with_taken_seat(|seat| match seat {
-            Some(seat) => seat.end(),
-            None => self.tally.end_standing(),
+        self.with_own_shard(|shard| match shard {
+            Some(shard) => shard.end(),
+            None => self.sharded_counter.end_standing(),
         });
     }
 
-    /// Takes a permit; while there is none, waits, and in an engine without workers runs what is ready.
+    /// Acquires a permit. While no permit is free, waits; in an engine without workers, runs what is ready.
     #[inline(always)]
     pub(crate) fn acquire_permit(&self) -> Result<(), Error> {
         if self.acquired_in_advance() { Ok(()) } else { self.acquire_slowly() }
@@ -60,10 +61,10 @@ impl CoreRef {
 
     #[cold]
     fn acquire_slowly(&self) -> Result<(), Error> {
-        // Comes once in a while, which is often enough for what operations that were run at once have made ready beside the
-        // one that follows them.
-        if self.is_flowing() && context::current().is_none() {
-            self.flow();
+        // The thread comes here now and then. That is often enough to run what caller-runs operations have
+        // made ready, apart from the first successor of each, which has run already.
+        if self.is_caller_running() && context::current().is_none() {
+            self.begin_caller_runs();
         }
         let mut checks: Option<Checks<'_>> = None;
         loop {
@@ -77,20 +78,21 @@ impl CoreRef {
         }
     }
 
-    /// As [`acquire_permit`](Self::acquire_permit), without blocking the thread.
+    /// As [`acquire_permit`](Self::acquire_permit), by awaiting: no thread blocks.
     pub(crate) async fn acquire_permit_async(&self) -> Result<(), Error> {
-        let mut listening = self.bell.listen_async();
+        let mut listening = self.notifier.listen_async();
         let mut pending = Pending::default();
         std::future::poll_fn(|cx| {
             for _ in 0..2 {
                 match self.try_acquire_permit() {
-                    // Register first, then look again, or a place freed in between would go unnoticed.
-                    Err(Error::InFlightLimit { .. }) => listening.wake_at_ring(cx.waker()),
+                    // Registers the waker before the second attempt: a permit released in between would go
+                    // unnoticed otherwise.
+                    Err(Error::InFlightLimit { .. }) => listening.register_waker(cx.waker()),
                     other => return Poll::Ready(other),
                 }
             }
-            coalesced::tell();
-            // Room is not a matter of leases: this has no error.
+            coalesced::wake_held_back();
+            // Leases do not end this wait, so the poll returns no error.
             let _ = pending.poll(cx, || Awaited::room(self));
             Poll::Pending
         })

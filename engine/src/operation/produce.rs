@@ -1,4 +1,4 @@
-//! Submitting operations whose result becomes a tensor.
+//! Submission of operations whose result becomes a tensor.
 
 use std::future::Future;
 
@@ -10,27 +10,28 @@ use crate::operation::builder::{Nothing, OpBuilder};
 use crate::operation::completion::Completion;
 use crate::operation::operands::{Grant, Operands};
 use crate::operation::run::Running;
-use crate::operation::submit::{Room, submit_and_start};
+use crate::operation::submit::submit_and_start;
 use crate::tensor::handle::{Tensor, VarSet};
 use crate::tensor::variable::Variable;
 
 impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
-    /// Submits an operation whose result becomes a new tensor: a promise until then.
+    /// Submits an operation whose result becomes a new tensor. The tensor is a promise until the body has
+    /// returned.
     ///
     /// # Errors
-    /// As [`run`](OpBuilder::run). A result that does not fit fails the operation.
+    /// As [`run`](OpBuilder::run). A result that cannot become the tensor fails the operation.
     pub fn produce<F, P>(self, body: F) -> Result<Tensor, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>) -> BodyResult<P> + Send + 'static,
         P: Into<Produced>,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = tensor.clone();
-        self.submit(Room::Wait, Some(&tensor), |reads, _none, _none_either| {
+        self.submit(Some(&tensor), |reads, _none, _none_either| {
             Body::new(move |running: Running| {
-                // The conversion is a user's code as well.
+                // The conversion may run user code.
                 let result = running.call(|| body(reads.defined()?.views(&Grant::OF_BODY)).map(Into::into));
                 let result = result.and_then(|produced| {
                     let held = |tensor: &Tensor| reads.tensors().iter().any(|operand| operand.same(tensor));
@@ -46,21 +47,21 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// As [`produce`](Self::produce), with an asynchronous body on the engine's tokio runtime.
+    /// As [`produce`](Self::produce), with a body that is a future on the engine's tokio runtime.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
-    pub fn produce_async<F, Fut, P>(self, body: F) -> Result<Tensor, Error>
+    pub fn produce_future<F, Fut, P>(self, body: F) -> Result<Tensor, Error>
     where
         F: FnOnce(R::Guards) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult<P>> + Send + 'static,
         P: Into<Produced>,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
-        self.submit(Room::Wait, Some(&tensor), |reads, none, none_either| {
+        self.submit(Some(&tensor), |reads, none, none_either| {
             future_body(reads, none, none_either, target, move |_open, reads, _, _| {
                 let future = body(reads);
                 async move { future.await.map(|produced| Some(produced.into())) }
@@ -69,7 +70,7 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
         Ok(tensor)
     }
 
-    /// As [`produce`](Self::produce), with the result given to the [`Completion`] from any thread.
+    /// As [`produce`](Self::produce), with a result that is given to the [`Completion`], by any thread.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -77,37 +78,20 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         self.check_external()?;
-        self.submit_checked(Room::Wait, Some(&tensor), |reads, writes, updates| {
+        self.submit_checked(Some(&tensor), |reads, writes, updates| {
             external_body((reads, writes, updates), target, start)
         })?;
         Ok(tensor)
     }
 
-    /// As [`produce_external`](Self::produce_external), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub async fn produce_external_async<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().acquire_permit_async().await?;
-        let (tensor, copying) = self.promise();
-        let target = Some((tensor.clone(), copying));
-        self.submit_permitted(Some(&tensor), |reads, writes, updates| {
-            external_body((reads, writes, updates), target, start)
-        });
-        Ok(tensor)
-    }
-
-    /// As [`produce_external`](Self::produce_external), for a result that somebody else brings: nothing is left for a worker
-    /// to do, so an operation without operands calls `start` on this thread, before this returns.
+    /// As [`produce_external`](Self::produce_external), for a result that comes from outside of the engine. A
+    /// worker has nothing to do for it, so `start` of an operation without operands runs on this thread,
+    /// before this call returns.
     ///
     /// # Errors
     /// As [`produce`](Self::produce).
@@ -115,39 +99,20 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
     where
         F: FnOnce(Completion) + Send + 'static,
     {
-        // Before anything is made: in a forked child the graph's locks may be held for ever.
+        // Checked before anything is made: in a forked child the graph's locks may be held for ever.
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().acquire_permit()?;
-        Ok(self.receive_permitted(start))
-    }
-
-    /// As [`receive`](Self::receive), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`produce`](Self::produce).
-    pub async fn receive_async<F>(self, start: F) -> Result<Tensor, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().acquire_permit_async().await?;
-        Ok(self.receive_permitted(start))
-    }
-
-    fn receive_permitted<F>(self, start: F) -> Tensor
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
+        self.acquire_permit()?;
         let (tensor, copying) = self.promise();
         let target = Some((tensor.clone(), copying));
         let body =
             |reads: R, writes: Nothing, updates: ()| external_body((reads, writes, updates), target, start);
         self.complete_draft(Some(&tensor), body, submit_and_start);
-        tensor
+        Ok(tensor)
     }
 
-    /// The tensor that the operation will define: its own variable first, then those of what it aliases.
+    /// The tensor that the operation will define. Its variables are its own variable, and then those of the
+    /// tensors it is an alias of.
     pub(crate) fn promise(&self) -> (Tensor, Copying) {
         let mut vars = VarSet::from_iter([Variable::new().var]);
         let (declared, copying) = match &self.options {
@@ -157,8 +122,12 @@ impl<R: Operands> OpBuilder<'_, R, Nothing, ()> {
                 (options.declared.clone(), options.copying)
             }
         };
-        let tensor =
-            Tensor::promised(self.core().clone(), vars, declared, self.pending_op.payload().name.clone());
+        let tensor = Tensor::promised(
+            self.core().clone(),
+            vars,
+            declared,
+            self.target.pending_op.payload().name.clone(),
+        );
         (tensor, copying)
     }
 }

@@ -1,4 +1,5 @@
-//! Running granted operations: settle what their variables still carry, run the body, complete, hand on.
+//! Runs granted operations: waits for the fences on their variables, runs the body, completes the operation,
+//! and dispatches its successors.
 //!
 //! ```text
 //! granted ─► start ─┬─ an input failed, or cancelled ──────────────► complete(skipped) ─► newly granted …
@@ -7,9 +8,10 @@
 //!                   └─ body ─► complete(ran) ─► newly granted …
 //! ```
 //!
-//! Probes and leases have no body of their own: they are handled at once on the thread that granted them. Everything
-//! else is pushed to its engine's pool, but for the first operation that a worker has just granted (that one runs next
-//! on the same worker, in a loop and not by recursion) and for what a thread without workers runs as it submits it.
+//! Queries and leases have no body: the thread that granted them handles them at once. All other operations
+//! are pushed to the pool of their engine, with two exceptions. A worker keeps the first operation that it
+//! has just granted and runs that next, in a loop and not by recursion. A thread of an engine without workers
+//! may run an operation as it submits it (caller-runs policy).
 
 use std::cmp::Reverse;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,12 +30,12 @@ use crate::operation::cancellation;
 use crate::program::Earlier;
 use crate::trace::{events, hooks};
 
-/// Newly granted operations on their way to where they run.
+/// Newly granted operations on their way to a thread.
 ///
-/// More than fit here are granted at once only where a writer had many readers waiting.
+/// More than these are granted at once only where a writer had many waiting readers.
 pub(crate) type ReadyList = SmallVec<[OpGranted; 32]>;
 
-/// A granted operation in a pool's queue.
+/// A granted operation in the queue of a pool.
 pub(crate) struct ReadyOp(pub(crate) OpGranted);
 
 impl cpu::Job for ReadyOp {
@@ -42,21 +44,21 @@ impl cpu::Job for ReadyOp {
     }
 }
 
-/// Operations that a worker runs one after the other, each granted by the one before, until it looks at its pool again:
-/// a long chain must not keep operations of higher priority waiting.
+/// Operations that a worker runs one after the other, each granted by the one before, before it polls its
+/// pool again. A long chain must not delay operations of higher priority.
 const INLINE_MAX: usize = 32;
 
-/// Runs `granted` and, one after the other, the first operation that each one granted.
+/// Runs `granted` and then, one after the other, the first successor that each operation granted.
 pub(crate) fn execute(granted: OpGranted) {
     execute_while(granted, |_| true);
 }
 
-/// As [`execute`], on a thread that may run only what `mine` says.
+/// As [`execute`], on a thread that may run only operations for which `mine` returns true.
 pub(crate) fn execute_while(granted: OpGranted, mine: impl Fn(&OpGranted) -> bool) {
     run_chain(start::<false>(granted), mine);
 }
 
-/// Runs what an operation has granted, as [`execute_while`].
+/// Runs `next` and its first successors, as [`execute_while`].
 #[inline]
 fn run_chain(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
     for _ in 1..INLINE_MAX {
@@ -69,12 +71,12 @@ fn run_chain(mut next: Option<OpGranted>, mine: impl Fn(&OpGranted) -> bool) {
     next.into_iter().for_each(push);
 }
 
-/// Runs `granted`; what it granted goes to the pool.
+/// Runs `granted`, and pushes its first successor to the pool.
 pub(crate) fn execute_one(granted: OpGranted) {
     start::<false>(granted).into_iter().for_each(push);
 }
 
-/// As [`dispatch`], for one that was granted as it was submitted.
+/// As [`dispatch`], for an operation that was granted as it was submitted.
 #[inline]
 pub(crate) fn dispatch_one(granted: OpGranted) {
     match granted.payload().kind {
@@ -87,20 +89,21 @@ pub(crate) fn dispatch_one(granted: OpGranted) {
             }
             push_noted(granted);
         }
-        Kind::Probe | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
+        Kind::ReadinessQuery | Kind::Lease | Kind::Merge => dispatch(ReadyList::from_iter([granted])),
     }
 }
 
-/// Runs an operation on the thread that has submitted it.
+/// Runs an operation on the thread that submitted it.
 #[inline]
 fn run_at_once(granted: OpGranted) {
-    if !granted.payload().core.is_flowing() {
+    if !granted.payload().core.is_caller_running() {
         let core = granted.payload().core.clone();
-        core.flow();
+        core.begin_caller_runs();
         return execute(granted);
     }
     if granted.payload().core.pool.has_priorities() {
-        // No other thread takes them, and what is submitted would overtake them until a thread waits.
+        // No other thread takes operations with a priority, and new operations would overtake them until a
+        // thread waits.
         let core = granted.payload().core.clone();
         execute(granted);
         core.help_any();
@@ -109,7 +112,7 @@ fn run_at_once(granted: OpGranted) {
     run_chain(start::<true>(granted), |_| true);
 }
 
-/// Pushes a granted operation to its engine's pool.
+/// Pushes a granted operation to the pool of its engine.
 #[inline]
 pub(crate) fn push(granted: OpGranted) {
     if granted.payload().noted {
@@ -118,7 +121,7 @@ pub(crate) fn push(granted: OpGranted) {
     push_noted(granted);
 }
 
-/// As [`push`], after the journal was told.
+/// As [`push`], after the trace was notified.
 #[inline]
 fn push_noted(granted: OpGranted) {
     let core = granted.payload().core.clone();
@@ -131,7 +134,7 @@ fn push_noted(granted: OpGranted) {
     core.work_arrived();
 }
 
-/// Hands granted operations to where they run.
+/// Dispatches granted operations: handles queries and leases, and pushes the rest.
 pub(crate) fn dispatch(mut ready: ReadyList) {
     let next = dispatch_keeping_first(&mut ready, None);
     debug_assert!(next.is_none(), "nothing was kept back");
@@ -142,11 +145,12 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     let mut first = None;
     let mut at = 0;
     while at < ready.len() {
-        // Probes and leases may grant more while they are handled: the list grows behind `at`.
+        // Queries and leases may grant more operations while they are handled, so the list may grow behind
+        // `at`.
         match ready[at].payload().kind {
-            Kind::Probe => {
+            Kind::ReadinessQuery => {
                 let granted = ready.remove(at);
-                crate::wait::ready::probe_granted(granted, ready);
+                crate::wait::ready::query_granted(granted, ready);
             }
             Kind::Lease => {
                 let granted = ready.remove(at);
@@ -161,10 +165,10 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     }
     let urgent = ready.iter().any(|granted| granted.payload().priority > 0);
     if urgent {
-        // A worker that is awake takes what it finds, so the urgent ones must be there first.
+        // A worker that is awake takes what it finds first, so operations with a priority go first.
         ready.sort_by_key(|granted| Reverse(granted.payload().priority));
     }
-    // The engine whose pool has got operations and no wake-up yet: one for all of them.
+    // The engine whose pool has new operations and no wake-up yet. One wake-up is enough for all of them.
     let mut unwoken: Option<CoreRef> = None;
     for granted in ready.drain(..) {
         if !urgent && first.is_none() && granted.payload().handle_outlives_call(keep_for) {
@@ -190,17 +194,17 @@ fn dispatch_keeping_first(ready: &mut ReadyList, keep_for: Option<u64>) -> Optio
     first
 }
 
-/// Outcome of looking at what an operation's variables carry.
+/// What the variables of an operation carry.
 pub(crate) struct Inspection {
     /// Root cause of the first input that failed.
     pub(crate) failure: Option<OperationError>,
-    /// Fences that are not done.
+    /// Fences that are pending.
     pub(crate) pending: FenceSet,
-    /// Those among them whose failure would be that of an input.
+    /// The pending fences of inputs: if one fails, an input has failed.
     inputs: FenceSet,
 }
 
-/// Looks at every access. Fences are asked outside the variable's bit, since asking may call a driver.
+/// Inspects every access. Fences are queried outside of the variable's lock, since a query may call a driver.
 pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
     let mut found = Inspection { failure: None, pending: FenceSet::default(), inputs: FenceSet::default() };
     let queue = granted.payload().queue().filter(|queue| queue.in_order());
@@ -228,7 +232,8 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
             state.note(&writers, &readers, flags, &mut replaced);
             state.failure().cloned()
         });
-        // A pure write does not look at the version it replaces, so its failure does not matter.
+        // A pure write does not use the version that it replaces, so the failure of that version does not
+        // matter.
         if mode.reads() && found.failure.is_none() {
             found.failure = failure;
         }
@@ -236,27 +241,28 @@ pub(crate) fn inspect(granted: &OpGranted) -> Inspection {
     found
 }
 
-/// Whether work on `queue`, which is in order, comes after everything that the access has to wait for, so that nobody need be
-/// asked: what a chain of operations on one queue is made of. A failure that nobody has seen yet is one of the queue, and so
-/// this operation's too.
+/// True if work on the in-order `queue` comes after everything that the access has to wait for, so that no
+/// fence needs a query: the common case of a chain of operations on one queue. A failure that was not seen
+/// yet is then a failure of the queue, and so of this operation.
 fn comes_after(queue: &dyn Queue, access: &GrantedAccess<'_, VarState, OpState>) -> bool {
     let mode = access.mode();
     if access.flags() & FAILED != 0 {
         return false;
     }
     let fence = access.with_state(|state, _| state.only_on(mode, queue.id()).cloned());
-    // A queue that has failed says so, and then its fences tell who failed.
+    // A failed queue returns an error here, and its fences then say which operation failed.
     fence.is_some_and(|fence| matches!(queue.order_after(&fence), Ok(Order::Nothing)))
 }
 
-/// Starts one granted operation; gives the one to run next on this thread. `AT_ONCE` if this thread has submitted it just now.
+/// Starts a granted operation. Returns the operation to run next on this thread. `AT_ONCE`: this thread has
+/// just submitted the operation.
 #[inline]
 fn start<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
     let quiet = granted.accesses().all(|access| access.flags() == 0);
     if quiet { begin::<AT_ONCE>(granted) } else { start_after_inputs(granted) }
 }
 
-/// As [`start`], where the variables carry something.
+/// As [`start`], where the variables carry fences or failures.
 #[cold]
 fn start_after_inputs(granted: OpGranted) -> Option<OpGranted> {
     match resolve_inputs(&granted) {
@@ -278,11 +284,11 @@ fn begin<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
     run(granted)
 }
 
-/// As [`begin`], of which the journal is told.
+/// As [`begin`], of an operation that the trace records.
 #[cold]
 fn begin_noted<const AT_ONCE: bool>(granted: OpGranted) -> Option<OpGranted> {
     if AT_ONCE {
-        // One reading of the clock serves both moments.
+        // One reading of the clock serves both events.
         hooks::begins_at_once(&granted);
     } else {
         hooks::begins(&granted);
@@ -306,13 +312,13 @@ fn skip_cancelled(granted: OpGranted) -> Option<OpGranted> {
     skip(granted, cause)
 }
 
-/// What a granted operation does about the work that its variables still carry.
+/// How a granted operation goes on, after the fences on its variables.
 enum Inputs {
-    /// All of it is done, or the operation's queue is ordered after it.
+    /// All fences are done, or the operation's queue is ordered after them.
     Ready,
-    /// An input has failed, or the queue refuses.
+    /// An input has failed, or the queue refuses to wait.
     Skip(OperationError),
-    /// Only the host can wait for these.
+    /// Only the host can wait for these fences.
     Park(FenceSet),
 }
 
@@ -334,15 +340,16 @@ fn resolve_inputs(granted: &OpGranted) -> Inputs {
         match order_on(queue.as_ref(), &found.pending) {
             Ok(host) if host.is_empty() => return Inputs::Ready,
             Ok(host) => return Inputs::Park(host),
-            // A fence that has failed since it was looked at is the failure of its writer, and none of a pure write's: that is
-            // for another look to say. It is the queue that refuses when the same fences are still pending.
+            // A fence may have failed since the inspection. That is the failure of its writer, and matters
+            // only to operations that read, so the next inspection decides. If the same fences are pending
+            // again, the queue itself refuses.
             Err(_) if found.pending.len() < pending_before => pending_before = found.pending.len(),
             Err(error) => return Inputs::Skip(OpTag::of(granted).device_failure(error)),
         }
     }
 }
 
-/// Makes the queue wait for `pending` where it can, and gives back what only the host can wait for.
+/// Orders the queue after `pending`. Returns the fences that only the host can wait for.
 fn order_on(queue: &dyn Queue, pending: &FenceSet) -> Result<FenceSet, DeviceError> {
     let mut host = FenceSet::default();
     for fence in pending {
@@ -353,19 +360,20 @@ fn order_on(queue: &dyn Queue, pending: &FenceSet) -> Result<FenceSet, DeviceErr
     Ok(host)
 }
 
-/// Sets the operation aside until `fence_set` has settled. No thread blocks.
+/// Parks the operation until `fence_set` has settled. No thread blocks.
 fn park(granted: OpGranted, fence_set: FenceSet) {
-    // Whether the fences failed is seen when the operation starts again and inspects its inputs.
+    // The restarted operation inspects its inputs, and finds a fence that has failed.
     Reactor::global().when_settled(&fence_set, move |_settled| {
         push(granted);
     });
 }
 
-/// Ends an operation whose body never ran.
+/// Ends an operation whose body did not run.
 fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
-    // From here on it cannot be cancelled.
+    // The operation cannot be cancelled from here on.
     if !operation::begin(&granted) {
-        // Whoever cancelled it was told so, and may not have noted the failure yet; `cause` is that of its inputs.
+        // The thread that cancelled the operation may not have noted the failure yet. `cause` is the failure
+        // of an input.
         granted.payload().fail(OpTag::of(&granted).cancellation());
         cancellation::cancelled_leaves(&granted.to_ref());
     } else {
@@ -374,7 +382,7 @@ fn skip(granted: OpGranted, cause: OperationError) -> Option<OpGranted> {
     end(granted, &Ending::Skipped { failure: &cause }, Some(cause.clone()))
 }
 
-/// Completes, and gives the operation to run next on this thread; others go to where they run.
+/// Completes an operation, and dispatches its successors. Returns the operation to run next on this thread.
 fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>) -> Option<OpGranted> {
     let core = granted.payload().core.id;
     let mut ready = ReadyList::new();
@@ -382,7 +390,7 @@ fn end(granted: OpGranted, ending: &Ending<'_>, failure: Option<OperationError>)
     dispatch_keeping_first(&mut ready, Some(core))
 }
 
-/// The same for an operation that ran well and left no work behind, as nearly all do.
+/// As [`end`], for an operation that succeeded and left no device work: the most frequent case.
 fn end_well(granted: OpGranted) -> Option<OpGranted> {
     if granted.payload().noted {
         hooks::ends_well(&granted);
@@ -400,7 +408,7 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
     }
     let first = completed.next_granted()?;
     if !completed.has_granted() && first.payload().handle_outlives_call(Some(core)) {
-        // What most operations grant, and what a chain is made of.
+        // The most frequent case, and the only one in a chain.
         return Some(first);
     }
     let mut ready = ReadyList::from_iter([first]);
@@ -408,7 +416,7 @@ fn end_well(granted: OpGranted) -> Option<OpGranted> {
     dispatch_keeping_first(&mut ready, Some(core))
 }
 
-/// Completes in the graph, then makes the outcome known.
+/// Completes the operation in the graph, and then publishes its outcome.
 pub(crate) fn complete(
     granted: OpGranted,
     ending: &Ending<'_>,
@@ -430,7 +438,7 @@ pub(crate) fn complete(
     );
     replaced.clear();
     if let Some(handle) = left {
-        // Somebody holds the operation by name; otherwise the end is counted where it is dropped.
+        // A handle of the operation exists. Otherwise the operation is counted where it is dropped.
         notify_end(handle);
     }
 }
@@ -441,7 +449,7 @@ fn notify_end(handle: OpHandle) {
     handle.payload().count_ended();
 }
 
-/// A running operation: the right, and the duty, to say how it ended.
+/// A running operation: the right and the duty to end it.
 pub(crate) struct Running {
     granted: Option<OpGranted>,
 }
@@ -460,7 +468,7 @@ impl Running {
         self.granted()
     }
 
-    /// Ends a host operation, handing on the operation that this thread should run next.
+    /// Ends a host operation. Returns the operation to run next on this thread.
     #[inline]
     pub(crate) fn finish(mut self, result: Result<(), OperationError>) -> Option<OpGranted> {
         match result {
@@ -469,7 +477,8 @@ impl Running {
         }
     }
 
-    /// Ends an operation; `fence` marks the device work it left, even when it then failed.
+    /// Ends an operation. `fence` marks the device work that it left, also if the operation failed after
+    /// that.
     pub(crate) fn finish_with(
         self,
         fence: Option<&Fence>,
@@ -478,7 +487,7 @@ impl Running {
         self.finish_with_all(fence.map(std::slice::from_ref).unwrap_or_default(), result)
     }
 
-    /// As [`finish_with`](Self::finish_with), for an operation that left work on several queues.
+    /// As [`finish_with`](Self::finish_with), for work on several queues.
     pub(crate) fn finish_with_all(
         mut self,
         fences: &[Fence],
@@ -486,13 +495,13 @@ impl Running {
     ) -> Option<OpGranted> {
         let granted = self.granted.take().expect("present until finished, and finishing consumes");
         let failure = result.err();
-        // Who wrote is asked only where work goes on behind a fence.
+        // The name of the writer is needed only with a fence.
         let tag = (!fences.is_empty()).then(|| OpTag::of(&granted));
         let ending = Ending::Ran { left: tag.as_ref().map(|tag| (fences, tag)), failure: failure.as_ref() };
         end(granted, &ending, failure.clone())
     }
 
-    /// Ends an operation without running its body, as if an input had failed by `cause`.
+    /// Ends the operation without running its body, as if an input had failed by `cause`.
     pub(crate) fn skip(mut self, cause: OperationError) -> Option<OpGranted> {
         skip(self.granted.take().expect("present until finished, and finishing consumes"), cause)
     }
@@ -501,7 +510,7 @@ impl Running {
         OpTag::of(self.granted())
     }
 
-    /// Runs user code as this operation, turning errors and panics into the operation's failure.
+    /// Runs user code as this operation. Errors and panics become the failure of the operation.
     #[inline]
     pub(crate) fn call<R>(&self, body: impl FnOnce() -> Result<R, BodyError>) -> Result<R, OperationError> {
         let _current = context::enter(Current::of(self.granted()));
@@ -522,7 +531,7 @@ impl Drop for Running {
     }
 }
 
-/// Ends an operation that nobody has finished.
+/// Ends an operation that was dropped before its end.
 #[cold]
 fn abandoned(granted: OpGranted) {
     let why = if std::thread::panicking() {

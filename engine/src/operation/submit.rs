@@ -1,89 +1,88 @@
-//! Submitting operations.
+//! Submission of operations, one method for each form of body.
 
 use std::future::Future;
-use std::sync::Arc;
 
-use estafette_devices::{DLDevice, DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
+use estafette_devices::{DeviceError, DeviceErrorKind, Entered, Fence, Queue, host};
 use estafette_graph::Mode;
 use smallvec::SmallVec;
 
-use crate::core::error::{BodyResult, Error};
-use crate::core::operation::{Op, OpGranted, OpPending, OpVar, Role};
-use crate::exchange::Layout;
-use crate::lease::check_writable;
+use crate::core::error::{BodyResult, Error, OperationError};
+use crate::core::operation::{Op, OpGranted, OpPending, OpTag, OpVar, Role};
 use crate::operation::bodies::{external_body, future_body, if_writable, sync_body};
 use crate::operation::body::Body;
-use crate::operation::builder::OpBuilder;
+use crate::operation::builder::{OpBuilder, PermitMode, Submission};
 use crate::operation::completion::Completion;
-use crate::operation::disjoint::check_disjoint;
 use crate::operation::operands::{Grant, Operands};
-use crate::operation::own_leases::check_own_leases;
 use crate::operation::run::{self, Running};
 use crate::tensor::guards::WriteGuard;
 use crate::tensor::handle::Tensor;
 use crate::tensor::views::ViewMut;
 use crate::trace::hooks;
 
-/// Whether a submission waits for a permit.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    Wait,
-    Refuse,
-}
-
 impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        self.check_declared()?;
-        self.check_leases()?;
-        let (reads, writes, updates) = (self.reads.tensors(), self.writes.tensors(), self.updates.tensors());
-        writes.iter().chain(updates).try_for_each(check_writable)?;
-        check_disjoint(reads, writes, updates)
+    /// Waits for a permit by awaiting: no thread blocks, however many operations are in flight. The operation
+    /// holds the permit until its end, so submitting it waits for nothing. Dropping the description releases
+    /// the permit.
+    ///
+    /// ```
+    /// # let engine = estafette::Engine::builder().workers(1).build()?;
+    /// # let x = engine.from_vec(vec![1.0_f32, 2.0], &[2])?;
+    /// # futures::executor::block_on(async {
+    /// let op = engine.op("sum").reads([&x]).permit().await?.run(|[x], []| {
+    ///     assert_eq!(x.as_slice::<f32>()?.iter().sum::<f32>(), 3.0);
+    ///     Ok(())
+    /// })?;
+    /// op.await
+    /// # })?;
+    /// # Ok::<(), estafette::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] as [`run`](OpBuilder::run), but for operands that overlap; [`Error::Shutdown`],
+    /// [`Error::Forked`].
+    pub async fn permit(mut self) -> Result<Self, Error> {
+        self.check_external()?;
+        if self.target.permit != PermitMode::Held {
+            self.core().acquire_permit_async().await?;
+            self.hold_permit();
+        }
+        Ok(self)
     }
 
-    /// Refuses an operation that would wait for the lease that one of its own operands keeps.
-    fn check_leases(&self) -> Result<(), Error> {
-        let written = self.writes.tensors().iter().chain(self.updates.tensors());
-        check_own_leases(self.reads.tensors().iter(), written)
+    /// Acquires a permit in the way that the description says.
+    #[inline(always)]
+    pub(crate) fn acquire_permit(&self) -> Result<(), Error> {
+        match self.target.permit {
+            PermitMode::Wait => self.core().acquire_permit(),
+            PermitMode::Refuse => self.core().try_acquire_permit(),
+            PermitMode::Held => Ok(()),
+        }
     }
 
-    /// Refuses a result that could not be what it was declared to be, wherever it is.
-    fn check_declared(&self) -> Result<(), Error> {
-        let declared = self.options.as_ref().and_then(|options| options.declared.as_ref());
-        declared
-            .map_or(Ok(()), |(dtype, shape)| Ok(Layout::contiguous(*dtype, DLDevice::CPU, shape).map(drop)?))
+    /// Notes that the operation holds a permit. From here on, dropping the operation releases the permit.
+    pub(crate) fn hold_permit(&mut self) {
+        self.target.permit = PermitMode::Held;
+        self.state_mut().hold_permit();
     }
 
-    /// As [`check`](Self::check), for a body that gets no slices and so may see memory twice: an operand that is both read
-    /// and written is updated in place.
-    pub(crate) fn check_external(&self) -> Result<(), Error> {
-        self.check_declared()?;
-        self.writes.tensors().iter().chain(self.updates.tensors()).try_for_each(check_writable)?;
-        self.check_leases()
-    }
-
-    /// Submits the operation with `body`; `produced` is the tensor that it will define.
+    /// Submits the operation with `body`. `produced` is the tensor that the operation will define.
     #[inline(always)]
     pub(crate) fn submit(
         self,
-        room: Room,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
         self.check()?;
-        self.submit_checked(room, produced, body)
+        self.submit_checked(produced, body)
     }
 
     #[inline(always)]
     pub(crate) fn submit_checked(
         self,
-        room: Room,
         produced: Option<&Tensor>,
         body: impl FnOnce(R, W, U) -> Body,
     ) -> Result<Op, Error> {
-        match room {
-            Room::Wait => self.core().acquire_permit()?,
-            Room::Refuse => self.core().try_acquire_permit()?,
-        }
+        self.acquire_permit()?;
         Ok(self.submit_permitted(produced, body))
     }
 
@@ -96,7 +95,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         self.complete_draft(produced, body, submit_to_graph)
     }
 
-    /// Puts everything into the pending operation and hands it to `submit`.
+    /// Moves the description into the operation, and calls `submit`.
     #[inline(always)]
     pub(crate) fn complete_draft<T>(
         self,
@@ -104,7 +103,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         body: impl FnOnce(R, W, U) -> Body,
         submit: impl FnOnce(OpPending<'_>) -> T,
     ) -> T {
-        let Self { mut pending_op, reads, writes, updates, options } = self;
+        let Self { target: Submission { mut pending_op, .. }, reads, writes, updates, options } = self;
         pending_op.payload_mut().hold_permit();
         if let Some(queue) = options.and_then(|options| options.queue) {
             pending_op.payload_mut().set_role(Role::Device(queue));
@@ -121,7 +120,7 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         if pending_op.payload().noted {
             [reads.tensors(), writes.tensors(), updates.tensors()].into_iter().for_each(hooks::uses);
         }
-        // The tensors go into the body, which may be gone before this call ends.
+        // The tensors move into the body, which another thread may run and drop before this call ends.
         let mut accesses: SmallVec<[(OpVar, Mode); 6]> = SmallVec::new();
         let tensors = [
             (reads.tensors(), Mode::Read),
@@ -134,10 +133,12 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
             }
         }
         if let Some(tensor) = produced {
-            // Only its own variable: what it aliases is not changed by its definition.
+            // The operation writes the tensor's own variable only: defining an alias does not change the
+            // memory behind it.
             accesses.push((tensor.inner.vars[0].clone(), Mode::Write));
         }
-        // What these will be is not known yet, and a pure write does not look at why one may never come.
+        // Whether these tensors will be writable is not known yet, and a pure write is not skipped by the
+        // failure of a producer.
         let written = writes.tensors().iter().chain(updates.tensors());
         let promised: Vec<Tensor> = written.filter(|tensor| !tensor.is_defined()).cloned().collect();
         let body = body(reads, writes, updates);
@@ -151,10 +152,11 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         submit(pending_op)
     }
 
-    /// Submits an operation whose body starts work elsewhere and reports its end through the [`Completion`], from any
-    /// thread. Dropping the completion unused fails the operation.
+    /// Submits an operation whose body starts work elsewhere. The [`Completion`] reports the end of that
+    /// work, from any thread; dropping the completion unused fails the operation.
     ///
-    /// Such a body gets its operands by [`Scope::export`](crate::Scope::export), not as slices, so they may overlap.
+    /// The body gets its operands by [`Scope::export`](crate::Scope::export), not as slices, so operands may
+    /// overlap.
     ///
     /// # Errors
     /// As [`run`](OpBuilder::run), but for overlapping operands.
@@ -163,28 +165,13 @@ impl<R: Operands, W: Operands, U: Operands> OpBuilder<'_, R, W, U> {
         F: FnOnce(Completion) + Send + 'static,
     {
         self.check_external()?;
-        self.submit_checked(Room::Wait, None, |reads, writes, updates| {
+        self.submit_checked(None, |reads, writes, updates| {
             external_body((reads, writes, updates), None, start)
         })
     }
-
-    /// As [`run_external`](Self::run_external), waiting for a permit without blocking the thread.
-    ///
-    /// # Errors
-    /// As [`run`](OpBuilder::run).
-    pub async fn run_external_async<F>(self, start: F) -> Result<Op, Error>
-    where
-        F: FnOnce(Completion) + Send + 'static,
-    {
-        self.check_external()?;
-        self.core().acquire_permit_async().await?;
-        Ok(self.submit_permitted(None, |reads, writes, updates| {
-            external_body((reads, writes, updates), None, start)
-        }))
-    }
 }
 
-/// Enters the operation in the queues of its variables, and starts it if nothing is in front of it there.
+/// Enters the operation in the queues of its variables, and dispatches it if it is granted at once.
 #[inline(always)]
 fn submit_to_graph(pending_op: OpPending<'_>) -> Op {
     let (handle, granted) = pending_op.submit();
@@ -194,7 +181,7 @@ fn submit_to_graph(pending_op: OpPending<'_>) -> Op {
     Op::new(handle)
 }
 
-/// As [`submit_to_graph`], but an operation with nothing in front of it starts on this thread.
+/// As [`submit_to_graph`], but an operation that is granted at once runs on this thread.
 pub(crate) fn submit_and_start(pending_op: OpPending<'_>) -> Op {
     let (handle, granted) = pending_op.submit();
     granted.into_iter().for_each(run::execute_one);
@@ -209,7 +196,7 @@ fn submit_detached(pending_op: OpPending<'_>) {
     }
 }
 
-/// A fence for work whose end cannot be known: its memory is never given back.
+/// A fence for work whose end cannot be known. Memory behind such a fence is never released.
 pub fn lost(error: DeviceError) -> Fence {
     let (completer, fence) = host::promise("device work that could not be marked");
     let message = format!("the end of device work cannot be known: {error}");
@@ -218,15 +205,17 @@ pub fn lost(error: DeviceError) -> Fence {
 }
 
 impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
-    /// Submits the operation with a synchronous body, which gets views of what it reads and of what it writes. Waits for
-    /// a permit. In an engine without workers it may run operations on this thread, unless that is
-    /// [forbidden](crate::set_helping); where there is a worker it runs none.
+    /// Submits the operation with a synchronous body, which gets views of the tensors that it reads and of
+    /// those that it writes.
     ///
-    /// It blocks while the in-flight limit is reached, so in an asynchronous task use [`run_async`](Self::run_async): on a runtime of one
-    /// thread that runs the engine's own asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), it would wait
-    /// for bodies that only this thread could poll.
+    /// Blocks the thread while no permit is free; see [`OpBuilder`] for the other two ways. Asynchronous code
+    /// should use [`permit`](OpBuilder::permit)`().await` instead: on a runtime of one thread that also runs
+    /// the engine's asynchronous bodies ([`EngineBuilder::tokio`](crate::EngineBuilder::tokio)), a blocked
+    /// thread would wait for bodies that only this thread can poll. In an engine without workers, this call
+    /// may run operations on the calling thread, unless that is [forbidden](crate::set_helping); in an engine
+    /// with workers it runs none.
     ///
-    /// The compiler checks that the body takes as many views as tensors were named:
+    /// The compiler checks that the body takes as many views as the description has tensors:
     ///
     /// ```compile_fail
     /// # let engine = estafette::Engine::builder().build().unwrap();
@@ -235,7 +224,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     ///
-    /// and that no view leaves it:
+    /// that no view leaves the body:
     ///
     /// ```compile_fail
     /// # let engine = estafette::Engine::builder().build().unwrap();
@@ -248,7 +237,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// # Ok::<(), estafette::Error>(())
     /// ```
     ///
-    /// and that nothing but a body gets views, neither from operands
+    /// and that only a body gets views, neither from an array of tensors
     ///
     /// ```compile_fail,E0061
     /// # use estafette::Operands as _;
@@ -257,7 +246,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// let [mut view] = [x].views_mut();
     /// ```
     ///
-    /// nor from what is known to be operands:
+    /// nor from any other operands:
     ///
     /// ```compile_fail,E0061
     /// fn views_of<T: estafette::Operands>(operands: &T) -> T::Views<'_> {
@@ -266,22 +255,25 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Conflict`] when a written operand overlaps another one or may not be written, and when the operation would wait for
-    /// the lease that one of its own operands keeps;
-    /// [`Error::WouldDeadlock`] when the in-flight limit is reached and can never drain: what is in flight waits for the calling operation, or for
-    /// leases of the calling thread; [`Error::LeaseHeld`] when leases of other threads have kept it full for the
-    /// [lease timeout](crate::EngineBuilder::lease_timeout); [`Error::Shutdown`], [`Error::Forked`].
-    /// Errors of the body itself do not appear here but at whoever waits for the operation or its outputs.
+    /// [`Error::Conflict`] when a written operand overlaps another operand or may not be written, and when
+    /// the operation would wait for the lease that one of its own operands keeps. [`Error::InFlightLimit`]
+    /// after [`without_waiting`](OpBuilder::without_waiting). [`Error::WouldDeadlock`] when the in-flight
+    /// limit is reached for ever: the operations in flight wait for the calling operation, or for leases of
+    /// the calling thread. [`Error::LeaseHeld`] when leases of other threads have kept the limit reached for
+    /// the [lease timeout](crate::EngineBuilder::lease_timeout). [`Error::Shutdown`], [`Error::Forked`].
+    ///
+    /// An error of the body itself is the failure of the operation, and appears where the operation or its
+    /// outputs are awaited.
     #[inline]
     pub fn run<F>(self, body: F) -> Result<Op, Error>
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, _none| sync_body(reads, writes, body))
+        self.submit(None, |reads, writes, _none| sync_body(reads, writes, body))
     }
 
-    /// As [`run`](Self::run), without a handle: for operations that are known by what they write. What nobody can name costs
-    /// less.
+    /// As [`run`](Self::run), without a handle: for operations that are awaited by their outputs. Costs less
+    /// than `run`.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -291,37 +283,13 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         self.check()?;
-        self.core().acquire_permit()?;
+        self.acquire_permit()?;
         self.complete_draft(None, |reads, writes, _none| sync_body(reads, writes, body), submit_detached);
         Ok(())
     }
 
-    /// As [`run`](Self::run), but refuses with [`Error::InFlightLimit`] instead of waiting.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), and [`Error::InFlightLimit`].
-    pub fn try_run<F>(self, body: F) -> Result<Op, Error>
-    where
-        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
-    {
-        self.submit(Room::Refuse, None, |reads, writes, _none| sync_body(reads, writes, body))
-    }
-
-    /// As [`run`](Self::run), but waits for room asynchronously. Nothing is submitted until then.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), but never [`Error::WouldDeadlock`] or [`Error::LeaseHeld`].
-    pub async fn run_async<F>(self, body: F) -> Result<Op, Error>
-    where
-        F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
-    {
-        self.check()?;
-        self.core().acquire_permit_async().await?;
-        Ok(self.submit_permitted(None, |reads, writes, _none| sync_body(reads, writes, body)))
-    }
-
-    /// Submits the operation with an asynchronous body on the engine's tokio runtime. It gets owned guards; the access
-    /// ends when the body has ended and the last guard is dropped. Waits for room as [`run`](Self::run) does.
+    /// Submits the operation with a body that is a future on the engine's tokio runtime. The body gets owned
+    /// guards of its operands. The operation ends when the future has ended and the last guard was dropped.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -330,7 +298,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: FnOnce(R::Guards, W::GuardsMut) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, none| {
+        self.submit(None, |reads, writes, none| {
             future_body(reads, writes, none, None, move |open, reads, writes: &W, _| {
                 let future = body(reads, writes.guards_mut(open));
                 async move { future.await.map(|()| None) }
@@ -338,8 +306,8 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         })
     }
 
-    /// Submits the operation with a device body: it enqueues work on the queue given by [`on`](Self::on) and returns;
-    /// what it has enqueued there is the operation.
+    /// Submits the operation with a device body, which enqueues work on the queue given by [`on`](Self::on)
+    /// and returns. The operation is done when that work is done.
     ///
     /// # Errors
     /// As [`run`](Self::run), and [`Error::Invalid`] without a queue.
@@ -348,7 +316,7 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
         F: for<'a> FnOnce(&'a dyn Queue, R::Views<'a>, W::ViewsMut<'a>) -> BodyResult + Send + 'static,
     {
         let queue = self.queue_for_body()?;
-        self.submit(Room::Wait, None, |reads, writes, _none| {
+        self.submit(None, |reads, writes, _none| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
                     body(
@@ -364,13 +332,6 @@ impl<R: Operands, W: Operands> OpBuilder<'_, R, W, ()> {
     }
 }
 
-impl<R, W, U> OpBuilder<'_, R, W, U> {
-    fn queue_for_body(&self) -> Result<Arc<dyn Queue>, Error> {
-        let queue = self.options.as_ref().and_then(|options| options.queue.clone());
-        queue.ok_or_else(|| Error::invalid("a device body needs a queue; name one with `on`"))
-    }
-}
-
 /// Runs a body that enqueues on `queue`, and ends its operation.
 fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult) -> Option<OpGranted> {
     let entered = match Entered::queue(queue) {
@@ -381,21 +342,30 @@ fn run_on(queue: &dyn Queue, running: Running, body: impl FnOnce() -> BodyResult
         }
     };
     let result = running.call(body);
-    // Even a body that failed may have enqueued something, so its end is marked all the same.
-    let marked = queue.record();
+    let (fence, marked) = record_end(queue, || running.tag());
     drop(entered);
-    match marked {
-        Ok(fence) => running.finish_with(Some(&fence), result),
+    running.finish_with(Some(&fence), result.and(marked))
+}
+
+/// Records the fence of the work that a body has enqueued on `queue`. A body that failed may have enqueued
+/// work before, so its fence is recorded as well. If the queue records no fence, the end of the work cannot
+/// be known, and that fails the operation.
+pub(crate) fn record_end(
+    queue: &dyn Queue,
+    tag: impl FnOnce() -> OpTag,
+) -> (Fence, Result<(), OperationError>) {
+    match queue.record() {
+        Ok(fence) => (fence, Ok(())),
         Err(error) => {
-            // What it has enqueued may run, and nobody will know when it ends.
-            let cause = running.tag().device_failure(error.clone());
-            running.finish_with(Some(&lost(error)), result.and(Err(cause)))
+            let failure = tag().device_failure(error.clone());
+            (lost(error), Err(failure))
         }
     }
 }
 
 impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> {
-    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a third argument.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
+    /// argument.
     ///
     /// # Errors
     /// As without `updates`.
@@ -404,7 +374,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
     where
         F: for<'a> FnOnce(R::Views<'a>, W::ViewsMut<'a>, [ViewMut<'a>; N]) -> BodyResult + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, updates| {
+        self.submit(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let result = running.call(|| {
                     body(
@@ -420,7 +390,8 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         })
     }
 
-    /// As without [`updates`](Self::updates), with the tensors that are updated in place as a further argument.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a fourth
+    /// argument.
     ///
     /// # Errors
     /// As without `updates`.
@@ -431,7 +402,7 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
             + 'static,
     {
         let queue = self.queue_for_body()?;
-        self.submit(Room::Wait, None, |reads, writes, updates| {
+        self.submit(None, |reads, writes, updates| {
             Body::new(move |running: Running| {
                 let next = run_on(queue.as_ref(), running, || {
                     body(
@@ -447,16 +418,17 @@ impl<R: Operands, W: Operands, const N: usize> OpBuilder<'_, R, W, [Tensor; N]> 
         })
     }
 
-    /// As [`run`](Self::run), with an asynchronous body on the engine's tokio runtime.
+    /// As without [`updates`](Self::updates). The body gets the tensors that it updates in place as a third
+    /// argument.
     ///
     /// # Errors
-    /// As [`run`](Self::run).
+    /// As without `updates`.
     pub fn run_future<F, Fut>(self, body: F) -> Result<Op, Error>
     where
         F: FnOnce(R::Guards, W::GuardsMut, [WriteGuard; N]) -> Fut + Send + 'static,
         Fut: Future<Output = BodyResult> + Send + 'static,
     {
-        self.submit(Room::Wait, None, |reads, writes, updates| {
+        self.submit(None, |reads, writes, updates| {
             future_body(
                 reads,
                 writes,

@@ -1,4 +1,4 @@
-//! Submitting in two steps, for callers that must know that nothing can fail any more before they give something away.
+//! Submission in two steps, for callers that give something away after the last error.
 
 use crate::core::error::Error;
 use crate::core::operation::Op;
@@ -9,7 +9,7 @@ use crate::operation::completion::Completion;
 use crate::operation::operands::Operands;
 use crate::tensor::handle::Tensor;
 
-/// An operation that holds its permit. Dropping the operation releases the permit.
+/// An operation that has passed all checks and holds its permit. Dropping it releases the permit.
 #[must_use = "a permitted operation does nothing until it is submitted"]
 #[derive(Debug)]
 pub struct SubmitPermit<'e, R, W, U> {
@@ -17,32 +17,17 @@ pub struct SubmitPermit<'e, R, W, U> {
 }
 
 impl<'e, R: Operands, W: Operands, U: Operands> OpBuilder<'e, R, W, U> {
-    /// Checks the operands and waits for a permit, as [`run`](OpBuilder::run) does. The rest cannot fail.
+    /// Checks the operands and acquires a permit, as [`run_external`](OpBuilder::run_external) does.
+    /// Submission cannot fail after that.
     ///
     /// # Errors
     /// As [`run_external`](OpBuilder::run_external).
-    pub fn reserve(self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
+    pub fn reserve(mut self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
         self.core().check_usable()?;
         self.check_external()?;
-        self.core().acquire_permit()?;
-        Ok(self.permitted())
-    }
-
-    /// As [`reserve`](Self::reserve), but refuses instead of waiting.
-    ///
-    /// # Errors
-    /// As [`reserve`](Self::reserve), and [`Error::InFlightLimit`].
-    pub fn try_reserve(self) -> Result<SubmitPermit<'e, R, W, U>, Error> {
-        self.core().check_usable()?;
-        self.check_external()?;
-        self.core().try_acquire_permit()?;
-        Ok(self.permitted())
-    }
-
-    fn permitted(mut self) -> SubmitPermit<'e, R, W, U> {
-        // From here on whoever drops the operation gives the place back.
-        self.pending_op.payload_mut().hold_permit();
-        SubmitPermit { builder: self }
+        self.acquire_permit()?;
+        self.hold_permit();
+        Ok(SubmitPermit { builder: self })
     }
 }
 

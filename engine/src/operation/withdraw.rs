@@ -1,15 +1,17 @@
-//! Giving up: requests that nothing needs any more leave their queues at once.
+//! Withdrawal: requests that are no longer needed leave their queues at once.
 //!
-//! A dropped or timed-out `ready()`, wait or lease request must keep no other request waiting and leave nothing behind. As long as it
-//! waits, it is taken out of its queues; once it is granted, it ends as any other operation does.
+//! A dropped or timed-out `ready()`, wait or lease request must delay no other request and leave nothing
+//! behind. A request that still waits leaves its queues; a request that was granted ends as any other
+//! operation.
 
 use crate::core::operation::OpHandle;
 use crate::operation::cancellation;
 use crate::operation::run::{self, ReadyList};
 use crate::trace::hooks;
 
-/// Takes an operation that waits out of its queues; what waited behind it goes on. False if it is granted or over, which costs
-/// one load: then nothing has happened. In a forked child nothing ever happens.
+/// Withdraws a waiting operation from its queues, so that its successors may be granted. Returns false, at
+/// the cost of one load and without any effect, if the operation was granted or has ended. Does nothing in a
+/// forked child.
 pub(crate) fn withdraw(op: &OpHandle) -> bool {
     let mut ready = ReadyList::new();
     if !cancellation::withdrawing(op, || op.withdraw(|granted| ready.push(granted))) {
@@ -19,8 +21,8 @@ pub(crate) fn withdraw(op: &OpHandle) -> bool {
     true
 }
 
-/// Takes the reads of a cancelled operation out of their queues. True if it only read, so that it is over; else it keeps its place
-/// among the writes of its outputs.
+/// Withdraws the reads of a cancelled operation from their queues. Returns true if the operation only read,
+/// and so has ended. Otherwise the operation keeps its position among the writers of its outputs.
 pub(crate) fn withdraw_reads(op: &OpHandle) -> bool {
     let mut ready = ReadyList::new();
     let over = op.withdraw_reads(|granted| ready.push(granted));
@@ -40,5 +42,5 @@ fn withdrawn(op: &OpHandle, ready: ReadyList) {
     state.done();
     state.count_ended();
     run::dispatch(ready);
-    state.core.bell.ring();
+    state.core.notifier.notify();
 }

@@ -88,7 +88,7 @@ impl OperatorCall {
         let (parts, priority) = self.parts_into(outputs)?;
         let builder = describe(&parts, priority).writes_slice(&parts.outputs);
         check_overlap(&parts.operator, &builder)?;
-        builder.run_external_async(starting(&parts, Results::Written)).await
+        builder.permit().await?.run_external(starting(&parts, Results::Written))
     }
 
     /// Submits the call, and gives promises of its results.
@@ -122,17 +122,17 @@ impl OperatorCall {
         let (parts, priority) = self.parts_producing()?;
         if parts.operator.signature.outputs == 1 {
             let builder = describe(&parts, priority);
-            return Ok(vec![builder.produce_external_async(starting(&parts, Results::One)).await?]);
+            return Ok(vec![builder.permit().await?.produce_external(starting(&parts, Results::One))?]);
         }
         let (slots, ran) = (Slots::default(), parts.engine.var());
         let results = Results::Several(Arc::clone(&slots));
         let builder = describe(&parts, priority).writes_vars(&[&ran]);
-        builder.run_external_async(starting(&parts, results)).await?;
+        builder.permit().await?.run_external(starting(&parts, results))?;
         let mut tensors = Vec::new();
         for at in 0..parts.operator.signature.outputs {
             let builder =
                 parts.engine.op(parts.operator.name.to_string()).reads_vars(&[&ran]).priority(priority);
-            tensors.push(builder.produce_external_async(fetching(&slots, at)).await?);
+            tensors.push(builder.permit().await?.produce_external(fetching(&slots, at))?);
         }
         Ok(tensors)
     }

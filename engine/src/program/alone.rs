@@ -48,10 +48,9 @@ impl Run {
             }
             Ok(())
         }));
-        match outcome {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.node_failed(number(at - 1), error),
-            Err(panic) => self.node_panicked(number(at - 1), panic),
+        // A node that fails is the last one that was called.
+        if !matches!(outcome, Ok(Ok(()))) {
+            self.returned(number(at - 1), outcome);
         }
         at
     }

@@ -22,7 +22,7 @@ use super::plan::{IssuePlan, numbers};
 use super::shared::{SharedRun, StartWith};
 use crate::core::error::BodyResult;
 use crate::operation::completion::Prepared;
-use crate::operation::submit::lost;
+use crate::operation::submit::record_end;
 
 /// The fences that nodes have left.
 pub(super) struct NodeFences {
@@ -131,16 +131,11 @@ impl SharedRun {
             NodeBody::Host(_) => self.call_on_host(node),
             NodeBody::Device(body) => {
                 let queue = queue.expect("a device body was recorded with a queue");
-                match call_on_device(&**body, &**queue) {
-                    Ok(Ok(())) => {}
-                    Ok(Err(error)) => run.node_failed(node, error),
-                    Err(panic) => run.node_panicked(node, panic),
+                run.returned(node, call_on_device(&**body, &**queue));
+                let (left, marked) = record_end(&**queue, || run.tag(node));
+                if let Err(failure) = marked {
+                    run.failed(node, failure);
                 }
-                // Even a body that failed may have enqueued something, so its end is marked all the same.
-                let left = queue.record().unwrap_or_else(|error| {
-                    run.failed(node, run.tag(node).device_failure(error.clone()));
-                    lost(error)
-                });
                 fences.set(node, [left]);
             }
             NodeBody::External(external) => {

@@ -65,7 +65,7 @@
 //! # How a replay runs
 //!
 //! Towards the graph a replay is one operation, which uses whatever its nodes use ([`footprint`]). Once it is granted, the
-//! thread that runs it *owns* the run. It goes through the nodes in the order of recording ([`alone`]): that respects every
+//! thread that runs it *owns* the run. It goes through the nodes in the order of recording ([`has_no_workers`]): that respects every
 //! dependence, so it needs no counter and no atomic instruction.
 //!
 //! When there are workers, two nodes may run at once, and nodes are long enough for others to be of use ([`pace`]), the

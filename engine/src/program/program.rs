@@ -80,19 +80,19 @@ impl Program {
     /// As [`replay`](Self::replay), waiting for a permit without blocking the thread.
     ///
     /// # Errors
-    /// As [`OpBuilder::run_external_async`].
+    /// As [`OpBuilder::permit`].
     pub async fn replay_async(&self) -> Result<Op, Error> {
         let (described, body) = self.describe();
-        described.run_external_async(body).await
+        described.permit().await?.run_external(body)
     }
 
     /// As [`replay`](Self::replay), but refuses with [`Error::InFlightLimit`] instead of waiting.
     ///
     /// # Errors
-    /// As [`OpBuilder::try_reserve`].
+    /// As [`OpBuilder::run_external`], and [`Error::InFlightLimit`].
     pub fn try_replay(&self) -> Result<Op, Error> {
         let (described, body) = self.describe();
-        Ok(described.try_reserve()?.run_external(body))
+        described.without_waiting().run_external(body)
     }
 
     fn describe(&self) -> (Described<'_>, impl FnOnce(Completion) + Send + 'static) {
@@ -111,7 +111,7 @@ impl Program {
             described = described.on(&graph.queue);
         } else if self.plan.issue.is_some() {
             let place = Arc::<Inputs>::default();
-            described.pending_op.payload_mut().set_role(Role::Replay(Arc::clone(&place)));
+            described.state_mut().set_role(Role::Replay(Arc::clone(&place)));
             inputs = Some(place);
         }
         // Not the engine's handle: whoever ends an operation must not be the last to hold the engine.

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
+use estafette_graph::Mode;
 use estafette_graph::program::ProgramLog;
 use estafette_graph::program::ProgramOrder;
-use estafette_graph::{Mode, OpId};
 
 use super::footprint::Uses;
 use super::graph::GraphPlan;
@@ -116,14 +116,14 @@ impl ProgramBuilder {
         let footprint = uses.footprint();
         // A replay is one operation, which keeps the operands of all nodes until its end.
         check_own_leases(footprint.reads.iter(), footprint.writes.iter())?;
-        let mut recording = ProgramLog::new();
+        let mut log = ProgramLog::new();
         let mut begin = 0;
-        for (number, (node, end)) in (1..).zip(nodes.iter().zip(ends)) {
+        for end in ends {
             let accesses = accesses[begin..end].iter().map(|(var, mode)| (var.ordering().id(), *mode));
-            recording.submitted(OpId::new(number), node.name.as_str(), accesses, 0);
+            log.push(accesses);
             begin = end;
         }
-        let plan = Plan::new(name, nodes, ProgramOrder::of(&recording), footprint, graph, worker_only);
+        let plan = Plan::new(name, nodes, ProgramOrder::of(&log), footprint, graph, worker_only);
         Ok(Program::new(engine, plan))
     }
 

@@ -12,8 +12,8 @@ use super::pace::SharingCheck;
 use super::plan::Plan;
 use super::{graph, shared};
 use crate::core::core_ref::CoreRef;
-use crate::core::error::{BodyError, OperationError};
-use crate::core::operation::{OpTag, Panic};
+use crate::core::error::{BodyResult, OperationError};
+use crate::core::operation::OpTag;
 use crate::operation::completion::Completion;
 
 /// What the threads of one run share.
@@ -69,12 +69,13 @@ impl Run {
         poisoned
     }
 
-    pub(super) fn node_failed(&self, node: u32, error: BodyError) {
-        self.failed(node, self.tag(node).body_failure(error));
-    }
-
-    pub(super) fn node_panicked(&self, node: u32, panic: Panic) {
-        self.failed(node, self.tag(node).panic_failure(panic));
+    /// Notes how the body of `node` has returned.
+    pub(super) fn returned(&self, node: u32, outcome: std::thread::Result<BodyResult>) {
+        match outcome {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => self.failed(node, self.tag(node).body_failure(error)),
+            Err(panic) => self.failed(node, self.tag(node).panic_failure(panic)),
+        }
     }
 
     pub(super) fn failed(&self, node: u32, failure: OperationError) {

@@ -146,11 +146,7 @@ impl SharedRun {
     /// Runs a node whose body ends on the host as it returns.
     pub(super) fn call_on_host(&self, node: u32) {
         let run = &self.run;
-        match catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => run.node_failed(node, error),
-            Err(panic) => run.node_panicked(node, panic),
-        }
+        run.returned(node, catch_unwind(AssertUnwindSafe(|| call(&run.plan.bodies[node as usize]))));
     }
 
     /// Invites one more helper, if there is something to run and room for one. That one invites the next.
@@ -165,7 +161,7 @@ impl SharedRun {
             return;
         }
         let shared = Arc::clone(self);
-        let helper = self.helper().try_run(move |[], []| {
+        let helper = self.helper().without_waiting().run(move |[], []| {
             shared.help();
             Ok(())
         });
@@ -177,7 +173,7 @@ impl SharedRun {
 
     fn helper(&self) -> OpBuilder<'_, Nothing, Nothing, ()> {
         let mut helper = OpBuilder::new(&self.core, Name::Static("replay helper"));
-        helper.pending_op.payload_mut().set_role(Role::Helper(self.run.op));
+        helper.state_mut().set_role(Role::Helper(self.run.op));
         if self.run.plan.worker_only { helper.worker_only() } else { helper }
     }
 
@@ -196,7 +192,7 @@ impl SharedRun {
     /// none and is never refused.
     pub(super) fn resume(self: &Arc<Self>, entry: StartWith) {
         let shared = Arc::clone(self);
-        let mut part = self.helper().pending_op;
+        let mut part = self.helper().target.pending_op;
         part.payload_mut().set_body(sync_body([], [], move |[], []| {
             shared.scope.enter(|| shared.work(entry));
             Ok(())

@@ -685,7 +685,7 @@ impl PendingOp {
             operation.site.clone_from(&owner.site);
         }
         if what == Use::Wait {
-            // A probe leaves the graph as soon as it is granted, or when it is given up.
+            // A query leaves the graph as soon as it is granted, or when it is given up.
             operation.granted = operation.issued.take();
             let given_up = operation.outcome == Outcome::Cancelled;
             operation.done = if given_up { operation.granted } else { operation.observed };

@@ -30,7 +30,7 @@ const ANY: u64 = 0;
 fn use_of(kind: Kind) -> Use {
     match kind {
         Kind::Work | Kind::WorkerOnly => Use::Body,
-        Kind::Probe => Use::Wait,
+        Kind::ReadinessQuery => Use::Wait,
         Kind::Lease => Use::Lease,
         Kind::Merge => Use::Copy,
     }
@@ -258,7 +258,7 @@ pub(crate) fn ends(granted: &OpGranted, ending: &Ending<'_>) {
             let how = if cancelled { How::Cancelled } else { How::Skipped };
             (how, Some(failure.to_string()), None)
         }
-        Ending::Looked => (How::Well, None, None),
+        Ending::Polled => (How::Well, None, None),
     };
     let outcome = match how {
         How::Well => "ok",

@@ -22,8 +22,8 @@ use estafette_sync::thread_local;
 use estafette_sync::time::{Duration, Instant};
 use smallvec::SmallVec;
 
-use self::watcher::clerk;
-pub(crate) use self::watcher::{has_clerk, look_by};
+use self::watcher::watcher;
+pub(crate) use self::watcher::{has_watcher, inspect_by};
 use crate::core::clock;
 use crate::core::contained::Contained;
 use crate::core::context;
@@ -32,7 +32,7 @@ use crate::core::error::Error;
 use crate::core::operation::OpHandle;
 use crate::core::wakers::locks_are_lost;
 use crate::tensor::handle::Tensor;
-use crate::wait::inspect::{EVERYTHING, Look};
+use crate::wait::inspect::{EVERYTHING, Inspection};
 use crate::wait::stand_in::{StandInSet, others_without_workers};
 
 /// Lists of pending futures. A thread uses one of them.
@@ -82,7 +82,7 @@ impl Awaited {
     /// A wait for room in the engine, or for everything in it to end.
     pub(crate) fn room(core: &CoreRef) -> Self {
         let awaited = Self::new(core.clone(), "an engine", SmallVec::new());
-        Self { room: others_without_workers(core.alone()), limit: None, ..awaited }
+        Self { room: others_without_workers(core.has_no_workers()), limit: None, ..awaited }
     }
 
     /// A thread that is blocked until `op` has ended, or is granted. It is woken when it has to look itself: when leases alone may
@@ -103,23 +103,23 @@ impl Awaited {
 
     fn new(core: CoreRef, what: &'static str, ops: SmallVec<[OpHandle; 1]>) -> Self {
         let mut stand_ins = StandInSet::default();
-        if core.alone() {
-            core.stop_flow();
+        if core.has_no_workers() {
+            core.end_caller_runs();
             stand_ins.want(&core);
         }
-        let limit = (!context::is_told()).then_some(core.lease_timeout);
+        let limit = (!context::is_notification()).then_some(core.lease_timeout);
         Self { core, what, ops, pins: None, stand_ins, limit, room: false, blocked: None, helps: false }
     }
 
     /// Wants stand-ins in the engines without workers that have something to run for it.
     fn with_stand_ins(mut self) -> Self {
-        if others_without_workers(self.core.alone()) {
-            let mut look = Look::new();
+        if others_without_workers(self.core.has_no_workers()) {
+            let mut look = Inspection::new();
             for op in &self.ops {
                 look.add(op);
             }
             look.run(EVERYTHING);
-            for (_, _, op) in look.ops().filter(|(_, _, op)| op.core.alone()) {
+            for (_, _, op) in look.ops().filter(|(_, _, op)| op.core.has_no_workers()) {
                 self.stand_ins.want(&op.core);
             }
         }
@@ -273,7 +273,7 @@ fn register(awaited: Awaited, waker: Waker) -> Option<Key> {
     let key = Key::new(number, place, *generation);
     drop(list);
     if let Some(next_look) = next_look {
-        clerk().look_by(next_look);
+        watcher().inspect_by(next_look);
     }
     Some(key)
 }

@@ -22,7 +22,7 @@ use crate::core::context::{self, Helping};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::{Core, graph};
 use crate::core::error::{Error, LeaseHeld};
-use crate::core::oneshot::{Delivered, Signal};
+use crate::core::one_shot::{Delivered, OneShot};
 use crate::core::operation::{Kind, Name, OpGranted, OpHandle, OpState, Phase};
 use crate::exchange::{callback, foreign_fence, reaper};
 use crate::lease::LeaseState;
@@ -31,8 +31,8 @@ use crate::operation::run;
 use crate::tensor::handle::Tensor;
 use crate::trace::hooks;
 use crate::wait::awaits;
-use crate::wait::inspect::{self, EVERYTHING, Look, NEAR};
-use crate::wait::ready::{self, Looked, look_or_probe};
+use crate::wait::inspect::{self, EVERYTHING, Inspection, NEAR};
+use crate::wait::ready::{self, Polled, poll_or_query};
 use crate::wait::stand_in::{NoStandIn, StandInSet, others_without_workers};
 use crate::wait::wait_for::{self, On};
 use crate::wait::watched::{Watched, sleep_until_work};
@@ -53,7 +53,7 @@ const ACCESSES_PER_OP: usize = 8;
 
 /// What a picture takes from each operation.
 #[derive(Clone)]
-pub(crate) struct Seen {
+pub(crate) struct OpSummary {
     pub(crate) core: u64,
     pub(crate) home: CoreRef,
     pub(crate) name: Name,
@@ -64,8 +64,8 @@ pub(crate) struct Seen {
     pub(crate) lease: Option<LeaseInfo>,
 }
 
-pub(crate) fn see(state: &OpState) -> Seen {
-    Seen {
+pub(crate) fn summarize(state: &OpState) -> OpSummary {
+    OpSummary {
         core: state.core.id,
         home: state.core.clone(),
         name: state.name.clone(),
@@ -78,15 +78,15 @@ pub(crate) fn see(state: &OpState) -> Seen {
 }
 
 /// A picture of the graph, in which leases without an operation look like those with one.
-pub(crate) fn picture() -> Snapshot<Seen> {
-    graph().snapshot_with(see, |state, found| {
-        state.pins().each(|pin| found.push((pin.number(), see_pin(pin.lease()))));
+pub(crate) fn take_snapshot() -> Snapshot<OpSummary> {
+    graph().snapshot_with(summarize, |state, found| {
+        state.pins().each(|pin| found.push((pin.number(), summarize_pin(pin.lease()))));
     })
 }
 
-fn see_pin(lease: &LeaseState) -> Seen {
+fn summarize_pin(lease: &LeaseState) -> OpSummary {
     let core = &lease.tensor.inner.core;
-    Seen {
+    OpSummary {
         core: core.id,
         home: core.clone(),
         name: Name::Static("lease"),
@@ -103,14 +103,14 @@ pub(crate) fn block_on_tensor(tensor: &Tensor, timeout: Option<Duration>) -> Res
         // Only a question, which leaves nothing in any queue.
         return ready::look(&tensor.inner).unwrap_or(Err(Error::Timeout(timeout)));
     }
-    match look_or_probe(&tensor.inner) {
-        Looked::Ready => Ok(()),
-        Looked::Failed(error) => Err(*error),
-        Looked::Probing(probe) => {
+    match poll_or_query(&tensor.inner) {
+        Polled::Ready => Ok(()),
+        Polled::Failed(error) => Err(*error),
+        Polled::Probing(query) => {
             let core = &tensor.inner.core;
-            let waited = block(core, &probe.handle, "a tensor", &probe.signal, timeout);
-            if probe.handle.payload().noted {
-                hooks::resumed(probe.handle.id().get(), true);
+            let waited = block(core, &query.handle, "a tensor", &query.one_shot, timeout);
+            if query.handle.payload().noted {
+                hooks::resumed(query.handle.id().get(), true);
             }
             waited?
         }
@@ -122,10 +122,10 @@ pub(crate) fn block<V: Clone + Delivered>(
     core: &CoreRef,
     waiting: &OpHandle,
     what: &str,
-    signal: &Signal<V>,
+    one_shot: &OneShot<V>,
     timeout: Option<Duration>,
 ) -> Result<V, Error> {
-    if let Some(value) = signal.get() {
+    if let Some(value) = one_shot.get() {
         return Ok(value);
     }
     core.check_fork()?;
@@ -133,7 +133,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         return Err(Error::Timeout(Duration::ZERO));
     }
     callback::check()?;
-    core.stop_flow();
+    core.end_caller_runs();
     let helps = timeout.is_none() && context::may_help();
     let deadline = timeout.and_then(clock::deadline);
     let mut watch = Watch { op: waiting, what, deadline, held_since: None, collected: false };
@@ -145,7 +145,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         needed.want_stand_ins(&mut relief.stand_ins);
     }
     let mut cover = None;
-    let mut look_took = Duration::ZERO;
+    let mut inspection_took = Duration::ZERO;
     let mut pause = LOOK_FIRST;
     // When it is asked whether the wait shall end, and the wait looks if enough time has gone by for that.
     let mut next_look = Instant::now() + pause;
@@ -153,7 +153,7 @@ pub(crate) fn block<V: Clone + Delivered>(
     let mut watched: Option<Watched<'_, V>> = None;
     let mut is_wanted = false;
     loop {
-        if let Some(value) = signal.get() {
+        if let Some(value) = one_shot.get() {
             return Ok(value);
         }
         if helps {
@@ -182,10 +182,11 @@ pub(crate) fn block<V: Clone + Delivered>(
             let looks_itself = inside
                 || watch.held_since.is_some()
                 || (helps && needed.without_workers().next().is_some())
-                || !awaits::has_clerk();
+                || !awaits::has_watcher();
             let looks = is_wanted || (looks_itself && now >= looks_from);
             // Not where the end of the wait is as near as that of the look may be.
-            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * look_took)) {
+            if looks && deadline.is_none_or(|deadline| deadline - now >= LOOK_FIRST.max(2 * inspection_took))
+            {
                 let seen = watch.look(core, EVERYTHING)?;
                 if !(helps && core.runs_anything_here() && context::may_help_at_last()) {
                     relief.see_to(&seen, what)?;
@@ -194,8 +195,8 @@ pub(crate) fn block<V: Clone + Delivered>(
                     needed = Needed::by(&seen, waiting);
                 }
                 drop(seen);
-                look_took = now.elapsed();
-                looks_from = Instant::now() + inspect::pause_after(look_took);
+                inspection_took = now.elapsed();
+                looks_from = Instant::now() + inspect::pause_after(inspection_took);
             }
             pause = (pause * 2).min(LOOK_LAST);
             next_look = Instant::now() + pause;
@@ -208,7 +209,7 @@ pub(crate) fn block<V: Clone + Delivered>(
         let wake = deadline.map_or(next_look, |deadline| deadline.min(next_look));
         if helps && needed.without_workers().next().is_some() {
             // Work that arrived before this thread listened has not woken it.
-            sleep_until_work(signal, needed.without_workers(), wake, || {
+            sleep_until_work(one_shot, needed.without_workers(), wake, || {
                 let helped = needed.help(context::begin_help(), false);
                 if !helped {
                     cover.get_or_insert_with(|| core.cover());
@@ -217,9 +218,9 @@ pub(crate) fn block<V: Clone + Delivered>(
             });
         } else if !inside && pause > LOOK_FIRST && watch.held_since.is_none() {
             // It takes long, and nothing is wrong so far.
-            let watched = watched.get_or_insert_with(|| Watched::new(signal, waiting, pause, helps));
+            let watched = watched.get_or_insert_with(|| Watched::new(one_shot, waiting, pause, helps));
             // A signal handler of the language can only be asked for here.
-            let asks = core.may_be_interrupted() || !awaits::has_clerk();
+            let asks = core.may_be_interrupted() || !awaits::has_watcher();
             let wake = if asks { Some(wake) } else { deadline };
             is_wanted = context::blocking(|| watched.wait_until(wake));
         } else {
@@ -230,7 +231,7 @@ pub(crate) fn block<V: Clone + Delivered>(
                     continue;
                 }
             }
-            if let Some(value) = context::blocking(|| signal.wait_until(Some(wake))) {
+            if let Some(value) = context::blocking(|| one_shot.wait_until(Some(wake))) {
                 return Ok(value);
             }
         }
@@ -250,10 +251,12 @@ impl Relief {
     ///
     /// # Errors
     /// [`Error::WouldDeadlock`] where that has failed twice in a row: other threads that could take it have had the time.
-    fn see_to(&mut self, seen: &Look, what: &str) -> Result<(), Error> {
+    fn see_to(&mut self, seen: &Inspection, what: &str) -> Result<(), Error> {
         let before = std::mem::take(&mut self.hopeless);
         let is_left = |op: &OpState| {
-            is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()) && op.core.pool.has_work()
+            is_ready_work(op)
+                && (op.core.has_no_workers() || op.core.pool.is_stuck())
+                && op.core.pool.has_work()
         };
         for (_, _, op) in seen.ops().filter(|(_, granted, op)| *granted && is_left(op)) {
             let Some(missing) = self.stand_ins.want(&op.core) else { continue };
@@ -280,17 +283,17 @@ impl Relief {
 pub(crate) fn block_on_op(
     core: &CoreRef,
     op: &OpHandle,
-    signal: &Signal<Result<(), crate::OperationError>>,
+    one_shot: &OneShot<Result<(), crate::OperationError>>,
     timeout: Option<Duration>,
 ) -> Result<(), Error> {
     let what = format!("operation `{}`", shown(op.payload().name.as_str()));
-    block(core, op, &what, signal, timeout)?.map_err(crate::OperationError::into_error)
+    block(core, op, &what, one_shot, timeout)?.map_err(crate::OperationError::into_error)
 }
 
 /// Refuses a wait, asynchronous or not, that leads back to the operation it is made in.
 pub(crate) fn check_self_wait(waiting: &OpHandle) -> Result<(), Error> {
     let Some(current) = context::current() else { return Ok(()) };
-    if Look::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
+    if Inspection::of(waiting, EVERYTHING).ops().any(|(id, _, _)| id == current) {
         return Err(Error::WouldDeadlock("a tensor waits for the operation that waits for it".into()));
     }
     Ok(())
@@ -315,7 +318,7 @@ struct Needed {
 impl Needed {
     /// The engines that have no workers, so that the waiting thread runs what it needs there.
     fn without_workers(&self) -> impl Iterator<Item = &CoreRef> {
-        self.cores.iter().filter(|core| core.alone())
+        self.cores.iter().filter(|core| core.has_no_workers())
     }
 
     /// Has a stand-in run what is ready in each of the engines that has no workers.
@@ -330,8 +333,8 @@ impl Needed {
     /// It is what is near, but for engines without workers: there the waiting thread runs what is needed itself, or has to know
     /// the engines that have something to run for it.
     fn at_the_start(core: &CoreRef, watch: &mut Watch<'_>, timeout: Option<Duration>) -> Result<Self, Error> {
-        let others = others_without_workers(core.alone());
-        let limit = match (others, core.alone()) {
+        let others = others_without_workers(core.has_no_workers());
+        let limit = match (others, core.has_no_workers()) {
             (true, _) => EVERYTHING,
             (false, true) => HELP_SCAN_MAX * ACCESSES_PER_OP,
             (false, false) => NEAR,
@@ -339,7 +342,7 @@ impl Needed {
         if timeout.is_none() {
             Ok(Self::by(&watch.look(core, limit)?, watch.op))
         } else if others {
-            Ok(Self::by(&Look::of(watch.op, limit), watch.op))
+            Ok(Self::by(&Inspection::of(watch.op, limit), watch.op))
         } else {
             // A look could take longer than the wait.
             let cores = SmallVec::from_iter([watch.op.payload().core.clone()]);
@@ -348,7 +351,7 @@ impl Needed {
     }
 
     /// What `waiting` needs, according to a look.
-    fn by(look: &Look, waiting: &OpHandle) -> Self {
+    fn by(look: &Inspection, waiting: &OpHandle) -> Self {
         let own = &waiting.payload().core;
         let mut cores: SmallVec<[CoreRef; 1]> = SmallVec::from_iter([own.clone()]);
         let mut ops = HashSet::new();
@@ -359,7 +362,12 @@ impl Needed {
             }
         }
         let complete = look.is_complete();
-        Self { too_many: ops.len() > HELP_SCAN_MAX || (own.alone() && !complete), ops, cores, complete }
+        Self {
+            too_many: ops.len() > HELP_SCAN_MAX || (own.has_no_workers() && !complete),
+            ops,
+            cores,
+            complete,
+        }
     }
 
     /// Whether `op` is one of those, or a helper of one.
@@ -371,7 +379,7 @@ impl Needed {
     fn help(&self, helping: Option<Helping>, last_resort: bool) -> bool {
         let Some(_helping) = helping else { return false };
         let job = self.cores.iter().filter(|core| core.pool.has_work()).find_map(|core| {
-            let alone = core.alone();
+            let alone = core.has_no_workers();
             core.pool.take_matching(|job| {
                 let helpable = alone || last_resort || job.0.payload().kind == Kind::Work;
                 let needed = if self.too_many { alone } else { self.names(&job.0) };
@@ -403,16 +411,16 @@ struct Watch<'a> {
 impl Watch<'_> {
     /// Whether this wait, which `current` makes, needs the end of `current`.
     fn leads_back_to(&self, current: OpId, limit: usize) -> bool {
-        Look::of(self.op, limit).leads_to(current, limit)
+        Inspection::of(self.op, limit).leads_to(current, limit)
     }
 
     /// The leases that hold it up, if nothing else does.
     fn only_leases(&self) -> Option<Vec<LeaseInfo>> {
-        Look::of(self.op, EVERYTHING).only_leases(false)
+        Inspection::of(self.op, EVERYTHING).only_leases(false)
     }
 
     /// Fails when the wait can never end, or only leases hold it up for too long. Gives what it saw in `limit` accesses.
-    fn look(&mut self, core: &Core, limit: usize) -> Result<Look, Error> {
+    fn look(&mut self, core: &Core, limit: usize) -> Result<Inspection, Error> {
         if let Some(current) = context::current()
             && self.leads_back_to(current, limit)
         {
@@ -421,7 +429,7 @@ impl Watch<'_> {
                 self.what
             )));
         }
-        let look = Look::of(self.op, limit);
+        let look = Inspection::of(self.op, limit);
         let Some(mut held) = look.only_leases(false) else {
             self.held_since = None;
             return Ok(look);

@@ -23,14 +23,14 @@ use crate::operation::completion::Completion;
 use crate::tensor::handle::{Tensor, TensorInner};
 
 /// A future that is polled by whoever wakes it, and a closure that gets what it gives. Needs no executor.
-struct Told<F, C> {
+struct Notification<F, C> {
     /// Wake-ups since the last poll began, plus one while it is being polled: whoever raises it from 0 polls.
     wanted: AtomicUsize,
     /// `None` once it has ended. Only who polls takes this lock.
     task: Mutex<Option<(Pin<Box<F>>, C)>>,
 }
 
-impl<F, C> Told<F, C>
+impl<F, C> Notification<F, C>
 where
     F: Future + Send + 'static,
     C: FnOnce(F::Output) + Send + 'static,
@@ -45,7 +45,7 @@ where
             let seen = self.wanted.load(Ordering::Acquire);
             let task = self.task.lock().take();
             let Some((mut future, callback)) = task else { return };
-            match context::told(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
+            match context::while_notified(|| future.as_mut().poll(&mut Context::from_waker(&waker))) {
                 Poll::Ready(output) => {
                     drop(future);
                     return callback(output);
@@ -61,7 +61,7 @@ where
     }
 }
 
-impl<F, C> Wake for Told<F, C>
+impl<F, C> Wake for Notification<F, C>
 where
     F: Future + Send + 'static,
     C: FnOnce(F::Output) + Send + 'static,
@@ -72,13 +72,13 @@ where
 }
 
 /// Calls `callback` with what `future` gives: on this thread if that is there already, else on the thread that learns it.
-fn tell<F, C>(future: F, callback: C)
+fn notify<F, C>(future: F, callback: C)
 where
     F: Future + Send + 'static,
     C: FnOnce(F::Output) + Send + 'static,
 {
     let task = Mutex::new(Some((Box::pin(future), callback)));
-    Arc::new(Told { wanted: AtomicUsize::new(0), task }).run();
+    Arc::new(Notification { wanted: AtomicUsize::new(0), task }).run();
 }
 
 /// The fence that settles as `future` does.
@@ -87,7 +87,7 @@ where
     F: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let (completer, fence) = host::promise(name);
-    tell(future, move |outcome| completer.settle(outcome.map_err(device_error)));
+    notify(future, move |outcome| completer.settle(outcome.map_err(device_error)));
     fence
 }
 
@@ -108,7 +108,7 @@ impl Tensor {
     where
         C: FnOnce(Result<(), Error>) + Send + 'static,
     {
-        tell(self.ready(), move |outcome| {
+        notify(self.ready(), move |outcome| {
             let call = || callback::run(|| callback(outcome));
             if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
                 tracing::error!("a callback of a tensor panicked");

@@ -52,12 +52,12 @@ thread_local! {
 pub(crate) struct StandIns {
     /// Waits that want one.
     wanted: AtomicUsize,
-    roll: Mutex<Roll>,
+    threads: Mutex<StandInThreads>,
     called: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Roll {
+struct StandInThreads {
     /// Threads that have not ended.
     alive: usize,
     /// Those that rest.
@@ -68,7 +68,7 @@ struct Roll {
     blocked: usize,
 }
 
-impl Roll {
+impl StandInThreads {
     /// Threads that take operations, or are about to.
     fn active(&self) -> usize {
         self.alive - self.blocked - (self.resting - self.calls)
@@ -121,7 +121,7 @@ pub(crate) fn workerless_gone() {
     WORKERLESS.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether there may be an engine without workers beside the one that asks, which is `alone` if it has none either.
+/// Whether there may be an engine without workers beside the one that asks, which is `has_no_workers` if it has none either.
 pub(crate) fn others_without_workers(alone: bool) -> bool {
     WORKERLESS.load(Ordering::Relaxed) > usize::from(alone)
 }
@@ -140,9 +140,9 @@ impl Blocked {
         // A thread that ends stands in for nothing.
         let core = STANDS_IN.try_with(enter).ok().flatten()?;
         if let Some(core) = core {
-            core.stand_ins.roll().blocked += 1;
+            core.stand_ins.threads().blocked += 1;
             // Where there are workers, the wait that finds all threads blocked calls.
-            if core.alone() && core.stand_ins.is_wanted() {
+            if core.has_no_workers() && core.stand_ins.is_wanted() {
                 // If there are too many, the waits find out.
                 core.stand_ins.call(&core);
             }
@@ -159,7 +159,7 @@ impl Drop for Blocked {
             (*depth == 0).then(|| core.clone())
         });
         if let Some(core) = core {
-            core.stand_ins.roll().blocked -= 1;
+            core.stand_ins.threads().blocked -= 1;
         }
     }
 }
@@ -170,9 +170,9 @@ pub(crate) fn is_one() -> bool {
 }
 
 impl StandIns {
-    fn roll(&self) -> MutexGuard<'_, Roll> {
+    fn threads(&self) -> MutexGuard<'_, StandInThreads> {
         // Nothing foreign runs under this lock.
-        self.roll.lock()
+        self.threads.lock()
     }
 
     fn is_wanted(&self) -> bool {
@@ -187,27 +187,27 @@ impl StandIns {
 
     /// Makes sure that one takes operations. Returns why none does.
     fn call(&self, core: &CoreRef) -> Option<NoStandIn> {
-        let mut roll = self.roll();
-        if roll.active() > 0 {
+        let mut threads = self.threads();
+        if threads.active() > 0 {
             return None;
         }
-        if roll.resting > roll.calls {
-            roll.calls += 1;
-            drop(roll);
+        if threads.resting > threads.calls {
+            threads.calls += 1;
+            drop(threads);
             self.called.notify_one();
             return None;
         }
-        if roll.alive >= STAND_INS_MAX {
+        if threads.alive >= STAND_INS_MAX {
             return Some(NoStandIn::TooMany);
         }
-        roll.alive += 1;
-        drop(roll);
+        threads.alive += 1;
+        drop(threads);
         let own = core.clone();
         let body = move || essential("a thread that stands in for waiting ones", || stand_in(own));
         let thread = thread::Builder::new().name("estafette-stand-in".into()).stack_size(core.stack_size);
         let started = thread.spawn(body);
         if let Err(error) = started {
-            self.roll().alive -= 1;
+            self.threads().alive -= 1;
             tracing::warn!(%error, "cannot start a thread that stands in for waiting ones");
             return Some(NoStandIn::Refused(error));
         }
@@ -217,24 +217,24 @@ impl StandIns {
     /// Rests until called; false when there was no call for a while, and the thread is to end.
     fn rest(&self, core: &CoreRef) -> bool {
         let until = Instant::now() + REST;
-        let mut roll = self.roll();
-        roll.resting += 1;
+        let mut threads = self.threads();
+        threads.resting += 1;
         // A wait that wanted one in the meantime may have found this thread active, and two that were active may both rest.
-        if core.alone() && self.is_wanted() && !core.is_over() && roll.active() == 0 {
-            roll.resting -= 1;
+        if core.has_no_workers() && self.is_wanted() && !core.is_over() && threads.active() == 0 {
+            threads.resting -= 1;
             return true;
         }
-        while roll.calls == 0 {
+        while threads.calls == 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                roll.resting -= 1;
-                roll.alive -= 1;
+                threads.resting -= 1;
+                threads.alive -= 1;
                 return false;
             }
-            roll = self.called.wait_timeout(roll, left).0;
+            threads = self.called.wait_timeout(threads, left).0;
         }
-        roll.calls -= 1;
-        roll.resting -= 1;
+        threads.calls -= 1;
+        threads.resting -= 1;
         true
     }
 
@@ -242,8 +242,8 @@ impl StandIns {
     fn goes_on(&self, core: &CoreRef) -> bool {
         self.is_wanted()
             && !core.is_over()
-            && (core.alone() || core.pool.is_stuck())
-            && self.roll().active() <= 1
+            && (core.has_no_workers() || core.pool.is_stuck())
+            && self.threads().active() <= 1
     }
 }
 
@@ -259,11 +259,11 @@ fn stand_in(core: CoreRef) {
                 }
                 continue;
             }
-            if !core.alone() {
+            if !core.has_no_workers() {
                 // A wait that finds work which the pool cannot take calls again.
                 break;
             }
-            let mut listening = core.bell.listen();
+            let mut listening = core.notifier.listen();
             if !core.pool.has_work() && core.stand_ins.goes_on(&core) {
                 listening.wait_until(Some(Instant::now() + NAP));
             }
@@ -273,5 +273,5 @@ fn stand_in(core: CoreRef) {
         }
     }
     STANDS_IN.set(None);
-    core.leave();
+    core.clear_thread_cache();
 }

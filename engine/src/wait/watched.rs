@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::core::context;
 use crate::core::core_ref::CoreRef;
-use crate::core::oneshot::{Delivered, Signal};
+use crate::core::one_shot::{Delivered, OneShot};
 use crate::core::operation::OpHandle;
 use crate::core::wakers::WakerKey;
 use crate::wait::awaits::{Awaited, Pending};
@@ -52,25 +52,25 @@ impl Sleeper {
 /// Sleeps until `signal` is set, until there is work in one of the `engines`, which have no workers, or until `deadline`. Does not sleep
 /// unless `is_idle`, which is asked when the thread listens.
 pub(crate) fn sleep_until_work<'a, V: Clone + Delivered>(
-    signal: &Signal<V>,
+    one_shot: &OneShot<V>,
     engines: impl Iterator<Item = &'a CoreRef>,
     deadline: Instant,
     is_idle: impl FnOnce() -> bool,
 ) {
     let sleeper = Arc::<Sleeper>::default();
     let waker = Waker::from(Arc::clone(&sleeper));
-    let mut bells: SmallVec<[_; 1]> = engines.map(|engine| engine.bell.listen_async()).collect();
-    bells.iter_mut().for_each(|bell| bell.wake_at_ring(&waker));
+    let mut bells: SmallVec<[_; 1]> = engines.map(|engine| engine.notifier.listen_async()).collect();
+    bells.iter_mut().for_each(|notifier| notifier.register_waker(&waker));
     let mut key = WakerKey::default();
-    if !signal.is_set(&mut Context::from_waker(&waker), &mut key) && is_idle() {
+    if !one_shot.is_set(&mut Context::from_waker(&waker), &mut key) && is_idle() {
         context::blocking(|| sleeper.sleep(Some(deadline)));
     }
-    signal.forget(&mut key);
+    one_shot.forget(&mut key);
 }
 
 /// A blocked thread, among those that are looked for.
 pub(crate) struct Watched<'a, V: Clone + Delivered> {
-    signal: &'a Signal<V>,
+    one_shot: &'a OneShot<V>,
     op: &'a OpHandle,
     pause: Duration,
     helps: bool,
@@ -82,9 +82,9 @@ pub(crate) struct Watched<'a, V: Clone + Delivered> {
 impl<'a, V: Clone + Delivered> Watched<'a, V> {
     /// The calling thread waits for `signal`, which `op` will set; it `helps` if it may run what it needs. The first look is taken after
     /// `pause`.
-    pub(crate) fn new(signal: &'a Signal<V>, op: &'a OpHandle, pause: Duration, helps: bool) -> Self {
+    pub(crate) fn new(one_shot: &'a OneShot<V>, op: &'a OpHandle, pause: Duration, helps: bool) -> Self {
         let (key, pending) = (WakerKey::default(), Pending::default());
-        Self { signal, op, pause, helps, sleeper: Arc::default(), key, pending }
+        Self { one_shot, op, pause, helps, sleeper: Arc::default(), key, pending }
     }
 
     /// Sleeps until the signal is set, until the thread has to look itself, or until `deadline`. True where it has to look.
@@ -92,7 +92,7 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
         let waker = Waker::from(Arc::clone(&self.sleeper));
         let cx = &mut Context::from_waker(&waker);
         loop {
-            if self.signal.is_set(cx, &mut self.key) {
+            if self.one_shot.is_set(cx, &mut self.key) {
                 return false;
             }
             let (op, pause, helps) = (self.op, self.pause, self.helps);
@@ -103,7 +103,7 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
             }
             if self.pending.was_woken() {
                 self.pending.over();
-                return !self.signal.is_set(cx, &mut self.key);
+                return !self.one_shot.is_set(cx, &mut self.key);
             }
         }
     }
@@ -111,6 +111,6 @@ impl<'a, V: Clone + Delivered> Watched<'a, V> {
 
 impl<V: Clone + Delivered> Drop for Watched<'_, V> {
     fn drop(&mut self) {
-        self.signal.forget(&mut self.key);
+        self.one_shot.forget(&mut self.key);
     }
 }

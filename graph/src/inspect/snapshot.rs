@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use crate::id::{OpId, VarId};
 use crate::operation::access::Mode;
 
-/// StepKind was queued at one moment. Plain data: nothing in it is locked or kept alive.
+/// What was queued at one moment. Plain data: nothing in it is locked or kept alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot<D> {
     /// Every operation in one of the queues, ascending by id.
@@ -19,7 +19,7 @@ pub struct Snapshot<D> {
 pub struct OpView<D> {
     /// The operation.
     pub id: OpId,
-    /// StepKind the caller's `describe` said of its payload.
+    /// What the caller's `describe` said of its payload.
     pub label: D,
     /// Whether all its accesses are granted: it may run, or runs, or is completing.
     pub granted: bool,
@@ -37,7 +37,7 @@ pub struct VarView {
     pub queue: Vec<(OpId, Mode, bool)>,
 }
 
-/// StepKind an operation directly waits for.
+/// What an operation directly waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Blocker {
     /// The operation that must complete first.
@@ -91,7 +91,7 @@ impl<D> Snapshot<D> {
         self.vars.binary_search_by_key(&id, |var| var.id).ok().map(|index| &self.vars[index])
     }
 
-    /// StepKind the operation directly waits for: on each variable where it is not granted, the write ahead of it, or for
+    /// What the operation directly waits for: on each variable where it is not granted, the write ahead of it, or for
     /// a write the reads since then. Empty if it is granted or unknown.
     pub fn blockers(&self, id: OpId) -> Vec<Blocker> {
         self.op(id).map_or_else(Vec::new, |op| self.explained().blockers(op))

@@ -1,12 +1,12 @@
 //! Walking back from operations to everything that they wait for, one queue at a time.
 //!
-//! A [snapshot](crate::inspect::snapshot) shows one moment, so it holds the bits of all its variables at once. A wait asks for less: what has
-//! to move before it can end. A walk goes from queue to queue, [one bit at a time](crate::inspect::dependents::each_queue). It costs time in
+//! A [snapshot](crate::inspect::snapshot) shows one moment, so it holds the locks of all its variables at once. A wait asks for less: what has
+//! to move before it can end. A walk goes from queue to queue, [one lock at a time](crate::inspect::dependents::each_queue). It costs time in
 //! proportion to the operations that it finds.
 //!
-//! # StepKind a walk means
+//! # What a walk means
 //! An operation waits for those that were submitted before it, so what it waits for only becomes less. Therefore everything that a walk
-//! finds was waited for when the walk began. StepKind is found first may have moved by the time of what is found last. Where that
+//! finds was waited for when the walk began. What is found first may have moved by the time of what is found last. Where that
 //! matters, [`Walk::all_still_wait`] is asked afterwards: if every operation that was found waiting still waits, the whole of what was
 //! found was true at the moment when the walk ended.
 
@@ -15,39 +15,39 @@ use std::fmt;
 use crate::addresses::Map;
 use crate::graph::Graph;
 use crate::id::OpId;
-use crate::inspect::dependents::{Pinned, each_queue};
+use crate::inspect::dependents::each_queue;
 use crate::operation::access::{Access, AccessPtr};
 use crate::operation::block::{Block, BlockPtr};
 use crate::operation::op_ref::OpRef;
 use crate::reentry::Lending;
 use crate::variable::var::VarNode;
 
-/// StepKind some operations wait for, found by walking back from them. See the module's description.
+/// What some operations wait for, found by walking back from them. See the module's description.
 ///
 /// `D` is what the caller wants to know of a [hold](crate::Var::try_pin).
 pub struct Walk<'g, V, T, D> {
     graph: &'g Graph<V, T>,
-    found: Vec<Found<'g, V, T, D>>,
+    found: Vec<Found<V, T, D>>,
     indices: Map<BlockPtr<V, T>, usize>,
     /// Operations that wait, and were not visited.
     open: Vec<usize>,
-    /// StepKind waiting accesses directly wait for.
+    /// What waiting accesses directly wait for.
     sets: Vec<Vec<usize>>,
     /// The set of each read that was passed, so that a run of reads is passed once.
     sets_of_reads: Map<AccessPtr<V, T>, usize>,
     inspected: usize,
 }
 
-struct Found<'g, V, T, D> {
+struct Found<V, T, D> {
     id: OpId,
-    subject: Subject<'g, V, T, D>,
+    subject: Subject<V, T, D>,
     granted: bool,
     /// Sets of what it directly waits for.
     waits_for: Vec<usize>,
 }
 
-enum Subject<'g, V, T, D> {
-    Op(Pinned<'g, V, T>),
+enum Subject<V, T, D> {
+    Op(OpRef<V, T>),
     Pin(D),
 }
 
@@ -58,11 +58,11 @@ pub struct Step<'a, T, D> {
     pub id: OpId,
     /// Whether nothing has to move before it: it may run, or runs, or is over.
     pub granted: bool,
-    /// StepKind it is.
+    /// What it is.
     pub what: StepKind<'a, T, D>,
 }
 
-/// StepKind a [`Step`] is.
+/// What a [`Step`] is.
 #[derive(Debug)]
 pub enum StepKind<'a, T, D> {
     /// An operation: its payload.
@@ -102,7 +102,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
 
     /// Walks until everything is found, or until it has looked at `limit` accesses in all. False: there is more.
     ///
-    /// `holders` gets the state of each variable whose holds have to end, under the bit, and adds a number (from
+    /// `holders` gets the state of each variable whose holds have to end, under the lock, and adds a number (from
     /// [`Graph::next_id`]) and a description for each. The rules of [`Var::with_state`](crate::Var::with_state) apply.
     ///
     /// # Panics
@@ -148,7 +148,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
                 reaches[index] = Some(moves(step));
             }
         }
-        // StepKind is waited for was submitted before, so nothing leads back to itself.
+        // What is waited for was submitted before, so nothing leads back to itself.
         let mut path: Vec<(usize, usize, usize)> = Vec::new();
         for start in 0..self.found.len() {
             if reaches[start].is_none() {
@@ -186,13 +186,13 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds an operation, if it is new.
     ///
     /// # Safety
-    /// The caller holds a reference, or the bit of a variable in whose queue the operation is.
+    /// The caller holds a reference, or the lock of a variable in whose queue the operation is.
     unsafe fn add_op(&mut self, op: BlockPtr<V, T>) -> usize {
         let next = self.found.len();
         let index = *self.indices.entry(op).or_insert(next);
         if index == next {
             // SAFETY: forwarded to the caller.
-            let op = unsafe { Pinned::new(op, &self.graph.state) };
+            let op = unsafe { OpRef::retain(op) };
             let (id, granted) = (op.id(), op.is_granted());
             self.found.push(Found { id, subject: Subject::Op(op), granted, waits_for: Vec::new() });
             if !granted {
@@ -206,7 +206,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     fn visit(&mut self, index: usize, holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>)) {
         let Subject::Op(op) = &self.found[index].subject else { return };
         let (op, graph) = (op.block(), &*self.graph.state);
-        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose bit is held.
+        // SAFETY: the walk references the operation. Its access is in the queue of the node, whose lock is held.
         let waits = unsafe {
             each_queue(op, graph, Block::is_granted, |node, access| {
                 self.inspect_ahead(index, node, access, holders);
@@ -221,7 +221,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds what an access directly waits for, in its queue.
     ///
     /// # Safety
-    /// The access is in the queue of the node, whose bit is held, and is of an operation that was waiting when the bit was taken.
+    /// The access is in the queue of the node, whose lock is held, and is of an operation that was waiting when the lock was taken.
     unsafe fn inspect_ahead(
         &mut self,
         index: usize,
@@ -229,7 +229,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
         access: AccessPtr<V, T>,
         holders: &impl Fn(&mut V, &mut Vec<(OpId, D)>),
     ) {
-        // SAFETY: forwarded to the caller: what is linked is in flight while the bit is held.
+        // SAFETY: forwarded to the caller: what is linked is in flight while the lock is held.
         unsafe {
             let exclusive = access.as_ref().target().is_exclusive();
             if !exclusive && node.queue.writes() == 0 {
@@ -276,7 +276,7 @@ impl<V, T, D> Walk<'_, V, T, D> {
     /// Finds the holds of a variable.
     ///
     /// # Safety
-    /// The variable's bit is held.
+    /// The variable's lock is held.
     unsafe fn add_pins(
         &mut self,
         node: &VarNode<V, T>,

@@ -33,7 +33,7 @@ impl Mode {
         !matches!(self, Self::Write)
     }
 
-    /// StepKind two accesses of one variable by one operation amount to.
+    /// What two accesses of one variable by one operation amount to.
     #[inline]
     pub(crate) fn merge(self, other: Self) -> Self {
         if self == other { self } else { Self::Update }
@@ -43,7 +43,7 @@ impl Mode {
 /// An access, linked into its variable's queue from submission until completion.
 ///
 /// `target` is set by the submitter before the access is linked and constant while it is; `links` belong to the
-/// holder of the variable's bit.
+/// holder of the variable's lock.
 #[repr(C)]
 pub(crate) struct Access<V, T> {
     /// First, so that a pointer to it is a pointer to the access.
@@ -53,7 +53,7 @@ pub(crate) struct Access<V, T> {
 
 pub(crate) type AccessPtr<V, T> = NonNull<Access<V, T>>;
 
-/// A place in a queue's ring: an access, or the queue's own. Belongs to the holder of the variable's bit.
+/// A place in a queue's ring: an access, or the queue's own. Belongs to the holder of the variable's lock.
 pub(crate) type Link<V, T> = NonNull<UnsafeCell<Links<V, T>>>;
 
 /// The neighbours in the ring.
@@ -160,11 +160,11 @@ impl<V, T> Access<V, T> {
         self.target.with_mut(|place| unsafe { *place = Some(target.with_slot(slot)) });
     }
 
-    /// StepKind the access is to.
+    /// What the access is to.
     ///
     /// # Safety
     /// The access has been aimed and its operation has not been recycled meanwhile: the caller owns the operation or
-    /// holds the bit of a variable in whose queue the operation is.
+    /// holds the lock of a variable in whose queue the operation is.
     #[inline]
     pub(crate) unsafe fn target(&self) -> Target<V, T> {
         // SAFETY: the target is constant while the operation is in flight.
@@ -177,7 +177,7 @@ impl<V, T> Access<V, T> {
     /// Makes `to`, inline in `slot` or spilled where there is none, the access that `from` is; `from` is in no ring afterwards.
     ///
     /// # Safety
-    /// The caller holds the bit of the variable in whose queue `from` is, and keeps everybody else from both operations; `to` is in no
+    /// The caller holds the lock of the variable in whose queue `from` is, and keeps everybody else from both operations; `to` is in no
     /// ring, and of the same operation.
     pub(crate) unsafe fn move_to(from: AccessPtr<V, T>, to: AccessPtr<V, T>, slot: Option<usize>) {
         // SAFETY: forwarded to the caller.

@@ -32,7 +32,7 @@ pub struct GrantedAccess<'a, V, T> {
     granted: PhantomData<&'a Granted<V, T>>,
 }
 
-/// StepKind `finish` gets for each distinct variable when its operation completes.
+/// What `finish` gets for each distinct variable when its operation completes.
 #[derive(Debug)]
 pub struct Finish<'a, V> {
     /// The variable that ordered the access (a group if it was collapsed).
@@ -59,7 +59,7 @@ impl<V, T> Granted<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// StepKind was submitted with the operation.
+    /// What was submitted with the operation.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: the token keeps the operation in flight, and the result borrows the token.
@@ -75,18 +75,8 @@ impl<V, T> Granted<V, T> {
 
     /// A reference to the operation, which keeps its payload alive after completion.
     pub fn to_ref(&self) -> OpRef<V, T> {
-        // SAFETY: the token owns the operation and cannot be shared between threads. An operation that has no owner
-        // yet has an access, whose variable (alive: the access is queued) keeps the slab's owner.
-        unsafe {
-            let block = self.as_block();
-            if !block.is_owned() {
-                let access = Block::accesses(self.block).next();
-                let access = access.expect("an operation without accesses is owned from the start");
-                block.own(access.as_ref().target().node().as_ref().graph.clone());
-            }
-            block.retain();
-            OpRef::new(self.block)
-        }
+        // SAFETY: the token keeps the operation in flight.
+        unsafe { OpRef::retain(self.block) }
     }
 
     /// The distinct variables the operation uses, in no particular order.
@@ -99,10 +89,10 @@ impl<V, T> Granted<V, T> {
 
     /// Ends the operation.
     ///
-    /// `finish` runs once per distinct variable, *under its bit*: it must be short, must not block, must not use
+    /// `finish` runs once per distinct variable, *under its lock*: it must be short, must not block, must not use
     /// this graph and must call nothing foreign. `ready` then gets every operation that is granted by this
-    /// completion, while no bit is held; operations that wait for the same variable come in the order of their
-    /// submission. Last, still outside of every bit, the payload (unless an [`OpRef`] keeps it) and the `V` of
+    /// completion, while no lock is held; operations that wait for the same variable come in the order of their
+    /// submission. Last, still outside of every lock, the payload (unless an [`OpRef`] keeps it) and the `V` of
     /// variables that ended with this operation are dropped.
     ///
     /// The result is the operation itself when somebody holds an [`OpRef`] of it: there is somebody to be told.
@@ -143,24 +133,15 @@ impl<V, T> Granted<V, T> {
         let block = self.block;
         mem::forget(self);
         // SAFETY: the token was ours, so the operation is in flight and every access granted; each is unlinked once,
-        // under its variable's bit, and a queued access keeps its variable alive until then.
+        // under its variable's lock, and a queued access keeps its variable alive until then.
         unsafe {
-            let owned = block.as_ref().is_owned();
             block.as_ref().set_over();
-            let mut accesses = Block::accesses(block);
+            let accesses = Block::accesses(block);
             let section = submit::enter(accesses);
-            while let Some(access) = accesses.next() {
+            for access in accesses {
                 let mut guard = VarNode::lock_within(access.as_ref().target().node(), &section);
                 complete_access(&section, &mut guard, access, &mut finish, ended);
-                // Once the last access is unlinked, another thread may drop the last handles and with them the slab. So
-                // a block that does not own its slab goes back while the last bit is still held.
-                if !owned && accesses.len() == 0 {
-                    let remains = Block::release_pinned(block, guard.node.as_ref().graph.get());
-                    ended.rare().remains = remains;
-                    return;
-                }
             }
-            // An operation without accesses is owned, too.
             ended.own = Some(block);
         }
     }
@@ -276,8 +257,8 @@ impl<V, T> fmt::Debug for GrantedAccess<'_, V, T> {
 /// Ends one access: `finish`, out of the queue, and on with those that waited.
 ///
 /// # Safety
-/// The access is granted, its operation in flight, and its variable's bit held in `locked`, within `section`. `ended` is
-/// dropped when no bit is held.
+/// The access is granted, its operation in flight, and its variable's lock held in `locked`, within `section`. `ended` is
+/// dropped when no lock is held.
 #[inline(always)]
 unsafe fn complete_access<V, T>(
     section: &CriticalSection,
@@ -301,10 +282,10 @@ unsafe fn complete_access<V, T>(
         guard.queue(|queue| queue.unlink(access, target.is_exclusive()));
         let empty = grant_next(section, guard, target.is_exclusive(), ended);
         if guard.word.group() {
-            Group::completed(guard, target.mode(), &mut ended.rare().dead);
+            Group::completed(guard, target.mode(), &mut ended.retired());
         }
         if empty && guard.word.orphaned() {
-            ended.rare().dead.retire(node);
+            ended.retired().retire(node);
         }
     }
 }
@@ -313,7 +294,7 @@ unsafe fn complete_access<V, T>(
 /// empty.
 ///
 /// # Safety
-/// The variable's bit is held in `locked`, within `section`. `ended` is used when no bit is held.
+/// The variable's lock is held in `locked`, within `section`. `ended` is used when no lock is held.
 #[inline(always)]
 pub(crate) unsafe fn grant_next<V, T>(
     section: &CriticalSection,

@@ -40,7 +40,7 @@ fn magazine<'a>() -> &'a Magazine {
     MAGAZINE.with(|magazine| unsafe { &*std::ptr::from_ref(magazine) })
 }
 
-/// StepKind a thread keeps. Without types, since a thread-local cannot be generic.
+/// What a thread keeps. Without types, since a thread-local cannot be generic.
 struct Magazine {
     source: Cell<Option<Source>>,
     /// Free blocks, linked. The tail is meaningful only while there is a head.
@@ -54,7 +54,7 @@ struct Magazine {
     end_id: Cell<u64>,
 }
 
-/// Whose blocks these are, and how they are given back.
+/// Whose blocks these are, and how they are released.
 type Source = (NonNull<()>, unsafe fn(&Magazine, NonNull<()>));
 
 impl Magazine {
@@ -141,7 +141,7 @@ impl<V, T> Slab<V, T> {
 }
 
 /// # Safety
-/// StepKind is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
+/// What is in the magazine belongs to `slab`, an immortal `Slab<V, T>`.
 unsafe fn flush<V, T>(magazine: &Magazine, slab: NonNull<()>) {
     // SAFETY: an immortal slab is never freed.
     let slab = unsafe { slab.cast::<Slab<V, T>>().as_ref() };
@@ -193,7 +193,7 @@ impl<V, T> TypedMagazine<'_, V, T> {
         Some(List::between(head.cast(), tail.cast()))
     }
 
-    /// StepKind is being filled is full: it becomes the spare list, and what that was goes to the slab.
+    /// What is being filled is full: it becomes the spare list, and what that was goes to the slab.
     #[cold]
     fn set_aside(&self) {
         if let Some(spare) = self.take_spare() {

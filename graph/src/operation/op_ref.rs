@@ -18,20 +18,29 @@ impl<V, T> OpRef<V, T> {
         Self { block }
     }
 
-    /// One more reference to an operation that has, or had, one since its submission.
+    /// One more reference to an operation.
     ///
     /// # Safety
-    /// The caller holds the bit of a variable in whose queue the operation is.
-    pub(crate) unsafe fn of_queued(block: BlockPtr<V, T>) -> Option<Self> {
-        // SAFETY: the bit keeps the operation in flight. An owner set at submission was published with the queue; one that
-        // the operation's runner sets meanwhile may be missed, which `is_owned_since_submission` rules out.
-        unsafe {
-            if !block.as_ref().is_owned_since_submission() {
-                return None;
-            }
-            block.as_ref().retain();
-            Some(Self { block })
-        }
+    /// The caller has a reference, or the operation's token, or holds the lock of a variable in whose queue the operation is:
+    /// completing the operation needs that lock, so its reference to itself is still counted.
+    pub(crate) unsafe fn retain(block: BlockPtr<V, T>) -> Self {
+        // SAFETY: forwarded to the caller.
+        unsafe { block.as_ref() }.retain();
+        Self { block }
+    }
+
+    /// One more reference to an operation, unless lists of what is queued leave the operation out.
+    ///
+    /// # Safety
+    /// The caller holds the lock of a variable in whose queue the operation is.
+    pub(crate) unsafe fn of_listed(block: BlockPtr<V, T>) -> Option<Self> {
+        // SAFETY: the lock keeps the operation in flight.
+        unsafe { block.as_ref().is_listed().then(|| Self::retain(block)) }
+    }
+
+    /// Whether no access waits: the operation is granted, or over.
+    pub(crate) fn is_granted(&self) -> bool {
+        self.as_block().is_granted()
     }
 
     /// The operation's name within its graph.
@@ -41,7 +50,7 @@ impl<V, T> OpRef<V, T> {
         unsafe { self.as_block().id() }
     }
 
-    /// StepKind was submitted with the operation.
+    /// What was submitted with the operation.
     #[inline]
     pub fn payload(&self) -> &T {
         // SAFETY: our reference keeps the payload, and the result borrows the reference.
@@ -70,8 +79,8 @@ impl<V, T> Clone for OpRef<V, T> {
 impl<V, T> Drop for OpRef<V, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: gives our reference up; blocks with an `OpRef` own their slab. No bit is held where one is dropped.
-        unsafe { Block::release_owned(self.block) };
+        // SAFETY: releases our reference. No lock is held where one is dropped.
+        unsafe { Block::release(self.block) };
     }
 }
 

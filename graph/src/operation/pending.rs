@@ -35,12 +35,24 @@ impl<V, T> Graph<V, T> {
     #[inline(always)]
     pub unsafe fn begin_op(&self, init: impl FnOnce(*mut T)) -> PendingOp<'_, V, T> {
         let (block, id) = self.state.slab.take();
-        // SAFETY: the slab gave the block to us, and it is in no queue.
-        unsafe {
-            Block::begin_with(block, id, init, 2);
-            block.as_ref().own_early(GraphRef::new(&self.state));
-        }
+        // SAFETY: the slab gave the block to us, and the block is in no queue.
+        unsafe { Block::begin(block, id, GraphRef::new(&self.state), init, 2) };
         PendingOp { block, handles: PhantomData }
+    }
+
+    /// Describes an operation.
+    ///
+    /// # Panics
+    /// If a variable belongs to another graph.
+    pub fn op<'a>(
+        &'a self,
+        payload: T,
+        accesses: impl IntoIterator<Item = (&'a Var<V, T>, Mode)>,
+    ) -> PendingOp<'a, V, T> {
+        // SAFETY: the payload is written.
+        let mut op = unsafe { self.begin_op(|place| place.write(payload)) };
+        accesses.into_iter().for_each(|(var, mode)| op.access(var, mode));
+        op
     }
 }
 
@@ -65,7 +77,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         unsafe { self.block.as_ref().id() }
     }
 
-    /// StepKind was added so far, one by one.
+    /// What was added so far, one by one.
     pub fn accesses(&self) -> impl ExactSizeIterator<Item = (VarId, Mode)> {
         // SAFETY: the block is ours, and the handles of its variables outlive the pending_op.
         let accesses = unsafe { Block::accesses(self.block) };
@@ -85,7 +97,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
     pub fn access(&mut self, var: &'a Var<V, T>, mode: Mode) {
         // SAFETY: the handle keeps the node; the block is ours.
         unsafe {
-            self.block.as_ref().assert_mine(var.node().as_ref());
+            self.block.as_ref().assert_same_graph(var.node().as_ref());
             Block::add_target(self.block, Target::new(var.node(), mode));
         }
     }
@@ -97,7 +109,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         mem::forget(self);
         // SAFETY: the block is ours until it is appended. One of its references is for the result, so that it outlives a
         // completion on another thread. The variables' handles outlive the pending_op.
-        unsafe { (OpRef::new(block), append_drafted(block)) }
+        unsafe { (OpRef::new(block), append_described(block)) }
     }
 
     /// As [`submit`](Self::submit), without a reference.
@@ -108,7 +120,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
         // SAFETY: the block is ours until it is appended, and so are both its references, of which one is given up.
         unsafe {
             block.as_ref().forget_reference();
-            append_drafted(block)
+            append_described(block)
         }
     }
 }
@@ -116,7 +128,7 @@ impl<'a, V, T> PendingOp<'a, V, T> {
 /// # Safety
 /// The caller owns the block, and holds handles of the variables that it was aimed at.
 #[inline(always)]
-unsafe fn append_drafted<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
+unsafe fn append_described<V, T>(block: BlockPtr<V, T>) -> Option<Granted<V, T>> {
     // SAFETY: forwarded to the caller.
     unsafe {
         Block::normalize(block);
@@ -129,7 +141,7 @@ impl<V, T> Drop for PendingOp<'_, V, T> {
         // SAFETY: both references are ours, and nobody else has seen the block.
         unsafe {
             drop(OpRef::new(self.block));
-            Block::release_owned(self.block);
+            Block::release(self.block);
         }
     }
 }

@@ -21,7 +21,7 @@ impl<V, T> Granted<V, T> {
     /// If `vars` is empty, or this operation does not use one of `vars`, or only reads what `mode` would change.
     pub fn split(&self, payload: T, vars: &[&Var<V, T>], mode: Mode) -> Self {
         // SAFETY: the token keeps this operation in flight, hence its variables alive and its accesses linked. The new
-        // block is ours until the first bit is given back; being granted it stays ours. No two bits are held at once: the
+        // block is ours until the first lock is released; being granted it stays ours. No two locks are held at once: the
         // new accesses wait for nothing, so they need not appear in all queues at one moment.
         unsafe {
             let mut targets: Targets<V, T> =
@@ -41,8 +41,7 @@ impl<V, T> Granted<V, T> {
             let first = targets.first().expect("a split takes at least one variable along");
             let graph = &first.node().as_ref().graph;
             let (block, id) = graph.slab.take();
-            Block::begin(block, id, payload, 1);
-            block.as_ref().own_early(graph.clone());
+            Block::begin(block, id, graph.clone(), |place| place.write(payload), 1);
             Block::set_targets(block, targets);
             block.as_ref().set_pending(0);
             for (access, target) in Block::accesses(block).zip(targets) {

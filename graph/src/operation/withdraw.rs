@@ -1,7 +1,7 @@
 //! Withdrawal: an operation that waits leaves its queues as if it had not been submitted.
 //!
 //! An operation that nothing needs any more (a request that timed out, a question that was dropped) must not keep others
-//! waiting until its turn comes. While its variables' bits are held together, no access of it can be granted, so it either
+//! waiting until its turn comes. While its variables' locks are held together, no access of it can be granted, so it either
 //! waits, and is taken out, or has been granted already, and stays.
 
 use estafette_sync::abandoned::is_abandoned;
@@ -21,7 +21,7 @@ impl<V, T> OpRef<V, T> {
     /// Takes the operation out of its queues if it waits: it will never be granted, and what waited behind it may go on. False
     /// if it is granted or over, or was withdrawn before: then nothing has happened.
     ///
-    /// `ready` gets every operation that is granted by this, while no bit is held; operations that wait for the same variable
+    /// `ready` gets every operation that is granted by this, while no lock is held; operations that wait for the same variable
     /// come in the order of their submission. The variables' `V` and flags are not touched; last, the `V` of variables that
     /// ended with this operation are dropped, as by [`Granted::complete`].
     ///
@@ -54,19 +54,21 @@ impl<V, T> OpRef<V, T> {
     fn leave_queues(&self, what: What, ended: &mut Completed<V, T>) -> bool {
         // SAFETY: an operation that waits and has a reference has owned its slab since its submission, and our reference keeps
         // it from being recycled.
-        let graph = unsafe { self.as_block().owner() };
+        let graph = unsafe { self.as_block().graph() };
         let live = graph.registry().lock();
         if self.as_block().is_granted() {
             return false;
         }
+        // SAFETY: an operation that waits is in flight.
+        assert!(unsafe { self.as_block().is_listed() }, "a collapse cannot be withdrawn");
         // SAFETY: no access of an operation that waits has been completed, so each of its variables was alive just now, and
-        // none can be freed while the registry is locked. All bits are taken in the order of submitters, each is given back
+        // none can be freed while the registry is locked. All locks are taken in the order of submitters, each is released
         // once, and while they are held no other thread grants or completes an access of the operation.
         let withdrawn = unsafe {
             let accesses = Block::accesses(self.block());
             let section = submit::enter(accesses);
             for access in accesses {
-                // The word is read again when the bit is given back.
+                // The word is read again when the lock is released.
                 let _ =
                     access.as_ref().target().node().as_ref().lock.lock_within(&section, || graph.address());
             }
@@ -87,10 +89,10 @@ impl<V, T> OpRef<V, T> {
         withdrawn
     }
 
-    /// Takes the reads out, and gives all bits back.
+    /// Takes the reads out, and releases all locks.
     ///
     /// # Safety
-    /// The caller has taken the bits of all accesses, within `section`, and has locked the registry. The operation waits.
+    /// The caller has taken the locks of all accesses, within `section`, and has locked the registry. The operation waits.
     unsafe fn leave_read_queues(
         &self,
         accesses: Accesses<V, T>,
@@ -122,13 +124,13 @@ enum What {
 }
 
 /// # Safety
-/// The access is of an operation that waits, and its variable's bit is held.
+/// The access is of an operation that waits, and its variable's lock is held.
 unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
     // SAFETY: forwarded to the caller.
     unsafe { !access.as_ref().target().is_exclusive() }
 }
 
-/// Gives the bits of all accesses back.
+/// Gives the locks of all accesses back.
 ///
 /// # Safety
 /// The caller has taken them, and uses no access afterwards.
@@ -137,11 +139,11 @@ unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
     accesses.for_each(|access| unsafe { drop(VarNode::guard_locked(access.as_ref().target().node())) });
 }
 
-/// Takes one access out, granted or not, lets go what waited for it, and gives the bit back.
+/// Takes one access out, granted or not, lets go what waited for it, and releases the lock.
 ///
 /// # Safety
-/// The caller has taken the bit of the access's variable, within `section`, and owns the operation, which is not granted. `ended`
-/// is used when no bit is held.
+/// The caller has taken the lock of the access's variable, within `section`, and owns the operation, which is not granted. `ended`
+/// is used when no lock is held.
 unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, ended: &mut Completed<V, T>) {
     // SAFETY: forwarded to the caller.
     unsafe {
@@ -154,10 +156,10 @@ unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, 
         let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
         if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut guard, Mode::Read, &mut ended.rare().dead);
+            Group::completed(&mut guard, Mode::Read, &mut ended.retired());
         }
         if empty && guard.word.orphaned() {
-            ended.rare().dead.retire(target.node());
+            ended.retired().retire(target.node());
         }
     }
 }

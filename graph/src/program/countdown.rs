@@ -44,7 +44,7 @@ pub struct Countdown {
 /// A slot that nothing was listed in.
 const EMPTY: u32 = 0;
 
-/// StepKind the end of an operation lets go.
+/// What the end of an operation lets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Released {
     /// The caller runs this one next.

@@ -1,11 +1,11 @@
-//! StepKind never changes from run to run.
+//! The order of a program: constant from run to run.
 
 use std::collections::HashMap;
 
 use crate::id::VarId;
 use crate::program::log::ProgramLog;
 
-/// Who comes after whom in a recorded program. Operations are numbered in the order of log, from 0.
+/// The successors and the readers of each operation of a program. Operations are numbered in the order of recording, from 0.
 #[derive(Clone, Debug)]
 pub struct ProgramOrder {
     successors: Lists,
@@ -14,8 +14,7 @@ pub struct ProgramOrder {
 }
 
 impl ProgramOrder {
-    /// Works the order out, without dependences that follow from others
-    /// ([`ProgramLog::reduced`](crate::program::log::ProgramLog::reduced)). Times in the log are ignored.
+    /// Computes the order, without dependences that follow from others ([`ProgramLog::reduced`]).
     ///
     /// # Panics
     /// For 2³² or more operations or dependences.
@@ -78,7 +77,7 @@ fn flow(log: &ProgramLog) -> Vec<(usize, usize)> {
     let mut writers: HashMap<VarId, usize> = HashMap::new();
     let mut pairs = Vec::new();
     for (index, op) in log.ops().iter().enumerate() {
-        for (var, mode) in &op.accesses {
+        for (var, mode) in op {
             if mode.reads()
                 && let Some(writer) = writers.get(var)
             {

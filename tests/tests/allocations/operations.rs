@@ -10,7 +10,7 @@ use tests::watchdog::Watchdog;
 
 const OPERATIONS: usize = 20_000;
 
-/// Counts what bodies that capture two words have done.
+/// Counts runs of bodies; a body's captures are two words.
 static RAN: AtomicU64 = AtomicU64::new(0);
 
 /// Four accesses: as many as an operation holds inside itself.
@@ -55,8 +55,8 @@ fn a_thread_that_runs_everything_itself_allocates_nothing() {
     assert_eq!(in_steady_state(0, counting::of_this_thread), 0);
 }
 
-/// Threads that wait for each other allocate a little: to fall asleep, or when a deque meets a new length. It does not grow
-/// with the operations.
+/// Threads that wait for each other allocate a little: to fall asleep, or when a deque grows. The allocations
+/// do not grow with the operations.
 #[test]
 fn with_workers_allocations_are_rarer_than_one_in_a_hundred_operations() {
     let _alone = exclusive();

@@ -24,8 +24,8 @@ fn program(engine: &Engine, nodes: usize, work: u64) -> Program {
     builder.finish().unwrap()
 }
 
-/// Allocations of one replay after some that warm up; the fewest of several, since other threads of the process may
-/// allocate meanwhile.
+/// Allocations of one replay after some that warm up; the fewest of several, since other threads of the
+/// process may allocate meanwhile.
 fn allocations(program: &Program) -> usize {
     let replay = || {
         let before = counting::allocations();

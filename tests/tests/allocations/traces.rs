@@ -11,8 +11,8 @@ use tests::counting::{self, taken};
 /// What is allocated before anything is recorded. Threads let go of one journal when they write to the next.
 static BEFORE: LazyLock<usize> = LazyLock::new(counting::bytes);
 
-/// Operations of the smaller and of the larger recording. What more operations take decides, so that what every recording takes does
-/// not.
+/// Operations of the smaller and of the larger recording. What more operations take decides, so that what
+/// every recording takes does not.
 const SIZES: [usize; 2] = [40_000, 200_000];
 
 /// Bytes for each operation with one access, to read its file; 1,030 when this was written.
@@ -44,7 +44,8 @@ fn readers_and_writers(engine: &Engine, operations: usize) {
     }
 }
 
-/// Every operation has a tensor of its own. Few are in flight, since what waits for workers at once decides what it takes as well.
+/// Every operation has a tensor of its own. Few are in flight, since what waits for workers at once decides
+/// what it takes as well.
 fn fresh_tensors(engine: &Engine, operations: usize) {
     for at in 0..operations {
         let x = engine.zeros(&[4], DType::F32).unwrap();
@@ -115,7 +116,8 @@ fn finishing_in_memory_and_reading_take_memory_in_proportion_to_the_operations()
     assert!(to_read <= READING_MAX, "{to_read}");
 }
 
-/// An unfinished file: many operations read a variable, then as many waits want to write it. Each wait depends on each reader.
+/// An unfinished file: many operations read a variable, then as many waits want to write it. Each wait
+/// depends on each reader.
 fn many_dependences(operations: u64) -> Vec<u8> {
     const HEAD: u32 = 1;
     const THREAD: u32 = 3;

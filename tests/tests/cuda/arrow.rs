@@ -1,5 +1,5 @@
-//! Arrow's `sync_event` on CUDA devices, a `cudaEvent_t*`, in both directions, on the driver simulator: nothing here has seen
-//! a GPU.
+//! Arrow's `sync_event` on CUDA devices, a `cudaEvent_t*`, in both directions, on the driver simulator:
+//! nothing here has seen a GPU.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -80,11 +80,11 @@ fn an_unfinished_tensor_leaves_at_once_with_a_cuda_event() {
     // SAFETY: a pointer to an event, alive as long as the array.
     let fence: Fence = unsafe { bench.device.fence_of_event(event) }.unwrap();
     assert!(!fence.is_done());
-    // A consumer that knows nothing of us waits on his stream.
+    // A consumer that does not know the engine waits on its own stream.
     let theirs = bench.device.queue().unwrap();
     let copy = bench.device.allocate(COUNT, 64).unwrap();
     assert_eq!(theirs.order_after(&fence).unwrap(), Order::Device);
-    // SAFETY: the array keeps the tensor, and the copy is his.
+    // SAFETY: the array keeps the tensor, and the copy is the consumer's.
     unsafe { bench.device.copy(&*theirs, tensor.data_ptr().unwrap(), copy.ptr().as_ptr(), COUNT) }.unwrap();
     let end = theirs.record().unwrap();
     assert!(!end.is_done());
@@ -142,7 +142,7 @@ fn the_cuda_event_of_a_producer_holds_readers_back() {
         sync_event: event.pointer().as_ptr(),
         reserved: [0; 3],
     };
-    // SAFETY: the struct is valid, nobody else looks at it, and what it says is true.
+    // SAFETY: the struct is valid, no other code uses it, and it describes the array.
     let tensor = unsafe {
         let array = ArrowDeviceArray::take(ptr::from_mut(&mut array).cast()).unwrap();
         bench.engine.import_arrow(c"C", array).unwrap()

@@ -1,5 +1,5 @@
-//! Copies between host and device, on the driver simulator: who waits, in which order, and what is left behind. The simulator
-//! lets a copy to memory that is not pinned block its caller, as the driver may.
+//! Copies between host and device, on the driver simulator: who waits, in which order, and what is left
+//! behind. The simulator lets a copy to memory that is not pinned block its caller, as the driver may.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -26,7 +26,7 @@ struct Bench {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// An engine with one worker, so that whoever holds it is found out.
+/// An engine with one worker, so a body that blocks it is detected.
 fn bench_on(device: usize) -> Bench {
     let (alone, simulator) = crate::simulator();
     simulator.reset();
@@ -55,7 +55,7 @@ impl Bench {
         op.run_on(move |queue, [], [mut x]| {
             let queue = CudaQueue::from_queue(queue).expect("a CUDA queue");
             let bytes = x.layout().byte_len();
-            // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+            // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
             Ok(unsafe { queue.fill(x.data_mut_ptr(), value, bytes) }?)
         })
         .unwrap()
@@ -77,7 +77,7 @@ impl Bench {
         self.engine.copy(x, DLDevice::CPU).unwrap()
     }
 
-    /// Operations of the host go on.
+    /// Host operations still run.
     fn worker_is_free(&self) {
         for _ in 0..8 {
             let op = self.engine.op("on the host").run(|[], []| Ok(())).unwrap();

@@ -1,6 +1,6 @@
-//! The engine on CUDA devices, on the driver simulator: nothing here has seen a GPU. The simulator finds uses of memory that
-//! nothing orders, whether they went well or not; so each test that expects it to be silent has one beside it in which the
-//! order is taken out, and it must speak.
+//! The engine on CUDA devices, on the driver simulator, without a GPU. The simulator finds uses of memory
+//! that nothing orders, whether they went well or not; so each test that expects it to be silent has one
+//! beside it in which the order is taken out, and it must speak.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -54,33 +54,33 @@ impl Bench {
         let op = self.engine.op("fill").writes([x]).on(queue);
         op.run_on(move |queue, [], [mut x]| {
             let queue = CudaQueue::from_queue(queue).expect("a CUDA queue");
-            // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+            // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
             Ok(unsafe { queue.fill(x.data_mut_ptr(), value, BYTES as usize) }?)
         })
         .unwrap()
     }
 
-    /// What a tensor holds, by a copy to the host.
+    /// The tensor's value, read by a copy to the host.
     fn first(&self, x: &Tensor) -> u8 {
         let host = self.engine.from_vec(vec![0_u8; BYTES as usize], &[BYTES]).unwrap();
         let device = Arc::clone(&self.device);
         let op = self.engine.op("read back").reads([x]).writes([&host]).on(&self.ours);
         op.run_on(move |queue, [x], [mut host]| {
-            // SAFETY: the engine keeps both until the work is done.
+            // SAFETY: the engine keeps both tensors until the work is done.
             Ok(unsafe { device.copy(queue, x.data_ptr(), host.data_mut_ptr(), BYTES as usize) }?)
         })
         .unwrap();
         host.to_vec::<u8>().unwrap()[0]
     }
 
-    /// Somebody else with a stream and memory of his own.
+    /// A foreign library with its own stream and memory.
     fn theirs(&self) -> Theirs {
         let memory = self.device.allocate(BYTES as usize, 64).unwrap();
         Theirs { device: Arc::clone(&self.device), queue: self.device.queue().unwrap(), memory }
     }
 
     fn lease(&self, x: &Tensor, access: Access, consumer: &Consumer) -> Lease {
-        // No time to wait on the host: whatever has to be waited for is waited for elsewhere.
+        // The host has no time to wait: the stream must do all waiting.
         x.lease(access, "a consumer").for_consumer(consumer).wait(Some(Duration::ZERO)).unwrap()
     }
 
@@ -94,7 +94,7 @@ impl Bench {
 
     fn speaks(&self, theirs: &Theirs) {
         until("the race was found", || !self.simulator.violations().is_empty());
-        // What was planted is over before the next test begins.
+        // The planted fault ends before the next test begins.
         theirs.read();
     }
 }
@@ -117,11 +117,11 @@ impl Theirs {
 
     fn copies(&self, x: &Tensor) {
         let (from, to) = (x.data_ptr().unwrap(), self.memory.ptr().as_ptr());
-        // SAFETY: the lease keeps the tensor, and the memory is his.
+        // SAFETY: the lease keeps the tensor, and the memory is the library's own.
         unsafe { self.device.copy(&*self.queue, from, to, BYTES as usize) }.unwrap();
     }
 
-    /// What he has read.
+    /// The value that the library has read.
     fn read(&self) -> u8 {
         let mut bytes = [0_u8; BYTES as usize];
         let from = self.memory.ptr().as_ptr();
@@ -202,7 +202,7 @@ fn without_the_quarantine_the_simulator_finds_the_race_of_consumer_and_writer() 
     let lease = bench.lease(&x, Access::Read, &theirs.consumer(&x));
     bench.simulator.block(theirs.stream());
     theirs.copies(&x);
-    // A consumer that says he is done when he is not.
+    // A consumer that reports its end too early.
     lease.release_after(bench.device.queue().unwrap().record().unwrap());
     bench.fill(&bench.ours, &x, 6).wait().unwrap();
     bench.simulator.unblock(theirs.stream());
@@ -220,7 +220,7 @@ fn the_legacy_stream_is_looked_at_again_when_the_lease_ends() {
     let Consumer::Queue(legacy) = consumer.clone() else { panic!("a stream") };
     let theirs = bench.theirs();
     let lease = bench.lease(&x, Access::Read, &consumer);
-    // SAFETY: the lease keeps the tensor, and the memory is his.
+    // SAFETY: the lease keeps the tensor, and the memory is the library's own.
     unsafe {
         let (from, to) = (x.data_ptr().unwrap(), theirs.memory.ptr().as_ptr());
         bench.device.copy(&*legacy, from, to, BYTES as usize).unwrap();
@@ -261,7 +261,7 @@ fn a_plain_export_of_device_memory_is_followed_by_a_quarantine_too() {
     let x = bench.bytes();
     bench.fill(&bench.ours, &x, 5).wait().unwrap();
     let before = bench.engine.stats().quarantine;
-    // Host-ordered: whatever he does with it, on whichever stream.
+    // Host-ordered: the consumer may use any stream.
     let exported = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
     theirs.copies(&x);
     drop(exported);
@@ -281,7 +281,7 @@ fn a_write_that_fails_before_it_touches_the_device_leaves_earlier_readers_in_the
     let device = Arc::clone(&bench.device);
     let read = bench.engine.op("read").reads([&x]).writes([&y]).on(&reader);
     read.run_on(move |queue, [x], [mut y]| {
-        // SAFETY: the engine keeps both until the work is done.
+        // SAFETY: the engine keeps both tensors until the work is done.
         Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
     })
     .unwrap()
@@ -302,7 +302,7 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     let bench = bench();
     let theirs = bench.theirs();
     bench.simulator.block(theirs.stream());
-    // SAFETY: his memory, on his stream.
+    // SAFETY: the library's memory, on its own stream.
     unsafe { theirs.queue.fill(theirs.memory.ptr().as_ptr(), 9, BYTES as usize) }.unwrap();
     let import_stream = bench.engine.import_stream(bench.device.id()).unwrap();
     // What `__dlpack__(stream=...)` does at the producer's.
@@ -318,14 +318,14 @@ fn what_a_producer_orders_before_our_stream_is_waited_for_on_the_device() {
     let managed = unsafe { export(&layout, data, ExportFlags::default(), Abi::Versioned, || ()) };
     // SAFETY: as above.
     let x = unsafe { bench.engine.import_ordered(managed, ready.into(), false) }.unwrap();
-    // Another import is not held up by this one.
+    // This import does not hold up another import.
     let another = bench.engine.import_stream(bench.device.id()).unwrap().fence().unwrap();
     assert!(another.wait_timeout(Some(Duration::from_secs(10))).is_some());
     let y = bench.bytes();
     let device = Arc::clone(&bench.device);
     let copy = bench.engine.op("copy").reads([&x]).writes([&y]).on(&bench.ours);
     copy.run_on(move |queue, [x], [mut y]| {
-        // SAFETY: the engine keeps both until the work is done.
+        // SAFETY: the engine keeps both tensors until the work is done.
         Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
     })
     .unwrap()
@@ -490,7 +490,7 @@ fn a_c_function_gets_the_stream_and_what_it_enqueues_is_the_operation() {
     let other = bench.device.create_queue().unwrap();
     let copy = bench.engine.op("copy").reads([&x]).writes([&y]).on(&other);
     copy.run_on(move |queue, [x], [mut y]| {
-        // SAFETY: the engine keeps both until the work is done.
+        // SAFETY: the engine keeps both tensors until the work is done.
         Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), BYTES as usize) }?)
     })
     .unwrap();
@@ -516,7 +516,7 @@ fn another_scheduler_orders_its_stream_after_our_fence() {
     theirs.copies(&x);
     bench.simulator.unblock(bench.ours.native());
     assert_eq!(theirs.read(), 5);
-    // SAFETY: the one count that we own.
+    // SAFETY: this code owns one count.
     unsafe { fence.release.unwrap()(fence.context) };
     bench.silent();
 }
@@ -595,7 +595,7 @@ fn between_the_host_cuda_and_another_runtime_the_reactor_carries_over() {
         let device = Arc::clone(&bench.device);
         let op = engine.op(name).reads([from]).writes([to]).on(&bench.ours);
         op.run_on(move |queue, [x], [mut y]| {
-            // SAFETY: the engine keeps both until the work is done.
+            // SAFETY: the engine keeps both tensors until the work is done.
             Ok(unsafe { device.copy(queue, x.data_ptr(), y.data_mut_ptr(), 4) }?)
         })
         .unwrap();
@@ -610,7 +610,7 @@ fn between_the_host_cuda_and_another_runtime_the_reactor_carries_over() {
                 let (from, to) = (x.data_ptr().expose_provenance(), y.data_mut_ptr().expose_provenance());
                 let work = move || {
                     let from = ptr::with_exposed_provenance::<f32>(from);
-                    // SAFETY: the engine keeps both until the work is done.
+                    // SAFETY: the engine keeps both tensors until the work is done.
                     unsafe { ptr::with_exposed_provenance_mut::<f32>(to).write(*from * 2.0) };
                 };
                 Ok(SimQueue::from_queue(queue).expect("simulated").launch("across", 1_000, work)?)

@@ -1,5 +1,6 @@
-//! Memory that goes back to a caching allocator behind a wait of the allocator's stream, on the driver simulator. The allocator here
-//! is a double of those of PyTorch and CuPy: what is freed is given out again at once, for work on the block's own stream.
+//! Memory that goes back to a caching allocator behind a wait of the allocator's stream, on the driver
+//! simulator. The allocator here is a double of those of PyTorch and CuPy: what is freed is given out again
+//! at once, for work on the block's own stream.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -24,7 +25,8 @@ struct Bench {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// A library with a stream of its own and one block, which its allocator gives out again as soon as it is free.
+/// A library with a stream of its own and one block, which its allocator gives out again as soon as it is
+/// free.
 struct Owner {
     queue: Arc<CudaQueue>,
     block: Allocation,
@@ -68,14 +70,14 @@ impl Owner {
         *self.freed.lock().unwrap()
     }
 
-    /// Gives the block out, to somebody who writes it on its stream.
+    /// Allocates the block for work that writes it on the block's stream.
     fn reuses(&self, value: u8) {
         assert!(self.freed() > 0, "the block is not free");
-        // SAFETY: the block is the owner's again.
+        // SAFETY: the block is back with its owner.
         unsafe { self.queue.fill(self.block.ptr().as_ptr(), value, BYTES) }.unwrap();
     }
 
-    /// What is in the block when all of its stream is done.
+    /// The block's value after all work on its stream.
     fn holds(&self, device: &CudaDevice) -> Vec<u8> {
         let mut bytes = vec![0_u8; BYTES];
         // SAFETY: both stay until the copy is done.
@@ -88,22 +90,23 @@ impl Owner {
 impl Bench {
     fn import(&self, home: usize) -> Tensor {
         let managed = self.owner.lends(&self.device);
-        // What the owner has enqueued comes before us.
+        // The owner's enqueued work comes before the engine's.
         let ready = FenceSet::from(self.owner.queue.record().unwrap());
-        // SAFETY: streams of this test live as long as it does; whether it is the right one is what is tested.
+        // SAFETY: streams of this test live as long as it does; whether it is the right one is what is
+        // tested.
         unsafe {
             let home = ReleaseStream::new(Arc::clone(&self.device) as _, home, None).unwrap();
             self.engine.import_stream_ordered(managed, ready, false, home).unwrap()
         }
     }
 
-    /// Fills the block with 5 on a queue of ours that does not get to it.
+    /// Fills the block with 5 on a queue of the engine that is blocked.
     fn uses(&self, x: &Tensor) {
         self.simulator.block(self.ours.native());
         let op = self.engine.op("fill").writes([x]).on(&self.ours);
         let op = op.run_on(|queue, [], [mut x]| {
             let queue = CudaQueue::from_queue(queue).expect("a CUDA queue");
-            // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+            // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
             Ok(unsafe { queue.fill(x.data_mut_ptr(), 5, BYTES) }?)
         });
         let op = op.unwrap();
@@ -182,7 +185,7 @@ fn what_only_the_host_can_wait_for_holds_the_block_as_ever() {
         x.lease(Access::Read, "a consumer").for_consumer(&consumer).wait(Some(Duration::ZERO)).unwrap();
     bench.simulator.block(theirs.native());
     let copy = bench.device.allocate(BYTES, 64).unwrap();
-    // SAFETY: the lease keeps the block, and the copy is ours.
+    // SAFETY: the lease keeps the block, and the copy is this test's.
     unsafe { bench.device.copy(&*theirs, bench.owner.block.ptr().as_ptr(), copy.ptr().as_ptr(), BYTES) }
         .unwrap();
     drop((lease, consumer, x));

@@ -1,5 +1,6 @@
-//! Programs on CUDA devices, issued node by node and as one graph, on the driver simulator: nothing here has seen a GPU. The
-//! simulator finds what nothing orders, so the test that expects it to be silent has one beside it in which it must speak.
+//! Programs on CUDA devices, issued node by node and as one graph, on the driver simulator: nothing here has
+//! seen a GPU. The simulator finds what nothing orders, so the test that expects it to be silent has one
+//! beside it in which it must speak.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
@@ -46,7 +47,7 @@ impl Bench {
 
     fn fill(&self, queue: usize, x: &Tensor, value: u8) -> Op {
         let op = self.engine.op("fill").writes([x]).on(&self.queues[queue]);
-        // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+        // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
         op.run_on(move |queue, [], [mut x]| Ok(unsafe { own(queue).fill(x.data_mut_ptr(), value, 64) }?))
             .unwrap()
     }
@@ -68,7 +69,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// What a tensor holds, by a copy to the host.
+    /// The tensor's value, read by a copy to the host.
     fn first(&self, x: &Tensor) -> Result<u8, Error> {
         let host = self.engine.from_vec(vec![0_u8; BYTES as usize], &[BYTES]).unwrap();
         let device = Arc::clone(&self.device);
@@ -256,7 +257,7 @@ fn what_the_driver_cannot_record_is_a_failure_of_its_node_and_the_next_replay_tr
                 assert_ne!(unsafe { cu_stream_query(stream) }, 0);
                 Ok(())
             }
-            // Nothing outside can be waited for.
+            // A capture cannot wait for work outside of it.
             3 => queue.order_after(&outside.record()?).map(drop).map_err(Into::into),
             _ => Ok(()),
         }

@@ -1,5 +1,5 @@
-//! Guarantees on a device with a clock of its own: the simulated one. Time passes only when a test says
-//! so, so nothing here depends on luck.
+//! The guarantees on the simulated device, which has its own clock. Time passes only when a test advances it,
+//! so these tests are deterministic.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,7 +41,8 @@ impl Bench {
         let op = self.engine.op(name).reads([x]).writes([y]).on(&self.queues[queue]);
         op.run_on(move |queue, [x], [mut y]| {
             let (from, to) = (Place(x.data_ptr().cast_mut()), Place(y.data_mut_ptr()));
-            // SAFETY: the engine keeps both tensors, and everybody else away from them, until the work is done.
+            // SAFETY: the engine keeps both tensors, and all other uses away from them, until the work is
+            // done.
             let work = move || unsafe { to.set(f(from.get())) };
             Ok(SimQueue::from_queue(queue).expect("a queue of the device").launch(name, 1_000, work)?)
         })
@@ -79,14 +80,14 @@ unsafe impl Send for Place {}
 
 impl Place {
     /// # Safety
-    /// An `f32` is there, and nobody writes it.
+    /// `place` holds an `f32` that no code writes.
     unsafe fn get(self) -> f32 {
         // SAFETY: as above.
         unsafe { *self.0.cast::<f32>() }
     }
 
     /// # Safety
-    /// Room for an `f32` is there, and nobody else uses it.
+    /// `place` has room for an `f32` that no other code uses.
     unsafe fn set(self, value: f32) {
         // SAFETY: as above.
         unsafe { *self.0.cast::<f32>() = value }
@@ -112,7 +113,7 @@ fn on_the_same_queue_order_needs_no_wait_at_all() {
     assert!(z.is_ready());
     assert_eq!((get(&z), get(&x)), (20.0, 9.0));
     let completed = bench.device.completed();
-    // The last two have nothing to do with each other.
+    // The last two operations are independent.
     assert_eq!((&completed[..2], completed.len()), (&["one".to_string(), "two".to_string()][..], 4));
     assert!(bench.watchdog.still_watches());
 }
@@ -151,7 +152,7 @@ fn a_writer_waits_for_readers_on_all_queues() {
     bench.launch("reader", 1, &x, &b, |x| x);
     let write = bench.engine.op("write").writes([&x]).on(&third).run_on(|queue, [], [mut x]| {
         let to = Place(x.data_mut_ptr());
-        // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+        // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
         let work = move || unsafe { to.set(2.0) };
         Ok(SimQueue::from_queue(queue).expect("a queue of the device").launch("write", 1, work)?)
     });
@@ -198,12 +199,13 @@ fn host_to_device_waits_for_a_promise_and_for_nothing_else() {
     // Finished host work: issued at once.
     bench.issued(&bench.launch("at once", 0, &x, &y, |x| x));
     assert_eq!(bench.device.driver_calls().waits, 0);
-    // A pending promise of the host: the operation is parked until it is kept, since the device cannot wait for it.
+    // A pending promise of the host: the operation is parked until it is kept, since the device cannot wait
+    // for it.
     let deleted = Deleted::default();
     let (completer, fence) = host::promise("a frame");
     let mut ready = FenceSet::default();
     ready.insert(fence);
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let promised =
         unsafe { bench.engine.import_ordered(foreign::tensor(&[8.0], &deleted), ready, false) }.unwrap();
     let parked = bench.launch("parked", 0, &promised, &y, |x| x);
@@ -243,7 +245,7 @@ fn a_device_fault_poisons_what_it_was_to_write_and_names_its_writer() {
     }
     assert_eq!(skipped.unwrap().wait().unwrap_err().operation().unwrap().kind(), FailureKind::Device);
     assert!(y.wait().is_err() && host.wait().is_err());
-    // The broken queue takes nothing more, and says so.
+    // The broken queue refuses more work with an error.
     let z = bench.tensor();
     let late = bench.fill("late", 0, &z, 1);
     assert!(late.wait().unwrap_err().to_string().contains("the device broke"));
@@ -330,7 +332,7 @@ fn a_device_body_that_fails_leaves_a_fence_for_what_it_had_enqueued() {
     let x = bench.tensor();
     let op = bench.engine.op("half").writes([&x]).on(&bench.queues[0]).run_on(|queue, [], [mut x]| {
         let to = Place(x.data_mut_ptr());
-        // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+        // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
         let work = move || unsafe { to.set(1.0) };
         SimQueue::from_queue(queue).expect("a queue of the device").launch("half", 1_000, work)?;
         Err("after the first kernel".into())
@@ -360,7 +362,7 @@ fn memory_is_released_only_after_the_device_is_done_with_it() {
     let bench = bench(SimOptions::default());
     let deleted = Deleted::default();
     let all = bench.device.free_bytes();
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let source = unsafe { bench.engine.import(foreign::tensor(&[3.0], &deleted)) }.unwrap();
     let target = bench.tensor();
     let read = bench.launch("slow", 0, &source, &target, |x| x);
@@ -384,7 +386,7 @@ fn memory_behind_a_fault_is_leaked_and_counted_never_freed_early() {
     let bench = bench(SimOptions::default());
     let deleted = Deleted::default();
     let import = || {
-        // SAFETY: a fresh tensor that describes its memory truly.
+        // SAFETY: a fresh tensor that describes its own memory.
         unsafe { bench.engine.import(foreign::tensor(&[3.0], &deleted)) }.unwrap()
     };
     let (read, written, healed) = (import(), import(), import());
@@ -398,7 +400,7 @@ fn memory_behind_a_fault_is_leaked_and_counted_never_freed_early() {
     assert_eq!(get(&healed), 1.0);
     drop((read, written, healed));
     bench.engine.wait_all(None).unwrap();
-    // The counter is the process's, and other tests leak as well.
+    // The counter belongs to the process, and other tests leak too.
     until("all three are leaked", || bench.engine.stats().leaked >= before + 3);
     assert_eq!(deleted.count(), 0);
     assert!(bench.watchdog.still_watches());
@@ -413,7 +415,7 @@ fn a_lease_waits_for_the_device_and_its_end_may_wait_for_one_too() {
     assert!((&mut lease).now_or_never().is_none());
     bench.device.run_until_idle();
     let lease = block_on(lease).unwrap();
-    // The holder's own device work, whose end the engine waits for.
+    // Device work of the lease's owner; the engine waits for its end.
     let theirs = bench.device.create_queue().unwrap();
     let done = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&done);
@@ -535,7 +537,7 @@ fn a_device_that_runs_freely_and_a_host_work_on_one_tensor() {
             drop(op.unwrap());
         }
         assert_eq!(get(&x), 200.0);
-        // A late-defined tensor from device data, without blocking anybody.
+        // A tensor defined late from device data, without blocking a thread.
         let sum = bench.engine.op("sum").reads([&x, &y]).produce(|[x, y]| {
             Ok(Produced::from_vec(vec![x.as_slice::<f32>()?[0] + y.as_slice::<f32>()?[0]], &[1])?)
         });

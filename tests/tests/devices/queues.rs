@@ -1,4 +1,5 @@
-//! Guarantees 4, 5 on the simulated device: what is settled where, counted in driver calls.
+//! Guarantees 4, 5 and section 3 of the design on the simulated device: what is settled where, counted in
+//! driver calls.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -302,7 +303,8 @@ fn bodies_take_turns_and_their_device_work_does_not() {
             .unwrap()
         })
         .collect();
-    // Nobody lets time pass: what the bodies have left on the device is in nobody's way, and neither is a failure.
+    // The device's clock stands still: device work that the bodies left, and its failure, hold up no
+    // operation.
     let host = engine.op("host").writes_vars(&[&turn]).run(|[], []| Ok(())).unwrap();
     host.wait().unwrap();
     assert_eq!(device.unfinished(), 8);

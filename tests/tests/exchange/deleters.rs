@@ -17,7 +17,7 @@ use tests::watchdog::Watchdog;
 const FLUSH: Duration = Duration::from_secs(20);
 
 fn import(engine: &Engine, managed: ManagedTensor) -> Tensor {
-    // SAFETY: the tests' tensors describe their memory truly.
+    // SAFETY: the tests' tensors describe their own memory.
     unsafe { engine.import(managed) }.expect("a good tensor")
 }
 
@@ -40,15 +40,15 @@ fn each_order(count: usize, mut visit: impl FnMut(&[usize])) {
     }
 }
 
-/// Something that keeps the memory in use until it is let go.
+/// A value that keeps the memory in use until it is dropped.
 type Use = Box<dyn FnOnce()>;
 
 fn keep<T: 'static>(what: T) -> Use {
     Box::new(move || drop(what))
 }
 
-/// Every way to use imported memory, each on its own: two handles, an operation that runs, two exports, and an import that
-/// is derived from a third.
+/// Every way to use imported memory, each on its own: two handles, an operation that runs, two exports, and
+/// an import that is derived from a third.
 fn uses(engine: &Engine, deleted: &Deleted) -> Vec<Use> {
     let x = import(engine, tensor(&[1.0, 2.0], deleted));
     let export = |access| x.export_wait(&ExportOptions::new(access)).expect("nobody writes");
@@ -195,7 +195,7 @@ fn foreign_on(device: &SimDevice, deleted: &Deleted) -> ManagedTensor {
         managed.tensor.device_type = DeviceType::EXT_DEV.0;
         managed.tensor.device_id = device.id().device_id;
     });
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     unsafe { ManagedTensor::from_raw_versioned(managed) }.expect("version 1.1 is known")
 }
 
@@ -228,7 +228,7 @@ fn memory_comes_back_only_after_the_last_reader_and_writer_on_the_device_are_don
         engine.wait_all(None).unwrap();
         device.run_until_idle();
         assert_eq!(device.completed(), ["fast"]);
-        // Others come and go meanwhile: a memory that waits holds nobody up.
+        // Other memory is freed meanwhile: waiting memory holds up no other memory.
         let others = Deleted::default();
         (0..10).for_each(|_| drop(import(&engine, tensor(&[1.0], &others))));
         tests::ops::until("the others are given back", || others.count() == 10);
@@ -246,7 +246,8 @@ fn memory_whose_last_use_can_never_be_known_is_leaked_and_counted_and_never_free
     let watchdog = Watchdog::of(&engine);
     let leaked = engine.stats().leaked;
     let deleted = Deleted::default();
-    // One that only a broken reader used, one that a later write has healed, and one that nothing happened to.
+    // One that only a broken reader used, one that a later write has healed, and one that nothing happened
+    // to.
     let [read, healed, sound] = [(); 3].map(|()| import(&engine, foreign_on(&device, &deleted)));
     device.fail_named("broken", DeviceError::new(DeviceErrorKind::Fault, "illegal address"));
     use_on(&engine, &queue, &read, "broken", false);

@@ -1,5 +1,5 @@
-//! Values of users whose destructors (and other code) panic, take a lock, and use the very tensor and engine that drop them. The
-//! engine drops each of them once, under no lock of its own, and goes on.
+//! Values of users whose destructors (and other code) panic, take a lock, and use the very tensor and engine
+//! that drop them. The engine drops each of them once, under no lock of its own, and goes on.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -18,7 +18,7 @@ use tests::gate::Gate;
 use tests::ops::{engine, get, look, set, tensor, until};
 use tests::watchdog::Watchdog;
 
-/// What a test has for its misbehaving values.
+/// The engine and tensors of a test with misbehaving values.
 struct Stage {
     engine: Engine,
     x: Tensor,
@@ -62,7 +62,7 @@ impl Stage {
     }
 }
 
-/// Owned by the engine in one place or another.
+/// A value that the engine owns.
 struct Misbehaves {
     engine: Engine,
     x: Tensor,
@@ -71,7 +71,7 @@ struct Misbehaves {
 }
 
 impl Misbehaves {
-    /// What any code of a user's may do.
+    /// Calls that any user code may make.
     fn calls_back(&self) {
         let _locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         self.x.version();
@@ -214,7 +214,7 @@ fn a_panic_whose_payload_misbehaves() {
     stage.ends_with(1);
 }
 
-/// Work of a user's that a fence stands for; each of its methods calls back.
+/// User work behind a fence; each method calls back.
 #[derive(Debug)]
 struct Work {
     value: Misbehaves,
@@ -253,7 +253,7 @@ impl Event for Work {
     }
 }
 
-/// The same as a point of a queue.
+/// The same work as a point of a queue.
 impl Timeline for Work {
     fn queue(&self) -> QueueId {
         self.value.calls_back();
@@ -373,7 +373,7 @@ fn events_of_tensors_that_collapse_and_of_one_that_goes() {
     stage.ends_with(3);
 }
 
-/// A task that misbehaves when it is woken, and when it goes.
+/// A task that misbehaves when woken and when dropped.
 struct Task {
     value: Misbehaves,
     panics: bool,

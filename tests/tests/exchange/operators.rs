@@ -1,4 +1,5 @@
-//! Operators: the three kinds, in Rust and through the C interface's types; what a call waits for, and what goes wrong.
+//! Operators: the three kinds, in Rust and through the C interface's types; what a call waits for, and what
+//! goes wrong.
 
 use std::ffi::{c_char, c_void};
 use std::path::Path;
@@ -318,7 +319,7 @@ fn what_a_function_in_c_may_do_wrong_has_a_message_each() {
     assert!(failure("careless.shape").contains("was described wrongly: ndim is -1"));
     assert!(failure("careless.fails").ends_with("failed: the paper is jammed"));
 
-    // A refused context stays with whoever brought it; a registered one is dropped when nobody needs it any more.
+    // A refused context stays with its caller; a registered one is dropped after its last use.
     assert!(matches!(register("careless.null", abi::OPERATOR_ALLOCATING, 4), Err(Error::Conflict(_))));
     assert!(register("careless.kind", 7, 5).unwrap_err().to_string().contains("kind 7 is unknown"));
     assert_eq!(DROPPED.load(Ordering::Relaxed), 0);

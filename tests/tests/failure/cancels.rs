@@ -1,4 +1,4 @@
-//! Who hears of a cancel, and when: every wait that can only end in the cancelled failure, at once, and no other.
+//! A cancel notifies at once exactly the waits that can only end in the cancelled failure.
 
 use std::pin::{Pin, pin};
 use std::sync::Barrier;
@@ -11,7 +11,7 @@ use tests::gate::Gate;
 use tests::ops::{engine, tensor, until};
 use tests::watchdog::Watchdog;
 
-/// What a wait has heard so far.
+/// The outcome of a wait so far.
 fn heard(wait: Pin<&mut Ready>) -> Option<Result<(), Error>> {
     match wait.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => Some(outcome),
@@ -47,7 +47,8 @@ struct Wait {
     after: usize,
 }
 
-/// Whether the version of `tensor` after the first `after` steps can only be a failure: by the definition, step by step.
+/// Whether the version of `tensor` after the first `after` steps can only be a failure: by the definition,
+/// step by step.
 fn is_doomed(steps: &[Step], tensors: usize, tensor: usize, after: usize) -> bool {
     let mut doomed = vec![false; tensors];
     for step in &steps[..after] {

@@ -1,4 +1,4 @@
-//! Guarantee 4: failure follows the data, with its root cause, and nothing hangs because something failed.
+//! Guarantee 4: failure follows the data, with its root cause, and no wait hangs because an operation failed.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -65,13 +65,13 @@ fn every_waiter_gets_name_id_and_message_of_the_root_cause_as_often_as_it_asks()
                 assert_cause(error.operation().unwrap(), &op, FailureKind::Error, message);
                 let refused = tensor.export_wait(&ExportOptions::new(Access::Read)).unwrap_err();
                 assert_cause(refused.operation().unwrap(), &op, FailureKind::Error, message);
-                // The version is finished, if badly.
+                // The version is finished: it has failed.
                 assert!(tensor.is_ready());
             }
         }
         assert_cause(&cause(block_on(late.0)), &op, FailureKind::Error, message);
         assert_cause(&cause(block_on(late.1)), &op, FailureKind::Error, message);
-        // Those who asked for the version before have it.
+        // Waits for the previous version get it.
         block_on(early.0).unwrap();
         block_on(early.1).unwrap();
         assert!(watchdog.still_watches());
@@ -166,7 +166,7 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
                     panic!("with the completion elsewhere")
                 });
                 let op = op.unwrap();
-                // Too late: the panic has ended the operation.
+                // The panic has already ended the operation.
                 let _ = op.wait();
                 let end: Completion = kept.recv().unwrap();
                 end.complete(Ok(()));
@@ -184,7 +184,7 @@ fn a_panic_of_any_kind_of_body_is_a_failure_with_its_text() {
     }
     let produced = engine.op("g").produce(|[]| -> Result<Produced, _> { panic!("no result") }).unwrap();
     assert_eq!(cause(produced.wait()).message(), "no result");
-    // The worker has survived all of it.
+    // The worker still runs.
     set(&engine, &x, 2.0);
     assert_eq!(get(&x), 2.0);
     assert!(watchdog.still_watches());

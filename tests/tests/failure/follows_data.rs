@@ -1,4 +1,4 @@
-//! Guarantees about failure: it follows data, with the root cause, and is healed by overwriting.
+//! Guarantees about failure: a failure follows the data, with its root cause, and an overwrite heals it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -88,7 +88,7 @@ fn panics_are_caught_whatever_they_carry() {
     engine.op("external").writes([&x]).run_external(|_completion| panic!("in the start")).unwrap();
     let error = x.wait().unwrap_err();
     assert_eq!(error.operation().unwrap().operation(), "external");
-    // The worker is as good as new.
+    // The worker still runs operations.
     set(&engine, &x, 2.0).wait().unwrap();
     assert_eq!(get(&x), 2.0);
     assert!(watchdog.still_watches());
@@ -202,7 +202,7 @@ fn deleters_run_after_failures_cancels_and_skips_too() {
     let variable = engine.var();
     let shut = Gate::on_variable(&engine, &variable);
     for round in 0..100 {
-        // SAFETY: a fresh tensor that describes its memory truly.
+        // SAFETY: a fresh tensor that describes its own memory.
         let x = unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.unwrap();
         let op =
             engine.op("fate").reads_vars(&[&variable]).updates([&x]).run(move |[], [], [_x]| {
@@ -237,7 +237,7 @@ fn a_failed_operation_is_told_once_it_is_out_of_the_way() {
     assert!(futures::FutureExt::now_or_never(&mut op).is_none());
     go.send(()).unwrap();
     assert_caused_by(&block_on(&mut op).unwrap_err(), "fails", "soon");
-    // Whoever knows of the end sees the state that it left.
+    // Code that sees the end also sees the state that the operation left.
     assert!(matches!(x.state(), TensorState::Failed(_)));
     assert!(op.is_done());
     assert!(watchdog.still_watches());

@@ -1,5 +1,5 @@
-//! What is given up leaves its queues at once: waits, futures, leases and operations that were cancelled keep nobody waiting and leave
-//! nothing behind.
+//! Waits, futures, leases and operations that are given up leave their queues at once: they hold up no other
+//! operation and leave nothing behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use tests::nothing_left::assert_nothing_left;
 use tests::ops::{add, engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-/// Short enough to run out in a test, whatever else the machine does.
+/// Short enough to run out within a test on a busy machine.
 const SHORT: Duration = Duration::from_millis(1);
 
 fn gate(engine: &Engine, x: &Tensor) -> Gate {
@@ -181,7 +181,7 @@ fn a_future_of_a_later_version_is_dropped_between_two_writes() {
     assert!(watchdog.still_watches());
 }
 
-/// Tells when it is dropped.
+/// Sends a message when dropped.
 struct Capture(std::sync::mpsc::Sender<()>);
 
 impl Drop for Capture {
@@ -267,7 +267,7 @@ fn a_cancelled_writer_keeps_nobody_from_what_it_only_reads() {
     assert!(watchdog.still_watches());
 }
 
-/// Each cancels on one thread what another one runs or skips.
+/// One thread cancels operations that another thread runs or skips.
 #[test]
 fn operations_are_cancelled_while_they_are_granted() {
     let engine = engine(2);

@@ -1,4 +1,5 @@
-//! A failure that nothing has looked at is reported once, when its last version or handle goes, and named at its engine's end.
+//! A failure that nothing has looked at is reported once, when its last version or handle goes, and named at
+//! its engine's end.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -14,7 +15,8 @@ use tests::ops::until;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::layer::{self, Layer, SubscriberExt};
 
-/// What was reported: the operation and the error. The process has one subscriber, so each test names its operations itself.
+/// What was reported: the operation and the error. The process has one subscriber, so each test names its
+/// operations itself.
 static REPORTS: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 /// Called with an operation's name while its failure is reported.
@@ -203,7 +205,7 @@ fn looks_that_show_no_failure_do_not_retrieve() {
     engine.wait_all(None).unwrap();
     assert!(x.is_ready() && op.is_done());
     block_on(x.writable()).unwrap();
-    let _ = (engine.diagnose(), engine.live(), engine.stats(), format!("{op:?}"));
+    let _ = (engine.diagnose(), engine.activity(), engine.stats(), format!("{op:?}"));
     drop((op, x));
     drop(given_up);
     assert_reported(name, 1);
@@ -283,7 +285,7 @@ fn a_shutdown_lists_what_was_not_retrieved_gone_or_not() {
     let names: Vec<&str> = report.unretrieved.failures().iter().map(|failure| failure.operation()).collect();
     assert_eq!((names.as_slice(), report.unretrieved.omitted()), (&["listed, gone", "listed, held"][..], 0));
     drop((report, y));
-    // Whoever read the report has retrieved it.
+    // Reading the report retrieves the failure.
     assert_reported("listed, held", 0);
     assert!(block_on(engine.shutdown()).unretrieved.is_empty());
 }
@@ -337,7 +339,8 @@ fn a_report_may_use_the_engine_and_may_panic() {
         });
         HOOKS.lock().unwrap().insert("reported while replaced".into(), Arc::new(hook));
         fail(&engine, "reported while replaced", &x);
-        // The failure is dropped by the end of the write that replaces it, which must hold no lock of the variable.
+        // The failure is dropped by the end of the write that replaces it, which must hold no lock of the
+        // variable.
         engine.op("replace").writes([&x]).run(|[], [_x]| Ok(())).unwrap().wait().unwrap();
         engine.wait_all(None).unwrap();
         until("it is reported", || reports("reported while replaced").len() == usize::from(workers > 0) + 1);

@@ -6,7 +6,7 @@ use estafette::{Access, Engine, Error, FailureKind};
 use tests::ops::{engine, get, tensor};
 use tests::watchdog::Watchdog;
 
-/// Sets `x` to `value`, or fails.
+/// An operation that sets `x` to `value`, or fails.
 fn set(engine: &Engine, x: &estafette::Tensor, value: Result<f32, &'static str>) -> Result<(), Error> {
     engine.op("set").writes([x]).run_detached(move |[], [mut x]| {
         x.as_mut_slice::<f32>()?.fill(value?);

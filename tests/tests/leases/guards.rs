@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: owned guards, and slices of operands.
+//! Hard cases: owned guards, and slices of operands.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,7 +122,7 @@ fn a_produced_tensor_is_defined_when_the_body_ends_although_a_guard_lives_on() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let (give, take) = channel();
-    let y = engine.op("makes").reads([&x]).produce_async(move |[x]| async move {
+    let y = engine.op("makes").reads([&x]).produce_future(move |[x]| async move {
         let made = Produced::from_vec(vec![x.as_slice::<f32>()?[0] + 1.0], &[1])?;
         give.send(x)?;
         Ok(made)
@@ -153,7 +153,7 @@ fn slices_of_operands_come_in_order_and_may_repeat_what_is_read() {
     });
     op.unwrap().wait().unwrap();
     assert_eq!(outputs.iter().map(get).collect::<Vec<_>>(), [0.0, 5.0, 10.0]);
-    // None at all is legal as well.
+    // An operation without operands is legal.
     engine.op("none").reads_slice(&[]).writes_slice(&[]).run(|_, _| Ok(())).unwrap().wait().unwrap();
     assert!(watchdog.still_watches());
 }
@@ -165,8 +165,8 @@ fn a_blocking_wait_in_an_asynchronous_body_does_not_starve_other_asynchronous_bo
     let (x, ran) = (tensor(&engine, 1.0), Arc::new(AtomicBool::new(false)));
     let (inner, flag) = (engine.clone(), Arc::clone(&ran));
     let op = engine.op("blocks").run_future(move |[], []| async move {
-        // It would be better to await, but the thread belongs to the engine, so the engine has to cope.
-        let y = inner.op("other").reads([&x]).produce_async(move |[x]| async move {
+        // Awaiting would be better; but the thread is the engine's, so the engine must not starve.
+        let y = inner.op("other").reads([&x]).produce_future(move |[x]| async move {
             flag.store(true, Ordering::SeqCst);
             Ok(Produced::from_vec(x.as_slice::<f32>()?.to_vec(), &[1])?)
         })?;

@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: leases.
+//! Hard cases: leases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use tests::watchdog::Watchdog;
 
 fn export(tensor: &Tensor, access: Access, owner: &str) -> ManagedTensor {
     let options = ExportOptions { owner: Some(owner.into()), ..ExportOptions::new(access) };
-    tensor.export_wait(&options).expect("nobody holds it")
+    tensor.export_wait(&options).expect("no lease is open")
 }
 
 fn assert_held(error: &Error, owner: &str) {
@@ -33,13 +33,13 @@ fn held_by_the_waiter_itself_is_refused_at_once_naming_the_lease_and_its_owner()
     let array = export(&x, Access::Read, "array `a`");
     let op = set(&engine, &x, 2.0);
     let began = Instant::now();
-    // The waits that a second `np.from_dlpack(t)` would make, in all their forms.
+    // All forms of the wait that a second `np.from_dlpack(t)` makes.
     assert_held(&x.wait().unwrap_err(), "array `a`");
     assert_held(&op.wait().unwrap_err(), "array `a`");
     assert_held(&x.export_wait(&ExportOptions::new(Access::Read)).unwrap_err(), "array `a`");
     assert_held(&x.to_vec::<f32>().unwrap_err(), "array `a`");
     assert_held(&engine.wait_all(None).unwrap_err(), "array `a`");
-    // Not after the timeout of 30 s.
+    // The waits do not last until the lease timeout of 30 s.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     drop(array);
     op.wait().unwrap();
@@ -85,7 +85,7 @@ fn held_by_another_thread_is_refused_after_the_lease_timeout() {
     assert_held(&op.wait().unwrap_err(), "another thread");
     assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
     assert_held(&engine.wait_all(None).unwrap_err(), "another thread");
-    // It was refused, not cancelled.
+    // The wait was refused; the operation was not cancelled.
     drop(array);
     op.wait().unwrap();
     assert!(watchdog.still_watches());
@@ -101,7 +101,7 @@ fn a_wait_with_a_short_timeout_ends_with_the_timeout() {
     let error = x.wait_timeout(Duration::from_millis(20)).unwrap_err();
     assert!(matches!(error, Error::Timeout(_)), "{error:?}");
     drop(array);
-    // A timeout beyond the clock is as good as none.
+    // A timeout beyond the clock's range is no timeout.
     x.wait_timeout(Duration::MAX).unwrap();
     engine.wait_all(Some(Duration::MAX)).unwrap();
     assert!(watchdog.still_watches());
@@ -145,13 +145,13 @@ fn round_trip_is_derived_carries_the_lease_and_may_not_be_written() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let t = unsafe { engine.import(foreign::tensor(&[1.0, 2.0, 3.0], &deleted)) }.unwrap();
-    // SAFETY: memory of ours, which its lease keeps.
+    // SAFETY: the lease keeps the memory, which this test owns.
     let u = unsafe { engine.import(export(&t, Access::Read, "numpy")) }.unwrap();
     assert_eq!(u.data_ptr().unwrap(), t.data_ptr().unwrap(), "nothing was copied");
     assert!(u.is_read_only().unwrap());
-    // Reading it does not wait for itself, at any depth of the trip.
+    // A read of the derived tensor does not wait for its own lease, at any depth.
     // SAFETY: as above.
     let v = unsafe { engine.import(export(&u, Access::Read, "jax")) }.unwrap();
     for derived in [&u, &v] {
@@ -162,7 +162,7 @@ fn round_trip_is_derived_carries_the_lease_and_may_not_be_written() {
         let refused = derived.export_wait(&ExportOptions::new(Access::Write)).unwrap_err();
         assert!(matches!(refused, Error::Conflict(_)), "{refused:?}");
     }
-    // The lease lasts as long as anything derived from it.
+    // The lease lasts as long as any tensor derived from it.
     let write = set(&engine, &t, 9.0);
     drop(u);
     assert!(waits(&engine, &write), "{}", engine.diagnose());
@@ -179,7 +179,7 @@ fn round_trip_of_a_write_lease_may_be_written_and_keeps_everybody_else_out() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let t = tensor(&engine, 1.0);
-    // SAFETY: memory of ours, which its lease keeps.
+    // SAFETY: the lease keeps the memory, which this test owns.
     let u = unsafe { engine.import(export(&t, Access::Write, "torch")) }.unwrap();
     let outside = look(&engine, &t);
     for _ in 0..100 {
@@ -199,10 +199,10 @@ fn a_part_of_leased_memory_is_derived_as_well() {
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let memory = foreign::Memory::of(&[1.0, 2.0, 3.0, 4.0]);
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let t = unsafe { engine.import(memory.tensor(0, 4, &deleted)) }.unwrap();
     let array = export(&t, Access::Read, "numpy");
-    // What `array[1:3]` would export.
+    // The struct that `array[1:3]` exports.
     // SAFETY: as above.
     let part = unsafe { engine.import(memory.tensor(1, 2, &deleted)) }.unwrap();
     assert_eq!(part.to_vec::<f32>().unwrap(), [2.0, 3.0]);
@@ -218,7 +218,7 @@ fn a_part_of_leased_memory_is_derived_as_well() {
     assert!(watchdog.still_watches());
 }
 
-/// An operation on `x` whose body has begun and is finished by the test.
+/// An operation on `x` whose body has begun; the test finishes the body.
 fn body(engine: &Engine, x: &Tensor, access: Access) -> Completion {
     let (started, begun) = channel();
     let builder = engine.op("body");
@@ -240,14 +240,14 @@ fn views_in_a_body_wait_for_nothing_and_become_leases_of_the_same_mode_with_no_g
         let completion = body(&engine, &x, access);
         let view = completion.scope().export(&x, &ExportOptions::new(access)).unwrap();
         assert_eq!(view.read_only(), access == Access::Read);
-        // One that is gone before the body ends leaves nothing behind.
+        // A view that is dropped before the body ends becomes no lease.
         drop(completion.scope().export(&x, &ExportOptions::new(access)).unwrap());
-        // Queued before the end: a gap would let them in.
+        // Both are queued before the body ends: they would run in a gap between the body and the lease.
         let read = look(&engine, &x);
         let write = set(&engine, &x, 2.0);
         completion.complete(Ok(()));
         if access == Access::Read {
-            // Readers stand beside a view for reading, also those that come later.
+            // Readers, earlier and later ones, run beside a view for reading.
             read.wait().unwrap();
         } else {
             assert!(waits(&engine, &read), "{}", engine.diagnose());
@@ -284,15 +284,15 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let memory = foreign::Memory::of(&[1.0]);
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let t = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
     let completion = body(&engine, &t, Access::Write);
     let view = completion.scope().export(&t, &ExportOptions::new(Access::Write)).unwrap();
-    // Outside the operation: nobody here can have its views.
+    // Outside the operation: this code cannot have the operation's views.
     // SAFETY: as above.
     let again = unsafe { engine.import(memory.tensor(0, 1, &deleted)) }.unwrap();
     assert!(again.imported_under().is_none());
-    // Inside it: from the view, as far as anybody knows.
+    // Inside the operation: the memory counts as derived from the view.
     // SAFETY: as above.
     let inside =
         completion.scope().enter(|| unsafe { engine.import(memory.tensor(0, 1, &deleted)) }).unwrap();
@@ -306,7 +306,7 @@ fn memory_that_its_owner_gives_again_during_an_operation_is_ordered_behind_it() 
     completion.complete(Ok(()));
     read.wait().unwrap();
     assert_eq!(get(&again), 2.0);
-    // It holds no lease, which would be for ever.
+    // The tensor holds no lease: such a lease would never end.
     set(&engine, &t, 3.0).wait().unwrap();
     assert_eq!(get(&again), 3.0);
     drop((t, again, read));
@@ -322,7 +322,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
     let memory = foreign::Memory::of(&[1.0]);
     let import = |origin| {
         let managed = memory.tensor(0, 1, &deleted);
-        // SAFETY: a fresh tensor that describes its memory truly.
+        // SAFETY: a fresh tensor that describes its own memory.
         unsafe { engine.import_from(managed, FenceSet::default(), false, || origin) }.unwrap()
     };
     let t = import(Origin::Unknown);
@@ -338,7 +338,7 @@ fn who_knows_that_memory_comes_from_its_owner_is_not_taken_for_a_guest_of_a_leas
         write.wait().unwrap();
         assert_eq!(get(&t), 2.0);
     }
-    // Without a lease nobody is asked.
+    // Without a lease the origin of the memory does not matter.
     let managed = memory.tensor(0, 1, &deleted);
     // SAFETY: as above.
     let asked = unsafe { engine.import_from(managed, FenceSet::default(), false, || panic!("asked")) };
@@ -358,7 +358,7 @@ fn a_view_of_something_that_is_no_operand_is_refused() {
     let refused = scope.export(&y, &ExportOptions::new(Access::Read)).unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     completion.complete(Ok(()));
-    // And after the end, of anything.
+    // After the end every tensor is refused.
     assert_eq!(scope.access_of(&x), None);
     let refused = scope.export(&x, &ExportOptions::new(Access::Read)).unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
@@ -370,14 +370,14 @@ fn an_alias_is_tracked_by_nobody() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let alias = export(&x, Access::Alias, "somebody who knows");
+    let alias = export(&x, Access::Alias, "a user of an alias");
     set(&engine, &x, 2.0).wait().unwrap();
-    // SAFETY: nobody else uses the memory now, and the alias keeps it.
+    // SAFETY: no other code uses the memory now, and the alias keeps it.
     assert_eq!(unsafe { *alias.data().cast::<f32>() }, 2.0);
     assert!(engine.diagnose().is_idle());
-    let lease = block_on(x.lease(Access::Alias, "somebody else"));
+    let lease = block_on(x.lease(Access::Alias, "another user"));
     if let Ok(lease) = &lease {
-        // Whatever it is, it must not hold up writers.
+        // An alias must not hold up writers.
         set(&engine, &x, 3.0).wait().unwrap();
         assert_eq!(lease.access(), Access::Alias);
     }
@@ -408,7 +408,7 @@ fn a_lease_waits_for_its_turn_like_an_operation_and_readers_share() {
     let (first, second) = (export(&x, Access::Read, "first"), export(&x, Access::Read, "second"));
     let mut writer = Box::pin(x.export(Access::Write));
     assert!((&mut writer).now_or_never().is_none());
-    // Behind the writer: no overtaking.
+    // The reader waits behind the writer: it does not overtake.
     let mut third = Box::pin(x.export(Access::Read));
     assert!((&mut third).now_or_never().is_none());
     drop(first);

@@ -1,14 +1,14 @@
-//! Operations that would wait for the lease that one of their own operands keeps are refused when they are described.
+//! An operation that would wait for a lease kept by one of its own operands is refused at submission.
 
 use estafette::{Access, Engine, Error, ExportOptions, Tensor};
 use tests::nothing_left::assert_nothing_left;
 use tests::ops::{engine, get, look, set, tensor};
 use tests::watchdog::Watchdog;
 
-/// A tensor in the memory of `tensor`, under a lease of it.
+/// A tensor in the memory of `tensor`, derived under a lease of `tensor`.
 fn derived(engine: &Engine, tensor: &Tensor, access: Access) -> Tensor {
     let options = ExportOptions { owner: Some("the borrower".into()), ..ExportOptions::new(access) };
-    // SAFETY: the exported struct describes the memory truly, and keeps it.
+    // SAFETY: the exported struct describes the memory and keeps it.
     unsafe { engine.import(tensor.export_wait(&options).unwrap()) }.unwrap()
 }
 
@@ -31,11 +31,11 @@ fn a_write_of_what_an_operand_leases_is_refused_in_every_form() {
         engine.op("external").reads([&u]).writes([&t]).run_external(|end| end.complete(Ok(()))).err(),
     );
     assert_names_the_lease(engine.op("admit").reads([&u]).writes([&t]).reserve().err());
-    // Under a lease under a lease.
+    // A tensor derived from a derived tensor.
     let v = derived(&engine, &u, Access::Read);
     drop(u);
     assert_names_the_lease(engine.op("deeper").reads([&v]).writes([&t]).run(|[_v], [_t]| Ok(())).err());
-    // Nothing of it is left, and reading both is no conflict.
+    // The refused operations left nothing behind, and reading both tensors is no conflict.
     assert_eq!(engine.stats().in_flight, 0);
     engine.op("both").reads([&v, &t]).run(|[_v, _t], []| Ok(())).unwrap().wait().unwrap();
     drop(v);

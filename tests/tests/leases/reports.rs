@@ -1,4 +1,4 @@
-//! What a diagnosis and an error tell of leases, for programs.
+//! What a diagnosis and an error report of leases, in fields for programs.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use futures::executor::block_on;
 use tests::ops::{engine, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-fn somebody() -> LeaseOwner {
+fn an_owner() -> LeaseOwner {
     let site = CallSite { file: "src/pipeline.py".into(), line: 7, function: "load".into() };
     LeaseOwner::from("load (pipeline.py:7)").of_library(Some(&"numpy")).at(site)
 }
 
-fn assert_is_somebody(lease: &LeaseInfo, access: Access) {
+fn assert_owned(lease: &LeaseInfo, access: Access) {
     assert_eq!((lease.access, &*lease.owner), (access, "load (pipeline.py:7)"));
     assert_eq!(lease.owner.library(), Some("numpy"));
     let site = lease.owner.site().unwrap();
@@ -29,22 +29,22 @@ fn a_lease_in_the_way_is_told_with_its_owner_wherever_somebody_asks() {
     let watchdog = Watchdog::of(&engine);
     for access in [Access::Read, Access::Write] {
         let x = tensor(&engine, 1.0);
-        let options = ExportOptions { owner: Some(somebody()), ..ExportOptions::new(access) };
+        let options = ExportOptions { owner: Some(an_owner()), ..ExportOptions::new(access) };
         let exported = x.export_wait(&options).unwrap();
         let op = set(&engine, &x, 2.0);
         assert!(waits(&engine, &op));
         let diagnosis = engine.diagnose();
         let [lease, writer] = &diagnosis.operations[..] else { panic!("{diagnosis}") };
-        let told = lease.lease.as_ref().unwrap();
-        assert_is_somebody(told, access);
-        assert!(told.held && told.own && matches!(lease.status, Status::Held(_)));
+        let seen = lease.lease.as_ref().unwrap();
+        assert_owned(seen, access);
+        assert!(seen.held && seen.own && matches!(lease.status, Status::Held(_)));
         assert!(writer.lease.is_none());
         let [blocked] = &writer.blocked_by[..] else { panic!("{diagnosis}") };
         assert_eq!(blocked.id, lease.id);
-        assert_is_somebody(blocked.lease.as_ref().unwrap(), access);
-        let Err(Error::LeaseHeld(error)) = x.wait() else { panic!("only its holder could end the wait") };
+        assert_owned(blocked.lease.as_ref().unwrap(), access);
+        let Err(Error::LeaseHeld(error)) = x.wait() else { panic!("only its owner can end the wait") };
         assert_eq!((error.held.len(), error.leases.len()), (1, 1));
-        assert_is_somebody(&error.held[0], access);
+        assert_owned(&error.held[0], access);
         drop(exported);
         op.wait().unwrap();
     }
@@ -56,13 +56,13 @@ fn what_the_holder_has_made_of_it_is_told_once_it_is_noted() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    let lease = block_on(x.lease(Access::Read, somebody())).unwrap();
-    let told = || engine.diagnose().operations[0].lease.clone().unwrap();
-    assert_eq!(told().object, None);
+    let lease = block_on(x.lease(Access::Read, an_owner())).unwrap();
+    let seen = || engine.diagnose().operations[0].lease.clone().unwrap();
+    assert_eq!(seen().object, None);
     lease.note_object("numpy.ndarray");
     lease.note_object("something else");
-    assert_eq!(told().object.as_deref(), Some("numpy.ndarray"));
-    assert!(told().to_string().contains("for a numpy.ndarray"));
+    assert_eq!(seen().object.as_deref(), Some("numpy.ndarray"));
+    assert!(seen().to_string().contains("for a numpy.ndarray"));
     drop(lease);
     assert!(engine.diagnose().is_idle());
     assert!(watchdog.still_watches());
@@ -74,14 +74,14 @@ fn a_lease_that_waits_is_told_as_one_that_is_not_held() {
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
     let first = block_on(x.lease(Access::Write, "the first")).unwrap();
-    let mut second = Box::pin(x.lease(Access::Read, somebody()));
+    let mut second = Box::pin(x.lease(Access::Read, an_owner()));
     assert!((&mut second).now_or_never().is_none());
     let diagnosis = engine.diagnose();
     let [held, waiting] = &diagnosis.operations[..] else { panic!("{diagnosis}") };
     assert!(held.lease.as_ref().unwrap().held && waiting.status == Status::Waiting);
-    let told = waiting.lease.as_ref().unwrap();
-    assert_is_somebody(told, Access::Read);
-    assert!(!told.held);
+    let seen = waiting.lease.as_ref().unwrap();
+    assert_owned(seen, Access::Read);
+    assert!(!seen.held);
     assert_eq!(&*waiting.blocked_by[0].lease.as_ref().unwrap().owner, "the first");
     drop(first);
     drop(block_on(second).unwrap());
@@ -94,11 +94,11 @@ fn several_leases_taken_at_once_have_one_owner() {
     let watchdog = Watchdog::of(&engine);
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 1.0));
     let wanted = [(x, Access::Read), (y, Access::Write)];
-    let leases = block_on(engine.lease_all(&wanted, somebody())).unwrap();
+    let leases = block_on(engine.lease_all(&wanted, an_owner())).unwrap();
     let diagnosis = engine.diagnose();
     assert_eq!(diagnosis.operations.len(), 2, "{diagnosis}");
-    for (told, (_, access)) in diagnosis.operations.iter().zip(&wanted) {
-        assert_is_somebody(told.lease.as_ref().unwrap(), *access);
+    for (seen, (_, access)) in diagnosis.operations.iter().zip(&wanted) {
+        assert_owned(seen.lease.as_ref().unwrap(), *access);
     }
     drop(leases);
     assert!(watchdog.still_watches());
@@ -117,8 +117,8 @@ fn a_view_that_outlives_its_body_is_known_by_the_operation() {
     });
     op.unwrap().wait().unwrap();
     let view = views.recv().unwrap().unwrap();
-    let told = engine.diagnose().operations[0].lease.clone().unwrap();
-    assert_eq!((&*told.owner, told.held), ("operation `keeps it`", true));
+    let seen = engine.diagnose().operations[0].lease.clone().unwrap();
+    assert_eq!((&*seen.owner, seen.held), ("operation `keeps it`", true));
     drop(view);
     assert!(watchdog.still_watches());
 }

@@ -1,4 +1,5 @@
-//! Guarantees 1, 2 and 6: the meaning of running one by one, readers together, writers alone, nobody starved.
+//! Guarantees 1, 2 and 6: results as if operations ran one by one; readers run together, writers alone; no
+//! operation starves.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -10,7 +11,7 @@ use tests::gate::Gate;
 use tests::ops::{engine, get, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-/// Who is inside, counted by the bodies themselves.
+/// The bodies inside an access, counted by the bodies themselves.
 #[derive(Default)]
 struct Room {
     readers: AtomicUsize,
@@ -72,20 +73,20 @@ fn a_writer_is_alone_whoever_submits() {
         }
     });
     engine.wait_all(None).unwrap();
-    // An assertion in a body would have failed the version.
+    // A failed assertion in a body fails the version.
     x.wait().unwrap();
     assert_eq!(room.visits.load(Ordering::SeqCst), THREADS * EACH);
     assert_eq!(x.version(), (THREADS * EACH / 2) as u64);
     assert!(watchdog.still_watches());
 }
 
-/// Reads `x`, and submits the next such reader until somebody has written.
+/// Reads `x`, and submits the next such reader, until a writer has run.
 fn read_on(engine: &Engine, x: &Tensor, written: &Arc<AtomicBool>, before: &Arc<AtomicUsize>) {
     let next = (engine.clone(), x.clone(), Arc::clone(written), Arc::clone(before));
     let op = engine.op("read on").reads([x]).run(move |[view], []| {
         let (engine, x, written, before) = next;
         if view.as_slice::<f32>()? == [0.0] {
-            assert!(!written.load(Ordering::SeqCst), "it was submitted before the writer");
+            assert!(!written.load(Ordering::SeqCst), "the reader was submitted before the writer");
             before.fetch_add(1, Ordering::SeqCst);
             read_on(&engine, &x, &written, &before);
         }
@@ -104,7 +105,7 @@ fn a_writer_is_not_starved_by_a_stream_of_readers_that_never_ends_by_itself() {
         for _ in 0..4 {
             read_on(&engine, &x, &written, &before);
         }
-        // The stream is flowing.
+        // Readers arrive one after the other.
         tests::ops::until("the readers run", || before.load(Ordering::SeqCst) >= 100);
         let after = Arc::clone(&written);
         let write = engine.op("write").writes([&x]).run(move |[], [mut x]| {
@@ -152,7 +153,8 @@ fn accesses_named_twice_are_one_access() {
         Ok(())
     });
     double.unwrap().wait().unwrap();
-    // Reading and writing one variable is one exclusive access: one version, and no wait for itself.
+    // A read and a write of one variable are one exclusive access: one version, and the operation does not
+    // wait for itself.
     let gate = Gate::on_variable(&engine, &v);
     let merged =
         engine.op("merged").reads_vars(&[&v, &v]).writes_vars(&[&v, &v]).run(|[], []| Ok(())).unwrap();
@@ -163,7 +165,7 @@ fn accesses_named_twice_are_one_access() {
     gate.open();
     merged.wait().unwrap();
     assert_eq!(v.version(), 2);
-    // The same for tensors in a body that gets no slices.
+    // The same holds for tensors in a body that gets no slices.
     let (started, begun) = channel();
     let external = engine.op("external").reads([&x, &x]).writes([&x]).run_external(move |end| {
         started.send(end).unwrap();
@@ -181,7 +183,7 @@ fn views_that_overlap_with_a_writer_among_them_are_refused_and_updates_is_the_in
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let memory = Memory::of(&[1.0, 2.0, 3.0]);
-    // SAFETY: fresh tensors that describe their memory truly.
+    // SAFETY: fresh tensors that describe their own memory.
     let [a, b] = [0, 1].map(|start| unsafe { engine.import(memory.tensor(start, 2, &deleted)) }.unwrap());
     let refused = [
         engine.op("same").reads([&a]).writes([&a]).run(|[_x], [_y]| Ok(())).unwrap_err(),
@@ -192,8 +194,8 @@ fn views_that_overlap_with_a_writer_among_them_are_refused_and_updates_is_the_in
     for error in refused {
         assert!(matches!(&error, Error::Conflict(why) if why.contains("updates")), "{error:?}");
     }
-    assert_eq!(engine.stats().in_flight, 0, "what is refused was never submitted");
-    // Overlapping readers are fine, and so is an update.
+    assert_eq!(engine.stats().in_flight, 0, "a refused operation was never submitted");
+    // Overlapping readers and an update are accepted.
     engine.op("readers").reads([&a, &b]).run(|[_x, _y], []| Ok(())).unwrap().wait().unwrap();
     tests::ops::add(&engine, &b, 10.0).wait().unwrap();
     assert_eq!(a.to_vec::<f32>().unwrap(), [1.0, 12.0]);
@@ -208,7 +210,7 @@ fn crossed_submitters_never_deadlock_and_each_submission_is_atomic() {
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let (a, b) = (engine.var(), engine.var());
-    // What happened to each variable, in order.
+    // For each variable: the operations that used it, in order.
     let logs: [Arc<Mutex<Vec<u64>>>; 2] = Default::default();
     std::thread::scope(|scope| {
         for thread in 0..3 {
@@ -217,10 +219,10 @@ fn crossed_submitters_never_deadlock_and_each_submission_is_atomic() {
                 for step in 0..EACH {
                     let [first, second] = logs.clone();
                     let who = thread * EACH + step;
-                    // One thread names them in the other order.
+                    // One thread names the tensors in the opposite order.
                     let both = if thread == 0 { [b, a] } else { [a, b] };
                     let op = engine.op("both").writes_vars(&both).run(move |[], []| {
-                        // Never contended: the engine keeps others away.
+                        // Never contended: the engine serializes the bodies.
                         first.try_lock().expect("alone").push(who);
                         second.try_lock().expect("alone").push(who);
                         Ok(())
@@ -242,7 +244,7 @@ fn crossed_submitters_never_deadlock_and_each_submission_is_atomic() {
     assert!(watchdog.still_watches());
 }
 
-/// Submits operations that note their priority, all while one operation keeps the engine's only worker busy.
+/// Submits operations that log their priority, while one operation keeps the engine's only worker busy.
 fn started_in_order(engine: &Engine, x: &Tensor, priorities: &[i32]) -> Vec<i32> {
     let (started, busy) = channel();
     let (go, wait) = channel::<()>();
@@ -252,20 +254,20 @@ fn started_in_order(engine: &Engine, x: &Tensor, priorities: &[i32]) -> Vec<i32>
         Ok(())
     });
     block.expect("accepted");
-    busy.recv().expect("it begins");
+    busy.recv().expect("the operation begins");
     let log = Arc::new(Mutex::new(Vec::new()));
     for &priority in priorities {
         let log = Arc::clone(&log);
         let op = engine.op("ready").reads([x]).priority(priority).run(move |[_x], []| {
-            log.lock().expect("nobody panics").push(priority);
+            log.lock().expect("no body panics").push(priority);
             Ok(())
         });
         op.expect("accepted");
     }
-    go.send(()).expect("it waits");
-    // Not a blocking wait of this thread, which would help.
+    go.send(()).expect("the operation waits");
+    // A blocking wait of this thread would run operations itself.
     tests::ops::until("they ran", || engine.stats().in_flight == 0);
-    let log = log.lock().expect("nobody panics");
+    let log = log.lock().expect("no body panics");
     log.clone()
 }
 

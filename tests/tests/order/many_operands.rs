@@ -18,7 +18,7 @@ struct Operand {
     range: std::ops::Range<usize>,
 }
 
-/// By the definition, pair by pair.
+/// Checks the definition pair by pair.
 fn must_be_refused(reads: &[Operand], writes: &[Operand]) -> bool {
     writes.iter().enumerate().any(|(at, written)| {
         reads.iter().chain(&writes[at + 1..]).any(|other| {
@@ -40,7 +40,8 @@ fn few_and_many_operands_are_refused_for_the_same_reasons() {
     let operands: Vec<Operand> = (0..200)
         .map(|_| {
             let (start, len) = (dice.roll(LEN - 4), dice.roll(5));
-            // SAFETY: the memory stays as it is described until its deleter runs, and is used through the engine alone.
+            // SAFETY: the memory stays as it is described until its deleter runs, and is used through the
+            // engine alone.
             let tensor = unsafe { engine.import(memory.tensor(start, len, &deleted)) }.unwrap();
             Operand { tensor, range: start..start + len }
         })
@@ -154,7 +155,7 @@ fn a_window_of_a_million_is_filled_and_drained() {
         })
         .unwrap();
     }
-    let full = engine.op("one more").writes([&x]).try_run(|[], [_x]| Ok(()));
+    let full = engine.op("one more").writes([&x]).without_waiting().run(|[], [_x]| Ok(()));
     assert!(matches!(full, Err(Error::InFlightLimit { limit: IN_FLIGHT_LIMIT, .. })), "{full:?}");
     held.open();
     engine.wait_all(None).unwrap();

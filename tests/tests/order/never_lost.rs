@@ -1,4 +1,5 @@
-//! What is added while an operation runs is waited for, and whoever stands for the same memory is ordered with it.
+//! Later operations wait for work that is added while an operation runs, and tensors of the same memory are
+//! ordered together.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -13,11 +14,11 @@ use tests::gate::Gate;
 use tests::ops::{engine, look, set, tensor, waits};
 use tests::watchdog::Watchdog;
 
-/// How long something may take to come too early. A test that passes in vain after it has missed a fault of a slow machine.
+/// The time in which a test looks for an event that comes too early. On a slow machine the test may miss one.
 const EARLY: Duration = Duration::from_millis(200);
 
-/// Lets `meanwhile` add something that lasts until a fence is done, while a host body writes `x`. Then the access that `next`
-/// submits, and the deleter, have to wait for the fence.
+/// Lets `meanwhile` add something that lasts until a fence is done, while a host body writes `x`. Then the
+/// access that `next` submits, and the deleter, have to wait for the fence.
 fn outlasts_a_host_writer(
     meanwhile: impl Fn(&Engine, &Tensor, &Memory, Fence),
     next: impl FnOnce(&Engine, &Tensor, Arc<AtomicBool>) -> estafette::Op,
@@ -101,7 +102,8 @@ fn a_fence_from_before_a_collapse_that_waits_outlasts_the_host_writer() {
     );
 }
 
-/// Beside the tensor of the first four elements as many others as keep variables of their own, and then one of all of them.
+/// Beside the tensor of the first four elements as many others as keep variables of their own, and then one
+/// of all of them.
 fn collapse(engine: &Engine, memory: &Memory) -> Vec<Tensor> {
     let other = Deleted::default();
     // SAFETY: as above.
@@ -173,7 +175,7 @@ fn a_tensor_derived_from_a_view_that_became_an_alias_is_ordered_with_the_owner()
             let scope = completion.scope().clone();
             let export = || scope.export(&own, &ExportOptions::new(Access::Read)).unwrap();
             let (first, second) = (export(), export());
-            // SAFETY: an export describes its memory truly.
+            // SAFETY: an export describes its own memory.
             let derived = scope.enter(|| unsafe { there.import(second) }).unwrap();
             *keep.lock().unwrap() = Some(derived);
             completion.produce(Ok(Produced::from(first)));

@@ -68,7 +68,8 @@ fn a_stream_of_readers_does_not_starve_a_writer_nor_a_stream_of_writers_a_reader
     let engine = engine(2);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 0.0);
-    // Readers that never end, each beginning before the one before ends: a writer that could be overtaken waits for ever.
+    // Readers that never end, each beginning before the one before ends: a writer that could be overtaken
+    // waits for ever.
     let (first, second) = (hold(&engine, &x), None);
     let writer = add(&engine, &x, 1.0);
     let mut chain = (first, second);
@@ -93,7 +94,7 @@ fn a_stream_of_readers_does_not_starve_a_writer_nor_a_stream_of_writers_a_reader
     assert!(watchdog.still_watches());
 }
 
-/// A reader that runs until it is told to end.
+/// A reader that runs until the test ends it.
 fn hold(engine: &Engine, x: &estafette::Tensor) -> (std::sync::mpsc::Sender<()>, estafette::Op) {
     let (go, wait) = channel::<()>();
     let (said, heard) = channel();
@@ -183,8 +184,8 @@ fn plain_variables_order_what_has_no_memory() {
     assert!(watchdog.still_watches());
 }
 
-/// Runs operations of the given priorities, all of them ready at the same moment, on one worker (the thread that waits does not
-/// help with them); gives the order.
+/// Runs operations of the given priorities, all of them ready at the same moment, on one worker (the thread
+/// that waits does not help with them); gives the order.
 fn order_of(priorities: &[i32]) -> Vec<i32> {
     let engine = engine(1);
     let gate: Variable = engine.var();
@@ -259,7 +260,7 @@ fn readiness_is_of_the_version_current_at_the_call() {
     let x = tensor(&engine, 1.0);
     let first = Gate::on_tensors(&engine, std::slice::from_ref(&x));
     let ready = x.ready();
-    // Somebody submits another write, which does not move what was asked before.
+    // Another write is submitted; it does not change which version the earlier request waits for.
     let held = hold_write(&engine, &x);
     first.open();
     block_on(ready).unwrap();

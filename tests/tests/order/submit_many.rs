@@ -39,7 +39,7 @@ fn a_wait_inside_wakes_the_workers_first() {
     let engine = engine(1);
     let watchdog = Watchdog::of(&engine);
     for _ in 0..50 {
-        // The worker has fallen asleep; nobody but it may run this one.
+        // The worker sleeps; only the worker may run this operation.
         std::thread::sleep(std::time::Duration::from_micros(300));
         engine.submit_many(|| {
             let x = tensor(&engine, 1.0);

@@ -1,5 +1,6 @@
-//! Bad DLPack from outside, where it enters the engine: a precise error, the deleter exactly once, and no panic. What a
-//! single struct may hold is tested beside the code that reads it; here is what the engine makes of it.
+//! Bad DLPack from outside, where it enters the engine: a precise error, the deleter exactly once, and no
+//! panic. Which structs are valid is tested beside the code that reads them; these tests show how the engine
+//! handles them.
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,17 +19,17 @@ use tests::watchdog::Watchdog;
 /// Elements of every tensor here.
 const LEN: usize = 4;
 
-/// What a producer does differently.
+/// How a producer deviates.
 type Edit = fn(&mut DLTensor);
 
-/// A tensor of the given kind changed by `edit`; taking it over may fail already.
+/// A tensor of the given kind changed by `edit`; the import itself may fail.
 fn managed(
     legacy: bool,
     deleted: &Deleted,
     edit: impl FnOnce(&mut DLTensor),
 ) -> Result<ManagedTensor, InvalidTensor> {
     let memory = Memory::of(&[1.0, 2.0, 3.0, 4.0]);
-    // SAFETY: a fresh tensor; what `edit` makes of it is refused, or true of its memory.
+    // SAFETY: a fresh tensor; the engine refuses what `edit` makes of it, or it describes its memory.
     unsafe {
         if legacy {
             ManagedTensor::from_raw_legacy(
@@ -106,7 +107,7 @@ fn a_bad_result_of_an_operation_fails_it_names_its_field_and_is_deleted_once() {
         deleted.settle_at(1);
         let counted = deleted.clone();
         let made =
-            engine.op("makes").produce_async(move |[]| async move { Ok(managed(true, &counted, edit)?) });
+            engine.op("makes").produce_future(move |[]| async move { Ok(managed(true, &counted, edit)?) });
         assert!(made.unwrap().wait().unwrap_err().to_string().contains(message));
         let counted = deleted.clone();
         let made = engine.op("makes").produce_external(move |completion| {
@@ -141,7 +142,7 @@ fn random_structs_are_refused_or_accepted_but_never_panic_and_are_deleted_once()
         match result.expect("no panic crosses the boundary") {
             Ok(tensor) => {
                 accepted += 1;
-                // Asking is harmless whatever it says of itself; nobody follows what may be a lie.
+                // A query is harmless whatever the tensor claims: the query reads no memory.
                 assert!(tensor.is_ready() && tensor.shape().unwrap().len() <= 64);
                 let options = ExportOptions::new(Access::Alias);
                 drop(tensor.export_wait(&options));
@@ -206,13 +207,13 @@ fn typed_views_refuse_what_memory_is_not() {
         drop(x);
         deleted.settle_at(at + 1);
     }
-    // What a slice cannot show, a copy can.
+    // A copy can represent what a slice cannot.
     // SAFETY: shape and strides have one entry each; four elements backwards from the last.
     let backwards =
         import(&engine, false, &deleted, |t| unsafe { (*t.strides, t.byte_offset) = (-1, 12) }).unwrap();
     assert_eq!(backwards.to_vec::<f32>().unwrap(), [4.0, 3.0, 2.0, 1.0]);
     let crooked = engine.from_vec(vec![2_u8, 1, 0, 1], &[4]).unwrap();
-    // Bytes that are no booleans never become any.
+    // Bytes that are not booleans are never read as booleans.
     let layout = crooked.layout().unwrap();
     assert_eq!(layout.dtype(), DType::U8);
     let booleans = import(&engine, false, &deleted, |t| (t.code, t.bits) = (6, 8)).unwrap();
@@ -231,8 +232,8 @@ fn read_only_memory_is_never_written_whoever_says_that_it_is() {
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let memory = Memory::of(&[1.0; LEN]);
-    // By the flag, or by the importer, who knows what a legacy struct cannot say.
-    // SAFETY: fresh tensors that describe their memory truly.
+    // Read-only by the flag, or by the importer's option, since a legacy struct has no flag.
+    // SAFETY: fresh tensors that describe their own memory.
     let (flagged, known) = unsafe {
         let flagged = memory.versioned(0, 2, &deleted, |managed| managed.flags = READ_ONLY);
         let flagged = engine.import(ManagedTensor::from_raw_versioned(flagged).unwrap()).unwrap();
@@ -269,11 +270,11 @@ fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
     let late = engine.op("late").produce(move |[]| {
         wait.recv()?;
         let raw = Memory::of(&[1.0]).versioned(0, 1, &counted, |managed| managed.flags = READ_ONLY);
-        // SAFETY: a fresh tensor that describes its memory truly.
+        // SAFETY: a fresh tensor that describes its own memory.
         Ok(unsafe { ManagedTensor::from_raw_versioned(raw) }?)
     });
     let late = late.unwrap();
-    // Nobody knows yet that it will be read-only, so these are accepted.
+    // The engine cannot know yet that the tensor will be read-only, so it accepts these writes.
     let write = engine.op("write").writes([&late]).run(|[], [mut x]| {
         x.as_mut_slice::<f32>()?.fill(9.0);
         Ok(())
@@ -289,7 +290,7 @@ fn read_only_results_of_operations_that_were_to_be_written_fail_that_write() {
     }
     // The memory is untouched, whatever its version says.
     let alias = late.export_wait(&ExportOptions::new(Access::Alias)).unwrap();
-    // SAFETY: one element, which nobody writes.
+    // SAFETY: one element, which no code writes.
     assert_eq!(unsafe { *alias.data().cast::<f32>() }, 1.0);
     drop((alias, late));
     deleted.settle_at(1);
@@ -313,7 +314,7 @@ fn shapes_and_vectors_that_do_not_fit_are_refused() {
     for error in errors {
         assert!(matches!(error, Error::Invalid(_) | Error::InvalidTensor(_)), "{error:?}");
     }
-    // More than there can be, but a number: the system refuses.
+    // More memory than any machine has: the system refuses the allocation.
     let error = engine.zeros(&[1 << 60], DType::U8).unwrap_err();
     assert!(matches!(error, Error::Device(_) | Error::InvalidTensor(_)), "{error:?}");
     let empty = engine.from_vec(Vec::<f32>::new(), &[3, 0]).unwrap();
@@ -331,7 +332,7 @@ fn an_engine_with_more_workers_than_the_limit_is_refused_before_any_thread_start
     }
 }
 
-/// A device that says it has memory, and gives none.
+/// A device that reports memory, and fails each allocation.
 #[derive(Debug)]
 struct Stingy(Arc<dyn Device>);
 

@@ -1,5 +1,5 @@
-//! Memory in the hands of a consumer on a device: what is waited for where before it, and what the end of the lease waits
-//! for. On the simulated device, which moves when the test says so.
+//! Memory handed to a consumer on a device: where earlier work is waited for, and what the end of the lease
+//! waits for. The tests use the simulated device, whose clock they advance.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -14,23 +14,23 @@ use tests::gate::Gate;
 use tests::on_device::{Element, copy_on, fault, on_device, queue, sim, started, write_on};
 use tests::ops::{exclusive, get, set, tensor, until, waits};
 
-/// A device like CUDA's: handles of others' queues are good for a call only.
+/// A device like CUDA's: a foreign queue's handle is valid within one call only.
 fn raw() -> SimOptions {
     SimOptions { raw_handles: true, ..SimOptions::default() }
 }
 
-/// `theirs` as somebody else's queue, acquired now.
+/// The foreign queue `theirs` as a consumer, acquired now.
 fn acquired(device: &SimDevice, theirs: &SimQueue) -> Consumer {
     // SAFETY: the queue lives.
     Consumer::Queue(unsafe { device.foreign_queue(theirs.native()) }.unwrap())
 }
 
 fn lease(tensor: &Tensor, access: Access, consumer: &Consumer) -> Lease {
-    // No time to wait on the host: whatever has to be waited for is waited for elsewhere.
+    // The host has no time to wait: the queue must do all waiting.
     tensor.lease(access, "a consumer").for_consumer(consumer).wait(Some(Duration::ZERO)).unwrap()
 }
 
-/// What a consumer has read when its work ran.
+/// The value that the consumer's work reads.
 fn reads_on(theirs: &SimQueue, name: &'static str, tensor: &Tensor) -> std::sync::mpsc::Receiver<f32> {
     let (told, telling) = channel();
     let element = Element::of(tensor);
@@ -53,11 +53,33 @@ fn a_consumer_with_a_queue_gets_waits_there_and_the_host_goes_on() {
     let exported = x.export_wait(&options).unwrap();
     drop(options);
     let read = reads_on(&theirs, "consume", &x);
-    assert_eq!(device.now_ns(), 0, "handed over before anything has run");
+    assert_eq!(device.now_ns(), 0, "the lease is granted before any work has run");
     device.run_until_idle();
     assert_eq!(read.recv().unwrap(), 5.0);
     assert_eq!(started(&device), ["produce", "consume"]);
     drop(exported);
+    assert!(watchdog.still_watches());
+}
+
+#[test]
+fn a_set_of_leases_for_one_queue_is_granted_at_once_and_both_memories_wait_for_the_consumer() {
+    let _alone = exclusive();
+    let (device, engine, watchdog) = sim(1, SimOptions::default());
+    let (ours, last) = (queue(&device), queue(&device));
+    let theirs = device.queue(false);
+    let (x, y) = (on_device(&device, &engine), on_device(&device, &engine));
+    write_on(&engine, &ours, "produce x", &x, 1.0).wait().unwrap();
+    write_on(&engine, &ours, "produce y", &y, 2.0).wait().unwrap();
+    let wanted = [(x.clone(), Access::Read), (y.clone(), Access::Write)];
+    let consumer = acquired(&device, &theirs);
+    let leases = engine.lease_all(&wanted, "a consumer").for_consumer(&consumer).try_now().unwrap().unwrap();
+    assert_eq!((leases.len(), device.now_ns()), (2, 0), "no work has run");
+    let (read_x, read_y) = (reads_on(&theirs, "consume x", &x), reads_on(&theirs, "consume y", &y));
+    drop(leases);
+    write_on(&engine, &last, "overwrite x", &x, 3.0).wait().unwrap();
+    write_on(&engine, &last, "overwrite y", &y, 4.0).wait().unwrap();
+    device.run_until_idle();
+    assert_eq!((read_x.recv().unwrap(), read_y.recv().unwrap()), (1.0, 2.0));
     assert!(watchdog.still_watches());
 }
 
@@ -86,7 +108,7 @@ fn an_export_waits_on_the_host_until_the_producer_is_issued_and_no_longer() {
     assert!(later.as_mut().now_or_never().is_none());
     gate.open();
     let lease = block_on(later).unwrap();
-    assert_eq!((device.now_ns(), device.unfinished()), (0, 1), "issued, and not run");
+    assert_eq!((device.now_ns(), device.unfinished()), (0, 1), "the work is issued, and has not run");
     let read = reads_on(&theirs, "consume", &x);
     drop(lease);
     device.run_until_idle();
@@ -104,7 +126,7 @@ fn a_write_waits_for_a_consumer_that_has_given_the_memory_back_before_its_work_r
     let held = lease(&x, Access::Read, &acquired(&device, &theirs));
     let read = reads_on(&theirs, "consume", &x);
     drop(held);
-    // Issued at once: the queues settle it between themselves.
+    // The write is issued at once: the queues wait for each other.
     write_on(&engine, &ours, "overwrite", &x, 6.0).wait().unwrap();
     assert_eq!(device.now_ns(), 0);
     device.run_until_idle();
@@ -125,7 +147,7 @@ fn memory_whose_last_use_is_on_a_raw_queue_goes_through_quarantine() {
     let read = reads_on(&theirs, "consume", &x);
     drop(held);
     let overwrite = write_on(&engine, &ours, "overwrite", &x, 6.0);
-    // It keeps writes of that memory waiting, and nobody else.
+    // The quarantine keeps only writes of this memory waiting.
     write_on(&engine, &ours, "elsewhere", &other, 1.0).wait().unwrap();
     until("a barrier was asked for", || engine.stats().quarantine.barriers > before.barriers);
     assert!(!overwrite.is_done());
@@ -214,7 +236,7 @@ fn a_consumer_that_orders_himself_waits_for_nothing_and_is_followed_by_a_quarant
     let waits_before = device.driver_calls().waits;
     let held = lease(&x, Access::Read, &Consumer::Unordered);
     assert_eq!(device.driver_calls().waits, waits_before);
-    // It is a lease all the same.
+    // The export is a lease too.
     let overwrite = write_on(&engine, &ours, "overwrite", &x, 6.0);
     device.run_until_idle();
     assert!(waits(&engine, &overwrite));
@@ -253,7 +275,7 @@ fn a_lease_to_write_keeps_what_was_pending_before_it() {
     let (x, y) = (on_device(&device, &engine), on_device(&device, &engine));
     write_on(&engine, &producer, "produce", &x, 1.0);
     copy_on(&engine, &reader, "slow reader", &x, &y).wait().unwrap();
-    // Given up before it is used: it must leave everything as it was.
+    // A request that is dropped must change nothing.
     drop(x.lease(Access::Write, "nobody").for_consumer(&Consumer::Unordered));
     let consumer = acquired(&device, &theirs);
     let held = lease(&x, Access::Write, &consumer);
@@ -282,7 +304,7 @@ fn a_failed_producer_is_told_to_the_consumer_and_a_failed_reader_is_not() {
         refused.as_ref().is_err_and(|error| error.to_string().contains("illegal address")),
         "{refused:?}"
     );
-    // Issued to another queue that then breaks; whoever writes afterwards does not mind.
+    // A reader on another queue fails; later writers ignore that.
     let breaking = queue(&device);
     device.fail_named("reader", fault("reader broke"));
     tests::on_device::read_on(&engine, &breaking, "reader", &y).wait().unwrap();
@@ -296,7 +318,7 @@ fn what_only_the_host_can_wait_for_is_waited_for_there_before_the_queue_goes_on(
     let _alone = exclusive();
     let (device, engine, watchdog) = sim(1, SimOptions::default());
     let theirs = device.queue(false);
-    let (completer, fence) = host::promise("somebody else's work");
+    let (completer, fence) = host::promise("foreign work");
     let x = on_device(&device, &engine);
     set(&engine, &x, 4.0).wait().unwrap();
     let op = engine.op("outside").updates([&x]);
@@ -331,11 +353,11 @@ fn a_lease_handed_into_a_capture_stays_until_it_is_ended_by_name() {
     };
     let exported = x.export_wait(&options).unwrap();
     drop((exported, options));
-    assert_eq!(device.driver_calls().queries, queries + 1, "of the producer's fence, by the export");
+    assert_eq!(device.driver_calls().queries, queries + 1, "the export queries the producer's fence once");
     theirs.set_capturing(false);
     let overwrite = write_on(&engine, &ours, "overwrite", &x, 6.0);
     device.run_until_idle();
-    // Launches of the graph read it again.
+    // Launches of the graph read the memory again.
     assert!(waits(&engine, &overwrite));
     assert_eq!(x.end_captures(), 1);
     overwrite.wait().unwrap();
@@ -376,7 +398,7 @@ fn a_copy_made_for_a_consumer_on_the_device_is_freed_after_the_consumer() {
 #[test]
 fn memory_of_devices_that_are_given_back_early_is_not_so_where_the_host_reads_it() {
     let _alone = exclusive();
-    // Simulated memory can be read by the host: whoever has it as a host consumer is done when he says so.
+    // The host can read simulated memory: a host consumer releases it after its use.
     let (device, engine, _watchdog) = sim(1, raw());
     let x = on_device(&device, &engine);
     let before = engine.stats().quarantine;

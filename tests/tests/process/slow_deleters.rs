@@ -1,4 +1,4 @@
-//! A deleter that does not return: it is named, and the memory of others goes back to its owners meanwhile.
+//! A deleter that does not return: a diagnosis names it, and other memory is freed meanwhile.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};

@@ -1,7 +1,8 @@
-//! Programs with nodes on devices, and with nodes that tell their end themselves. On the simulated device, whose time passes
-//! when a test says so.
+//! Programs with nodes on devices, and with nodes that other threads complete, on the simulated device, whose
+//! time passes when a test says so.
 //!
-//! `ESTAFETTE_SEED` sets the first seed of the random programs and `ESTAFETTE_SEEDS` how many follow; a failure names its own.
+//! `ESTAFETTE_SEED` sets the first seed of the random programs and `ESTAFETTE_SEEDS` how many follow; a
+//! failure names its own.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -88,7 +89,7 @@ fn between_queues_the_device_waits_and_the_ends_of_all_branches_are_waited_for()
         assert_eq!(device.driver_calls().waits, 1, "the second queue waits for the root");
         device.run_until_idle();
         assert_eq!(started(&device), ["root", "left", "right"]);
-        // Whoever uses what the replay has written comes after both of its ends, whichever it uses.
+        // A use of either tensor that the replay wrote comes after both ends of the replay.
         assert!(!x.is_ready() && !z.is_ready(), "{held} is still under way");
         let used = copy_on(&engine, &second, "used", &z, &y);
         until("it is issued", || used.is_done());
@@ -112,7 +113,7 @@ fn a_node_on_the_host_waits_for_the_device_and_blocks_no_thread() {
         copies(&mut builder, &queue, "up", &x, &y);
         adds(&mut builder, "host", &y, 10.0);
         copies(&mut builder, &queue, "down", &y, &x);
-        // Has nothing to do with the others, and is not held up by them.
+        // This node is independent of the others, which do not hold it up.
         adds(&mut builder, "beside", &z, 1.0);
         let program = builder.finish().unwrap();
         let variable = engine.var();
@@ -229,7 +230,7 @@ fn work_that_fails_after_it_was_issued_is_the_failure_of_its_node() {
     assert!(cause.message().contains("the device broke"), "{error}");
     assert_eq!(Element::of(&y).get(), 0.0, "what reads from it on the host was left out");
     assert_eq!(Element::of(&z).get(), 1.0);
-    // Issued behind nobody: seen when it is observed.
+    // Issued without a predecessor: the failure shows when it is observed.
     let (device, engine, _watchdog) = sim(1, SimOptions::default());
     let [x, y, _] = three(&device, &engine);
     let only = queue(&device);
@@ -268,7 +269,7 @@ fn what_a_device_body_needs_is_asked_for_when_it_is_recorded() {
     assert!(error.contains("no nodes"), "{error}");
 }
 
-/// Whose end another thread tells, in the order in which they began.
+/// Nodes that another thread completes, in the order in which they began.
 #[derive(Default, Clone)]
 struct Begun(Arc<Mutex<Vec<Completion>>>);
 
@@ -420,12 +421,12 @@ fn an_external_node_on_a_queue_leaves_what_it_has_enqueued_there() {
 enum Place {
     Host,
     Queue(usize),
-    /// On the host, told by another thread.
+    /// On the host, completed by another thread.
     Elsewhere,
 }
 
-/// Nodes here and there keep the order that they would have one at a time: plain loads and stores, so two that overlap and
-/// should not lose each other's values.
+/// Nodes here and there keep the order that they would have one at a time: plain loads and stores, so two
+/// that overlap and should not lose each other's values.
 #[test]
 fn random_programs_on_several_queues_and_the_host_keep_their_order() {
     let first = dice::from_environment("ESTAFETTE_SEED", 1);

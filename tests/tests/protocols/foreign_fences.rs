@@ -1,4 +1,5 @@
-//! Fences of another scheduler: each subscription is answered once, whenever the fence settles, calls, or is given up.
+//! Fences of another scheduler: each subscription is answered once, whenever the fence settles, calls, or is
+//! given up.
 
 use std::ffi::{c_char, c_void};
 use std::future::Future;
@@ -20,14 +21,15 @@ use tests::simulation::{explore, explore_in_time};
 
 use crate::{SCHEDULES, engine};
 
-/// The fence of the other scheduler. Its memory stays with the test, so that a use after the last release is seen.
+/// The fence of the other scheduler. Its memory stays with the test, so that a use after the last release is
+/// seen.
 #[derive(Default)]
 struct Foreign {
     /// Not pending.
     is_settled: AtomicBool,
     holders: Mutex<usize>,
     released: Condvar,
-    /// Called under this lock, as by a careless scheduler.
+    /// Subscribers are called under this lock, as a careless scheduler does.
     calls: Mutex<Calls>,
     /// Calls that were taken back.
     unsubscribed: AtomicUsize,
@@ -138,7 +140,7 @@ impl Foreign {
         }
     }
 
-    /// Settles and calls nobody yet.
+    /// Settles without calling the subscribers.
     fn settle_silently(&self) {
         self.is_settled.store(true, Ordering::SeqCst);
     }

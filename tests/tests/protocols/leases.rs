@@ -82,12 +82,12 @@ fn a_request_that_is_dropped_while_the_fences_before_it_settle_holds_nothing_up(
                 }
                 drop(request);
             });
-            // Behind the lease or before it.
+            // Ordered before or after the lease.
             engine.op("after").writes([tensor]).run(|[], [_tensor]| Ok(())).unwrap().wait().unwrap();
         });
         drop(tensor.lease(Access::Write, "a test").wait(None));
         drop(tensor);
-        // Whatever still has the memory lets go of it.
+        // All remaining users release the memory.
         while deleted.count() == 0 {
             thread::yield_now();
         }

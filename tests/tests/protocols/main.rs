@@ -1,8 +1,9 @@
 //! Protocols of the engine under random schedules: `cargo xtask test --suite shuttle`.
 //!
-//! Nothing moves the clock here, so no timeout ends a wait: a wake-up that is lost is a deadlock, which shuttle reports, even where
-//! the engine would have looked again some milliseconds later. So is a thread that does not leave with its engine. A clock moves where a
-//! time belongs to the protocol: in the quarantine, beside staging, which needs a device, and where a fence is overdue.
+//! Nothing moves the clock here, so no timeout ends a wait: a wake-up that is lost is a deadlock, which
+//! shuttle reports, even where the engine would have looked again some milliseconds later. So is a thread
+//! that does not leave with its engine. A clock moves where a time belongs to the protocol: in the
+//! quarantine, beside staging, which needs a device, and where a fence is overdue.
 #![cfg(estafette_shuttle)]
 #![allow(clippy::unwrap_used, reason = "in a test, an unwrap is an assertion")]
 
@@ -69,7 +70,8 @@ fn an_operation_is_begun_or_cancelled_and_never_both() {
     });
 }
 
-/// A reader is cancelled, or fails, because of what it reads: a cancel that spreads meets readiness that is asked for.
+/// A reader is cancelled, or fails, because of what it reads: a cancel that spreads meets readiness that is
+/// asked for.
 #[test]
 fn a_cancel_that_spreads_reaches_waits_behind_it() {
     explore(SCHEDULES, || {
@@ -140,7 +142,8 @@ fn a_lease_that_is_granted_while_it_is_given_up_is_given_back() {
     });
 }
 
-/// Handles of an engine on two threads are dropped while its last operation ends: its worker leaves, on whatever thread the last one is dropped.
+/// Handles of an engine on two threads are dropped while its last operation ends: its worker leaves, on
+/// whatever thread the last one is dropped.
 #[test]
 fn the_worker_leaves_with_the_last_use_of_its_engine() {
     explore(SCHEDULES, || {
@@ -157,7 +160,8 @@ fn the_worker_leaves_with_the_last_use_of_its_engine() {
     });
 }
 
-/// Two threads drop tensors of another library, some with work under way: each deleter runs once, and a flush waits for all of them.
+/// Two threads drop tensors of another library, some with work under way: each deleter runs once, and a flush
+/// waits for all of them.
 #[test]
 fn each_deleter_runs_once_and_a_flush_waits_for_it() {
     explore(SCHEDULES, || {
@@ -212,7 +216,8 @@ fn a_foreign_fence_that_settles_while_it_is_subscribed_to_is_heard_of() {
     });
 }
 
-/// A question that is asked while the operation fails gets the failure, and none that is asked after it has been healed does.
+/// A wait that begins while the operation fails gets the failure; a wait that begins after the healing write
+/// does not.
 #[test]
 fn a_failure_is_seen_between_it_and_its_cure() {
     explore(SCHEDULES, || {

@@ -1,5 +1,5 @@
-//! Memory that a consumer has given back while its work may still run: it is written and freed after that work, and each use of it
-//! ends once, be it by a barrier or by its time.
+//! Memory that a consumer released while its work may still run: it is written and freed after that work, and
+//! each use of it ends once, by a barrier or by its timeout.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn write(engine: &Engine, tensor: &Tensor, seen: &Arc<Seen>, at: usize) {
     write.unwrap().wait().unwrap();
 }
 
-/// Ends the use of a device. Its quarantine lets go of it some time after the last use.
+/// Ends the use of a device. Its quarantine releases the device some time after the last use.
 fn close(engine: Engine, device: Arc<Watched>) {
     let gone = Arc::downgrade(&device);
     drop((engine, device));
@@ -89,7 +89,7 @@ fn memory_is_written_and_freed_after_work_that_is_not_known_and_its_device_goes_
     }
 }
 
-/// The quarantine learns that it cannot know: the memory is leaked, once, and what waits for it goes on.
+/// The end of the use cannot be known: the memory is leaked, once, and operations that wait for it continue.
 #[test]
 fn memory_whose_barrier_fails_is_never_freed_and_holds_nothing_up() {
     explore_in_time(SCHEDULES, || {

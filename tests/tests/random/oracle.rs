@@ -10,7 +10,7 @@ use tests::oracle::world::World;
 /// Operations per program.
 const OPERATIONS: usize = 10_000;
 
-/// Programs per test, unless told otherwise.
+/// Programs per test, unless `ESTAFETTE_SEEDS` says how many.
 const SEEDS: u64 = 8;
 
 /// Runs programs of drawn shapes, each changed by `edit`.

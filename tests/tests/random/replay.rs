@@ -11,7 +11,7 @@ use tests::dice::{self, Dice, mix};
 use tests::ops::engine;
 use tests::watchdog::Watchdog;
 
-/// Programs per test, unless told otherwise.
+/// Programs per test, unless `ESTAFETTE_SEEDS` says how many.
 const SEEDS: u64 = 60;
 
 /// Replays of each program, with ordinary operations in between.
@@ -183,7 +183,8 @@ fn replays_keep_the_order_with_three_workers() {
     replays_keep_the_order(3);
 }
 
-/// Which nodes run, and which one is to blame, by the rule in words: what reads from a failed or skipped node is skipped.
+/// Which nodes run, and which one is to blame, by the rule in words: what reads from a failed or skipped node
+/// is skipped.
 fn fates(steps: &[Step]) -> (Vec<u64>, Option<u64>) {
     let mut broken = BTreeSet::new();
     let mut ran = Vec::new();

@@ -1,6 +1,7 @@
 //! After each random step, whoever may run runs, and nobody else.
 //!
-//! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow; a failure names its own, with its steps.
+//! `ESTAFETTE_SEED` sets the first seed and `ESTAFETTE_SEEDS` how many follow; a failure names its own, with
+//! its steps.
 
 use tests::dice::{self, Dice};
 use tests::watchdog::Watchdog;

@@ -1,4 +1,4 @@
-//! What several futures wait for keeps the waker of each of them once, and none of a future that was dropped.
+//! An event keeps one waker per waiting future, and none of a dropped future.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,7 +127,10 @@ fn dropped_futures_that_wait_for_room_or_for_the_end_of_everything_keep_no_task(
     let write = gate(&engine, &x);
     let counts = Arc::<Counts>::default();
     for _ in 0..1_000 {
-        poll_in_a_task(&counts, &mut engine.op("waits for room").run_async(|[], []| Ok(())).boxed_local());
+        poll_in_a_task(
+            &counts,
+            &mut async { engine.op("waits for room").permit().await?.run(|[], []| Ok(())) }.boxed_local(),
+        );
     }
     for _ in 0..1_000 {
         poll_in_a_task(&counts, &mut engine.shutdown().boxed_local());

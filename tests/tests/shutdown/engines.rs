@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: shutdown, and updates that did not happen.
+//! Hard cases: shutdown, and updates that did not happen.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,9 +26,9 @@ fn shutdown_drains_what_is_in_flight_and_refuses_what_comes_later() {
         assert!(matches!(refused, Error::Shutdown), "{refused:?}");
         let refused = engine.zeros(&[1], estafette::DType::F32).unwrap_err();
         assert!(matches!(refused, Error::Shutdown), "{refused:?}");
-        // A tensor imported too late is given back all the same.
+        // A tensor imported too late is returned to its owner too.
         let deleted = Deleted::default();
-        // SAFETY: a fresh tensor that describes its memory truly.
+        // SAFETY: a fresh tensor that describes its own memory.
         let refused = unsafe { engine.import(foreign::tensor(&[1.0], &deleted)) }.unwrap_err();
         assert!(matches!(refused, Error::Shutdown), "{refused:?}");
         deleted.settle_at(1);
@@ -82,7 +82,7 @@ fn shutdown_with_a_deadline_cancels_what_only_leases_block_and_reports_it() {
     assert_eq!(report.cancelled, ["set", "add"]);
     assert_eq!(report.leases.len(), 1, "{report:?}");
     assert!(report.leases[0].contains("a hoarder"), "{report:?}");
-    // What runs, and what waits for it, is left alone.
+    // A running operation, and operations that wait for it, are not cancelled.
     let mut running = report.running.clone();
     running.sort();
     assert_eq!(running, ["behind the busy one", "gate"]);
@@ -187,7 +187,7 @@ fn the_last_handle_may_be_dropped_in_asynchronous_code_of_any_runtime() {
     let use_and_drop = || async {
         let engine = engine(1);
         let x = tensor(&engine, 1.0);
-        let y = engine.op("asynchronous").reads([&x]).produce_async(|[x]| async move {
+        let y = engine.op("asynchronous").reads([&x]).produce_future(|[x]| async move {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let value = x.as_slice::<f32>()?[0] + 1.0;
             Ok(estafette::Produced::from_vec(vec![value], &[1])?)

@@ -1,10 +1,10 @@
-//! Hard cases of docs/guarantees.md: a forked child gets a clear error, and the parent is unaffected.
+//! A hard case: a forked child gets a clear error, and the parent is unaffected.
 
 use std::process::Command;
 
 #[test]
 fn a_forked_child_gets_a_clear_error_leaks_quietly_and_leaves_the_parent_alone() {
-    // Threads that hold locks at the moment of the fork are what goes wrong, so this is tried more than once.
+    // The hazard is a thread that holds a lock at the moment of the fork, so the test forks more than once.
     for round in 0..20 {
         let how = if round % 2 == 0 { "leave" } else { "exit" };
         let output = Command::new(env!("CARGO_BIN_EXE_forked")).arg(how).output().unwrap();

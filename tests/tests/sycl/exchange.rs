@@ -1,5 +1,5 @@
-//! The engine on the real SYCL runtime, with the processor as the device. `cargo xtask test --suite sycl` has one; a plain test
-//! run leaves these out.
+//! The engine on the real SYCL runtime, with the processor as the device. `cargo xtask test --suite sycl` has
+//! one; a plain test run leaves these out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn fill(engine: &Engine, queue: &Arc<dyn Queue>, x: &Tensor, value: u8) -> Op {
     let op = engine.op("fill").writes([x]).on(queue);
     op.run_on(move |queue, [], [mut x]| {
         let queue = SyclQueue::from_queue(queue).expect("a SYCL queue");
-        // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+        // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
         Ok(unsafe { queue.fill(x.data_mut_ptr(), value, BYTES as usize) }?)
     })
     .unwrap()
@@ -82,7 +82,7 @@ fn a_recording_says_when_the_device_worked() {
     for in_order in [true, false] {
         let queue = device.queue(in_order).unwrap() as Arc<dyn Queue>;
         let (x, y) = (bytes_on(&engine, &*device), bytes_on(&engine, &*device));
-        // Before anybody measures: the queue has work under way when it goes over to being measured.
+        // Before the measurement: the queue has work under way when its measurement begins.
         fill(&engine, &queue, &x, 7);
         let journal = Journal::open(JournalOptions::default()).unwrap();
         for step in 0..COPIES {
@@ -91,7 +91,7 @@ fn a_recording_says_when_the_device_worked() {
         }
         x.wait().unwrap();
         y.wait().unwrap();
-        // Whoever saw the end may still be writing it down.
+        // The thread that saw the end may still be recording it.
         std::thread::sleep(Duration::from_millis(50));
         let recording = journal.finish();
         // And afterwards.
@@ -105,7 +105,8 @@ fn a_recording_says_when_the_device_worked() {
             assert!(began <= *from && from < to && *to <= observed, "{copy:?}");
             assert!(recording.lanes[copy.lane.unwrap()].kind == LaneKind::Queue);
         }
-        // Each depends on the one before, so none overlaps another, and together they are most of the time that it took.
+        // Each depends on the one before, so none overlaps another, and together they are most of the time
+        // that it took.
         assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{spans:?}");
         let busy: u64 = spans.iter().map(|(from, to)| to - from).sum();
         let whole = spans[COPIES - 1].1 - spans[0].0;
@@ -191,7 +192,7 @@ fn usm_says_what_it_is_and_a_queue_from_outside_is_waited_for() {
     let fence = foreign.record().unwrap();
     assert!(fence.queue().is_none(), "a fence of its own");
     assert!(fence.wait_timeout(None).unwrap().is_ok());
-    // SAFETY: shared memory that nobody writes any more.
+    // SAFETY: shared memory that no code writes any more.
     assert_eq!(unsafe { memory.ptr().as_ptr().add(4_000).read() }, 5);
     let event = device.event_of_fence(&fence).unwrap();
     // SAFETY: a live event of this runtime.

@@ -1,4 +1,5 @@
-//! Consumers with a SYCL queue, in Rust and through the C interface, on the real runtime. `cargo xtask test --suite sycl` has one.
+//! Consumers with a SYCL queue, in Rust and through the C interface, on the real runtime. `cargo xtask test
+//! --suite sycl` has one.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -25,7 +26,7 @@ fn fill(engine: &Engine, queue: &Arc<dyn Queue>, x: &Tensor, value: u8) -> Op {
     let op = engine.op("fill").writes([x]).on(queue);
     op.run_on(move |queue, [], [mut x]| {
         let queue = SyclQueue::from_queue(queue).expect("a SYCL queue");
-        // SAFETY: the engine keeps the tensor, and everybody else away from it, until the work is done.
+        // SAFETY: the engine keeps the tensor, and all other uses away from it, until the work is done.
         Ok(unsafe { queue.fill(x.data_mut_ptr(), value, BYTES as usize) }?)
     })
     .unwrap()
@@ -53,7 +54,7 @@ impl Theirs {
     /// What it has read, if that was all the same.
     fn read(&self) -> u8 {
         self.queue.record().unwrap().wait_timeout(None).unwrap().unwrap();
-        // SAFETY: shared memory that nobody writes any more.
+        // SAFETY: shared memory that no code writes any more.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory.ptr().as_ptr(), BYTES as usize) };
         assert!(bytes.iter().all(|byte| *byte == bytes[0]), "read while it was written");
         bytes[0]

@@ -1,5 +1,6 @@
-//! A tensor goes from CUDA to SYCL and back. The two runtimes know nothing of each other, so the crossing is through the host, by the
-//! reactor. SYCL is the real runtime on the processor; CUDA is the simulated driver, so nothing here has seen a GPU.
+//! A tensor goes from CUDA to SYCL and back. The two runtimes know nothing of each other, so the crossing is
+//! through the host, by the reactor. SYCL is the real runtime on the processor; CUDA is the simulated driver,
+//! so nothing here has seen a GPU.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +23,8 @@ fn pinned(engine: &Engine, device: &CudaDevice) -> Tensor {
     let place = DLDevice::new(DeviceType::CUDA_HOST, 0);
     let layout = Layout::contiguous(DType::U8, place, &[BYTES as i64]).unwrap();
     let data = memory.ptr().as_ptr().cast();
-    // SAFETY: the memory is as long as the layout, is written before it is read, and stays until the deleter is called.
+    // SAFETY: the memory is as long as the layout, is written before it is read, and stays until the deleter
+    // is called.
     unsafe {
         let managed = export(&layout, data, ExportFlags::default(), Abi::Versioned, move || drop(memory));
         engine.import(managed).unwrap()
@@ -42,7 +44,7 @@ fn copy(
     let op = engine.op("copy").reads([from]).writes([to]).on(queue);
     let op = op.run_on(move |queue, [from], [mut to]| {
         note.store(true, Ordering::SeqCst);
-        // SAFETY: the engine keeps both until the work is done.
+        // SAFETY: the engine keeps both tensors until the work is done.
         Ok(unsafe { device.copy(queue, from.data_ptr(), to.data_mut_ptr(), BYTES) }?)
     });
     (op.unwrap(), begun)

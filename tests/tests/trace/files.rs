@@ -1,5 +1,5 @@
-//! The files of recordings: the unfinished one that a process leaves which ends before, and the one that is replaced when the new
-//! one is whole.
+//! The files of recordings: the unfinished one that a process leaves which ends before, and the one that is
+//! replaced when the new one is whole.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,8 @@ fn work(engine: &Engine, steps: usize) {
     engine.wait_all(None).unwrap();
 }
 
-/// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that name.
+/// A copy of the unfinished file, as a process leaves it that is killed now; once it has an operation of that
+/// name.
 fn torso(unfinished: &Path, name: &str) -> Recording {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

@@ -1,5 +1,5 @@
-//! Stalls planted on purpose: the first line of the report names the right cause and the right culprit, also after a way
-//! through the file.
+//! Stalls planted on purpose: the first line of the report names the right cause and the right culprit, also
+//! after a way through the file.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,8 +15,8 @@ use estafette_report::{Recording, Report, perfetto, report};
 use futures::executor::block_on;
 use tests::watchdog::Watchdog;
 
-/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so busy that it is not, a
-/// longer one is planted.
+/// Plants a stall of the given length, compared with which everything else is short. On a machine that is so
+/// busy that it is not, a longer one is planted.
 fn planted(stall: impl Fn(Duration)) {
     let _alone = exclusive();
     let found =

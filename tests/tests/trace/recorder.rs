@@ -1,4 +1,5 @@
-//! What the journal keeps of an operation, in each form that its entries have, against a clock that the tests set.
+//! What the journal keeps of an operation, in each form that its entries have, against a clock that the tests
+//! set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, mpsc};

@@ -1,5 +1,5 @@
-//! Attribution against truth worked out by hand. The journal's clock is the simulated device's, which stands still unless a
-//! test moves it, so every nanosecond is known.
+//! Attribution against truth worked out by hand. The journal's clock is the simulated device's, which stands
+//! still unless a test moves it, so every nanosecond is known.
 
 use std::sync::{Arc, MutexGuard};
 use tests::ops::exclusive;
@@ -146,7 +146,7 @@ fn device_work_waits_for_its_input_and_then_for_its_queue() {
 fn the_device_says_when_it_was_busy_with_what_no_operation_tells_of() {
     let bench = bench();
     let x = bench.tensor();
-    // Somebody enqueues without the engine.
+    // Other code enqueues without the engine.
     SimQueue::from_queue(&*bench.queues[0]).unwrap().launch("unknown", 2_000, || {}).unwrap();
     bench.at(300);
     let pieces = bench.engine.op("two pieces").writes_slice(std::slice::from_ref(&x)).on(&bench.queues[0]);
@@ -295,7 +295,8 @@ fn entries_that_do_not_fit_are_counted_and_the_rest_still_tiles() {
     engine.wait_all(None).unwrap();
     let recording = journal.finish();
     tiles(&recording);
-    // Each operation makes two entries of two words at least, and half of the memory is four pages, which hold 32,768 words.
+    // Each operation makes two entries of two words at least, and half of the memory is four pages, which
+    // hold 32,768 words.
     let kept = recording.operations.len();
     assert!(recording.losses.records_lost() >= 2 * 20_000 - 32_768 / 2, "{:?}", recording.losses);
     assert!(kept > 0 && kept < 20_000, "{kept}");

@@ -1,4 +1,5 @@
-//! Awaits end as blocking waits do when leases alone hold them up, and cost the same whoever listens to the log.
+//! Awaits end as blocking waits do when only leases hold them up, and cost the same with and without a log
+//! subscriber.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -47,9 +48,9 @@ fn an_await_that_only_leases_hold_up_ends_with_their_names() {
         assert_held(block_on(x.export(Access::Read)).map(drop));
         assert_held(block_on(x.lease(Access::Write, "a writer")).map(drop));
         assert_held(block_on(engine.lease_all(&[(x.clone(), Access::Read)], "all")).map(drop));
-        // Each of them had its time.
+        // Each await waited for its whole limit.
         assert!(began.elapsed() >= 6 * LIMIT, "{:?}", began.elapsed());
-        // The work was left alone.
+        // The operation was not cancelled.
         drop(array);
         block_on(op).unwrap();
         assert_eq!(get(&x), 2.0);
@@ -95,7 +96,7 @@ fn an_await_behind_an_operation_that_runs_is_no_matter_of_leases() {
     let engine = short(1);
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);
-    // A lease beside an operation that runs: what waits for both waits on.
+    // A wait for a lease and a running operation continues.
     let array = export(&x);
     let gate = Gate::on_variable(&engine, &engine.var());
     let (go, wait) = channel::<()>();
@@ -171,7 +172,7 @@ impl tracing::field::Visit for Finds {
     }
 }
 
-/// Wants everything, and counts the warnings with these words.
+/// A subscriber to all events that counts warnings containing these words.
 struct Warnings(Arc<AtomicUsize>, &'static str);
 
 impl tracing::Subscriber for Warnings {
@@ -202,7 +203,7 @@ fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
         Engine::builder().workers(1).in_flight_limit(1).tokio(runtime.handle().clone()).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let (warned, inner) = (Arc::clone(&warnings), engine.clone());
-    // The thread that polls the body is not this one, but it is in the same place.
+    // Another thread polls the body, but the same code asks.
     let (go, wait) = channel::<()>();
     let body = engine.op("asynchronous").run_future(move |[], []| async move { Ok(wait.recv()?) }).unwrap();
     let blocks = std::thread::spawn({
@@ -226,7 +227,7 @@ fn a_submission_that_blocks_the_runtime_of_the_bodies_it_waits_for_says_so() {
 fn a_first_poll_takes_no_picture_of_the_graph_for_the_log() {
     let warnings = Arc::new(AtomicUsize::new(0));
     tracing::subscriber::set_global_default(Warnings(Arc::clone(&warnings), "own thread has taken")).unwrap();
-    // The picture would be taken now, and would find the lease of this very thread.
+    // A check would happen now, and would find the lease of this thread.
     let engine = Engine::builder().workers(1).lease_timeout(Duration::from_secs(2)).build().unwrap();
     let watchdog = Watchdog::of(&engine);
     let x = tensor(&engine, 1.0);

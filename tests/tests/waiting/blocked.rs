@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: waiting and windows.
+//! Hard cases: waiting and windows.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -29,7 +29,7 @@ fn a_blocking_submit_with_everything_in_flight_behind_leases_would_deadlock() {
         let array = x.export_wait(&ExportOptions::new(Access::Read)).unwrap();
         let ops = [set(&engine, &x, 2.0), set(&engine, &x, 3.0)];
         assert_would_deadlock(&engine.op("third").writes([&x]).run(|[], [_x]| Ok(())).unwrap_err());
-        let refused = engine.op("third").writes([&x]).try_run(|[], [_x]| Ok(())).unwrap_err();
+        let refused = engine.op("third").writes([&x]).without_waiting().run(|[], [_x]| Ok(())).unwrap_err();
         assert!(matches!(refused, Error::InFlightLimit { in_flight: 2, limit: 2 }), "{refused:?}");
         // Nothing was submitted, and what was goes on.
         drop(array);
@@ -219,17 +219,20 @@ fn a_refusing_submit_is_refused_and_an_asynchronous_one_waits_without_blocking()
     let watchdog = Watchdog::of(&engine);
     let variable = engine.var();
     let shut = Gate::on_variable(&engine, &variable);
-    let refused = engine.op("refused").try_run(|[], []| Ok(())).unwrap_err();
+    let refused = engine.op("refused").without_waiting().run(|[], []| Ok(())).unwrap_err();
     assert!(matches!(refused, Error::InFlightLimit { in_flight: 1, limit: 1 }), "{refused:?}");
     let ran = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&ran);
-    let mut later = Box::pin(engine.op("later").run_async(move |[], []| {
-        flag.store(true, Ordering::SeqCst);
-        Ok(())
-    }));
+    let mut later = Box::pin(async {
+        engine.op("later").permit().await?.run(move |[], []| {
+            flag.store(true, Ordering::SeqCst);
+            Ok(())
+        })
+    });
     assert!((&mut later).now_or_never().is_none());
     // Nothing is submitted until there is room, so dropping the future submits nothing.
-    let mut never = Box::pin(engine.op("never").run_async(|[], []| panic!("never submitted")));
+    let mut never =
+        Box::pin(async { engine.op("never").permit().await?.run(|[], []| panic!("never submitted")) });
     assert!((&mut never).now_or_never().is_none());
     drop(never);
     assert_eq!(engine.stats().in_flight, 1);
@@ -252,7 +255,7 @@ fn helping_runs_only_what_the_awaited_tensor_needs() {
         Ok(())
     });
     let late = add(&engine, &y, 1.0);
-    // The reader of `x` is in the way of the write; `other` is nobody's business.
+    // The write waits for the reader of `x`, and not for `other`.
     needed.unwrap().wait().unwrap();
     assert_eq!(status(&engine, &unneeded[0]), Some(Status::Granted), "{}", engine.diagnose());
     assert_eq!(status(&engine, &unneeded[1]), None);
@@ -285,7 +288,7 @@ fn a_wait_helps_another_engine_whose_operations_its_tensor_needs() {
         let x = tensor(&one, 0.0);
         for _ in 0..10 {
             add(&one, &x, 1.0);
-            // Nobody but the waiting thread will ever run this.
+            // Only the waiting thread can run this operation.
             add(&two, &x, 1.0);
         }
         assert_eq!(get(&x), 20.0);

@@ -1,4 +1,4 @@
-//! Hard cases of docs/guarantees.md: definition and aliases.
+//! Hard cases: definition and aliases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tests::watchdog::Watchdog;
 
 /// A tensor over part of `memory`.
 fn import(engine: &Engine, memory: &Memory, start: usize, len: usize, deleted: &Deleted) -> Tensor {
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     unsafe { engine.import(memory.tensor(start, len, deleted)) }.expect("a good tensor")
 }
 
@@ -140,7 +140,7 @@ fn returning_a_tensor_that_somebody_writes_fails_instead_of_racing() {
     let error = same.wait().unwrap_err();
     assert!(error.to_string().contains("not ready"), "{error}");
     shut.open();
-    // A fresh tensor of the engine that nobody else has gives its memory away.
+    // A fresh tensor of the engine without other handles gives its memory away.
     let inner = engine.clone();
     let fresh = engine.op("fresh").produce(move |[]| Ok(inner.from_vec(vec![4.0_f32], &[1])?)).unwrap();
     assert_eq!(get(&fresh), 4.0);
@@ -157,7 +157,7 @@ fn granted_means_that_inputs_are_defined() {
         Ok(Produced::from_vec(vec![1.0_f32, 2.0], &[2])?)
     });
     let late = late.unwrap();
-    // Chained on before anybody knows its shape: read, updated, overwritten, exported.
+    // Used before its shape is known: read, updated, overwritten, exported.
     let sum = engine.op("sum").reads([&late]);
     let sum = sum
         .produce(|[x]| Ok(Produced::from_vec(vec![x.as_slice::<f32>()?.iter().sum::<f32>()], &[])?))
@@ -317,7 +317,8 @@ fn ranges_are_shared_by_all_engines_of_the_process() {
     let behind = set(&two, &b, 3.0);
     assert!(waits(&two, &behind), "{}", two.diagnose());
     shut.open();
-    // Linked as promises: a tensor of one engine in operations of the other, each run by the workers of its own.
+    // Linked as promises: a tensor of one engine in operations of the other, each run by the workers of its
+    // own.
     let (mut ops, mut expected) = (Vec::new(), 3.0);
     for round in 0..200 {
         let engine = if round % 3 == 0 { &one } else { &two };
@@ -330,7 +331,7 @@ fn ranges_are_shared_by_all_engines_of_the_process() {
     let array = a.export_wait(&ExportOptions::new(Access::Read)).unwrap();
     let write = set(&two, &b, 1.0);
     assert!(waits(&two, &write), "{}", two.diagnose());
-    // SAFETY: memory of ours, which its lease keeps.
+    // SAFETY: the lease keeps the memory, which this test owns.
     let derived = unsafe { two.import(array) }.unwrap();
     assert_eq!(get(&derived), expected);
     drop(derived);
@@ -377,7 +378,7 @@ fn a_range_is_gone_before_its_deleter_runs() {
     fail(&engine, &x, "the old owner's problem").wait().unwrap_err();
     drop(x);
     deleted.settle_at(1);
-    // The same addresses, given to somebody else: nothing of the old tensor sticks to them.
+    // The same addresses in a new tensor: they carry no state of the old tensor.
     let fresh = import(&engine, &memory, 0, 2, &deleted);
     assert_eq!((fresh.version(), fresh.to_vec::<f32>().unwrap()), (0, vec![3.0, 3.0]));
     drop(fresh);
@@ -394,7 +395,7 @@ fn a_tensor_overlapping_very_many_others_collapses_them_into_one_group() {
     let watchdog = Watchdog::of(&engine);
     let (memory, deleted) = (Memory::of(&[0.0; MANY]), Deleted::default());
     let parts: Vec<_> = (0..MANY).map(|at| import(&engine, &memory, at, 1, &deleted)).collect();
-    // Work is under way, something has failed, and somebody holds a lease while they are collapsed.
+    // During the collapse work is pending, a version has failed, and a lease is open.
     let shut = Gate::on_tensors(&engine, &[parts[0].clone()]);
     for part in &parts[1..] {
         add(&engine, part, 1.0);
@@ -415,7 +416,7 @@ fn a_tensor_overlapping_very_many_others_collapses_them_into_one_group() {
         "the failure was carried over: {error}"
     );
     assert!(whole.wait().is_err());
-    // The order between the whole and its parts is right from now on.
+    // From now on the whole and its parts are ordered.
     set(&engine, &whole, 100.0);
     for round in 0..50 {
         add(&engine, &parts[round % MANY], 1.0);
@@ -426,7 +427,7 @@ fn a_tensor_overlapping_very_many_others_collapses_them_into_one_group() {
     for (part, expected) in parts.iter().zip(expected) {
         assert_eq!(get(part), expected);
     }
-    // The finer order is lost, which is the price, but nothing is stuck.
+    // The parts lose their order of their own, but no operation is stuck.
     engine.wait_all(None).unwrap();
     assert!(engine.diagnose().is_idle(), "{}", engine.diagnose());
     drop((parts, whole, read));

@@ -1,4 +1,4 @@
-//! Futures of the engine need no particular runtime: one story, told under every executor at hand.
+//! Futures of the engine need no particular runtime: the same program runs under several executors.
 
 use std::future::Future;
 use std::pin::pin;
@@ -18,13 +18,13 @@ use tests::watchdog::Watchdog;
 /// Awaits everything that can be awaited.
 async fn story(engine: Engine) -> Result<(), Error> {
     let (x, y) = (tensor(&engine, 1.0), tensor(&engine, 0.0));
-    let op = engine.op("copy").reads([&x]).writes([&y]).run_async(|[x], [mut y]| {
+    let op = engine.op("copy").reads([&x]).writes([&y]).permit().await?.run(|[x], [mut y]| {
         y.as_mut_slice::<f32>()?.copy_from_slice(x.as_slice()?);
         Ok(())
-    });
-    op.await?.await?;
+    })?;
+    op.await?;
     y.ready().await?;
-    let z = engine.op("late").reads([&y]).produce_async(|[y]| async move {
+    let z = engine.op("late").reads([&y]).produce_future(|[y]| async move {
         Ok(Produced::from_vec(vec![y.as_slice::<f32>()?[0] * 3.0], &[1])?)
     })?;
     let chained =
@@ -42,7 +42,7 @@ async fn story(engine: Engine) -> Result<(), Error> {
         engine.lease_all(&[(x.clone(), Access::Read), (y.clone(), Access::Write)], "the story").await?;
     assert_eq!(leases.len(), 2);
     drop(leases);
-    // Many waiters of one thing, all of them told.
+    // Many waiters of one event: all are notified.
     let waits = (0..20).map(|_| chained.ready());
     add(&engine, &chained, 1.0);
     assert!(join_all(waits).await.iter().all(Result::is_ok));

@@ -1,4 +1,5 @@
-//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, windows are bounded.
+//! Guarantees 5, 7, 8 and 9: readiness is of the version at the call, futures run anywhere, windows are
+//! bounded.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -61,7 +62,7 @@ fn a_future_that_waits_holds_up_no_writer_and_dropping_it_cancels_only_the_waiti
     assert!(kept.iter_mut().all(|ready| ready.now_or_never().is_none()));
     drop((dropped, writable));
     write.open();
-    // Nobody polls the futures that are kept.
+    // The kept futures are never polled.
     later.wait().unwrap();
     kept.into_iter().for_each(|ready| block_on(ready).unwrap());
     assert_eq!(get(&x), 2.0);
@@ -114,17 +115,21 @@ fn a_full_window_refuses_waits_or_is_awaited_and_never_overflows() {
     let x = tensor(&engine, 1.0);
     let write = gate(&engine, &x);
     look(&engine, &x);
-    let refused = engine.op("third").reads([&x]).try_run(|[_x], []| Ok(())).unwrap_err();
+    let refused = engine.op("third").reads([&x]).without_waiting().run(|[_x], []| Ok(())).unwrap_err();
     assert!(matches!(refused, Error::InFlightLimit { in_flight: 2, limit: 2 }), "{refused:?}");
     let ran = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&ran);
-    let mut waiting = Box::pin(engine.op("third").reads([&x]).run_async(move |[_x], []| {
-        count.fetch_add(1, Ordering::SeqCst);
-        Ok(())
-    }));
+    let mut waiting = Box::pin(async {
+        engine.op("third").reads([&x]).permit().await?.run(move |[_x], []| {
+            count.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        })
+    });
     // This thread goes on while it waits, and a waiting submission that is dropped was never made.
     assert!((&mut waiting).now_or_never().is_none());
-    drop(engine.op("dropped").reads([&x]).run_async(|[_x], []| panic!("never submitted")).now_or_never());
+    let dropped =
+        async { engine.op("dropped").reads([&x]).permit().await?.run(|[_x], []| panic!("never submitted")) };
+    drop(dropped.now_or_never());
     assert_eq!(engine.stats().in_flight, 2);
     write.open();
     block_on(async { waiting.await.unwrap().await }).unwrap();
@@ -143,7 +148,9 @@ fn an_asynchronous_submission_leaves_its_thread_to_whoever_makes_room() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     // One thread for both: if the submission blocked it, the gate would never open.
     runtime.block_on(async {
-        let submit = engine.op("after").updates([&x]).run_external_async(|end| end.complete(Ok(())));
+        let submit = async {
+            engine.op("after").updates([&x]).permit().await?.run_external(|end| end.complete(Ok(())))
+        };
         let (op, ()) = tokio::join!(submit, async { write.open() });
         op.unwrap().await.unwrap();
     });
@@ -162,7 +169,8 @@ fn submissions_inside_operations_bypass_the_window_up_to_a_hard_cap() {
             let op = inside.op("inner").updates([&inner]).run_external(|end| end.complete(Ok(())));
             op.expect("beyond the in-flight limit");
         }
-        let refused = inside.op("inner").writes([&inner]).try_run(|[], [_x]| Ok(())).unwrap_err();
+        let refused =
+            inside.op("inner").writes([&inner]).without_waiting().run(|[], [_x]| Ok(())).unwrap_err();
         assert!(matches!(refused, Error::InFlightLimit { in_flight: 4, limit: 4 }), "{refused:?}");
         Ok(())
     });
@@ -237,7 +245,7 @@ async fn every_future(engine: Engine) -> Result<(), Error> {
     writable.await?;
     ready.await?;
     write.await?;
-    let y = engine.op("double").reads([&x]).produce_async(|[x]| async move {
+    let y = engine.op("double").reads([&x]).produce_future(|[x]| async move {
         tokio::task::yield_now().await;
         Ok(Produced::from_vec(vec![2.0 * x.as_slice::<f32>()?[0]], &[1])?)
     });
@@ -246,14 +254,14 @@ async fn every_future(engine: Engine) -> Result<(), Error> {
     let leases = engine.lease_all(&[(x.clone(), Access::Write), (y.clone(), Access::Read)], "all").await?;
     assert_eq!(leases.len(), 2);
     drop(leases);
-    let op = engine.op("room").updates([&y]).run_external_async(|end| end.complete(Ok(()))).await?;
+    let op = engine.op("room").updates([&y]).permit().await?.run_external(|end| end.complete(Ok(())))?;
     op.await?;
     assert_eq!(y.version(), 2);
-    let op = engine.op("more room").reads([&x, &y]).run_async(|[x, y], []| {
+    let op = engine.op("more room").reads([&x, &y]).permit().await?.run(|[x, y], []| {
         assert_eq!((x.as_slice::<f32>()?, y.as_slice::<f32>()?), (&[5.0][..], &[10.0][..]));
         Ok(())
-    });
-    op.await?.await?;
+    })?;
+    op.await?;
     Ok(())
 }
 
@@ -296,7 +304,7 @@ fn a_result_is_a_tensor_at_once_and_has_memory_later() {
         .reads([&x])
         .produce(|[x]| Ok(Produced::from_vec(vec![x.as_slice::<f32>()?[0]; 4], &[2, 2])?));
     let y = y.unwrap();
-    let z = engine.op("sum").reads([&y]).like(DType::F32, &[1]).produce_async(|[y]| async move {
+    let z = engine.op("sum").reads([&y]).like(DType::F32, &[1]).produce_future(|[y]| async move {
         Ok(Produced::from_vec(vec![y.as_slice::<f32>()?.iter().sum::<f32>()], &[1])?)
     });
     let z = z.unwrap();
@@ -319,7 +327,7 @@ fn a_result_declared_an_alias_shares_memory_and_order_with_what_it_views() {
     let watchdog = Watchdog::of(&engine);
     let deleted = Deleted::default();
     let memory = Memory::of(&[1.0, 2.0, 3.0]);
-    // SAFETY: a fresh tensor that describes its memory truly.
+    // SAFETY: a fresh tensor that describes its own memory.
     let x = unsafe { engine.import(memory.tensor(0, 3, &deleted)) }.unwrap();
     let (view, count) = (memory.clone(), deleted.clone());
     let tail =

@@ -1,4 +1,4 @@
-//! Results that somebody else brings: an operation that is given its completion at once and ends when the result comes.
+//! Results from outside: an operation gets its completion at once, and ends when the result comes.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use futures::executor::block_on;
 use tests::ops::{engine, get, look, set, status, tensor, until};
 use tests::watchdog::Watchdog;
 
-/// A tensor whose result is to come, and the completion to bring it with.
+/// A tensor whose result is pending, and the completion that delivers it.
 fn promised(engine: &Engine) -> (Tensor, Completion) {
     let slot = Arc::new(Mutex::new(None));
     let left = Arc::clone(&slot);
@@ -78,9 +78,12 @@ fn it_is_in_flight_until_the_result_comes() {
     let (x, end) = promised(&engine);
     assert_eq!(engine.stats().in_flight, 1);
     assert_eq!(engine.diagnose().operations[0].name, "promised");
-    assert!(matches!(engine.op("more").try_run(|[], []| Ok(())), Err(Error::InFlightLimit { .. })));
+    assert!(matches!(
+        engine.op("more").without_waiting().run(|[], []| Ok(())),
+        Err(Error::InFlightLimit { .. })
+    ));
     assert!(matches!(engine.wait_all(Some(Duration::from_millis(5))), Err(Error::Timeout(_))));
-    let second = engine.op("second").receive_async(|end| end.produce(Ok(one(2.0))));
+    let second = async { engine.op("second").permit().await?.receive(|end| end.produce(Ok(one(2.0)))) };
     std::thread::spawn(move || end.produce(Ok(one(1.0)))).join().unwrap();
     assert_eq!(get(&block_on(second).unwrap()), 2.0);
     assert_eq!(get(&x), 1.0);

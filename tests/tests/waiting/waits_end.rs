@@ -174,7 +174,7 @@ fn an_engine_without_workers_holds_up_no_submission_of_another_one() {
         block_on(async {
             set(&idle, &x, 2.0);
             for _ in 0..10 {
-                busy.op("look").reads([&x]).run_async(|[_x], []| Ok(())).await.unwrap();
+                busy.op("look").reads([&x]).permit().await.unwrap().run(|[_x], []| Ok(())).unwrap();
             }
         });
         busy.wait_all(None).unwrap();

@@ -1,13 +1,13 @@
 //! The thread of the process that looks at what futures and threads wait for.
 //!
 //! # Deciding when to look
-//! 1. *Register*: enter the list (under its lock), then read [`Clerk::next`]; if that is later than the entry's own time, lower it under
-//!    the clerk's lock and wake the clerk.
-//! 2. *Look*: the clerk sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
+//! 1. *Register*: enter the list (under its lock), then read [`Watcher::next`]; if that is later than the entry's own time, lower it under
+//!    the watcher's lock and wake the watcher.
+//! 2. *Inspection*: the watcher sets `next` to *never*, goes through the lists, then, under its lock, lowers `next` to the earliest time found,
 //!    and sleeps until then.
 //!
-//! An entry that the clerk missed was entered after the lists were gone through, hence after `next` was *never*: its future read
-//! that, or a time that the clerk has set since then, and lowers it if need be.
+//! An entry that the watcher missed was entered after the lists were gone through, hence after `next` was *never*: its future read
+//! that, or a time that the watcher has set since then, and lowers it if need be.
 
 use std::panic::catch_unwind;
 
@@ -26,14 +26,14 @@ use crate::core::clock;
 use crate::core::coalesced;
 use crate::core::core_ref::CoreRef;
 use crate::core::error::{Error, LeaseHeld};
-use crate::core::oneshot::wake;
+use crate::core::one_shot::wake;
 use crate::core::operation::{Kind, OpHandle, Phase, drop_panic};
 use crate::exchange::foreign_fence;
 use crate::lease::owner::LeaseInfo;
 use crate::tensor::handle::Tensor;
 use crate::wait::blocking::{is_ready_work, let_go};
 use crate::wait::deadlock;
-use crate::wait::inspect::{self, EVERYTHING, Look};
+use crate::wait::inspect::{self, EVERYTHING, Inspection};
 
 /// The longest time between two looks for a blocked thread.
 const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ const BLOCKED_LOOK_LAST: Duration = Duration::from_millis(500);
 const WOKEN_MAX: usize = 8;
 
 /// The thread of the process that looks at pending futures. Started when first needed.
-pub(super) struct Clerk {
+pub(super) struct Watcher {
     started: Instant,
     /// There is such a thread. Where the system has refused it, the next wait that needs it tries again.
     is_running: AtomicBool,
@@ -54,14 +54,14 @@ pub(super) struct Clerk {
     woken: Condvar,
 }
 
-/// As `Clerk::next`: not before a future asks for it.
+/// As `Watcher::next`: not before a future asks for it.
 const NEVER: u64 = u64::MAX;
 
-pub(super) fn clerk() -> &'static Clerk {
+pub(super) fn watcher() -> &'static Watcher {
     estafette_sync::statics! {
-        static CLERK: OnceLock<Clerk> = OnceLock::new();
+        static WATCHER: OnceLock<Watcher> = OnceLock::new();
     }
-    let clerk = CLERK.get_or_init(|| Clerk {
+    let watcher = WATCHER.get_or_init(|| Watcher {
         started: Instant::now(),
         is_running: AtomicBool::new(false),
         refused: Mutex::new(false),
@@ -69,25 +69,25 @@ pub(super) fn clerk() -> &'static Clerk {
         sleep: Mutex::new(()),
         woken: Condvar::new(),
     });
-    if !clerk.is_running.load(Ordering::Acquire)
-        && let Some(error) = clerk.start()
+    if !watcher.is_running.load(Ordering::Acquire)
+        && let Some(error) = watcher.start()
     {
         tracing::warn!(%error, "cannot start the thread that looks at futures which take long");
     }
-    clerk
+    watcher
 }
 
 /// Whether there is a thread that looks for those that wait. If it could not be started, blocked threads look themselves.
-pub(crate) fn has_clerk() -> bool {
-    clerk().is_running.load(Ordering::Acquire)
+pub(crate) fn has_watcher() -> bool {
+    watcher().is_running.load(Ordering::Acquire)
 }
 
-/// Has the clerk look at `when` or before.
-pub(crate) fn look_by(when: Instant) {
-    clerk().look_by(when);
+/// Has the watcher look at `when` or before.
+pub(crate) fn inspect_by(when: Instant) {
+    watcher().inspect_by(when);
 }
 
-impl Clerk {
+impl Watcher {
     /// Starts the thread. Returns why the system has refused it, the first time.
     fn start(&'static self) -> Option<std::io::Error> {
         let mut refused = self.refused.lock();
@@ -105,7 +105,7 @@ impl Clerk {
         }
     }
 
-    pub(super) fn look_by(&self, when: Instant) {
+    pub(super) fn inspect_by(&self, when: Instant) {
         // Rounded up: a look that came too early would have nothing to do.
         let when = when.saturating_duration_since(self.started).as_millis() as u64 + 1;
         if when < self.next.load(Ordering::SeqCst) {
@@ -121,7 +121,7 @@ impl Clerk {
         loop {
             self.next.store(NEVER, Ordering::SeqCst);
             foreign_fence::stand_in_for_queries();
-            let mut next = coalesced::tell_others();
+            let mut next = coalesced::wake_those_of_other_threads();
             let now = Instant::now();
             let times = if now < not_before {
                 vec![not_before]
@@ -213,7 +213,7 @@ fn look() -> Vec<Instant> {
         return next;
     }
     // One look for all of them. Few are held up by leases alone, and these are looked at again, one by one.
-    let mut look = Look::new();
+    let mut look = Inspection::new();
     let places: Vec<Places> = due.iter().map(|due| due.ops.iter().map(|op| look.add(op)).collect()).collect();
     look.run(EVERYTHING);
     let reaches = look.reaches(inspect::moves);
@@ -224,7 +224,7 @@ fn look() -> Vec<Instant> {
     for (number, (due, places)) in threads {
         let suspect = !places.iter().any(|place| reaches[*place]);
         let wake = wanted.contains(&number) || (suspect && due.held_by().is_some());
-        next.extend(due.look_again_or_wake(wake));
+        next.extend(due.inspect_again_or_wake(wake));
     }
     // Those that would fail now get what a blocking wait does first: leases are let go of that are garbage.
     let held: Vec<_> = futures
@@ -254,12 +254,12 @@ type Places = SmallVec<[usize; 1]>;
 
 /// The blocked threads that shall look themselves, because something that they need is ready and no other thread runs it: they may
 /// run it, or have another thread do so.
-fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
+fn wanted_threads(look: &Inspection, due: &[Due], places: &[Places]) -> Vec<usize> {
     if !due.iter().any(|due| due.is_blocked) {
         return Vec::new();
     }
     let helped = look.reaches(|op| is_ready_work(op) && op.kind == Kind::Work);
-    let left = look.reaches(|op| is_ready_work(op) && (op.core.alone() || op.core.pool.is_stuck()));
+    let left = look.reaches(|op| is_ready_work(op) && (op.core.has_no_workers() || op.core.pool.is_stuck()));
     let is_wanted = |due: &Due, place: usize| left[place] || (due.helps && helped[place]);
     let threads = due
         .iter()
@@ -272,7 +272,7 @@ fn wanted_threads(look: &Look, due: &[Due], places: &[Places]) -> Vec<usize> {
 impl Due {
     /// The leases that hold up all that has not ended, if nothing else does.
     fn held_by(&self) -> Option<Vec<LeaseInfo>> {
-        let mut look = Look::new();
+        let mut look = Inspection::new();
         for op in &self.ops {
             look.add(op);
         }
@@ -297,7 +297,7 @@ impl Due {
     }
 
     /// Wakes the blocked thread, or says when to look again.
-    fn look_again_or_wake(&self, wakes: bool) -> Option<Instant> {
+    fn inspect_again_or_wake(&self, wakes: bool) -> Option<Instant> {
         let mut entries = list(self.key.list());
         let entry = entries.entry(self.key)?;
         if wakes {

@@ -8,8 +8,8 @@ impl Program {
             return;
         }
         let Some(tensor) = pick(&self.tensors, bytes) else { return };
-        // A lease that would have to wait is waited for by somebody who does not let go of the others: only of tensors
-        // that are ready.
+        // A lease that would have to wait is waited for by somebody who does not let go of the others: only
+        // of tensors that are ready.
         if estafette_query(tensor) != status::ESTAFETTE_OK {
             return;
         }

@@ -125,7 +125,9 @@ impl PyEngine {
             let slot = Arc::clone(slot);
             move |end: Completion| *slot.lock() = Some(end)
         };
-        match body::within(py, || poll_once(order.promise(engine).receive_async(leave(slot))))? {
+        match body::within(py, || {
+            poll_once(async { order.promise(engine).permit().await?.receive(leave(slot)) })
+        })? {
             Some(outcome) => outcome.or_raise(py),
             None => {
                 self.handle.may_wait(py)?;

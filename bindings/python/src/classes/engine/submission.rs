@@ -72,7 +72,11 @@ impl PyEngine {
         let (order, body) = submission_args::of_submit(r#fn, reads, writes, using, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
-            let outcome = order.operation(&engine).run_external_async(move |end| body.start(end)).await;
+            let outcome = order
+                .operation(&engine)
+                .permit()
+                .await
+                .and_then(|op| op.run_external(move |end| body.start(end)));
             Box::new(move |py: Python<'_>| {
                 Ok(Py::new(py, PyOperation::new(outcome.or_raise(py)?, handle))?.into_any())
             }) as _
@@ -155,7 +159,11 @@ impl PyEngine {
         let (order, body) = submission_args::of_call(r#fn, tensors, using, &result, name, on, priority)?;
         let (engine, handle) = (self.engine(py)?.clone(), self.handle.clone());
         Ok(Awaiter::pending(async move {
-            let outcome = order.promise(&engine).produce_external_async(move |end| body.start(end)).await;
+            let outcome = order
+                .promise(&engine)
+                .permit()
+                .await
+                .and_then(|op| op.produce_external(move |end| body.start(end)));
             Box::new(move |py: Python<'_>| {
                 Ok(Py::new(py, PyTensor::new(outcome.or_raise(py)?, handle))?.into_any())
             }) as _
@@ -199,7 +207,9 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let first = body.clone_ref(py);
         let tried = body::within(py, || {
-            poll_once(order.operation(engine).run_external_async(move |end: Completion| first.start(end)))
+            poll_once(async {
+                order.operation(engine).permit().await?.run_external(move |end: Completion| first.start(end))
+            })
         })?;
         match tried {
             Some(outcome) => {
@@ -218,7 +228,13 @@ impl PyEngine {
         let engine = self.engine(py)?;
         let first = body.clone_ref(py);
         let tried = body::within(py, || {
-            poll_once(order.promise(engine).produce_external_async(move |end: Completion| first.start(end)))
+            poll_once(async {
+                order
+                    .promise(engine)
+                    .permit()
+                    .await?
+                    .produce_external(move |end: Completion| first.start(end))
+            })
         })?;
         match tried {
             Some(outcome) => {

@@ -35,7 +35,7 @@ impl Delivered for Result<(), Error> {
 /// Set at most once; the first value stands and every waiter gets a clone of it.
 ///
 /// Wakers are called after the lock is released, since they are foreign code.
-pub(crate) struct Signal<V> {
+pub(crate) struct OneShot<V> {
     inner: Mutex<Inner<V>>,
     changed: Condvar,
 }
@@ -46,7 +46,7 @@ struct Inner<V> {
     sleepers: usize,
 }
 
-impl<V: Clone + Delivered> Signal<V> {
+impl<V: Clone + Delivered> OneShot<V> {
     pub(crate) fn new() -> Self {
         Self {
             inner: Mutex::new(Inner { value: None, wakers: Wakers::default(), sleepers: 0 }),
@@ -171,8 +171,8 @@ pub(crate) fn wake(waker: Waker) {
     }
 }
 
-impl<V> std::fmt::Debug for Signal<V> {
+impl<V> std::fmt::Debug for OneShot<V> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Signal").finish_non_exhaustive()
+        f.debug_struct("OneShot").finish_non_exhaustive()
     }
 }

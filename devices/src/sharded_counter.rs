@@ -1,10 +1,10 @@
 //! How much of something is under way, counted without locked instructions.
 //!
-//! Each thread has a *seat* with counters that only it writes: what it has begun, what it has ended. Nothing is said about
-//! which thread ends what another has begun. Whoever wants to know adds all seats up.
+//! Each thread has a *shard* with counters that only it writes: what it has begun, what it has ended. Nothing is said about
+//! which thread ends what another has begun. Whoever wants to know adds all shards up.
 //!
 //! # Why the sum can be trusted
-//! [`Tally::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
+//! [`ShardedCounter::under_way`] reads all `ended`, and then all `begun`. Let *E* be the first sum and *B* the second, and *t* any
 //! moment between the two. Counters only rise, so E is at most what had ended at *t*, and B at least what had begun at
 //! *t*: the difference is never too small, and if it is 0, nothing was under way at *t*. An end that is read (Acquire)
 //! was stored (Release) after its beginning, so that beginning is in B.
@@ -13,7 +13,7 @@
 //! To begin something costs a sum, which a thread does not want to pay each time. So it is *admitted* for a few at once:
 //! `admitted` runs ahead of `begun`, is written under a lock, and counts as under way when the next thread asks. What one
 //! thread holds in advance is at most `AHEAD_MAX`, and an eighth of the limit divided by the threads seen so far, so
-//! that all of them together hold less than two thirds of the limit (the harmonic sum of `SEATS` is 4.8) and idle
+//! that all of them together hold less than two thirds of the limit (the harmonic sum of `SHARDS` is 4.8) and idle
 //! threads cannot starve busy ones; with a small limit nothing is held in advance.
 //!
 //! # Waiting for an end
@@ -24,19 +24,19 @@
 use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Threads that can have a seat. More share the last resort, where counting takes locked instructions.
-const SEATS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
+/// Threads that can have a shard. More share the last resort, where counting takes locked instructions.
+const SHARDS: usize = if cfg!(estafette_loom) { 2 } else { 64 };
 
 /// What one thread is admitted for in advance, at most.
 const AHEAD_MAX: usize = 64;
 
 /// The counters of all threads.
-pub struct Tally {
-    seats: Box<[Seat]>,
+pub struct ShardedCounter {
+    shards: Box<[Shard]>,
     /// Seats from the first that have ever been taken; the others need not be read.
     used: AtomicUsize,
-    /// For threads without a seat.
-    standing: Seat,
+    /// For threads without a shard.
+    standing: Shard,
     /// Held while somebody is admitted.
     admission: Mutex<()>,
 }
@@ -44,7 +44,7 @@ pub struct Tally {
 /// The counters of one thread.
 #[derive(Default)]
 #[repr(align(64))]
-pub struct Seat {
+pub struct Shard {
     begun: AtomicU64,
     admitted: AtomicU64,
     ended: AtomicU64,
@@ -58,47 +58,47 @@ pub struct Full {
     pub under_way: usize,
 }
 
-impl Tally {
+impl ShardedCounter {
     /// Nothing is under way.
     pub fn new() -> Self {
         Self {
-            seats: (0..SEATS).map(|_| Seat::default()).collect(),
+            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             used: AtomicUsize::new(0),
-            standing: Seat::default(),
+            standing: Shard::default(),
             admission: Mutex::new(()),
         }
     }
 
-    /// A seat that nobody has, for the calling thread.
-    pub fn sit(&self) -> Option<&Seat> {
-        let free = |seat: &&Seat| {
-            seat.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    /// A shard that nobody has, for the calling thread.
+    pub fn take_shard(&self) -> Option<&Shard> {
+        let free = |shard: &&Shard| {
+            shard.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        let place = self.seats.iter().position(|seat| free(&seat))?;
+        let place = self.shards.iter().position(|shard| free(&shard))?;
         self.used.fetch_max(place + 1, Ordering::Release);
-        Some(&self.seats[place])
+        Some(&self.shards[place])
     }
 
     /// Begins one, if fewer than `limit` are under way. `ahead` allows the thread to be admitted for several at once.
     ///
     /// # Errors
     /// [`Full`], with what is under way.
-    pub fn begin(&self, seat: Option<&Seat>, limit: usize, ahead: bool) -> Result<(), Full> {
+    pub fn begin(&self, shard: Option<&Shard>, limit: usize, ahead: bool) -> Result<(), Full> {
         let _admission = self.admission.lock();
-        let ended = self.sum(|seat| seat.ended.load(Ordering::Acquire));
-        let admitted = self.sum(|seat| seat.admitted.load(Ordering::Relaxed));
+        let ended = self.sum(|shard| shard.ended.load(Ordering::Acquire));
+        let admitted = self.sum(|shard| shard.admitted.load(Ordering::Relaxed));
         let room = limit.saturating_sub(admitted.wrapping_sub(ended) as usize);
         if room == 0 {
             return Err(Full { under_way: self.under_way() });
         }
-        match seat {
-            Some(seat) => {
+        match shard {
+            Some(shard) => {
                 let used = self.used.load(Ordering::Relaxed);
                 let share = if ahead { AHEAD_MAX.min(limit / (8 * used)).min(room / 2).max(1) } else { 1 };
                 // What this thread was admitted for and has not begun is part of the sum already.
-                let admitted = seat.admitted.load(Ordering::Relaxed) + share as u64;
-                seat.admitted.store(admitted, Ordering::Relaxed);
-                seat.begun.store(seat.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+                let admitted = shard.admitted.load(Ordering::Relaxed) + share as u64;
+                shard.admitted.store(admitted, Ordering::Relaxed);
+                shard.begun.store(shard.begun.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             }
             None => {
                 self.standing.admitted.fetch_add(1, Ordering::Relaxed);
@@ -108,7 +108,7 @@ impl Tally {
         Ok(())
     }
 
-    /// Ends one for a thread that has no seat.
+    /// Ends one for a thread that has no shard.
     pub fn end_standing(&self) {
         // A read-modify-write keeps the release sequences of those before.
         self.standing.ended.fetch_add(1, Ordering::Release);
@@ -116,31 +116,31 @@ impl Tally {
 
     /// How many are under way. Never too few; 0 only if at some moment during the call there were none.
     pub fn under_way(&self) -> usize {
-        let ended = self.sum(|seat| seat.ended.load(Ordering::Acquire));
-        let begun = self.sum(|seat| seat.begun.load(Ordering::Relaxed));
+        let ended = self.sum(|shard| shard.ended.load(Ordering::Acquire));
+        let begun = self.sum(|shard| shard.begun.load(Ordering::Relaxed));
         begun.wrapping_sub(ended) as usize
     }
 
-    fn sum(&self, counter: impl Fn(&Seat) -> u64) -> u64 {
+    fn sum(&self, counter: impl Fn(&Shard) -> u64) -> u64 {
         let used = self.used.load(Ordering::Acquire);
-        self.seats[..used].iter().chain([&self.standing]).map(counter).sum()
+        self.shards[..used].iter().chain([&self.standing]).map(counter).sum()
     }
 }
 
-impl Default for Tally {
+impl Default for ShardedCounter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl std::fmt::Debug for Tally {
+impl std::fmt::Debug for ShardedCounter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tally").field("under_way", &self.under_way()).finish_non_exhaustive()
+        f.debug_struct("ShardedCounter").field("under_way", &self.under_way()).finish_non_exhaustive()
     }
 }
 
-/// All but [`leave`](Self::leave) only by the thread that sits here.
-impl Seat {
+/// All but [`release`](Self::leave) only by the thread that sits here.
+impl Shard {
     /// Begins one that the thread was admitted for in advance; false if there is none.
     #[inline(always)]
     pub fn begin_admitted(&self) -> bool {
@@ -158,16 +158,19 @@ impl Seat {
         self.ended.store(self.ended.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Gives the seat up, and what was admitted in advance. What was counted stays counted.
-    pub fn leave(&self) {
+    /// Gives the shard up, and what was admitted in advance. What was counted stays counted.
+    pub fn release(&self) {
         self.admitted.store(self.begun.load(Ordering::Relaxed), Ordering::Relaxed);
         self.taken.store(false, Ordering::Release);
     }
 }
 
-impl std::fmt::Debug for Seat {
+impl std::fmt::Debug for Shard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seat").field("begun", &self.begun).field("ended", &self.ended).finish_non_exhaustive()
+        f.debug_struct("Shard")
+            .field("begun", &self.begun)
+            .field("ended", &self.ended)
+            .finish_non_exhaustive()
     }
 }
 
@@ -178,44 +181,44 @@ mod tests {
     #[test]
     fn one_thread_is_admitted_up_to_the_limit_exactly() {
         for limit in [1, 7, 64, 1_000, 100_000] {
-            let tally = Tally::new();
-            let seat = tally.sit().expect("the first seat is free");
-            let begin = || seat.begin_admitted() || tally.begin(Some(seat), limit, true).is_ok();
+            let sharded_counter = ShardedCounter::new();
+            let shard = sharded_counter.take_shard().expect("the first shard is free");
+            let begin = || shard.begin_admitted() || sharded_counter.begin(Some(shard), limit, true).is_ok();
             assert_eq!((0..2 * limit).filter(|_| begin()).count(), limit);
-            assert_eq!(tally.begin(None, limit, true), Err(Full { under_way: limit }));
-            seat.end();
-            assert_eq!(tally.under_way(), limit - 1);
+            assert_eq!(sharded_counter.begin(None, limit, true), Err(Full { under_way: limit }));
+            shard.end();
+            assert_eq!(sharded_counter.under_way(), limit - 1);
             assert!(begin() && !begin());
         }
     }
 
     #[test]
     fn seats_run_out_and_come_back() {
-        let tally = Tally::new();
-        let seats: Vec<_> = std::iter::from_fn(|| tally.sit()).collect();
-        assert_eq!(seats.len(), SEATS);
-        tally.begin(None, 10, true).expect("there is room");
-        tally.begin(Some(seats[3]), 100_000, true).expect("there is room");
-        seats[3].leave();
-        assert_eq!(tally.under_way(), 2);
-        let again = tally.sit().expect("one is free");
+        let sharded_counter = ShardedCounter::new();
+        let shards: Vec<_> = std::iter::from_fn(|| sharded_counter.take_shard()).collect();
+        assert_eq!(shards.len(), SHARDS);
+        sharded_counter.begin(None, 10, true).expect("there is room");
+        sharded_counter.begin(Some(shards[3]), 100_000, true).expect("there is room");
+        shards[3].release();
+        assert_eq!(sharded_counter.under_way(), 2);
+        let again = sharded_counter.take_shard().expect("one is free");
         assert!(!again.begin_admitted(), "what was admitted in advance is gone");
         again.end();
-        tally.end_standing();
-        assert_eq!(tally.under_way(), 0);
+        sharded_counter.end_standing();
+        assert_eq!(sharded_counter.under_way(), 0);
     }
 
     #[test]
     fn idle_threads_do_not_starve_others() {
-        let (tally, limit) = (Tally::new(), 4_096);
-        let seats: Vec<_> = std::iter::from_fn(|| tally.sit()).collect();
-        for seat in &seats {
-            tally.begin(Some(seat), limit, true).expect("there is room for all");
-            seat.end();
+        let (sharded_counter, limit) = (ShardedCounter::new(), 4_096);
+        let shards: Vec<_> = std::iter::from_fn(|| sharded_counter.take_shard()).collect();
+        for shard in &shards {
+            sharded_counter.begin(Some(shard), limit, true).expect("there is room for all");
+            shard.end();
         }
-        let busy = seats[0];
-        let begun =
-            (0..limit).filter(|_| busy.begin_admitted() || tally.begin(Some(busy), limit, true).is_ok());
+        let busy = shards[0];
+        let begun = (0..limit)
+            .filter(|_| busy.begin_admitted() || sharded_counter.begin(Some(busy), limit, true).is_ok());
         assert!(begun.count() >= limit / 3);
     }
 }
@@ -232,38 +235,40 @@ mod models {
     #[test]
     fn idle_means_that_what_has_begun_has_ended() {
         loom::model(|| {
-            let tally = Arc::new(Tally::new());
+            let sharded_counter = Arc::new(ShardedCounter::new());
             let ended = Arc::new(AtomicBool::new(false));
-            tally.begin(tally.sit(), 10, true).expect("there is room");
+            sharded_counter.begin(sharded_counter.take_shard(), 10, true).expect("there is room");
             let other = thread::spawn({
-                let (tally, ended) = (tally.clone(), ended.clone());
+                let (sharded_counter, ended) = (sharded_counter.clone(), ended.clone());
                 move || {
-                    let seat = tally.sit().expect("the second seat is free");
-                    tally.begin(Some(seat), 10, true).expect("there is room");
+                    let shard = sharded_counter.take_shard().expect("the second shard is free");
+                    sharded_counter.begin(Some(shard), 10, true).expect("there is room");
                     ended.store(true, Ordering::Relaxed);
                     // The one that the first thread has begun, and its own.
-                    seat.end();
-                    seat.end();
+                    shard.end();
+                    shard.end();
                 }
             });
-            if tally.under_way() == 0 {
+            if sharded_counter.under_way() == 0 {
                 assert!(ended.load(Ordering::Relaxed));
             }
             other.join().expect("ends well");
-            assert_eq!(tally.under_way(), 0);
+            assert_eq!(sharded_counter.under_way(), 0);
         });
     }
 
     #[test]
     fn the_limit_holds_for_two_threads() {
         loom::model(|| {
-            let tally = Arc::new(Tally::new());
-            let begin = |tally: &Tally| tally.begin(tally.sit(), 1, true).is_ok();
+            let sharded_counter = Arc::new(ShardedCounter::new());
+            let begin = |sharded_counter: &ShardedCounter| {
+                sharded_counter.begin(sharded_counter.take_shard(), 1, true).is_ok()
+            };
             let other = thread::spawn({
-                let tally = tally.clone();
-                move || begin(&tally)
+                let sharded_counter = sharded_counter.clone();
+                move || begin(&sharded_counter)
             });
-            let mine = begin(&tally);
+            let mine = begin(&sharded_counter);
             assert!(mine ^ other.join().expect("ends well"));
         });
     }
@@ -271,20 +276,20 @@ mod models {
     #[test]
     fn a_waiter_sees_the_end_or_is_seen() {
         loom::model(|| {
-            let tally = Arc::new(Tally::new());
+            let sharded_counter = Arc::new(ShardedCounter::new());
             let waits = Arc::new(AtomicBool::new(false));
-            tally.begin(tally.sit(), 10, true).expect("there is room");
+            sharded_counter.begin(sharded_counter.take_shard(), 10, true).expect("there is room");
             let ender = thread::spawn({
-                let (tally, waits) = (tally.clone(), waits.clone());
+                let (sharded_counter, waits) = (sharded_counter.clone(), waits.clone());
                 move || {
-                    tally.sit().expect("the second seat is free").end();
+                    sharded_counter.take_shard().expect("the second shard is free").end();
                     barrier::light();
                     waits.load(Ordering::Relaxed)
                 }
             });
             waits.store(true, Ordering::Relaxed);
             barrier::heavy();
-            let idle = tally.under_way() == 0;
+            let idle = sharded_counter.under_way() == 0;
             assert!(ender.join().expect("ends well") || idle, "the waiter sleeps for ever");
         });
     }

@@ -1,4 +1,4 @@
-//! A bell that rings whenever something may have changed; waiters look again after each ring.
+//! A notifier that rings whenever something may have changed; waiters look again after each ring.
 
 use std::task::Waker;
 
@@ -8,7 +8,7 @@ use crate::core::wakers::{WakerKey, Wakers, locks_are_lost};
 
 /// The event count of threads and futures of an engine: ringing costs one load while nothing listens.
 #[derive(Debug, Default)]
-pub(crate) struct Bell(EventCount<Wakers>);
+pub(crate) struct Notifier(EventCount<Wakers>);
 
 /// A thread that listens.
 pub(crate) type Listening<'a> = Waiter<'a, Wakers>;
@@ -19,16 +19,16 @@ impl event_count::Wakers for Wakers {
     }
 }
 
-impl Bell {
-    /// Whether anything listens, as far as this thread knows: after [`ring`](Self::ring) of another bell at the latest.
+impl Notifier {
+    /// Whether anything listens, as far as this thread knows: after [`notify`](Self::notify) of another notifier at the latest.
     #[inline]
-    pub(crate) fn is_heard(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         self.0.has_waiters()
     }
 
     /// Has every listener look again.
     #[inline(always)]
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         if let Some(wakers) = self.0.notify(Wakers::take) {
             wakers.wake();
         }
@@ -41,7 +41,7 @@ impl Bell {
 
     /// Wakes `waker` at the next ring; check the condition after this. A future that [takes its waker out](Self::forget) when it is
     /// dropped has the `key`.
-    pub(crate) fn wake_at_ring(&self, waker: &Waker, key: &mut WakerKey) {
+    pub(crate) fn register_waker(&self, waker: &Waker, key: &mut WakerKey) {
         if self.0.with_wakers(|wakers| wakers.has(key, waker)) {
             return;
         }
@@ -61,28 +61,28 @@ impl Bell {
         drop(removed);
     }
 
-    /// Starts listening with a future that borrows the bell.
+    /// Starts listening with a future that borrows the notifier.
     pub(crate) fn listen_async(&self) -> ListeningAsync<'_> {
-        ListeningAsync { bell: self, key: WakerKey::default() }
+        ListeningAsync { notifier: self, key: WakerKey::default() }
     }
 }
 
 /// A future that listens.
 #[derive(Debug)]
 pub(crate) struct ListeningAsync<'a> {
-    bell: &'a Bell,
+    notifier: &'a Notifier,
     key: WakerKey,
 }
 
 impl ListeningAsync<'_> {
     /// Wakes `waker` at the next ring; check the condition after this.
-    pub(crate) fn wake_at_ring(&mut self, waker: &Waker) {
-        self.bell.wake_at_ring(waker, &mut self.key);
+    pub(crate) fn register_waker(&mut self, waker: &Waker) {
+        self.notifier.register_waker(waker, &mut self.key);
     }
 }
 
 impl Drop for ListeningAsync<'_> {
     fn drop(&mut self) {
-        self.bell.forget(&mut self.key);
+        self.notifier.forget(&mut self.key);
     }
 }
