@@ -132,6 +132,12 @@ impl DeviceType {
         )
     }
 
+    /// Whether consumers of this kind of memory want the `data` of a DLPack struct to be the lowest address that the elements
+    /// touch, and never NULL. dpnp does; its offsets are never negative.
+    pub const fn data_is_range_start(self) -> bool {
+        matches!(self, Self::ONE_API)
+    }
+
     /// Whether functions that free memory of this kind need its device to be current on the calling thread
     /// ([`Device::enter`](crate::Device::enter)).
     pub const fn frees_on_current_device(self) -> bool {
