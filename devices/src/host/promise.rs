@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::signal::Signal;
-use crate::source::{Event, Outcome, Subscriber, Watch, deliver};
+use crate::fence::host_event::Signal;
+use crate::fence::source::{Event, Outcome, Subscriber, Watch, deliver};
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 
 /// A fence and the one token that settles it. `name` appears in messages.

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
-use crate::signal::Signal;
-use crate::source::{Event, Subscriber, Watch};
+use crate::fence::host_event::Signal;
+use crate::fence::source::{Event, Subscriber, Watch};
 use crate::{DLDevice, FenceState, QueueId};
 
 use super::device::SimNotify;

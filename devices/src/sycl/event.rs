@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
-use crate::signal::Signal;
-use crate::source::{self, Outcome, Subscriber, Watch, deliver};
+use crate::fence::host_event::Signal;
+use crate::fence::source::{self, Outcome, Subscriber, Watch, deliver};
 use crate::{DLDevice, FenceState};
 
 use super::api::{Object, STATUS_COMPLETE, STATUS_UNKNOWN};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::source::{Outcome, Subscriber, Subscribers, Watch};
+use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch};
 use crate::{DeviceError, FenceState};
 
 /// Nobody has settled it. Becomes one of the other two, once.
