@@ -24,65 +24,44 @@
 //! assert!(fence.is_done());
 //! ```
 
-// Under loom only the protocols are compiled, without the shells around them: loom has no reference-counted trait
-// objects, and models of a few steps are all that it can explore.
-#[cfg(not(estafette_loom))]
-mod clock;
-#[cfg(not(estafette_loom))]
-pub mod conformance;
+// Under loom only the protocols of `cpu` and `sharded_counter` are compiled: loom has no reference-counted trait objects, and it can
+// explore models of a few steps only.
 pub mod cpu;
-#[cfg(not(estafette_loom))]
-pub mod cuda;
-#[cfg(not(estafette_loom))]
-mod device;
-#[cfg(not(estafette_loom))]
-mod dl_device;
-#[cfg(not(estafette_loom))]
-mod entered;
-#[cfg(not(estafette_loom))]
-mod error;
-#[cfg(not(estafette_loom))]
-mod fence;
-#[cfg(not(estafette_loom))]
-mod fence_set;
-#[cfg(not(estafette_loom))]
-mod guarded;
-#[cfg(not(estafette_loom))]
-pub mod host;
-#[cfg(not(estafette_loom))]
-mod native_event;
-#[cfg(not(estafette_loom))]
-mod queue;
-#[cfg(not(estafette_loom))]
-mod reactor;
 pub mod sharded_counter;
-#[cfg(not(estafette_loom))]
-mod signal;
-#[cfg(not(estafette_loom))]
-pub mod sim;
-#[cfg(not(estafette_loom))]
-mod source;
-#[cfg(not(estafette_loom))]
-pub mod sycl;
-#[cfg(not(estafette_loom))]
-pub mod table;
-#[cfg(not(estafette_loom))]
-mod timing;
-#[cfg(not(estafette_loom))]
-mod waiting;
 
 #[cfg(not(estafette_loom))]
-pub use self::{
-    clock::{Clock, QueueClock},
-    device::{Allocation, Device},
-    dl_device::{DLDevice, DeviceType},
-    entered::Entered,
-    error::{DeviceError, DeviceErrorKind},
-    fence::{Fence, FenceState, Settled},
-    fence_set::FenceSet,
-    native_event::NativeEvent,
-    queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
-    reactor::{AsFence, Reactor},
-    source::{Event, Outcome, Subscriber, Timeline, Watch},
-    timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
-};
+pub use self::parts::*;
+
+#[cfg(not(estafette_loom))]
+#[path = ""]
+mod parts {
+    pub mod conformance;
+    pub mod cuda;
+    pub(crate) mod device;
+    mod dl_device;
+    mod entered;
+    mod error;
+    pub(crate) mod fence;
+    pub(crate) mod guarded;
+    pub mod host;
+    mod queue;
+    pub(crate) mod reactor;
+    pub mod sim;
+    pub mod sycl;
+    pub mod table;
+    pub(crate) mod timing;
+
+    pub use self::{
+        device::{Allocation, Device},
+        dl_device::{DLDevice, DeviceType},
+        entered::Entered,
+        error::{DeviceError, DeviceErrorKind},
+        fence::{
+            Clock, Event, Fence, FenceSet, FenceState, NativeEvent, Outcome, QueueClock, Settled, Subscriber,
+            Timeline, Watch,
+        },
+        queue::{LaunchGraph, Order, Queue, QueueId, Recorded},
+        reactor::{AsFence, Reactor},
+        timing::{ClockBracket, DeviceSpan, Timing, host_now_ns},
+    };
+}

@@ -5,31 +5,22 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `pool.rs` | the handle: push, take, shut down |
-//! | `queues.rs` | where jobs wait: deques, injector, priorities |
+//! | `pool.rs` | the handle: push, take, shut down; deques for threads from outside |
+//! | `queues.rs` | where jobs wait: deques, injector, priorities; taking one particular job out of the middle |
 //! | `priority.rs` | jobs that are not ordinary, by priority and by age |
-//! | `scan.rs` | taking one particular job out of the middle |
-//! | `worker.rs` | the loop of one thread |
-//! | `guest.rs` | deques for threads from outside |
-//! | `crew.rs` | which threads exist, and spare ones for workers that block |
+//! | `workers.rs` | the loop of one thread; which threads exist, and spare ones for workers that block |
 //! | `sleep.rs` | who sleeps and who wakes whom; independent of all the others, checked with loom |
 
-#[cfg(not(estafette_loom))]
-mod crew;
-#[cfg(not(estafette_loom))]
-mod guest;
 #[cfg(not(estafette_loom))]
 mod pool;
 #[cfg(not(estafette_loom))]
 mod priority;
 #[cfg(not(estafette_loom))]
 mod queues;
-#[cfg(not(estafette_loom))]
-mod scan;
 #[cfg_attr(estafette_loom, allow(dead_code, reason = "only its models use it there"))]
 mod sleep;
 #[cfg(not(estafette_loom))]
-mod worker;
+mod workers;
 
 #[cfg(not(estafette_loom))]
 pub use self::pool::{BlockingGuard, Job, Pool, PoolOptions};

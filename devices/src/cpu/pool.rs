@@ -1,20 +1,23 @@
+use std::any::Any;
+use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam::deque::Worker as Deque;
+use estafette_sync::abandoned::is_abandoned;
 use estafette_sync::essential::essential;
-use estafette_sync::stack;
+use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use estafette_sync::{stack, thread_local};
 
 use crate::{DeviceError, DeviceErrorKind};
 
-use super::crew::{Cover, Crew};
-use super::guest::{self, FreeDeques, GUESTS};
 use super::queues::Queues;
 use super::sleep::{Sleep, WORKERS_MAX};
-use super::worker;
+use super::workers;
+use super::workers::{Cover, Crew};
 
 /// A unit of work of a [`Pool`].
 pub trait Job: Send + 'static + Sized {
@@ -177,7 +180,7 @@ impl<J: Job> Pool<J> {
     /// Takes the job that would run next, for a thread that wants to help. The caller runs it.
     pub fn try_take(&self) -> Option<J> {
         let queues = &self.shared.queues;
-        let as_guest = guest::with_deque(&self.shared, |deque| queues.take_from_outside(Some(deque)));
+        let as_guest = with_deque(&self.shared, |deque| queues.take_from_outside(Some(deque)));
         as_guest.unwrap_or_else(|| queues.take_from_outside(None))
     }
 
@@ -189,7 +192,7 @@ impl<J: Job> Pool<J> {
             return None;
         }
         let queues = &self.shared.queues;
-        let as_guest = guest::with_deque(&self.shared, |deque| queues.take_unsorted(Some(deque)));
+        let as_guest = with_deque(&self.shared, |deque| queues.take_unsorted(Some(deque)));
         let job = as_guest.unwrap_or_else(|| queues.take_unsorted(None))?;
         if wanted(&job) {
             return Some(job);
@@ -214,7 +217,7 @@ impl<J: Job> Pool<J> {
         let mut wanted = Some(wanted);
         let mut take =
             |own: Option<&_>| wanted.take().and_then(|wanted| self.shared.queues.take_matching(own, wanted));
-        let job = worker::with_context(&self.shared, |context| take(Some(&context.deque)))
+        let job = workers::with_context(&self.shared, |context| take(Some(&context.deque)))
             .unwrap_or_else(|| take(None));
         if self.has_work() {
             // A worker may have looked while the jobs were in hand.
@@ -226,7 +229,7 @@ impl<J: Job> Pool<J> {
     /// Jobs that the calling thread, which is no worker, has pushed and nobody has taken yet.
     #[inline]
     pub fn backlog(&self) -> usize {
-        guest::with_deque(&self.shared, Deque::len).unwrap_or(0)
+        with_deque(&self.shared, Deque::len).unwrap_or(0)
     }
 
     /// Whether a job waits.
@@ -247,14 +250,14 @@ impl<J: Job> Pool<J> {
 
     /// Whether the calling thread is a worker of this pool.
     pub fn is_worker(&self) -> bool {
-        worker::with_context(&self.shared, |_| ()).is_some()
+        workers::with_context(&self.shared, |_| ()).is_some()
     }
 
     /// Called by a worker that is about to block: a spare thread, if the limit allows one, takes its role until the
     /// guard is dropped, and its queued jobs can be stolen. On other threads, and inside of another blocking section
     /// of the same thread, it does nothing.
     pub fn blocking(&self) -> BlockingGuard<J> {
-        let covered = worker::with_context(&self.shared, |context| {
+        let covered = workers::with_context(&self.shared, |context| {
             let depth = context.blocking_depth.get();
             context.blocking_depth.set(depth + 1);
             depth == 0
@@ -304,12 +307,12 @@ impl<J: Job> Pool<J> {
     pub fn push_unnoticed(&self, job: J) {
         let mut job = Some(job);
         let mut push = |deque: &Deque<J>| job.take().into_iter().for_each(|job| deque.push(job));
-        if worker::with_context(&self.shared, |context| push(&context.deque)).is_some() {
+        if workers::with_context(&self.shared, |context| push(&context.deque)).is_some() {
             return;
         }
-        if guest::with_deque(&self.shared, &mut push).is_none() && !guest::is_here(&self.shared) {
-            guest::arrive(&self.shared);
-            guest::with_deque(&self.shared, push);
+        if with_deque(&self.shared, &mut push).is_none() && !is_here(&self.shared) {
+            arrive(&self.shared);
+            with_deque(&self.shared, push);
         }
         job.into_iter().for_each(|job| self.shared.queues.push(job));
     }
@@ -318,7 +321,7 @@ impl<J: Job> Pool<J> {
         let shared = self.shared.clone();
         let name = format!("{}-{index}", shared.name);
         let thread = name.clone();
-        self.shared.crew.start(name, move || essential(&thread, || worker::run(shared, index, deque)))
+        self.shared.crew.start(name, move || essential(&thread, || workers::run(shared, index, deque)))
     }
 }
 
@@ -374,7 +377,7 @@ pub struct BlockingGuard<J: Job> {
 impl<J: Job> Drop for BlockingGuard<J> {
     fn drop(&mut self) {
         let Some(shared) = self.shared.take() else { return };
-        let outermost = worker::with_context(&shared, |context| {
+        let outermost = workers::with_context(&shared, |context| {
             let depth = context.blocking_depth.get() - 1;
             context.blocking_depth.set(depth);
             depth == 0
@@ -389,4 +392,97 @@ impl<J: Job> fmt::Debug for BlockingGuard<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BlockingGuard").field("on_worker", &self.shared.is_some()).finish()
     }
+}
+
+// Deques for threads from outside of the pool: what such a thread pushes costs it no locked instruction, stays visible to
+// everybody, and is found by the thread itself first when it helps.
+//
+// A thread is a guest of the pool that it pushed to last. It leaves when it pushes to another pool, or ends; what is in
+// its deque then goes to everybody.
+
+/// Threads that can be guests at once.
+pub(super) const GUESTS: usize = if cfg!(estafette_shuttle) { 1 } else { 16 };
+
+/// Deques that no guest has.
+#[derive(Debug)]
+pub(super) struct FreeDeques<J>(Mutex<Vec<Deque<J>>>);
+
+impl<J> FreeDeques<J> {
+    pub(super) fn new(deques: Vec<Deque<J>>) -> Self {
+        Self(Mutex::new(deques))
+    }
+
+    /// A deque, and how many are out with it.
+    fn take(&self) -> Option<(Deque<J>, usize)> {
+        let mut free = self.0.lock();
+        let deque = free.pop()?;
+        Some((deque, GUESTS - free.len()))
+    }
+
+    fn give(&self, deque: Deque<J>) {
+        self.0.lock().push(deque);
+    }
+}
+
+/// The stay of one thread at one pool.
+struct Guest<J: Job> {
+    shared: Arc<Shared<J>>,
+    /// `None` when all were taken, and after leaving.
+    deque: Option<Deque<J>>,
+}
+
+thread_local! {
+    /// Where this thread is a guest.
+    static STAY: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+}
+
+impl<J: Job> Drop for Guest<J> {
+    fn drop(&mut self) {
+        let Some(deque) = self.deque.take() else { return };
+        if is_abandoned() {
+            // The locks of the pool may be held for ever: the deque is lost, with what is in it.
+            return std::mem::forget(deque);
+        }
+        self.shared.share(&deque);
+        self.shared.guests.give(deque);
+    }
+}
+
+/// Calls `f` with the deque that this thread has as a guest of `shared`, if it has one.
+pub(super) fn with_deque<J: Job, R>(shared: &Arc<Shared<J>>, f: impl FnOnce(&Deque<J>) -> R) -> Option<R> {
+    let in_stay = |stay: &RefCell<Option<Box<dyn Any>>>| {
+        // Borrowed while `f` runs, which only takes or pushes.
+        let stay = stay.try_borrow().ok()?;
+        let guest = stay.as_ref()?.downcast_ref::<Guest<J>>()?;
+        if Arc::ptr_eq(&guest.shared, shared) { guest.deque.as_ref().map(f) } else { None }
+    };
+    STAY.try_with(in_stay).ok().flatten()
+}
+
+/// Makes this thread a guest of `shared`. It may get no deque.
+pub(super) fn arrive<J: Job>(shared: &Arc<Shared<J>>) {
+    let deque = shared.guests.take().map(|(deque, guests)| {
+        // Before anything is pushed, so that whoever looks for work looks here too.
+        shared.queues.guests_are(guests);
+        deque
+    });
+    let guest = Guest { shared: shared.clone(), deque };
+    let mut guest: Option<Box<dyn Any>> = Some(Box::new(guest));
+    // A thread that ends has no stay any more; then the new guest leaves at once. So does the old one, outside of the borrow.
+    let _ =
+        STAY.try_with(|stay| stay.try_borrow_mut().map(|mut stay| std::mem::swap(&mut *stay, &mut guest)));
+    drop(guest);
+}
+
+/// Whether this thread is a guest of `shared`, with a deque or without.
+pub(super) fn is_here<J: Job>(shared: &Arc<Shared<J>>) -> bool {
+    let here = |stay: &RefCell<Option<Box<dyn Any>>>| {
+        let stay = stay.try_borrow();
+        stay.is_ok_and(|stay| {
+            let guest = stay.as_ref().and_then(|stay| stay.downcast_ref::<Guest<J>>());
+            guest.is_some_and(|guest| Arc::ptr_eq(&guest.shared, shared))
+        })
+    };
+    // A thread that ends is nobody's guest, and need not become one.
+    STAY.try_with(here).unwrap_or(true)
 }

@@ -9,18 +9,18 @@ use crate::{
     Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
 };
 
-use super::api::Api;
 use super::context::Context;
-use super::counters::CudaCounters;
-use super::errors;
+use super::context::CudaCounters;
+use super::driver;
+use super::driver::Api;
+use super::driver::Handle;
+use super::events::Single;
 use super::events::{Event, destroy};
 use super::foreign::{Foreign, PER_THREAD};
-use super::handle::Handle;
+use super::memory::Peers;
 use super::memory::{self, Kind, PointerInfo, Pool, allocate};
-use super::peers::Peers;
+use super::progress::Words;
 use super::queue::{CudaQueue, event_of, not_ours};
-use super::single::Single;
-use super::words::Words;
 
 /// A CUDA device with its primary context.
 pub struct CudaDevice {
@@ -38,7 +38,7 @@ impl CudaDevice {
         let id = DLDevice::new(DeviceType::CUDA, ordinal);
         let check = |code, what: &str| match code {
             0 => Ok(()),
-            code => Err(errors::error(api, code, &format!("{what} of {id}"))),
+            code => Err(driver::error(api, code, &format!("{what} of {id}"))),
         };
         let mut device: CUdevice = 0;
         let mut name = [0 as c_char; 256];
@@ -229,11 +229,11 @@ impl Device for CudaDevice {
             let recordings = self.context.recordings();
             if *recordings > 0 {
                 let what = "a barrier would spoil a graph that is being recorded";
-                return Err(errors::error(self.context.api, errors::CAPTURE_UNSUPPORTED, what));
+                return Err(driver::error(self.context.api, driver::CAPTURE_UNSUPPORTED, what));
             }
             match Event::record_context(&self.context) {
                 Some(Ok(event)) => return Ok(Fence::event(Arc::new(Single::of(event)))),
-                Some(Err(error)) if error.code() != Some(errors::NOT_SUPPORTED.into()) => return Err(error),
+                Some(Err(error)) if error.code() != Some(driver::NOT_SUPPORTED.into()) => return Err(error),
                 Some(Err(_)) | None => {}
             }
         }

@@ -11,10 +11,10 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUstream, CUstreamCaptureStatus};
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::context::Context;
-use super::errors::NOT_SUPPORTED;
+use super::driver::Handle;
+use super::driver::NOT_SUPPORTED;
 use super::events::Event;
-use super::handle::Handle;
-use super::lane::{is_capturing, wait};
+use super::stream::{is_capturing, wait};
 
 /// `CU_STREAM_LEGACY`: the default stream that other blocking streams of the context wait for.
 const LEGACY: usize = 1;

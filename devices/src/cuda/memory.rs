@@ -6,7 +6,8 @@
 
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
-use std::ptr::{self, NonNull};
+use std::ptr;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
@@ -15,13 +16,16 @@ use cudarc::driver::sys::{
     CUstream,
 };
 use estafette_sync::abandoned::is_abandoned;
+use estafette_sync::sync::OnceLock;
 
 use crate::{Allocation, DLDevice, DeviceError, DeviceErrorKind, DeviceType};
 
-use super::api::Code;
 use super::context::Context;
-use super::errors::{INVALID_VALUE, NOT_READY};
-use super::handle::Handle;
+use super::device::CudaDevice;
+use super::driver::Code;
+use super::driver::CudaRuntime;
+use super::driver::Handle;
+use super::driver::{INVALID_VALUE, NOT_READY, PEER_ACCESS_ALREADY_ENABLED};
 
 /// What the driver aligns every allocation to (CUDA Programming Guide, "Device Memory Accesses").
 const ALIGN: usize = 256;
@@ -257,4 +261,60 @@ pub(super) fn pointer_info(context: &Context, pointer: *const u8) -> Option<Poin
         _ => return None,
     };
     Some(PointerInfo { device, ordinal })
+}
+
+// Devices that reach each other's memory. Where they do not, copies between them go through the host, which the driver does.
+
+/// The other devices, as one device sees them: whether their memory is reached directly, once somebody has copied between the
+/// two. By the driver's numbers.
+pub(super) struct Peers {
+    reached: Vec<OnceLock<bool>>,
+}
+
+impl Peers {
+    pub(super) fn new(count: usize) -> Self {
+        Self { reached: (0..count).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// Sees to it that `device` reaches the memory at `pointer` directly, where it can. The first time costs some driver calls
+    /// for each pair of devices.
+    pub(super) fn reach(&self, device: &CudaDevice, pointer: *const u8) {
+        if self.reached.len() < 2 {
+            return;
+        }
+        let Some(info) = device.pointer_info(pointer) else { return };
+        if info.device.device_type != DeviceType::CUDA || info.ordinal == device.ordinal() {
+            return;
+        }
+        let place = usize::try_from(info.ordinal).ok().and_then(|at| self.reached.get(at));
+        if let Some(place) = place.filter(|place| place.get().is_none()) {
+            place.get_or_init(|| {
+                let peer = CudaRuntime::get().ok().and_then(|runtime| runtime.device(info.ordinal));
+                peer.is_some_and(|peer| enable(device, peer))
+            });
+        }
+    }
+}
+
+/// Lets `device` reach the memory of `peer`: what is allocated in its context, and what comes from its pool.
+fn enable(device: &CudaDevice, peer: &CudaDevice) -> bool {
+    let context = device.context();
+    let (Some(possible), Some(enable)) = (context.api.peer_possible, context.api.peer_enable) else {
+        return false;
+    };
+    let Ok(_entered) = context.enter_relaxed() else { return false };
+    let mut can = 0;
+    // A device's handle is its number.
+    let (from, to) = (device.ordinal(), peer.ordinal());
+    // SAFETY: writes one number; both contexts stay.
+    let code: Code = unsafe {
+        if possible(&raw mut can, from, to) != 0 || can == 0 {
+            return false;
+        }
+        enable(peer.context().raw.get(), 0)
+    };
+    if let Some(pool) = peer.pool() {
+        pool.share_with(peer.context(), from);
+    }
+    code == 0 || code == PEER_ACCESS_ALREADY_ENABLED
 }

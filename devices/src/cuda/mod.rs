@@ -16,40 +16,34 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `library`, `api` | finding the driver, and its functions |
-//! | `runtime` | what was found |
-//! | `context` | primary contexts, entered and left; faults |
+//! | `driver` | finding the driver, its functions, its error numbers and handles; what was found |
+//! | `context` | primary contexts, entered and left; faults; what is counted |
 //! | `device`, `queue` | the traits |
-//! | `stream`, `lane` | streams of ours; what is enqueued on them and the events that cover it |
-//! | `progress`, `words` | how far they have come; the pinned words that they count in |
+//! | `stream` | streams of ours; what is enqueued on them and the events that cover it |
+//! | `progress` | how far they have come; the pinned words that they count in |
 //! | `foreign` | streams of others |
-//! | `events`, `single` | native events; fences that are one |
-//! | `graph` | work of queues, recorded once and launched often |
-//! | `memory`, `peers` | pools, pinned and managed memory; devices that reach each other's |
-//! | `errors`, `counters`, `handle` | the driver's numbers; what is counted; its handles |
+//! | `events` | native events; fences that are one |
+//! | `capture` | work of queues, recorded once and launched often |
+//! | `timing` | when work ran |
+//! | `memory` | pools, pinned and managed memory; devices that reach each other's |
 
-mod api;
+mod capture;
 mod context;
-mod counters;
 mod device;
-mod errors;
+mod driver;
 mod events;
 mod foreign;
-mod graph;
-mod handle;
-mod lane;
-mod library;
 mod memory;
-mod peers;
 mod progress;
 mod queue;
-mod runtime;
-mod single;
 mod stream;
 mod timing;
-mod words;
 
 pub use self::{
-    counters::CudaCounters, device::CudaDevice, graph::CudaGraph, library::CudaUnavailable,
-    memory::PointerInfo, queue::CudaQueue, runtime::CudaRuntime,
+    capture::CudaGraph,
+    context::CudaCounters,
+    device::CudaDevice,
+    driver::{CudaRuntime, CudaUnavailable},
+    memory::PointerInfo,
+    queue::CudaQueue,
 };

@@ -5,17 +5,17 @@ use std::sync::Arc;
 use cudarc::driver::sys::{CUevent, CUstream};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::source::Timeline;
+use crate::fence::source::Timeline;
 use crate::{
     DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, LaunchGraph, Order, Queue, QueueClock,
     QueueId, Recorded, Timing,
 };
 
+use super::capture;
 use super::context::Context;
 use super::events::Event;
+use super::events::{Captured, Single};
 use super::foreign::{Foreign, recording};
-use super::graph;
-use super::single::{Captured, Single};
 use super::stream::Stream;
 use super::timing::Stretch;
 
@@ -381,7 +381,7 @@ impl Queue for CudaQueue {
         lanes: usize,
         enqueue: Recorded<'_>,
     ) -> Result<Arc<dyn LaunchGraph>, DeviceError> {
-        graph::record(self, lanes, enqueue)
+        capture::record(self, lanes, enqueue)
     }
 
     fn as_any(&self) -> &dyn Any {

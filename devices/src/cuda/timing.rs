@@ -13,7 +13,7 @@ use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 use crate::{ClockBracket, DeviceError, DeviceSpan, Timing, host_now_ns};
 
 use super::context::Context;
-use super::errors::NOT_READY;
+use super::driver::NOT_READY;
 use super::events::{Event, Purpose};
 use super::stream::Stream;
 

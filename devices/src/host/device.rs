@@ -2,7 +2,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use super::memory;
-use crate::source::{Outcome, Subscriber, Timeline, Watch};
+use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{
     Allocation, Clock, DLDevice, Device, DeviceError, DeviceErrorKind, Fence, Order, Queue, QueueId,
 };

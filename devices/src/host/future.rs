@@ -1,7 +1,7 @@
 use std::fmt::Display;
 use std::future::Future;
 
-use crate::source::Outcome;
+use crate::fence::source::Outcome;
 use crate::{DeviceError, DeviceErrorKind, Fence};
 
 use super::promise;

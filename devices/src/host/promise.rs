@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::signal::Signal;
-use crate::source::{Event, Outcome, Subscriber, Watch, deliver};
+use crate::fence::host_event::HostEvent;
+use crate::fence::source::{Event, Outcome, Subscriber, Watch, deliver};
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 
 /// A fence and the one token that settles it. `name` appears in messages.
@@ -19,7 +19,7 @@ use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState};
 /// assert_eq!(error.kind(), DeviceErrorKind::Cancelled);
 /// ```
 pub fn promise(name: impl Into<Cow<'static, str>>) -> (Completer, Fence) {
-    let promise = Arc::new(Promise { name: name.into(), signal: Signal::new() });
+    let promise = Arc::new(Promise { name: name.into(), signal: HostEvent::new() });
     (Completer { promise: Some(promise.clone()) }, Fence::event(promise))
 }
 
@@ -66,7 +66,7 @@ impl fmt::Debug for Completer {
 
 struct Promise {
     name: Cow<'static, str>,
-    signal: Signal,
+    signal: HostEvent,
 }
 
 impl Promise {

@@ -4,7 +4,7 @@ use estafette_sync::sync::Mutex;
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::DeviceError;
-use crate::source::{Outcome, Subscriber};
+use crate::fence::source::{Outcome, Subscriber};
 
 /// Waits for several fences and calls a closure once. One allocation for all of them.
 pub(super) struct Gather<F, W> {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use crate::source::{Event, Subscriber, Timeline};
-use crate::waiting::{Ready, Waiting};
+use crate::fence::source::{Event, Subscriber, Timeline};
+use crate::fence::waiting::{Ready, Waiting};
 use crate::{DeviceError, DeviceErrorKind, Fence, FenceState, QueueId};
 
 /// A fence to be polled and who waits for it.
@@ -96,7 +96,7 @@ mod tests {
     use estafette_sync::sync::{Mutex, MutexGuard};
 
     use super::*;
-    use crate::source::{Outcome, Watch};
+    use crate::fence::source::{Outcome, Watch};
     use crate::{Clock, DLDevice};
 
     #[derive(Debug)]

@@ -29,7 +29,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::OnceLock;
 
-use crate::source::{Subscriber, Watch, deliver};
+use crate::fence::source::{Subscriber, Watch, deliver};
 use crate::{DeviceError, DeviceErrorKind, Fence, Outcome};
 
 pub(crate) use self::spin::spin;

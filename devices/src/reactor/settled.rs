@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::source::{Event, Outcome, Subscriber, Watch};
+use crate::fence::source::{Event, Outcome, Subscriber, Watch};
 use crate::{DLDevice, FenceState};
 
 /// An event that has settled already, on its way to those whom the reactor tells.

@@ -8,8 +8,8 @@ use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::time::{Duration, Instant};
 use estafette_sync::{daemon, stack, thread};
 
-use crate::source::deliver;
-use crate::waiting::Ready;
+use crate::fence::source::deliver;
+use crate::fence::waiting::Ready;
 use crate::{DeviceError, DeviceErrorKind};
 
 use super::lanes::{Armed, Lanes};

@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use estafette_sync::sync::atomic::{AtomicUsize, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
+use crate::fence::source::deliver;
 use crate::guarded::guarded;
 use crate::host::allocate_host;
-use crate::source::deliver;
 use crate::{
     Allocation, DLDevice, Device, DeviceError, DeviceErrorKind, DeviceType, Fence, NativeEvent, Queue,
 };

@@ -3,8 +3,8 @@ use std::sync::Arc;
 
 use estafette_sync::sync::atomic::{AtomicBool, Ordering};
 
-use crate::signal::Signal;
-use crate::source::{Event, Subscriber, Watch};
+use crate::fence::host_event::HostEvent;
+use crate::fence::source::{Event, Subscriber, Watch};
 use crate::{DLDevice, FenceState, QueueId};
 
 use super::device::SimNotify;
@@ -22,7 +22,7 @@ pub(super) struct SimMark {
     counters: Arc<Counters>,
     /// Its entry in the schedule of its device.
     pub(super) entry: EntryId,
-    pub(super) signal: Signal,
+    pub(super) signal: HostEvent,
     /// Whether the host has seen that it is done; see [`super::timeline::SimTimeline`].
     observed: AtomicBool,
     recorded: AtomicBool,
@@ -44,7 +44,7 @@ impl SimMark {
             notify,
             counters,
             entry,
-            signal: Signal::new(),
+            signal: HostEvent::new(),
             observed: AtomicBool::new(false),
             recorded: AtomicBool::new(false),
         }

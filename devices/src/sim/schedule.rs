@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::Arc;
 
-use crate::waiting::Ready;
+use crate::fence::waiting::Ready;
 use crate::{Clock, DeviceError, Fence, QueueClock, QueueId};
 
 use super::entry::{Entry, EntryId, EntryKind, Lane, LaneKind, Work};

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::source::{Outcome, Subscriber, Timeline, Watch, deliver};
-use crate::waiting::{Ready, Waiting};
+use crate::fence::source::{Outcome, Subscriber, Timeline, Watch, deliver};
+use crate::fence::waiting::{Ready, Waiting};
 use crate::{DLDevice, DeviceError, QueueId};
 
 use super::device::SimNotify;

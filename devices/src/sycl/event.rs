@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 use estafette_sync::sync::OnceLock;
 use estafette_sync::sync::atomic::Ordering;
 
-use crate::signal::Signal;
-use crate::source::{self, Outcome, Subscriber, Watch, deliver};
+use crate::fence::host_event::HostEvent;
+use crate::fence::source::{self, Outcome, Subscriber, Watch, deliver};
 use crate::{DLDevice, FenceState};
 
 use super::api::{Object, STATUS_COMPLETE, STATUS_UNKNOWN};
@@ -19,7 +19,7 @@ use super::push;
 pub(super) struct Event {
     shared: Arc<Shared>,
     handle: Handle,
-    signal: Signal,
+    signal: HostEvent,
     /// Where it counts, once it is the event of a number on a queue. The queue's numbers hold it, not the other way round.
     place: OnceLock<(Weak<Progress>, u64)>,
     /// Whether the scheduler of the runtime may hold it back, behind a host task: on a queue that others enqueue on, and behind what
@@ -48,7 +48,7 @@ impl Event {
             held_back,
             shared: Arc::clone(shared),
             handle,
-            signal: Signal::new(),
+            signal: HostEvent::new(),
             place: OnceLock::new(),
             pushed: OnceLock::new(),
         })

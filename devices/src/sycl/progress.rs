@@ -5,7 +5,7 @@ use estafette_sync::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
-use crate::source::{Outcome, Subscriber, Timeline, Watch};
+use crate::fence::source::{Outcome, Subscriber, Timeline, Watch};
 use crate::{DLDevice, DeviceError, QueueId};
 
 use super::event::{Event, Status};

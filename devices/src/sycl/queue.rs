@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use estafette_sync::sync::{Mutex, MutexGuard, OnceLock};
 
-use crate::source::Timeline;
+use crate::fence::source::Timeline;
 use crate::{DLDevice, DeviceError, DeviceErrorKind, Fence, FenceState, Order, Queue, QueueId, Timing};
 
 use super::device::Shared;

@@ -16,30 +16,30 @@ use std::sync::Arc;
 use estafette_sync::sync::atomic::{AtomicU8, Ordering};
 use estafette_sync::sync::{Mutex, MutexGuard};
 
-use crate::source::{Outcome, Subscriber, Subscribers, Watch};
+use crate::fence::source::{Outcome, Subscriber, Subscribers, Watch};
 use crate::{DeviceError, FenceState};
 
 /// Nobody has settled it. Becomes one of the other two, once.
 const PENDING: u8 = 0;
 /// Done. Final.
 const DONE: u8 = 1;
-/// Failed; the error is in [`Inner::failure`]. Final.
+/// Failed; the error is in [`Subscribed::failure`]. Final.
 const FAILED: u8 = 2;
 
 /// Settles once; everybody may ask and subscribe.
-pub(crate) struct Signal {
+pub(crate) struct HostEvent {
     word: AtomicU8,
-    inner: Mutex<Inner>,
+    inner: Mutex<Subscribed>,
 }
 
-struct Inner {
+struct Subscribed {
     failure: Option<DeviceError>,
     subscribers: Subscribers,
 }
 
-impl Signal {
+impl HostEvent {
     pub(crate) fn new() -> Self {
-        let inner = Inner { failure: None, subscribers: Subscribers::default() };
+        let inner = Subscribed { failure: None, subscribers: Subscribers::default() };
         Self { word: AtomicU8::new(PENDING), inner: Mutex::new(inner) }
     }
 
@@ -79,7 +79,7 @@ impl Signal {
         Watch::Subscribed
     }
 
-    fn settled_outcome(&self, inner: &Inner) -> Option<Outcome> {
+    fn settled_outcome(&self, inner: &Subscribed) -> Option<Outcome> {
         match (self.word.load(Ordering::Acquire), &inner.failure) {
             (PENDING, _) => None,
             (_, None) => Some(Ok(())),
@@ -87,12 +87,12 @@ impl Signal {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, Subscribed> {
         self.inner.lock()
     }
 }
 
-impl fmt::Debug for Signal {
+impl fmt::Debug for HostEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.word.load(Ordering::Acquire) {
             PENDING => "pending",
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn waiters_that_went_away_do_not_pile_up() {
-        let signal = Signal::new();
+        let signal = HostEvent::new();
         let stays: Arc<dyn Subscriber> = Arc::new(Waiter(AtomicBool::new(false)));
         assert!(matches!(signal.watch(&stays), Watch::Subscribed));
         for _ in 0..10_000 {

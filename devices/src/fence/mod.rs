@@ -1,3 +1,22 @@
+//! Fences, sets of them, and what stands behind a fence.
+//!
+//! | part | idea |
+//! |---|---|
+//! | this file | [`Fence`]: a point in the work of a device, waited for by a future or by a thread |
+//! | `fence_set` | [`FenceSet`]: fences of several queues, the newest of each |
+//! | `clock` | [`Clock`]: what a queue has seen of other queues, so that waits are left out |
+//! | `source` | [`Timeline`] and [`Event`], which a backend implements; subscribers |
+//! | `waiting` | subscribers of a timeline, by their numbers |
+//! | `host_event` | an event that the host settles |
+//! | `native_event` | an event of a driver that leaves the process's hands |
+
+mod clock;
+mod fence_set;
+pub(crate) mod host_event;
+mod native_event;
+pub(crate) mod source;
+pub(crate) mod waiting;
+
 use std::fmt;
 use std::future::Future;
 use std::ops::Deref;
@@ -11,8 +30,14 @@ use estafette_sync::time::{Duration, Instant};
 
 use crate::guarded::guarded;
 use crate::reactor::spin;
-use crate::source::{Event, Outcome, Subscriber, Timeline, Watch};
-use crate::{Clock, DLDevice, DeviceError, QueueId, Reactor};
+use crate::{DLDevice, DeviceError, QueueId, Reactor};
+
+pub use self::{
+    clock::{Clock, QueueClock},
+    fence_set::FenceSet,
+    native_event::NativeEvent,
+    source::{Event, Outcome, Subscriber, Timeline, Watch},
+};
 
 /// A point in the work of a device: pending, done or failed. Cheap to clone and to ask.
 ///

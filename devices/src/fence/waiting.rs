@@ -5,7 +5,7 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::DeviceError;
-use crate::source::{Outcome, Subscriber};
+use crate::fence::source::{Outcome, Subscriber};
 
 /// A subscription that is over, to be delivered under no lock.
 pub(crate) type Ready = (Arc<dyn Subscriber>, Outcome);

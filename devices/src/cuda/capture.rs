@@ -12,7 +12,7 @@ use estafette_sync::sync::Mutex;
 use crate::{DeviceError, DeviceErrorKind, Fence, LaunchGraph, Queue, Reactor, Recorded};
 
 use super::context::Context;
-use super::handle::Handle;
+use super::driver::Handle;
 use super::queue::{CudaQueue, not_ours};
 
 /// Work that was recorded on a queue, ready to be launched.

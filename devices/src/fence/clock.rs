@@ -115,7 +115,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::source::{Subscriber, Timeline, Watch};
+    use crate::fence::source::{Subscriber, Timeline, Watch};
     use crate::{DLDevice, DeviceError};
 
     /// A queue of which only the identity matters.

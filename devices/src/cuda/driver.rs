@@ -1,0 +1,321 @@
+//! Finding the driver: one probe, which never panics where there is none.
+
+use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
+use std::sync::Arc;
+use std::{fmt, ptr};
+
+use cudarc::driver::sys;
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode,
+    CUmemAccessDesc, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUresult,
+    CUstream, CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use estafette_sync::sync::OnceLock;
+
+use crate::{DeviceError, DeviceErrorKind};
+
+use super::device::CudaDevice;
+use super::memory::PointerInfo;
+
+/// Why there is no CUDA in this process.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("CUDA is not available: {0}")]
+pub struct CudaUnavailable(pub(super) String);
+
+/// Loads the driver, or takes the one that is there, and starts it.
+///
+/// The oldest driver that does is 11.1's, by its symbols; what came later is looked for by name.
+pub(super) fn load() -> Result<(Api, usize), CudaUnavailable> {
+    // SAFETY: the driver is made to be loaded at any time, by any thread.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaUnavailable("there is no NVIDIA driver (libcuda.so.1) on this machine".to_owned()));
+    }
+    // SAFETY: it was found just now, so this does not panic; a library of that name is the driver.
+    let api = unsafe { Api::find(sys::culib()) }.map_err(|symbol| {
+        CudaUnavailable(format!("the driver lacks the function {symbol}; it is too old"))
+    })?;
+    // SAFETY: the arguments are those of the header.
+    let code = unsafe { (api.init)(0) };
+    if code != 0 {
+        return Err(CudaUnavailable(format!("cuInit says {} ({code})", name_of(&api, code))));
+    }
+    let mut count: c_int = 0;
+    // SAFETY: as above.
+    let code = unsafe { (api.device_count)(&raw mut count) };
+    if code != 0 {
+        return Err(CudaUnavailable(format!("cuDeviceGetCount says {} ({code})", name_of(&api, code))));
+    }
+    match usize::try_from(count) {
+        Ok(count) if count > 0 => Ok((api, count)),
+        _ => Err(CudaUnavailable("the driver knows no device; is CUDA_VISIBLE_DEVICES set?".to_owned())),
+    }
+}
+
+// The functions of the driver that we call, found by name in the library that cudarc has loaded.
+//
+// The declarations are checked against cudarc's while compiling. They are called as they are here, not through cudarc's own
+// functions, for two reasons: cudarc's panic where the driver lacks a symbol, and they return its `CUresult`, an enumeration
+// that a newer driver may answer with a number of which cudarc knows nothing, which would be undefined behaviour.
+
+/// What a function of the driver returns: 0 or the number of an error.
+pub(super) type Code = c_int;
+
+/// Declares the table, and how it is filled.
+macro_rules! driver {
+    (
+        required { $($required:ident = $symbol:ident($($argument:ty),*);)* }
+        optional { $($optional:ident = $extra:ident($($given:ty),*);)* }
+        newer { $($newer:ident = $later:ident($($taken:ty),*);)* }
+    ) => {
+        /// Functions of the driver. What is optional came with some version of it; each is a feature that may be missing.
+        pub(super) struct Api {
+            $(pub(super) $required: unsafe extern "C" fn($($argument),*) -> Code,)*
+            $(pub(super) $optional: Option<unsafe extern "C" fn($($given),*) -> Code>,)*
+            $(pub(super) $newer: Option<unsafe extern "C" fn($($taken),*) -> Code>,)*
+        }
+
+        // The arguments are those that cudarc declares.
+        const _: () = {
+            $(let _: unsafe fn($($argument),*) -> CUresult = sys::$symbol;)*
+            $(let _: unsafe fn($($given),*) -> CUresult = sys::$extra;)*
+        };
+
+        impl Api {
+            /// Looks all of them up.
+            ///
+            /// # Errors
+            /// The name of one that every driver must have and this one has not.
+            ///
+            /// # Safety
+            /// `library` is a CUDA driver.
+            pub(super) unsafe fn find(library: &libloading::Library) -> Result<Self, &'static str> {
+                // SAFETY: by contract the symbols are the driver's; the types are those of its header.
+                unsafe {
+                    Ok(Self {
+                        $($required: *library
+                            .get(concat!(stringify!($symbol), "\0").as_bytes())
+                            .map_err(|_| stringify!($symbol))?,)*
+                        $($optional: library
+                            .get(concat!(stringify!($extra), "\0").as_bytes())
+                            .ok()
+                            .map(|symbol| *symbol),)*
+                        $($newer: library
+                            .get(concat!(stringify!($later), "\0").as_bytes())
+                            .ok()
+                            .map(|symbol| *symbol),)*
+                    })
+                }
+            }
+        }
+    };
+}
+
+driver! {
+    required {
+        init = cuInit(c_uint);
+        driver_version = cuDriverGetVersion(*mut c_int);
+        device_count = cuDeviceGetCount(*mut c_int);
+        device_get = cuDeviceGet(*mut CUdevice, c_int);
+        device_name = cuDeviceGetName(*mut c_char, c_int, CUdevice);
+        device_attribute = cuDeviceGetAttribute(*mut c_int, CUdevice_attribute, CUdevice);
+        device_memory = cuDeviceTotalMem_v2(*mut usize, CUdevice);
+        primary_retain = cuDevicePrimaryCtxRetain(*mut CUcontext, CUdevice);
+        primary_release = cuDevicePrimaryCtxRelease_v2(CUdevice);
+        context_current = cuCtxGetCurrent(*mut CUcontext);
+        context_push = cuCtxPushCurrent_v2(CUcontext);
+        context_pop = cuCtxPopCurrent_v2(*mut CUcontext);
+        context_synchronize = cuCtxSynchronize();
+        capture_mode = cuThreadExchangeStreamCaptureMode(*mut CUstreamCaptureMode);
+        stream_create = cuStreamCreate(*mut CUstream, c_uint);
+        stream_destroy = cuStreamDestroy_v2(CUstream);
+        stream_query = cuStreamQuery(CUstream);
+        stream_synchronize = cuStreamSynchronize(CUstream);
+        stream_context = cuStreamGetCtx(CUstream, *mut CUcontext);
+        stream_wait = cuStreamWaitEvent(CUstream, CUevent, c_uint);
+        stream_capturing = cuStreamIsCapturing(CUstream, *mut CUstreamCaptureStatus);
+        event_create = cuEventCreate(*mut CUevent, c_uint);
+        event_destroy = cuEventDestroy_v2(CUevent);
+        event_record = cuEventRecord(CUevent, CUstream);
+        event_query = cuEventQuery(CUevent);
+        event_elapsed = cuEventElapsedTime(*mut f32, CUevent, CUevent);
+        memory_allocate = cuMemAlloc_v2(*mut CUdeviceptr, usize);
+        memory_free = cuMemFree_v2(CUdeviceptr);
+        host_allocate = cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        host_free = cuMemFreeHost(*mut c_void);
+        managed_allocate = cuMemAllocManaged(*mut CUdeviceptr, usize, c_uint);
+        pointer_attribute = cuPointerGetAttribute(*mut c_void, CUpointer_attribute, CUdeviceptr);
+        copy = cuMemcpyAsync(CUdeviceptr, CUdeviceptr, usize, CUstream);
+        fill = cuMemsetD8Async(CUdeviceptr, c_uchar, usize, CUstream);
+    }
+    optional {
+        stream_write = cuStreamWriteValue64_v2(CUstream, CUdeviceptr, u64, c_uint);
+        capture_info = cuStreamGetCaptureInfo_v2(
+            CUstream, *mut CUstreamCaptureStatus, *mut u64, *mut CUgraph, *mut *const CUgraphNode, *mut usize
+        );
+        pool_create = cuMemPoolCreate(*mut CUmemoryPool, *const CUmemPoolProps);
+        pool_attribute = cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, *mut c_void);
+        pool_access = cuMemPoolSetAccess(CUmemoryPool, *const CUmemAccessDesc, usize);
+        pool_allocate = cuMemAllocFromPoolAsync(*mut CUdeviceptr, usize, CUmemoryPool, CUstream);
+        pool_free = cuMemFreeAsync(CUdeviceptr, CUstream);
+        peer_possible = cuDeviceCanAccessPeer(*mut c_int, CUdevice, CUdevice);
+        peer_enable = cuCtxEnablePeerAccess(CUcontext, c_uint);
+        capture_begin = cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+        capture_end = cuStreamEndCapture(CUstream, *mut CUgraph);
+        graph_instantiate = cuGraphInstantiateWithFlags(*mut CUgraphExec, CUgraph, c_ulonglong);
+        graph_launch = cuGraphLaunch(CUgraphExec, CUstream);
+        graph_destroy = cuGraphDestroy(CUgraph);
+        executable_destroy = cuGraphExecDestroy(CUgraphExec);
+    }
+    newer {
+        // A number of an error is no `CUresult`: a newer driver knows more of them.
+        error_name = cuGetErrorName(c_int, *mut *const c_char);
+        // Since CUDA 12.5.
+        context_record = cuCtxRecordEvent(CUcontext, CUevent);
+    }
+}
+
+// What the driver's numbers mean, as far as it matters here.
+
+pub(super) const NOT_READY: Code = 600;
+pub(super) const INVALID_VALUE: Code = 1;
+pub(super) const OUT_OF_MEMORY: Code = 2;
+pub(super) const NOT_SUPPORTED: Code = 801;
+pub(super) const CAPTURE_UNSUPPORTED: Code = 900;
+pub(super) const PEER_ACCESS_ALREADY_ENABLED: Code = 704;
+
+/// Whether a number means that nothing of its context works any more: after each of these cuda.h says that the process has to
+/// end, or that the context is gone.
+fn is_sticky(code: Code) -> bool {
+    matches!(
+        code,
+        // The driver is shutting down; memory, link and contained errors.
+        4 | 214 | 220 | 226
+        // Illegal address, timeout, context destroyed, assert.
+        | 700 | 702 | 709 | 710
+        // Stack, instruction, alignment, address space, program counter, launch, tensor memory.
+        | 714
+            ..=719 | 721
+        // An external device; unknown.
+        | 911 | 999
+    )
+}
+
+/// The error for `what` not having worked.
+pub(super) fn error(api: &Api, code: Code, what: &str) -> DeviceError {
+    let kind = match code {
+        _ if is_sticky(code) => DeviceErrorKind::Fault,
+        OUT_OF_MEMORY => DeviceErrorKind::OutOfMemory,
+        // An invalid value, context or handle; something that a capture does not allow.
+        INVALID_VALUE | 201 | 400 | 900..=908 => DeviceErrorKind::Invalid,
+        _ => DeviceErrorKind::Other,
+    };
+    DeviceError::new(kind, format!("{what}: {}", name_of(api, code))).with_code(code.into())
+}
+
+/// The driver's own name of a number.
+pub(super) fn name_of(api: &Api, code: Code) -> String {
+    let mut name = ptr::null();
+    // SAFETY: the name is a constant of the driver.
+    let known = api.error_name.is_some_and(|ask| unsafe { ask(code, &raw mut name) } == 0);
+    if !known || name.is_null() {
+        return "an error without a name".to_owned();
+    }
+    // SAFETY: as above.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}
+
+/// A handle of the driver: an address that is handed back and never followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Handle<T>(T);
+
+// SAFETY: handles may be used from every thread; the driver has locks of its own.
+unsafe impl<T> Send for Handle<*mut T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Handle<*mut T> {}
+
+impl<T: Copy> Handle<T> {
+    pub(super) fn new(raw: T) -> Self {
+        Self(raw)
+    }
+
+    pub(super) fn get(self) -> T {
+        self.0
+    }
+}
+
+/// The CUDA driver of this process, with its devices.
+///
+/// A device is opened when it is first asked for: its primary context takes some hundred megabytes of its memory and some time,
+/// which a process that uses one of eight devices should pay once.
+pub struct CudaRuntime {
+    api: &'static Api,
+    driver_version: i32,
+    /// By the driver's numbers; `None` for one that cannot be used.
+    opened: Vec<OnceLock<Option<Arc<CudaDevice>>>>,
+    all: OnceLock<Vec<Arc<CudaDevice>>>,
+}
+
+impl CudaRuntime {
+    /// The driver; loaded and started at the first call.
+    ///
+    /// # Errors
+    /// Why there is none, the same at every call.
+    pub fn get() -> Result<&'static CudaRuntime, CudaUnavailable> {
+        estafette_sync::statics! {
+            static PROBED: OnceLock<Result<CudaRuntime, CudaUnavailable>> = OnceLock::new();
+        }
+        PROBED.get_or_init(Self::probe).as_ref().map_err(CudaUnavailable::clone)
+    }
+
+    fn probe() -> Result<Self, CudaUnavailable> {
+        let (api, count) = load()?;
+        let api: &'static Api = Box::leak(Box::new(api));
+        let mut driver_version: c_int = 0;
+        // SAFETY: writes one number.
+        let _ = unsafe { (api.driver_version)(&raw mut driver_version) };
+        let opened = (0..count).map(|_| OnceLock::new()).collect();
+        Ok(Self { api, driver_version, opened, all: OnceLock::new() })
+    }
+
+    /// How many devices the driver has.
+    pub fn count(&self) -> usize {
+        self.opened.len()
+    }
+
+    /// The device with the driver's number `ordinal`, opened now if nobody has asked for it yet. `None` for one that is not there
+    /// or cannot be used; a log line says why.
+    pub fn device(&self, ordinal: i32) -> Option<&Arc<CudaDevice>> {
+        let place = self.opened.get(usize::try_from(ordinal).ok()?)?;
+        let opened = place.get_or_init(|| match CudaDevice::new(self.api, ordinal, self.count()) {
+            Ok(device) => Some(Arc::new(device)),
+            Err(error) => {
+                tracing::warn!(%error, ordinal, "a CUDA device cannot be used");
+                None
+            }
+        });
+        opened.as_ref()
+    }
+
+    /// All devices, in the driver's order, opened now; those that cannot be used are left out.
+    pub fn devices(&self) -> &[Arc<CudaDevice>] {
+        self.all.get_or_init(|| (0..self.count() as i32).filter_map(|at| self.device(at)).cloned().collect())
+    }
+
+    /// What `pointer` is to, as [`CudaDevice::pointer_info`] tells it, by way of whichever device is open. Opens the first one if
+    /// none is.
+    pub fn pointer_info(&self, pointer: *const u8) -> Option<PointerInfo> {
+        let open = self.opened.iter().find_map(|place| place.get()?.as_ref());
+        open.or_else(|| self.device(0))?.pointer_info(pointer)
+    }
+
+    /// The newest version of CUDA that the driver supports, as `1000 * major + 10 * minor`.
+    pub fn driver_version(&self) -> i32 {
+        self.driver_version
+    }
+}
+
+impl fmt::Debug for CudaRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaRuntime(version {}, {} devices)", self.driver_version, self.count())
+    }
+}
