@@ -142,7 +142,7 @@ unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
 /// # Safety
 /// The caller has taken them, and uses no access afterwards.
 unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
-    // SAFETY: forwarded to the caller. An iterator does not look at the block.
+    // SAFETY: forwarded to the caller. An iterator does not access the block.
     accesses.for_each(|access| unsafe { drop(VarNode::guard_locked(access.as_ref().target().node())) });
 }
 
