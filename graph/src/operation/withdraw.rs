@@ -163,7 +163,7 @@ unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, 
         let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
         if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut guard, Mode::Read, &mut ended.retired());
+            Group::completed(&mut guard, Mode::Read, ended.retired());
         }
         if empty && guard.word.orphaned() {
             ended.retired().retire(target.node());
