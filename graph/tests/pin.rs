@@ -14,7 +14,7 @@ fn pin(graph: &Queues, var: &Var<Vec<OpId>, &'static str>) -> OpId {
     id
 }
 
-/// Ends a hold and gives the names of what is granted by that, completed in turn.
+/// Unpins and returns the names of the operations that are granted by that, completed in turn.
 fn end(var: &Var<Vec<OpId>, &'static str>, id: OpId) -> Vec<&'static str> {
     let mut granted: Vec<Granted<_, _>> = Vec::new();
     var.unpin(|holders, _| holders.retain(|holder| *holder != id), |op| granted.push(op));

@@ -177,7 +177,7 @@ fn while_a_picture_is_taken_others_make_variables_and_drop_them() {
 
 /// One thread takes pictures while others submit, complete, create and drop; each picture must be consistent:
 /// granted accesses are a prefix of their queue, an operation is granted exactly if all its accesses are, an
-/// operation that waits is complete in the picture, and somebody in it can move.
+/// operation that waits is complete in the picture, and an operation in it can proceed.
 #[test]
 fn pictures_taken_during_traffic_are_consistent() {
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

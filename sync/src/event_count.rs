@@ -1,4 +1,4 @@
-//! An event count: waiters look at a condition again after each notification.
+//! An event count: waiters check a condition again after each notification.
 //!
 //! A notification costs a light fence and a load while there are no waiters. Waiters are threads, and futures
 //! whose wakers the caller keeps in the event count.
@@ -7,7 +7,7 @@
 //! *Wait* (thread or future)
 //! 1. Register: raise `waiters`; a future leaves its waker under the lock.
 //! 2. WaitFence: the heavy side of a [`barrier`].
-//! 3. Look at the condition. If it does not hold, sleep until the next notification, and look again.
+//! 3. Check the condition. If it does not hold, sleep until the next notification, and check again.
 //!
 //! *Notify*
 //! 1. Change the condition.
@@ -19,7 +19,7 @@
 //! # The excluded race
 //! A waiter that sleeps through the last notification. Suppose a notifier read `waiters` as 0. Then its read
 //! came before step 1 of the waiter in the order of that variable, so NotifyFence comes before WaitFence in
-//! the single order of SeqCst fences, and the look in step 3 sees the change. Otherwise the notifier takes
+//! the single order of SeqCst fences, and the check in step 3 sees the change. Otherwise the notifier takes
 //! the lock. A thread that reads the number of notifications before the notifier raises it sleeps only until
 //! it is raised. A thread that reads it afterwards sees the change, which was made before the lock was taken.
 //!
@@ -70,7 +70,7 @@ impl<W: Wakers> EventCount<W> {
         self.waiters.load(Ordering::Relaxed) != 0
     }
 
-    /// Has every waiter look again. With waiters, calls `take` under the lock and returns its result: the
+    /// Makes every waiter check its condition. With waiters, calls `take` under the lock and returns its result: the
     /// wakers, for the caller to wake.
     #[inline(always)]
     #[must_use = "futures wait to be woken"]
@@ -89,7 +89,7 @@ impl<W: Wakers> EventCount<W> {
         taken
     }
 
-    /// Registers the calling thread. The caller looks at its condition between this and
+    /// Registers the calling thread. The caller checks its condition between this and
     /// [`Waiter::wait_until`].
     pub fn listen(&self) -> Waiter<'_, W> {
         self.waiters.fetch_add(1, Ordering::SeqCst);
@@ -98,7 +98,7 @@ impl<W: Wakers> EventCount<W> {
         Waiter { events: self, seen }
     }
 
-    /// Calls `change` on the wakers, under the lock. After it has registered a future, the caller looks at
+    /// Calls `change` on the wakers, under the lock. After it has registered a future, the caller checks
     /// its condition.
     pub fn with_wakers<T>(&self, change: impl FnOnce(&mut W) -> T) -> T {
         self.change(&mut self.lock().wakers, change)
@@ -123,12 +123,12 @@ impl<W: Wakers> EventCount<W> {
 #[derive(Debug)]
 pub struct Waiter<'a, W> {
     events: &'a EventCount<W>,
-    /// The number of notifications at the last look.
+    /// The number of notifications at the last check.
     seen: u64,
 }
 
 impl<W: Wakers> Waiter<'_, W> {
-    /// Blocks until a notification that came after the last look, or until `deadline`, if there is one.
+    /// Blocks until a notification that came after the last check, or until `deadline`, if there is one.
     pub fn wait_until(&mut self, deadline: Option<Instant>) {
         let mut inner = self.events.lock();
         while inner.count == self.seen {

@@ -1,13 +1,18 @@
 //! The one door to synchronization primitives: every crate of the project takes its atomics, locks, threads,
-//! cells, clocks and statics from here, so that the same lines run on `std`, under loom (`--cfg
-//! estafette_loom`, exhaustive, small models) and under shuttle (`--cfg estafette_shuttle`, random schedules,
-//! whole engines).
+//! cells, clocks and statics from here. So the same lines run on `std`, under loom (`--cfg estafette_loom`,
+//! exhaustive, small models) and under shuttle (`--cfg estafette_shuttle`, random schedules, whole engines).
 //!
-//! It adds nothing to what it re-exports but [`cell::UnsafeCell`], which has loom's closure interface
-//! everywhere so that loom can see each access, [`event_count`], [`rundown`], [`hint::spin_loop`], which lets
-//! a model scheduler switch threads, [`statics`], which begin anew with each execution of a model,
-//! [`daemon`], and under shuttle the module `simulated`: a clock that tests move, timeouts that end by it,
-//! and a scheduler with a seed.
+//! | part | what is in it |
+//! |---|---|
+//! | [`sync`], [`thread`], [`time`], [`hint`] | the modules of `std`, loom or shuttle; `Mutex` and `Condvar` are without poison |
+//! | [`cell`] | `UnsafeCell` with loom's closure interface, so that loom sees each access |
+//! | [`statics`] | statics that start anew with each execution of a model |
+//! | [`barrier`] | a store-load fence that costs only one of two sides |
+//! | [`event_count`], [`rundown`] | waiting for a condition; closing something that threads use |
+//! | [`mod@panic`], [`essential`] | containing panics of foreign code; threads that must not panic |
+//! | [`abandoned`] | locks of a forked child that are never released |
+//! | [`stack`], [`valgrind`] | stack sizes; annotations for race detectors |
+//! | `simulated` | under shuttle: a clock that tests move, timeouts that end by it, a scheduler with a seed |
 
 #[cfg(estafette_loom)]
 pub use loom::{hint, thread, thread_local};
@@ -88,7 +93,7 @@ pub mod cell {
             f(self.0.get())
         }
 
-        /// Lends a pointer for writing. The caller keeps everybody else away while `f` dereferences it.
+        /// Lends a pointer for writing. The caller keeps all other threads away while `f` dereferences it.
         #[inline(always)]
         pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
             f(self.0.get())

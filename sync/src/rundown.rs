@@ -11,8 +11,8 @@
 //! - *Close*: set closed, then sleep under the lock until the number is 0.
 //!
 //! # The excluded race
-//! A closing thread that sleeps through the last *leave*. It looks at the word under the lock before each
-//! sleep. A leave that came after the look waits for the lock, so it wakes a thread that sleeps already.
+//! A closing thread that sleeps through the last *leave*. It checks the word under the lock before each
+//! sleep. A leave after the check waits for the lock, so it wakes a thread that sleeps already.
 //!
 //! # Forks
 //! A forked child has none of the other uses, and the lock may be lost. Entering and leaving an open thing

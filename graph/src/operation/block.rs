@@ -154,7 +154,7 @@ impl<V, T> Block<V, T> {
         }
     }
 
-    /// Leaves the operation out of [lists](OpRef::of_listed) of what is queued.
+    /// Leaves the operation out of lists of what is queued (`OpRef::of_listed`).
     ///
     /// # Safety
     /// The caller owns the block, which is in no queue.
@@ -230,7 +230,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The operation is in flight, or the block the caller's, for as long as the pointers are used; the
-    /// iterator itself does not look at the block again.
+    /// iterator itself does not access the block again.
     #[inline(always)]
     pub(crate) unsafe fn accesses(this: BlockPtr<V, T>) -> Accesses<V, T> {
         // SAFETY: `fixed` is constant while in flight. The pointers are derived from the block's own pointer
@@ -254,7 +254,7 @@ impl<V, T> Block<V, T> {
     ///
     /// # Safety
     /// The operation waits. The caller holds the locks of the variables that it writes, and the registry's
-    /// lock, so that no other thread looks at its accesses; those that read are in no queue.
+    /// lock, so that no other thread reads its accesses; those that read are in no queue.
     pub(crate) unsafe fn keep_writes(this: BlockPtr<V, T>) {
         // SAFETY: forwarded to the caller. Each access that is written to is in no queue: it read, or was
         // moved already, or is an inline one of an operation whose accesses were spilled.

@@ -285,7 +285,7 @@ unsafe fn complete_access<V, T>(
         guard.queue(|queue| queue.unlink(access, target.is_exclusive()));
         let empty = grant_next(section, guard, target.is_exclusive(), ended);
         if guard.word.group() {
-            Group::completed(guard, target.mode(), &mut ended.retired());
+            Group::completed(guard, target.mode(), ended.retired());
         }
         if empty && guard.word.orphaned() {
             ended.retired().retire(node);

@@ -142,7 +142,7 @@ unsafe fn reads<V, T>(access: AccessPtr<V, T>) -> bool {
 /// # Safety
 /// The caller has taken them, and uses no access afterwards.
 unsafe fn unlock_all<V, T>(accesses: Accesses<V, T>) {
-    // SAFETY: forwarded to the caller. An iterator does not look at the block.
+    // SAFETY: forwarded to the caller. An iterator does not access the block.
     accesses.for_each(|access| unsafe { drop(VarNode::guard_locked(access.as_ref().target().node())) });
 }
 
@@ -163,7 +163,7 @@ unsafe fn leave_queue<V, T>(section: &CriticalSection, access: AccessPtr<V, T>, 
         let empty = grant_next(section, &mut guard, target.is_exclusive(), ended);
         if guard.word.group() {
             // No write was completed, but the queue may be empty now.
-            Group::completed(&mut guard, Mode::Read, &mut ended.retired());
+            Group::completed(&mut guard, Mode::Read, ended.retired());
         }
         if empty && guard.word.orphaned() {
             ended.retired().retire(target.node());

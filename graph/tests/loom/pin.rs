@@ -15,7 +15,7 @@ fn a_pin_and_a_write_never_meet_and_the_write_is_not_forgotten() {
                 let var = &holder.vars[0];
                 let held = var.try_pin(|_, _| true);
                 if held {
-                    // SAFETY: what a hold is for, and loom checks.
+                    // SAFETY: what a pin is for, and loom checks.
                     cell.with(|value| unsafe { *value });
                     let mut ready = Vec::new();
                     var.unpin(|_, _| (), |granted| ready.push(granted));
@@ -29,7 +29,7 @@ fn a_pin_and_a_write_never_meet_and_the_write_is_not_forgotten() {
             assert_eq!(world.done(), 1, "whoever came last has run the write");
             noted.note(usize::from(held) * 2 + before);
         });
-        // Refused; had before the write, or after it; and the write granted by the end of the hold.
+        // Refused; granted before the write, or after it; and the write granted by the end of the pin.
         seen.assert([1, 2, 3]);
     }
 }
