@@ -12,7 +12,7 @@
 //! was asked for, as nobody knew which queue to wait on.
 
 mod pack;
-mod queue_pool;
+pub(crate) mod queue_pool;
 pub(crate) mod staging;
 mod transfer;
 
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 use estafette_devices::{DLDevice, Device, Fence, Order};
 
-use self::queue_pool::Turn;
+use self::queue_pool::PooledQueue;
 use self::transfer::{Address, Kept, download, upload};
 use crate::core::core_ref::CoreRef;
 use crate::core::engine_core::Core;
@@ -71,7 +71,7 @@ struct Job {
     source: Tensor,
     to: DLDevice,
     /// On the queue that the operation was submitted on.
-    turn: Option<Turn>,
+    pooled: Option<PooledQueue>,
 }
 
 fn describe<'a>(
@@ -80,12 +80,12 @@ fn describe<'a>(
     to: DLDevice,
 ) -> Result<(OpBuilder<'a, [Tensor; 1]>, Job), Error> {
     let builder = OpBuilder::new(core, Name::Static("copy")).reads([tensor]);
-    let job = |turn| Job { source: tensor.clone(), to, turn };
+    let job = |pooled| Job { source: tensor.clone(), to, pooled };
     let on_a_device = tensor.inner.definition().is_ok_and(|definition| !definition.host);
     match tensor.device().ok().filter(|_| on_a_device).and_then(|device| core.device(device)) {
         Some(device) => {
-            let turn = Turn::on(&device)?;
-            Ok((builder.on(turn.queue()), job(Some(turn))))
+            let pooled = PooledQueue::for_copy(&device)?;
+            Ok((builder.on(pooled.queue()), job(Some(pooled))))
         }
         None => Ok((builder, job(None))),
     }
@@ -128,16 +128,16 @@ pub(crate) fn within_device(
     let Some(device) = core.device(layout.device()).filter(|_| layout.is_contiguous()) else {
         return Ok(None);
     };
-    let mut turn = Turn::on(&device)?;
-    if !matches!(turn.queue().order_after(ready), Ok(Order::Nothing | Order::Device)) {
+    let mut pooled = PooledQueue::for_copy(&device)?;
+    if !matches!(pooled.queue().order_after(ready), Ok(Order::Nothing | Order::Device)) {
         return Ok(None);
     }
     let target = row_major(layout, layout.device())?;
     let storage = fresh(core, &target, false)?;
     // SAFETY: the queue comes after what makes the content; the target is ours, and as long. Whoever called keeps both until the
     // fence is done.
-    unsafe { device.copy(&**turn.queue(), data, storage.data(), target.byte_len()) }?;
-    Ok(Some((target, storage, turn.record())))
+    unsafe { device.copy(&**pooled.queue(), data, storage.data(), target.byte_len()) }?;
+    Ok(Some((target, storage, pooled.record())))
 }
 
 /// A copy, there when the fence is done.
@@ -148,7 +148,7 @@ struct Copied {
 }
 
 async fn run(core: CoreRef, job: Job) -> Result<Copied, Error> {
-    let Job { source, to, turn } = job;
+    let Job { source, to, pooled } = job;
     let mut source = Kept::new(source);
     let definition = source.get().inner.definition()?;
     let from = From { layout: definition.layout.clone(), data: Address(definition.data) };
@@ -160,15 +160,15 @@ async fn run(core: CoreRef, job: Job) -> Result<Copied, Error> {
     let fence = if bytes == 0 {
         None
     } else if is_of_the_host(&core, to) {
-        to_host(&core, &mut source, &from, turn, (&mut target, at)).await?
+        to_host(&core, &mut source, &from, pooled, (&mut target, at)).await?
     } else if !reads
         && from.layout.is_contiguous()
         && let Some(device) = core.device(device).filter(|device| device.can_copy_to(to))
     {
-        let mut turn = turn.map_or_else(|| Turn::on(&device), Ok)?;
+        let mut pooled = pooled.map_or_else(|| PooledQueue::for_copy(&device), Ok)?;
         // SAFETY: the operation reads the source until the fence; the target is ours, and as long.
-        unsafe { device.copy(&**turn.queue(), from.data.0, at.0, bytes) }?;
-        Some(turn.record())
+        unsafe { device.copy(&**pooled.queue(), from.data.0, at.0, bytes) }?;
+        Some(pooled.record())
     } else {
         let device = device_of(&core, to)?;
         let target = (&mut target, at);
@@ -177,7 +177,7 @@ async fn run(core: CoreRef, job: Job) -> Result<Copied, Error> {
             Some(unsafe { upload(&device, (&mut source, from.data), target, bytes) }.await?)
         } else {
             let (mut packed, packed_at) = kept(&core, &row_major(&from.layout, DLDevice::CPU)?)?;
-            to_host(&core, &mut source, &from, turn, (&mut packed, packed_at)).await?;
+            to_host(&core, &mut source, &from, pooled, (&mut packed, packed_at)).await?;
             // SAFETY: both are ours, and as long.
             Some(unsafe { upload(&device, (&mut packed, packed_at), target, bytes) }.await?)
         }
@@ -196,7 +196,7 @@ async fn to_host(
     core: &CoreRef,
     source: &mut Kept<Tensor>,
     from: &From,
-    turn: Option<Turn>,
+    pooled: Option<PooledQueue>,
     (target, at): (&mut Kept<Storage>, Address),
 ) -> Result<Option<Fence>, Error> {
     let From { layout, data } = from;
@@ -206,11 +206,11 @@ async fn to_host(
         return Ok(None);
     }
     let device = device_of(core, layout.device())?;
-    let mut turn = turn.map_or_else(|| Turn::on(&device), Ok)?;
+    let mut pooled = pooled.map_or_else(|| PooledQueue::for_copy(&device), Ok)?;
     if layout.is_contiguous() {
         let (source, target) = ((source, *data), (target, at));
         // SAFETY: the operation reads the source until the fence; the target is ours, and as long.
-        return Ok(Some(unsafe { download(&device, &mut turn, source, target, layout.byte_len()) }.await?));
+        return Ok(Some(unsafe { download(&device, &mut pooled, source, target, layout.byte_len()) }.await?));
     }
     let span = layout.byte_range(data.0);
     let bytes = span.end - span.start;
@@ -221,7 +221,7 @@ async fn to_host(
     let begin = Address(data.0.wrapping_sub(before));
     // SAFETY: the layout is valid, so the span is inside the memory of the source; as above.
     let fence =
-        unsafe { download(&device, &mut turn, (source, begin), (&mut stretch, stretch_at), bytes) }.await?;
+        unsafe { download(&device, &mut pooled, (source, begin), (&mut stretch, stretch_at), bytes) }.await?;
     // SAFETY: the stretch holds the span, `before` bytes into which the first element is; the target is ours, and as long.
     unsafe { to_contiguous(layout, stretch_at.0.wrapping_add(before), at.0) }?;
     Ok(Some(fence))

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use estafette_devices::{Device, DeviceError, Fence, FenceSet};
 
-use super::queue_pool::Turn;
+use super::queue_pool::PooledQueue;
 use super::staging::{Piece, Staging};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;
@@ -118,7 +118,7 @@ impl Drop for Landing {
 /// former before the fences that `source` is told of are done.
 pub(super) async unsafe fn download(
     device: &Arc<dyn Device>,
-    turn: &mut Turn,
+    pooled: &mut PooledQueue,
     (source, from): (&mut Kept<Tensor>, Address),
     (target, to): (&mut Kept<Storage>, Address),
     bytes: usize,
@@ -135,8 +135,8 @@ pub(super) async unsafe fn download(
                 let Some(piece) = piece else { break };
                 let end = bytes.min(begun + size.bytes());
                 // SAFETY: by contract, and the piece is kept until the fence.
-                unsafe { device.copy(&**turn.queue(), from.plus(begun), piece.at(), end - begun) }?;
-                let fence = turn.record();
+                unsafe { device.copy(&**pooled.queue(), from.plus(begun), piece.at(), end - begun) }?;
+                let fence = pooled.record();
                 source.until(&fence);
                 landings.push_back(Landing { piece: Some(piece), fence, bytes: begun..end });
                 begun = end;
@@ -153,8 +153,8 @@ pub(super) async unsafe fn download(
         }
     }
     // SAFETY: by contract; both are kept until the fence.
-    unsafe { device.copy(&**turn.queue(), from.0, to.0, bytes) }?;
-    let fence = turn.record();
+    unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
+    let fence = pooled.record();
     source.until(&fence);
     target.until(&fence);
     fence.settled().await?;
@@ -175,11 +175,11 @@ pub(super) async unsafe fn upload<S: Keep>(
     (target, to): (&mut Kept<Storage>, Address),
     bytes: usize,
 ) -> Result<Fence, DeviceError> {
-    let mut turn = Turn::on(device)?;
+    let mut pooled = PooledQueue::for_copy(device)?;
     if !device.host_copy_blocks(from.0) {
         // SAFETY: by contract; both are kept until the fence.
-        unsafe { device.copy(&**turn.queue(), from.0, to.0, bytes) }?;
-        let fence = turn.record();
+        unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
+        let fence = pooled.record();
         source.until(&fence);
         target.until(&fence);
         return Ok(fence);
@@ -209,8 +209,8 @@ pub(super) async unsafe fn upload<S: Keep>(
         // SAFETY: by contract; the piece is at least as long and ours.
         unsafe { from.plus(begun).copy_to_nonoverlapping(piece.at(), end - begun) };
         // SAFETY: by contract, and the piece is kept until the fence.
-        unsafe { device.copy(&**turn.queue(), piece.at(), to.plus(begun), end - begun) }?;
-        let fence = turn.record();
+        unsafe { device.copy(&**pooled.queue(), piece.at(), to.plus(begun), end - begun) }?;
+        let fence = pooled.record();
         target.until(&fence);
         piece.give_back_after(&fence);
         begun = end;
