@@ -394,18 +394,18 @@ impl Engine {
     /// the stream cannot wait, when they are over. `Engine::stats().handed_back` counts the former.
     ///
     /// # Errors
-    /// As [`import`](Self::import); [`Error::Invalid`] for a home on another device than the memory.
+    /// As [`import`](Self::import); [`Error::Invalid`] for a release stream of another device than the memory.
     ///
     /// # Safety
-    /// As for [`import_ordered`](Self::import_ordered), and `home` is what [`ReleaseStream::new`] says of this memory.
+    /// As for [`import_ordered`](Self::import_ordered), and `release_stream` is what [`ReleaseStream::new`] says of this memory.
     pub unsafe fn import_stream_ordered(
         &self,
         managed: ManagedTensor,
         ready: FenceSet,
         read_only: bool,
-        home: ReleaseStream,
+        release_stream: ReleaseStream,
     ) -> Result<Tensor, Error> {
-        import::import_stream_ordered(self.core(), managed, ready, read_only, home)
+        import::import_stream_ordered(self.core(), managed, ready, read_only, release_stream)
     }
 
     /// As [`import_ordered`](Self::import_ordered), but on an error the tensor comes back, and its deleter was not called.

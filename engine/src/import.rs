@@ -112,25 +112,26 @@ pub(crate) fn import(
     Ok(enter(core, arrival, ready, origin))
 }
 
-/// As [`import`], of memory whose allocator works in the order of a stream.
+/// As [`import`], of memory whose allocator is stream-ordered.
 pub(crate) fn import_stream_ordered(
     core: &CoreRef,
     managed: ManagedTensor,
     ready: FenceSet,
     read_only: bool,
-    home: ReleaseStream,
+    release_stream: ReleaseStream,
 ) -> Result<Tensor, Error> {
     core.check_usable()?;
     let layout = describe(core, &managed)?;
-    if layout.device() != home.device() {
+    if layout.device() != release_stream.device() {
         return Err(Error::invalid(format!(
-            "the memory is on {}, its home on {}",
+            "the memory is on {}, its release stream on {}",
             layout.device(),
-            home.device()
+            release_stream.device()
         )));
     }
     let (read_only, data) = (read_only || managed.read_only(), managed.data());
-    let arrival = Arrival { layout, data, storage: Storage::stream_ordered(managed, home), read_only };
+    let arrival =
+        Arrival { layout, data, storage: Storage::stream_ordered(managed, release_stream), read_only };
     Ok(enter(core, arrival, ready, || Origin::Unknown))
 }
 

@@ -1,10 +1,10 @@
-//! Memory of the host that a device's copies go through, where those from and to plain memory would hold up who asks for them.
+//! Staging buffers: host memory that a device's copies go through, where a copy of plain memory would block the caller.
 //!
-//! # Bounded, without anybody standing in another's way
-//! A device's pieces are of two sizes, so that many small copies do not take what large ones need. Each size has a fixed number
-//! of places; a piece is allocated when a place is taken for which there is none, and is kept for as long as the device is.
-//! Whoever finds no place waits his turn, on no thread. A copy waits only while it has no piece, so copies never wait for each
-//! other in a circle.
+//! # Bounds
+//! A device's chunks have two sizes, so that many small copies do not take the chunks that large copies need. Each size has a
+//! fixed number of permits. A chunk is allocated when a permit is taken and no free chunk exists, and lives as long as the
+//! device. A copy without a permit waits in order, on no thread. A copy waits only while it has no chunk, so copies never wait
+//! for each other in a cycle.
 
 use std::sync::Arc;
 
@@ -15,78 +15,78 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
 use crate::core::per_device::PerDevice;
 
-/// Bytes of a small piece, and how many a device has. Under shuttle copies wait for pieces at once.
+/// Bytes of a small chunk, and the number of them per device. Under shuttle copies wait for chunks at once.
 const SMALL: (usize, usize) = if cfg!(estafette_shuttle) { (8, 1) } else { (64 << 10, 64) };
-/// Bytes of a large piece, and how many a device has. Large enough that enqueueing costs little beside the copy itself.
+/// Bytes of a large chunk, and the number of them per device. Enqueueing such a chunk costs little beside its copy.
 const LARGE: (usize, usize) = if cfg!(estafette_shuttle) { (16, 2) } else { (2 << 20, 12) };
 
 estafette_sync::statics! {
-    static STAGING: PerDevice<Staging> = PerDevice::new();
-    /// Bytes that are kept for staging, of all devices.
+    static STAGING: PerDevice<StagingBuffers> = PerDevice::new();
+    /// Bytes allocated for staging, of all devices.
     static BYTES: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Bytes of host memory that are pinned for copies to go through.
+/// Bytes of host memory that are pinned for staging.
 pub(crate) fn bytes() -> u64 {
     BYTES.load(Ordering::Relaxed)
 }
 
-/// The pieces of a device.
-pub(super) struct Staging {
-    small: Arc<Size>,
-    large: Arc<Size>,
+/// The chunks of a device.
+pub(super) struct StagingBuffers {
+    small: Arc<ChunkPool>,
+    large: Arc<ChunkPool>,
 }
 
-impl Default for Staging {
+impl Default for StagingBuffers {
     fn default() -> Self {
-        Self { small: Size::new(SMALL), large: Size::new(LARGE) }
+        Self { small: ChunkPool::new(SMALL), large: ChunkPool::new(LARGE) }
     }
 }
 
-impl Staging {
+impl StagingBuffers {
     pub(super) fn of(device: &Arc<dyn Device>) -> Arc<Self> {
         STAGING.of(device)
     }
 
-    /// The pieces that a copy of `bytes` bytes is divided into.
-    pub(super) fn for_copy(&self, bytes: usize) -> &Arc<Size> {
+    /// The chunks that a copy of `bytes` bytes is divided into.
+    pub(super) fn for_copy(&self, bytes: usize) -> &Arc<ChunkPool> {
         if bytes <= self.small.bytes { &self.small } else { &self.large }
     }
 }
 
-/// Pieces of one size.
-pub(super) struct Size {
+/// Chunks of one size.
+pub(super) struct ChunkPool {
     bytes: usize,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     free: Mutex<Vec<Allocation>>,
 }
 
-impl Size {
-    fn new((bytes, places): (usize, usize)) -> Arc<Self> {
-        Arc::new(Self { bytes, places: Arc::new(Semaphore::new(places)), free: Mutex::default() })
+impl ChunkPool {
+    fn new((bytes, permits): (usize, usize)) -> Arc<Self> {
+        Arc::new(Self { bytes, permits: Arc::new(Semaphore::new(permits)), free: Mutex::default() })
     }
 
-    /// Bytes of a piece.
+    /// Bytes of a chunk.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A piece, once there is one.
+    /// A chunk, when one is free.
     ///
     /// # Errors
-    /// The device gives no such memory.
-    pub(super) async fn take(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<Piece, DeviceError> {
-        let place = Arc::clone(&self.places).acquire_owned().await;
-        self.fill(device, place.map_err(|_| closed())?)
+    /// The device cannot allocate staging memory.
+    pub(super) async fn take(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<Chunk, DeviceError> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        self.fill(device, permit.map_err(|_| closed())?)
     }
 
-    /// A piece, if there is one now.
+    /// A chunk, if one is free now.
     ///
     /// # Errors
     /// As [`take`](Self::take).
-    pub(super) fn try_take(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<Option<Piece>, DeviceError> {
-        match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => self.fill(device, place).map(Some),
+    pub(super) fn try_take(self: &Arc<Self>, device: &Arc<dyn Device>) -> Result<Option<Chunk>, DeviceError> {
+        match Arc::clone(&self.permits).try_acquire_owned() {
+            Ok(permit) => self.fill(device, permit).map(Some),
             Err(TryAcquireError::NoPermits) => Ok(None),
             Err(TryAcquireError::Closed) => Err(closed()),
         }
@@ -95,8 +95,8 @@ impl Size {
     fn fill(
         self: &Arc<Self>,
         device: &Arc<dyn Device>,
-        place: OwnedSemaphorePermit,
-    ) -> Result<Piece, DeviceError> {
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Chunk, DeviceError> {
         let free = self.free.lock().pop();
         let memory = match free {
             Some(memory) => memory,
@@ -106,39 +106,39 @@ impl Size {
                 memory
             }
         };
-        Ok(Piece { memory: Some(memory), size: Arc::clone(self), _place: place })
+        Ok(Chunk { memory: Some(memory), size: Arc::clone(self), _permit: permit })
     }
 }
 
-impl Drop for Size {
+impl Drop for ChunkPool {
     fn drop(&mut self) {
         let free = self.free.get_mut().len();
         BYTES.fetch_sub((free * self.bytes) as u64, Ordering::Relaxed);
     }
 }
 
-/// Nobody closes a semaphore here.
+/// Unreachable: the semaphores are never closed.
 fn closed() -> DeviceError {
     DeviceError::new(DeviceErrorKind::Other, "the staging of copies has ended")
 }
 
-/// A piece in use. Dropped, it is free for the next copy: so not before the device has done with it.
-pub(super) struct Piece {
+/// A chunk in use. Drop frees the chunk for the next copy, so the device must be done with it before.
+pub(super) struct Chunk {
     memory: Option<Allocation>,
-    size: Arc<Size>,
-    /// Given back after the memory was.
-    _place: OwnedSemaphorePermit,
+    size: Arc<ChunkPool>,
+    /// Released after the memory.
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Piece {
+impl Chunk {
     /// The first byte.
     pub(super) fn at(&self) -> *mut u8 {
-        self.memory.as_ref().expect("a piece has its memory until it is dropped").ptr().as_ptr()
+        self.memory.as_ref().expect("a chunk has its memory until it is dropped").ptr().as_ptr()
     }
 
-    /// Frees the piece when `fence` has settled. If the device may use the memory even then, the memory is leaked, and the next copy
-    /// gets a fresh piece or the device's error.
-    pub(super) fn give_back_after(mut self, fence: &Fence) {
+    /// Frees the chunk when `fence` has settled. If the device may use the memory even then, the memory is leaked, and the
+    /// next copy gets a fresh chunk or the device's error.
+    pub(super) fn release_after(mut self, fence: &Fence) {
         Reactor::global().when_settled([fence], move |outcome| {
             if let Err(error) = outcome
                 && error.kind() == DeviceErrorKind::Fault
@@ -151,7 +151,7 @@ impl Piece {
     }
 }
 
-impl Drop for Piece {
+impl Drop for Chunk {
     fn drop(&mut self) {
         self.size.free.lock().extend(self.memory.take());
     }

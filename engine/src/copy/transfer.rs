@@ -1,11 +1,11 @@
 //! Copies between a device and the host, which no thread waits for.
 //!
-//! Where a copy from or to plain host memory may hold up who asks for it, it goes by way of pieces of [`staging`](super::staging):
-//! the device copies one while the host copies another, and a few are under way at once. Elsewhere it is one copy.
+//! Where a copy of plain host memory may block the caller, the copy goes through chunks of [`staging`](super::staging): the
+//! device copies one chunk while the host copies another. Elsewhere it is one copy.
 //!
-//! # Given up half-way
-//! A future that is dropped leaves copies of the device behind. What they use is kept until they are over: a piece by
-//! [`Piece::give_back_after`], everything else by [`Kept`].
+//! # Cancellation
+//! A dropped future leaves copies of the device in flight. Their memory lives until they end: a chunk by
+//! [`Chunk::release_after`], all other memory by [`KeepAlive`].
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,19 +13,19 @@ use std::sync::Arc;
 
 use estafette_devices::{Device, DeviceError, Fence, FenceSet};
 
-use super::queue_pool::Turn;
-use super::staging::{Piece, Staging};
+use super::queue_pool::PooledQueue;
+use super::staging::{Chunk, StagingBuffers};
 use crate::exchange::{Storage, reaper};
 use crate::tensor::handle::Tensor;
 
-/// Pieces of one copy that are under way at once: one that the device copies, one that the host does, one in reserve.
+/// Chunks of one copy in flight at once: one that the device copies, one that the host copies, one in reserve.
 const AHEAD: usize = 3;
 
-/// An address that goes from thread to thread with its copy.
+/// An address that moves between threads with its copy.
 #[derive(Clone, Copy)]
 pub(super) struct Address(pub(super) *mut u8);
 
-// SAFETY: it is followed only by whoever keeps the memory behind it.
+// SAFETY: only code that keeps the memory alive dereferences the address.
 unsafe impl Send for Address {}
 // SAFETY: as above.
 unsafe impl Sync for Address {}
@@ -36,26 +36,26 @@ impl Address {
     }
 }
 
-/// Something that a device may be using: it goes when that is over.
-pub(super) struct Kept<T: Keep> {
+/// Memory that a device may be using. Drop releases the memory after the fences in `after`.
+pub(super) struct KeepAlive<T: ReleaseAfter> {
     what: Option<T>,
     after: FenceSet,
 }
 
-/// What can be kept until a device has done with it.
-pub(super) trait Keep: Send + 'static {
-    /// Drops it when `after` has settled; never if nobody can tell what the device still does.
-    fn let_go(self, after: FenceSet);
+/// Memory that can outlive its owner until a device is done with it.
+pub(super) trait ReleaseAfter: Send + 'static {
+    /// Drops the memory when `after` has settled; never if the device may still use it after a failure.
+    fn release_after(self, after: FenceSet);
 }
 
-impl Keep for Storage {
-    fn let_go(self, after: FenceSet) {
+impl ReleaseAfter for Storage {
+    fn release_after(self, after: FenceSet) {
         reaper().release(after, self);
     }
 }
 
-impl Keep for Tensor {
-    fn let_go(self, mut after: FenceSet) {
+impl ReleaseAfter for Tensor {
+    fn release_after(self, mut after: FenceSet) {
         after.prune();
         if !after.is_empty() {
             reaper().release(after, Storage::owned(Box::new(self), std::ptr::null_mut()));
@@ -63,160 +63,160 @@ impl Keep for Tensor {
     }
 }
 
-impl<T: Keep> Kept<T> {
+impl<T: ReleaseAfter> KeepAlive<T> {
     pub(super) fn new(what: T) -> Self {
         Self { what: Some(what), after: FenceSet::default() }
     }
 
-    /// The device uses it until `fence`.
+    /// The device uses the memory until `fence`.
     fn until(&mut self, fence: &Fence) {
         self.after.insert(fence.clone());
     }
 
     pub(super) fn get(&self) -> &T {
-        self.what.as_ref().expect("it is kept until it is taken")
+        self.what.as_ref().expect("present until taken")
     }
 
-    /// Somebody else keeps it from now on.
+    /// Moves the memory to the caller, who keeps it alive from now on.
     pub(super) fn take(mut self) -> T {
-        self.what.take().expect("it is kept until it is taken")
+        self.what.take().expect("present until taken")
     }
 }
 
-impl<T: Keep> Drop for Kept<T> {
+impl<T: ReleaseAfter> Drop for KeepAlive<T> {
     fn drop(&mut self) {
         if let Some(what) = self.what.take() {
-            what.let_go(std::mem::take(&mut self.after));
+            what.release_after(std::mem::take(&mut self.after));
         }
     }
 }
 
-/// What the device has been told to copy into a piece.
-struct Landing {
-    /// `None` once it has landed.
-    piece: Option<Piece>,
+/// A chunk that the device fills.
+struct PendingChunk {
+    /// `None` once the host has copied the chunk.
+    chunk: Option<Chunk>,
     fence: Fence,
-    /// Which bytes of the copy.
+    /// The bytes of the copy that the chunk holds.
     bytes: Range<usize>,
 }
 
-impl Drop for Landing {
+impl Drop for PendingChunk {
     fn drop(&mut self) {
-        if let Some(piece) = self.piece.take() {
-            piece.give_back_after(&self.fence);
+        if let Some(chunk) = self.chunk.take() {
+            chunk.release_after(&self.fence);
         }
     }
 }
 
-/// Copies `bytes` bytes, at least one, from the device at `from` to the host at `to`. Gives the last fence, which is done.
+/// Copies `bytes` bytes, at least one, from the device at `from` to the host at `to`. Returns the last fence, which is done.
 ///
 /// # Errors
 /// The device fails, or refuses a copy.
 ///
 /// # Safety
-/// `from` is what `source` keeps and `to` what `target` keeps; nobody else uses the latter meanwhile, and nobody writes the
-/// former before the fences that `source` is told of are done.
+/// `source` keeps the memory at `from`, and `target` the memory at `to`. No other code uses `to` during the copy, and no
+/// code writes `from` before the fences that `source` receives are done.
 pub(super) async unsafe fn download(
     device: &Arc<dyn Device>,
-    turn: &mut Turn,
-    (source, from): (&mut Kept<Tensor>, Address),
-    (target, to): (&mut Kept<Storage>, Address),
+    pooled: &mut PooledQueue,
+    (source, from): (&mut KeepAlive<Tensor>, Address),
+    (target, to): (&mut KeepAlive<Storage>, Address),
     bytes: usize,
 ) -> Result<Fence, DeviceError> {
-    let mut begun = 0;
-    let mut landings = VecDeque::new();
+    let mut enqueued = 0;
+    let mut pending = VecDeque::new();
     if device.host_copy_blocks(to.0) {
-        let staging = Staging::of(device);
+        let staging = StagingBuffers::of(device);
         let size = staging.for_copy(bytes);
         loop {
-            while begun < bytes && landings.len() < AHEAD {
-                let piece =
-                    if landings.is_empty() { Some(size.take(device).await?) } else { size.try_take(device)? };
-                let Some(piece) = piece else { break };
-                let end = bytes.min(begun + size.bytes());
-                // SAFETY: by contract, and the piece is kept until the fence.
-                unsafe { device.copy(&**turn.queue(), from.plus(begun), piece.at(), end - begun) }?;
-                let fence = turn.record();
+            while enqueued < bytes && pending.len() < AHEAD {
+                let chunk =
+                    if pending.is_empty() { Some(size.take(device).await?) } else { size.try_take(device)? };
+                let Some(chunk) = chunk else { break };
+                let end = bytes.min(enqueued + size.bytes());
+                // SAFETY: by contract, and the chunk is kept until the fence.
+                unsafe { device.copy(&**pooled.queue(), from.plus(enqueued), chunk.at(), end - enqueued) }?;
+                let fence = pooled.record();
                 source.until(&fence);
-                landings.push_back(Landing { piece: Some(piece), fence, bytes: begun..end });
-                begun = end;
+                pending.push_back(PendingChunk { chunk: Some(chunk), fence, bytes: enqueued..end });
+                enqueued = end;
             }
-            let first: &Landing = landings.front().expect("one was begun, or is under way");
+            let first: &PendingChunk = pending.front().expect("a chunk was enqueued, or is pending");
             first.fence.settled().await?;
-            let mut landed = landings.pop_front().expect("it was looked at");
-            let piece = landed.piece.take().expect("it lands once");
-            // SAFETY: the device has filled so much of the piece; by contract there is as much room.
-            unsafe { piece.at().copy_to_nonoverlapping(to.plus(landed.bytes.start), landed.bytes.len()) };
+            let mut landed = pending.pop_front().expect("it was inspected above");
+            let chunk = landed.chunk.take().expect("it lands once");
+            // SAFETY: the device has filled so much of the chunk; by contract there is as much room.
+            unsafe { chunk.at().copy_to_nonoverlapping(to.plus(landed.bytes.start), landed.bytes.len()) };
             if landed.bytes.end == bytes {
                 return Ok(landed.fence.clone());
             }
         }
     }
     // SAFETY: by contract; both are kept until the fence.
-    unsafe { device.copy(&**turn.queue(), from.0, to.0, bytes) }?;
-    let fence = turn.record();
+    unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
+    let fence = pooled.record();
     source.until(&fence);
     target.until(&fence);
     fence.settled().await?;
     Ok(fence)
 }
 
-/// Copies `bytes` bytes, at least one, from the host at `from` to the device at `to`. The host's memory has been read when the
-/// fence is done, if not before.
+/// Copies `bytes` bytes, at least one, from the host at `from` to the device at `to`. The host's memory has been read
+/// when the fence is done, if not before.
 ///
 /// # Errors
 /// The device fails, or refuses a copy.
 ///
 /// # Safety
-/// As for [`download`], and nobody writes at `from` before the fence is done.
-pub(super) async unsafe fn upload<S: Keep>(
+/// As for [`download`], and no code writes `from` before the fence is done.
+pub(super) async unsafe fn upload<S: ReleaseAfter>(
     device: &Arc<dyn Device>,
-    (source, from): (&mut Kept<S>, Address),
-    (target, to): (&mut Kept<Storage>, Address),
+    (source, from): (&mut KeepAlive<S>, Address),
+    (target, to): (&mut KeepAlive<Storage>, Address),
     bytes: usize,
 ) -> Result<Fence, DeviceError> {
-    let mut turn = Turn::on(device)?;
+    let mut pooled = PooledQueue::for_copy(device)?;
     if !device.host_copy_blocks(from.0) {
         // SAFETY: by contract; both are kept until the fence.
-        unsafe { device.copy(&**turn.queue(), from.0, to.0, bytes) }?;
-        let fence = turn.record();
+        unsafe { device.copy(&**pooled.queue(), from.0, to.0, bytes) }?;
+        let fence = pooled.record();
         source.until(&fence);
         target.until(&fence);
         return Ok(fence);
     }
-    let staging = Staging::of(device);
+    let staging = StagingBuffers::of(device);
     let size = staging.for_copy(bytes);
-    let mut under_way: VecDeque<Fence> = VecDeque::new();
-    let mut begun = 0;
+    let mut in_flight: VecDeque<Fence> = VecDeque::new();
+    let mut enqueued = 0;
     loop {
-        if under_way.len() >= AHEAD
-            && let Some(first) = under_way.pop_front()
+        if in_flight.len() >= AHEAD
+            && let Some(first) = in_flight.pop_front()
         {
             first.settled().await?;
         }
-        let piece = match under_way.front().cloned() {
+        let chunk = match in_flight.front().cloned() {
             None => size.take(device).await?,
             Some(first) => match size.try_take(device)? {
-                Some(piece) => piece,
+                Some(chunk) => chunk,
                 None => {
                     first.settled().await?;
-                    under_way.pop_front();
+                    in_flight.pop_front();
                     continue;
                 }
             },
         };
-        let end = bytes.min(begun + size.bytes());
-        // SAFETY: by contract; the piece is at least as long and ours.
-        unsafe { from.plus(begun).copy_to_nonoverlapping(piece.at(), end - begun) };
-        // SAFETY: by contract, and the piece is kept until the fence.
-        unsafe { device.copy(&**turn.queue(), piece.at(), to.plus(begun), end - begun) }?;
-        let fence = turn.record();
+        let end = bytes.min(enqueued + size.bytes());
+        // SAFETY: by contract; the chunk is at least as long, and this copy's alone.
+        unsafe { from.plus(enqueued).copy_to_nonoverlapping(chunk.at(), end - enqueued) };
+        // SAFETY: by contract, and the chunk is kept until the fence.
+        unsafe { device.copy(&**pooled.queue(), chunk.at(), to.plus(enqueued), end - enqueued) }?;
+        let fence = pooled.record();
         target.until(&fence);
-        piece.give_back_after(&fence);
-        begun = end;
-        if begun == bytes {
+        chunk.release_after(&fence);
+        enqueued = end;
+        if enqueued == bytes {
             return Ok(fence);
         }
-        under_way.push_back(fence);
+        in_flight.push_back(fence);
     }
 }

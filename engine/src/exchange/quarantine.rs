@@ -43,7 +43,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// no event of a device, which wait for it.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// Who holds barriers off, and who asks for one.
+/// The threads that hold barriers off, and those that request one.
 #[derive(Default)]
 struct Pauses {
     pauses: usize,
@@ -187,30 +187,30 @@ impl Use {
     }
 }
 
-/// The uses of one device that no barrier covers yet.
-struct Ward {
+/// The uses of one device that no barrier covers yet, and the thread that requests barriers.
+struct DeviceQuarantine {
     device: Arc<dyn Device>,
     uses: Mutex<Vec<Arc<Use>>>,
     arrived: Condvar,
 }
 
-/// What is kept for the process.
+/// The quarantines of the process.
 #[derive(Default)]
-struct Wards {
-    /// By the address of the device, which its ward keeps.
-    wards: HashMap<usize, Arc<Ward>>,
+struct Quarantines {
+    /// By the address of the device, which its quarantine keeps alive.
+    devices: HashMap<usize, Arc<DeviceQuarantine>>,
     /// Uses that wait, and whether the thread runs that looks at the time.
     timed: Vec<Arc<Use>>,
     clock: bool,
 }
 
 estafette_sync::statics! {
-    static WARDS: Mutex<Option<Wards>> = Mutex::new(None);
+    static QUARANTINES: Mutex<Option<Quarantines>> = Mutex::new(None);
     static CHANGED: Condvar = Condvar::new();
 }
 
-fn wards() -> MutexGuard<'static, Option<Wards>> {
-    WARDS.lock()
+fn quarantines() -> MutexGuard<'static, Option<Quarantines>> {
+    QUARANTINES.lock()
 }
 
 /// The fence of a use of memory on `device` that was given back just now. It is given up after `timeout`.
@@ -218,10 +218,10 @@ pub(crate) fn enter(device: Option<Arc<dyn Device>>, timeout: Duration) -> Fence
     let (last, fence) = LastUse::promised("the end of a quarantine");
     ENTERED.fetch_add(1, Ordering::AcqRel);
     let deadline = Instant::now().checked_add(timeout).unwrap_or_else(far);
-    let one = Arc::new(Use { last: Mutex::new(Some(last)), deadline });
+    let consumer_use = Arc::new(Use { last: Mutex::new(Some(last)), deadline });
     match device {
-        Some(device) => admit(device, &one),
-        None => one.settle(Err(unknowable("its device is not known here any more"))),
+        Some(device) => add(device, &consumer_use),
+        None => consumer_use.settle(Err(unknowable("its device is not known here any more"))),
     }
     fence
 }
@@ -238,36 +238,36 @@ pub(crate) fn unknowable(why: &str) -> DeviceError {
     )
 }
 
-fn admit(device: Arc<dyn Device>, one: &Arc<Use>) {
+fn add(device: Arc<dyn Device>, consumer_use: &Arc<Use>) {
     let key = Arc::as_ptr(&device).cast::<()>().addr();
     {
-        let mut wards = wards();
-        let wards = wards.get_or_insert_default();
-        wards.timed.retain(|other| other.waits());
-        wards.timed.push(Arc::clone(one));
-        if !wards.clock {
+        let mut quarantines = quarantines();
+        let quarantines = quarantines.get_or_insert_default();
+        quarantines.timed.retain(|other| other.waits());
+        quarantines.timed.push(Arc::clone(consumer_use));
+        if !quarantines.clock {
             let clock = || essential("the clock of the quarantine", watch_time);
-            wards.clock = stack::thread("estafette-quarantine").spawn(clock).map(daemon).is_ok();
+            quarantines.clock = stack::thread("estafette-quarantine").spawn(clock).map(daemon).is_ok();
         }
-        let ward = wards.wards.entry(key).or_insert_with(|| Ward::open(device));
-        // Under both locks, so that a ward does not close with somebody in it.
-        ward.uses().push(Arc::clone(one));
-        ward.arrived.notify_one();
+        let quarantine = quarantines.devices.entry(key).or_insert_with(|| DeviceQuarantine::open(device));
+        // Under both locks, so that no quarantine closes with a use in it.
+        quarantine.uses().push(Arc::clone(consumer_use));
+        quarantine.arrived.notify_one();
     }
     CHANGED.notify_one();
 }
 
-impl Ward {
+impl DeviceQuarantine {
     fn open(device: Arc<dyn Device>) -> Arc<Self> {
-        let ward = Arc::new(Self { device, uses: Mutex::default(), arrived: Condvar::new() });
-        let own = Arc::clone(&ward);
-        let name = format!("estafette-quarantine-{}", ward.device.id());
+        let quarantine = Arc::new(Self { device, uses: Mutex::default(), arrived: Condvar::new() });
+        let own = Arc::clone(&quarantine);
+        let name = format!("estafette-quarantine-{}", quarantine.device.id());
         let body = move || essential("the quarantine of a device", || own.run());
         if let Err(error) = stack::thread(name).spawn(body) {
             // What enters is given up in its time.
             tracing::error!(%error, "the quarantine of a device does not start");
         }
-        ward
+        quarantine
     }
 
     fn uses(&self) -> MutexGuard<'_, Vec<Arc<Use>>> {
@@ -276,7 +276,7 @@ impl Ward {
 
     fn run(&self) {
         while let Some(mut covered) = self.next() {
-            covered.retain(|one| one.waits());
+            covered.retain(|consumer_use| consumer_use.waits());
             if covered.is_empty() {
                 continue;
             }
@@ -290,7 +290,7 @@ impl Ward {
             match barrier {
                 Ok(barrier) => Reactor::global().when_settled([barrier], move |outcome| {
                     let outcome = outcome.map_err(|error| unknowable(&error.to_string()));
-                    covered.iter().for_each(|one| one.settle(outcome.clone()));
+                    covered.iter().for_each(|consumer_use| consumer_use.settle(outcome.clone()));
                 }),
                 // The driver's own word, and not that it is broken.
                 Err(error) if error.code().is_some() && error.kind() != DeviceErrorKind::Fault => {
@@ -299,7 +299,7 @@ impl Ward {
                 }
                 Err(error) => {
                     let error = unknowable(&error.to_string());
-                    covered.iter().for_each(|one| one.settle(Err(error.clone())));
+                    covered.iter().for_each(|consumer_use| consumer_use.settle(Err(error.clone())));
                 }
             }
         }
@@ -330,29 +330,30 @@ impl Ward {
 
     /// Lets go of the device, unless somebody has come in the meantime.
     fn close(&self) -> bool {
-        let mut wards = wards();
-        let Some(wards) = wards.as_mut().filter(|_| self.uses().is_empty()) else { return false };
+        let mut quarantines = quarantines();
+        let Some(quarantines) = quarantines.as_mut().filter(|_| self.uses().is_empty()) else { return false };
         let key = Arc::as_ptr(&self.device).cast::<()>().addr();
-        // The thread has a share of its own in the ward, so this drops nothing.
-        wards.wards.remove(&key).is_some()
+        // The thread has its own reference to the quarantine, so this drops nothing.
+        quarantines.devices.remove(&key).is_some()
     }
 }
 
 /// Gives up uses whose time has come.
 fn watch_time() {
-    let mut guard = wards();
+    let mut guard = quarantines();
     loop {
         let now = Instant::now();
-        let Some(wards) = guard.as_mut() else { return };
-        let overdue: Vec<_> = wards.timed.extract_if(.., |one| one.deadline <= now).collect();
+        let Some(quarantines) = guard.as_mut() else { return };
+        let overdue: Vec<_> =
+            quarantines.timed.extract_if(.., |consumer_use| consumer_use.deadline <= now).collect();
         if !overdue.is_empty() {
             drop(guard);
             let error = unknowable("its device was busy for longer than the quarantine lasts");
-            overdue.iter().for_each(|one| one.settle(Err(error.clone())));
-            guard = self::wards();
+            overdue.iter().for_each(|consumer_use| consumer_use.settle(Err(error.clone())));
+            guard = self::quarantines();
             continue;
         }
-        let next = wards.timed.iter().map(|one| one.deadline).min();
+        let next = quarantines.timed.iter().map(|consumer_use| consumer_use.deadline).min();
         guard = match next {
             None => CHANGED.wait(guard),
             Some(next) => CHANGED.wait_timeout(guard, next - now).0,

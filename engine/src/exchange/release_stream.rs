@@ -1,13 +1,12 @@
-//! Allocators that work in stream order, and the stream on which one of them takes memory back.
+//! Stream-ordered allocators, and the stream in whose order an allocator reuses memory.
 //!
-//! PyTorch's caching allocator, CuPy's memory pool and RMM give a block that was freed out again at once, to whoever allocates
-//! *on the block's own stream*, since what he enqueues there comes after what the block was used for there. So an owner who has
-//! to be told only when the device is done with a block could have been told at once, if that stream had been made to
-//! wait for the block's last uses: the device keeps the order then, and the host neither waits nor is asked.
+//! PyTorch's caching allocator, CuPy's memory pool and RMM reuse a freed block at once for allocations *on the block's own
+//! stream*: work that is enqueued there later runs after the uses of the block. The deleter of such memory need not wait until
+//! the device is done. It may run as soon as that stream waits for the last uses of the block: the device keeps the order, and
+//! the host neither waits nor queries.
 //!
-//! That is right for the stream that the allocator orders the block by, and for no other: on another one, the wait holds up
-//! those who have nothing to do with the block, and not those who get it next. Which stream it is, no exchange protocol
-//! says. So a [`ReleaseStream`] is made by whoever knows.
+//! That is right for this one stream. On another stream the wait would delay unrelated work, and not the next user of the block.
+//! No exchange protocol names the stream, so code that knows the allocator makes a [`ReleaseStream`].
 
 use std::any::Any;
 use std::fmt;
@@ -19,33 +18,33 @@ use estafette_sync::sync::atomic::{AtomicU64, Ordering};
 use crate::core::error::Error;
 
 estafette_sync::statics! {
-    /// How often memory went home before its last use was over.
+    /// Releases before the last use was over.
     static HANDED_BACK: AtomicU64 = AtomicU64::new(0);
 }
 
-/// Memory given back so far behind waits of its owner's stream, instead of after its last use.
+/// The number of deleters called so far behind a wait of the release stream, instead of after the last use.
 pub(crate) fn handed_back() -> u64 {
     HANDED_BACK.load(Ordering::Relaxed)
 }
 
-/// The stream in whose order the allocator of some memory gives it out again.
+/// The stream in whose order the allocator of some memory reuses it.
 pub struct ReleaseStream {
     device: Arc<dyn Device>,
     stream: usize,
-    /// What keeps the stream alive.
+    /// Keeps the stream alive.
     _keeper: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl ReleaseStream {
-    /// The stream of `device` with that native handle. `keeper` is dropped after the last use of the handle.
+    /// The stream of `device` with the native handle `stream`. `keeper` is dropped after the last use of the handle.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a handle that means another stream on other threads ([`Device::handle_is_same_on_all_threads`]), and
     /// for a stream of another device; [`Error::Device`] when the driver refuses.
     ///
     /// # Safety
-    /// The allocator of the memory that goes home here gives it to nobody whose work is not ordered behind this stream, and
-    /// frees it only in that order. The stream is live until `keeper` is dropped, and for good without one.
+    /// The allocator of memory with this release stream reuses the memory only for work that is ordered after this stream, and
+    /// frees the memory only in that order. The stream is live until `keeper` is dropped, or for ever without a keeper.
     pub unsafe fn new(
         device: Arc<dyn Device>,
         stream: usize,
@@ -66,8 +65,8 @@ impl ReleaseStream {
         self.device.id()
     }
 
-    /// Makes the stream wait for `uses`; says whether it does for all of them. It does not where one of them can only be waited
-    /// for by the host, or has failed, and while a graph is recorded from the stream, which would wait at every launch.
+    /// Makes the stream wait for `uses`. Returns whether the stream waits for all of them. False where only the host can wait
+    /// for a use, where a use has failed, and while the stream is captured (the wait would repeat at every launch).
     pub(super) fn waits_for(&self, uses: &FenceSet) -> bool {
         // SAFETY: the stream is live, by the contract of `new`.
         let Ok(queue) = (unsafe { self.device.foreign_queue(self.stream) }) else { return false };

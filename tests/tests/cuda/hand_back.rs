@@ -236,7 +236,7 @@ fn a_home_is_named_by_a_stream_that_means_the_same_everywhere() {
         let managed = bench.owner.lends(&bench.device);
         let error =
             bench.engine.import_stream_ordered(managed, FenceSet::default(), false, home).unwrap_err();
-        assert!(error.to_string().contains("its home on cuda:1"), "{error}");
+        assert!(error.to_string().contains("its release stream on cuda:1"), "{error}");
     }
     assert_eq!(bench.owner.freed(), 1, "what is refused is given back");
 }
